@@ -26,6 +26,7 @@ __all__ = [
     "ParityWarning",
     "PowerReport",
     "Status",
+    "SweepReport",
     "UsageError",
     "Verdict",
     "VerifyConfig",
@@ -36,6 +37,7 @@ __all__ = [
     "judge",
     "power",
     "record",
+    "sweep",
     "verify",
     "verify_graph",
     "verify_parallel",
@@ -56,6 +58,7 @@ _HOMES = {
     "ParityWarning": "paritas.errors",
     "PowerReport": "paritas.results.power_reports",
     "Status": "paritas.results.findings",
+    "SweepReport": "paritas.results.sweeps",
     "UsageError": "paritas.errors",
     "Verdict": "paritas.results.findings",
     "VerifyConfig": "paritas.execution.subjects",
@@ -66,6 +69,7 @@ _HOMES = {
     "judge": "paritas.numerics.judge",
     "power": "paritas.mutants.power",
     "record": "paritas.recording.record",
+    "sweep": "paritas.sweeping.sweep",
     "verify": "paritas.checks.verify",
     "verify_graph": "paritas.graphs.verify",
     "verify_parallel": "paritas.parallel.verify",
@@ -94,6 +98,8 @@ if TYPE_CHECKING:
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
     from paritas.results.power_reports import PowerReport
+    from paritas.results.sweeps import SweepReport
+    from paritas.sweeping.sweep import sweep
 
     __version__: str
 else:

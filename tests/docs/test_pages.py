@@ -25,6 +25,7 @@ ELSEWHERE = {
     "comparing.md": "docs/test_pages.py",
     "recording.md": "docs/test_pages.py",
     "configuration.md": "unit/cli/test_config.py",
+    "sweep.md": "integration/test_sweep.py",
 }
 # Those that call the C++ compiler, or start processes.
 LONG = {"turn_a_compiler_on.md", "shrinking.md", "torchair_msit.md"}

@@ -148,7 +148,7 @@ def partition(
 def _run(operator: str, options: PartitionOptions) -> CheckedOperator:
     with progress() as tell:
         tell("importing torch")
-        from paritas.cli.loading import look_here
+        from paritas.candidates.loading import look_here
         from paritas.cli.partition_checks import check, operator_call
         from paritas.partition.configuration.resolving import resolve_operator
         from paritas.partition.recipe_checks import check_confirm

@@ -93,7 +93,7 @@ def power(
     Exit codes: 0 there is a report, 1 a smaller share than --at-least is caught, 2 wrong usage or
     bad input, 3 no fault could be planted and judged, 130 interrupted.
     """
-    from paritas.cli.loading import check_forms
+    from paritas.candidates.loading import check_forms
 
     options = PowerOptions(**given)
     check_forms({"FACTORY": factory, "--inputs": options.inputs})
@@ -110,7 +110,7 @@ def _run(factory: str, options: PowerOptions) -> PowerReport:
         tell("importing torch")
         import torch
 
-        from paritas.cli.building import build_reference
+        from paritas.candidates.building import build_reference
         from paritas.mutants import power as searching
 
         tell(f"building {factory}")

@@ -156,7 +156,7 @@ def _choose_shrinker(
         program = ScriptProgram(target, is_module=False, args=args)
         check_program(program)
         return lambda tell: _shrink_script(program, options, tell)
-    from paritas.cli.loading import check_forms
+    from paritas.candidates.loading import check_forms
 
     check_forms({"TARGET": target, "--inputs": options.inputs})
     return lambda tell: _shrink_factory(target, options, tell)
@@ -167,7 +167,7 @@ def _shrink_factory(
 ) -> ShrinkReport:
     """Shrink the compiled form of the user's model."""
     from paritas._torch.dynamo import find_backend
-    from paritas.cli.building import build_reference
+    from paritas.candidates.building import build_reference
     from paritas.shrinking.programs import Candidate
     from paritas.shrinking.sources import capture_programs
 
@@ -211,7 +211,7 @@ def _shrink_folder(
     folder: Path, options: ShrinkOptions, tell: Callable[[str], None]
 ) -> ShrinkReport:
     """Shrink the first failure in an output folder of `compare` or `verify-graph`."""
-    from paritas.cli.loading import find_graph
+    from paritas.candidates.loading import find_graph
     from paritas.errors import UsageError
     from paritas.graphs.results_folder import JSON as RESULTS
     from paritas.reports.files import COMPARISON_JSON as COMPARISON
@@ -244,7 +244,7 @@ def _shrink_programs(
 
 def _import_setup(modules: tuple[str, ...]) -> None:
     """Import the modules of `--setup`."""
-    from paritas.cli.loading import look_here
+    from paritas.candidates.loading import look_here
     from paritas.errors import UsageError, in_one_line
 
     look_here()

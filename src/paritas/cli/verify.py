@@ -96,8 +96,8 @@ def verify(
 
 def _check_forms(factory: str, options: VerifyOptions) -> None:
     """Report a typo before torch is imported."""
+    from paritas.candidates.loading import check_forms
     from paritas.candidates.names import check_name, is_named
-    from paritas.cli.loading import check_forms
 
     named = {"FACTORY": factory, "--inputs": options.inputs, "--candidate": options.candidate}
     if options.candidate is not None and is_named(options.candidate):
@@ -108,8 +108,8 @@ def _check_forms(factory: str, options: VerifyOptions) -> None:
 def _run(factory: str, options: VerifyOptions) -> Verdict:
     with progress() as tell:
         tell("importing torch")
+        from paritas.candidates.building import build_candidate, build_reference
         from paritas.checks import verify as verifying
-        from paritas.cli.building import build_candidate, build_reference
         from paritas.execution import subjects
 
         tell(f"building {factory}")

@@ -159,7 +159,7 @@ def _run(
     quiet: bool,
     **asked: Any,
 ) -> GraphReport:
-    from paritas.cli.loading import find_graph, find_inputs, look_here
+    from paritas.candidates.loading import find_graph, find_inputs, look_here
 
     look_here()  # for --import
 

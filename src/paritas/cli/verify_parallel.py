@@ -126,7 +126,7 @@ def verify_parallel(
             f"--ranks {options.ranks}, or run without torchrun"
         )
     _check_forms(factory, options)
-    from paritas.cli.building import joined
+    from paritas.cli.parallel_building import joined
 
     reports = here is None or here.rank == 0
     with joined(here):
@@ -139,7 +139,7 @@ def verify_parallel(
 
 def _check_forms(factory: str, options: ParallelOptions) -> None:
     """Report a typo before torch is imported."""
-    from paritas.cli.loading import check_form, check_forms
+    from paritas.candidates.loading import check_form, check_forms
     from paritas.errors import UsageError
 
     named = {"--inputs": options.inputs, "--loss": options.loss, "--optimizer": options.optimizer}
@@ -155,7 +155,7 @@ def _check_forms(factory: str, options: ParallelOptions) -> None:
 
 
 def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
-    from paritas.cli.building import build_parallel
+    from paritas.cli.parallel_building import build_parallel
     from paritas.parallel import verify
 
     with progress(quiet=here is not None and here.rank != 0) as tell:

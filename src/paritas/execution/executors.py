@@ -124,13 +124,13 @@ def executor_of(spec: str | Executor, jobs: int | None = None) -> Iterator[tuple
         raise UsageError(f"jobs={jobs}: give one worker at least")
     with contextlib.ExitStack() as stack:
         if isinstance(spec, Executor):
-            executor, workers = spec, jobs or _count_processors()
+            executor, workers = spec, jobs or count_processors()
         elif spec == "threads":
-            workers = jobs or _count_processors()
+            workers = jobs or count_processors()
             stack.enter_context(_torch_threads(workers))
             executor = stack.enter_context(_closing(ThreadPoolExecutor(workers, "paritas")))
         elif spec == "processes":
-            workers = jobs or _count_processors()
+            workers = jobs or count_processors()
             executor = stack.enter_context(_closing(_Processes(workers)))
         elif isinstance(spec, str) and spec.startswith(_DASK):
             executor, threads = stack.enter_context(_connect_dask(spec.removeprefix(_DASK)))
@@ -247,7 +247,8 @@ def _is_death(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] == "distributed"
 
 
-def _count_processors() -> int:
+def count_processors() -> int:
+    """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

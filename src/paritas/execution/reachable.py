@@ -36,6 +36,8 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 
 # Code that is not the program's own: its data are no part of what the program does.
 _LIBRARIES = frozenset({"torch", "numpy", "triton", "paritas", "_paritas_pytest", "_pytest"})
+# What torch's compilers stand on, and leave locks and tables in: not what the program does either.
+_LIBRARIES |= {"filelock", "fsspec", "jinja2", "mpmath", "networkx", "sympy", "tqdm"}
 _TORCH_DATA = ("torch.optim", "torch.nn", "torch.distributions")
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)

@@ -37,6 +37,13 @@ from paritas.results.findings import Status, Verdict
 from paritas.results.graph_reports import GraphReport
 from paritas.results.items import Item
 from paritas.results.power_reports import PowerReport, power_headline, power_sections, power_subject
+from paritas.results.sweeps import (
+    SweepReport,
+    SweepRow,
+    change_words,
+    row_words,
+    sweep_headline,
+)
 from paritas.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:
@@ -53,6 +60,7 @@ MOST_LISTED = 20
 MOST_CHARACTERS = 600
 ROW_COLUMNS = ("status", "name", "step/rank", "operator", "rel. L2", "own", "inherited", "reason")
 OPERATOR_COLUMNS = ("outcome", "node", "operator", "source", "calls", "splits right", "reason")
+SWEEP_COLUMNS = ("status", "target", "settings", "time", "what")
 # Doubled to be as specific as the notebook's own rules for tables.
 _SCOPE = ".paritas-result.paritas-result"
 
@@ -186,6 +194,36 @@ def _power(report: PowerReport) -> NotebookResult:
         sections=list(power_sections(report)),
         legend=". ".join(POWER_LEGEND.split("\n")),
     )
+
+
+@_notebook_result.register
+def _sweep(report: SweepReport) -> NotebookResult:
+    ordered = sorted(report.rows, key=lambda row: -row.status.gravity)
+    counts = Counter(row.status for row in report.rows)
+    facts = [(f"{SIGNS[one]} {one.value}", f"{counts[one]:,}") for one in reversed(Status)]
+    changes = [f"{one.kind.value}: {one.run}{change_words(one)}" for one in report.changes]
+    return NotebookResult(
+        mark=_mark(report.status),
+        title="sweep",
+        words=sweep_headline(report),
+        facts=[fact for fact in facts if fact[1] != "0"],
+        lists=[("Notes", report.notes, "note"), ("Changes", changes, "note")],
+        columns=SWEEP_COLUMNS,
+        rows=[_sweep_row(row) for row in ordered[:MOST_ROWS]],
+        more_rows=max(0, len(ordered) - MOST_ROWS),
+    )
+
+
+@_notebook_result.register
+def _swept(row: SweepRow) -> NotebookResult:
+    return dataclasses.replace(_verdict(row.verdict), title=f"{row.status.value}: {row.run}")
+
+
+def _sweep_row(row: SweepRow) -> tuple[str, str, str, list[str]]:
+    mark = _mark(row.status)
+    words = row_words(row)
+    cells = [row.run.target, ", ".join(row.run.settings), f"{row.seconds:.0f} s", words]
+    return mark.kind, mark.sign, row.status.value, cells
 
 
 def _mark(status: Status) -> StatusMark:

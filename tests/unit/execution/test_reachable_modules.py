@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paritas._torch.dynamo import original_of
-from paritas.execution.reachable import reachable_modules
+from paritas.execution.reachable import reachable_modules, walk_reachable
 
 GLOBAL = nn.Linear(2, 2)
 
@@ -117,3 +117,13 @@ def test_a_closure_that_is_not_filled_yet_is_no_error():
     assert reachable_modules(run, original_of) == {}
     later = torch.relu
     assert run(torch.ones(1)) == 1
+
+
+def test_what_a_compiler_leaves_in_the_libraries_that_torch_needs_is_no_state():
+    filelock = pytest.importorskip("filelock")  # of torch
+
+    def program(x, lock=filelock.FileLock):
+        return x, lock
+
+    paths = [reached.path for reached in walk_reachable({}, program, {})]
+    assert [path for path in paths if path.startswith(("class ", "global "))] == []

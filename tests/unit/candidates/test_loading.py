@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from paritas.cli.loading import call, check_form, model_and_inputs, resolve
+from paritas.candidates.loading import call, check_form, model_and_inputs, resolve
 from paritas.errors import UsageError
 
 

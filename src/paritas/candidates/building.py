@@ -1,33 +1,22 @@
-"""From options to models: the user's factory, a model by name, a parallel plan."""
+"""From names to models: the user's factory, a model by name, a candidate."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
 import difflib
-import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import distributed
 
+from paritas.candidates.loading import call, model_and_inputs, resolve
 from paritas.candidates.names import is_named, make
-from paritas.cli.loading import call, find, model_and_inputs, resolve
-from paritas.cli.verify_parallel import NAMED_PLANS
 from paritas.errors import UsageError
 from paritas.execution.subjects import usable_device
 from paritas.numerics.contents import map_leaves
 from paritas.targets import build_target, is_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from paritas.cli.options import BuildOptions
-    from paritas.cli.running import Ranks
-    from paritas.cli.verify import VerifyOptions
-    from paritas.cli.verify_parallel import ParallelOptions
+    from collections.abc import Callable
 
 
 # --- A reference, its inputs and a candidate ------------------------------------------------------
@@ -35,17 +24,61 @@ if TYPE_CHECKING:
 SEED = 0
 
 
+class BuildOptions(Protocol):
+    """How a reference is built: those of several commands, by their names."""
+
+    @property
+    def inputs(self) -> str | None:
+        """The function that makes the inputs."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Of parameters and inputs; None leaves them as they are built."""
+
+    @property
+    def train(self) -> bool:
+        """Training mode."""
+
+    @property
+    def device(self) -> str | None:
+        """Where it runs; None leaves it where it is built."""
+
+
+class CandidateOptions(Protocol):
+    """What a candidate is made by: a name or a function, or else `torch.compile`."""
+
+    @property
+    def candidate(self) -> str | None:
+        """A name of `paritas.candidates`, or `package.module:function`."""
+
+    @property
+    def backend(self) -> str:
+        """Of `torch.compile`, as the others are."""
+
+    @property
+    def mode(self) -> str | None:
+        """See there."""
+
+    @property
+    def dynamic(self) -> bool | None:
+        """See there."""
+
+    @property
+    def fullgraph(self) -> bool:
+        """See there."""
+
+
 def build_reference(factory: str, options: BuildOptions) -> tuple[Any, Any]:
     """The model and its inputs, moved to where and in what they are to run."""
     device = None if options.device is None else usable_device(options.device)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    model, inputs = _call_user(factory, options.inputs, SEED, train=options.train)
+    model, inputs = call_user(factory, options.inputs, SEED, train=options.train)
     if isinstance(model, torch.nn.Module):
         model = model.train(options.train).to(device=device, dtype=dtype)
-    return model, map_leaves(inputs, lambda leaf: _move_leaf(leaf, device, dtype))
+    return model, map_leaves(inputs, lambda leaf: move_leaf(leaf, device, dtype))
 
 
-def _call_user(
+def call_user(
     factory: str, inputs_spec: str | None, seed: int, *, train: bool = False
 ) -> tuple[Any, Any]:
     """The model and its inputs as the user's functions make them, under a seed."""
@@ -64,7 +97,7 @@ def _call_factory(factory: str, *, model_alone: bool, train: bool) -> tuple[Any,
     return model_and_inputs(made, factory, model_alone=model_alone)
 
 
-def build_candidate(model: Any, inputs: Any, options: VerifyOptions) -> Callable[..., Any]:
+def build_candidate(model: Any, inputs: Any, options: CandidateOptions) -> Callable[..., Any]:
     """The candidate of that name, what the user's function makes, or else `torch.compile`."""
     if options.candidate is not None and is_named(options.candidate):
         return make(options.candidate, model, inputs)
@@ -113,82 +146,10 @@ def _from_function(model: Any, spec: str) -> Callable[..., Any]:
     return candidate
 
 
-def _move_leaf(leaf: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
+def move_leaf(leaf: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
     """An input where the model is: floating ones in its dtype, others only on its device."""
     if not isinstance(leaf, torch.Tensor) or (device is None and dtype is None):
         return leaf
     cast = dtype if leaf.is_floating_point() else None
     moved = leaf.detach().to(device=device, dtype=cast)
     return moved.requires_grad_(leaf.requires_grad)
-
-
-# --- A model and its parallel plan; joining torchrun's ranks --------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class ParallelSetup:
-    """What the user's functions gave."""
-
-    model: torch.nn.Module
-    plan: Any
-    inputs: Any
-    mesh: int | dict[str, int]
-    loss: Callable[..., Any] | None
-    optimizer: Callable[..., Any] | None
-
-
-def build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) -> ParallelSetup:
-    """Find and call what the options name, under the seed that they name."""
-    plan = options.plan if options.plan in NAMED_PLANS else _find_plan(options.plan)
-    loss = None if options.loss is None else resolve(options.loss, "--loss")
-    optimizer = None if options.optimizer is None else resolve(options.optimizer, "--optimizer")
-    model, inputs = _call_user(factory, options.inputs, options.seed)
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(
-            f"FACTORY {factory!r} returned a model of type {type(model).__name__}; a parallel plan "
-            "needs a torch.nn.Module"
-        )
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    world = 2 if here is None else here.world
-    return ParallelSetup(
-        model=model.to(dtype=dtype),
-        plan=plan,
-        inputs=map_leaves(inputs, lambda leaf: _move_leaf(leaf, None, dtype)),
-        mesh=world if options.mesh is None else options.mesh,
-        loss=loss,
-        optimizer=optimizer,
-    )
-
-
-def _find_plan(spec: str) -> Any:
-    plan = find(spec, "--plan")
-    if not callable(plan) and not isinstance(plan, Mapping):
-        raise UsageError(
-            f"--plan {spec!r} is of type {type(plan).__name__}: {plan!r:.80}; name a dict of "
-            "parallel styles, or a function of the model and the mesh"
-        )
-    return plan
-
-
-@contextlib.contextmanager
-def joined(here: Ranks | None) -> Iterator[None]:
-    """Within it this process is a rank of torchrun's group; nothing where torchrun is not there.
-
-    All ranks leave it together: torchrun ends the others as soon as one has ended with a code that
-    is not 0, and the first rank must have told the verdict by then.
-    """
-    if here is None:
-        yield
-        return
-    has_gpu = torch.cuda.device_count() >= len(here.here)  # NCCL has no two ranks on one GPU
-    if has_gpu:
-        torch.cuda.set_device(here.rank - here.here.start)
-    hook = sys.excepthook
-    # Traces travel between hosts, so there is gloo beside NCCL.
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
-    try:
-        yield
-        distributed.barrier()
-    finally:
-        distributed.destroy_process_group()
-        sys.excepthook = hook

@@ -1,0 +1,388 @@
+"""What a sweep found: one row for each run of a target, and what changed since an earlier sweep."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.items import harness
+from paritas.results.report import Report, Result
+from paritas.results.wording import MEANING, counted, deciding_score
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+# Of a run's findings that many are kept: those that fail, and the passing ones nearest to failing.
+MOST_FAILING, MOST_PASSING = 50, 5
+# What is newly slow took so many times the processor time of the earlier run, and so many seconds
+# more: less is the machine's own variation.
+SLOWER, SLOWER_SECONDS = 1.5, 10.0
+
+
+# --- One run and its row --------------------------------------------------------------------------
+
+
+class SweepRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One target under one setting; two sweeps are compared by it.
+
+    Attributes:
+        target: what was checked, as it was given.
+        dtype: the dtype of parameters and inputs; empty for the model's own.
+        device: where it ran.
+        mode: `eval`, `train`, or one of them without gradients: `eval-forward`, `train-forward`.
+        candidate: what the target was compared with.
+        inputs: the function that makes the inputs; empty for the target's own.
+    """
+
+    target: str
+    dtype: str = ""
+    device: str = "cpu"
+    mode: str = "eval"
+    candidate: str = "inductor"
+    inputs: str = ""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """All but the target, in words."""
+        own = self.dtype or "own dtype"
+        return tuple(filter(None, (own, self.device, self.mode, self.candidate, self.inputs)))
+
+    def __str__(self) -> str:
+        return f"{self.target} ({', '.join(self.settings)})"
+
+
+class RunEnd(enum.StrEnum):
+    """How the process of a run ended."""
+
+    VERDICT = "verdict"
+    RAISED = "raised"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+    OUT_OF_MEMORY = "out of memory"
+
+
+class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of one run.
+
+    Attributes:
+        run: what was asked.
+        ended: how; everything except `verdict` is `unverified`.
+        verdict: with the findings that fail, and few of the others.
+        counts: how many findings had each status.
+        began: when, in UTC.
+        seconds: from the start of its process to the end.
+        processor_seconds: that it and the compilers it called kept a processor busy.
+        memory: the most bytes that it and the compilers it called held at once.
+        versions: of torch, Python, the platform and whatever else took part.
+        log: the end of what it printed; empty where there is a verdict.
+    """
+
+    _called: ClassVar[str] = "a row of a sweep"
+
+    run: SweepRun
+    ended: RunEnd
+    verdict: Verdict
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    began: str = ""
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    memory: int = 0
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    log: str = ""
+
+    @property
+    def status(self) -> Status:
+        """The verdict's."""
+        return self.verdict.status
+
+    def passes(self, *, strict: bool = False) -> bool:
+        """Whether the candidate computes what the target computes."""
+        return self.verdict.enabled and self.status.passes(strict=strict)
+
+    @property
+    def worst(self) -> Finding | None:
+        """The gravest finding; None where nothing was found at all."""
+        return max(self.verdict.findings, key=lambda one: one.status.gravity, default=None)
+
+
+def unverified(reason: str, advice: str = "") -> Verdict:
+    """The verdict on a run that has none of its own."""
+    finding = Finding(
+        item=harness("run"),
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason=reason,
+        advice=advice,
+    )
+    return Verdict(findings=(finding,), coverage=Coverage())
+
+
+def trimmed(verdict: Verdict) -> tuple[Verdict, dict[str, int]]:
+    """The verdict with the findings that people look at, and the counts of all.
+
+    A large model has thousands of findings that pass. At least one of each status stays, so that
+    the status of the verdict does too.
+    """
+    counts = Counter(finding.status for finding in verdict.findings)
+    kept: set[int] = set()
+    for status in counts:
+        found = [place for place, one in enumerate(verdict.findings) if one.status is status]
+        if status.passes():
+            found.sort(key=lambda place: -_excess(verdict.findings[place]))
+        kept.update(found[: MOST_FAILING if not status.passes(strict=True) else MOST_PASSING])
+    findings = tuple(one for place, one in enumerate(verdict.findings) if place in kept)
+    small = msgspec.structs.replace(verdict, findings=findings)
+    return small, {status.value: count for status, count in counts.items()}
+
+
+def _excess(finding: Finding) -> float:
+    decided = deciding_score(finding)
+    return 0.0 if decided is None else decided[1].excess
+
+
+# --- What changed since an earlier sweep ----------------------------------------------------------
+
+
+class ChangeKind(enum.StrEnum):
+    """How a row compares with the earlier one, what people ask first at the top."""
+
+    DIFFERENT = "newly different"
+    UNVERIFIED = "newly unverified"
+    FIXED = "newly fixed"
+    SLOW = "newly slow"
+    NEW = "new"
+    GONE = "gone"
+
+
+class RowChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row that is not as it was.
+
+    Attributes:
+        run: of both sweeps.
+        kind: what changed.
+        before: its status in the earlier sweep; None for a new row.
+        now: its status; None for a row that is gone.
+        seconds_before: its processor time in the earlier sweep, for what is newly slow.
+        seconds_now: its processor time.
+        fails: it is newly wrong, and counts for the exit code.
+    """
+
+    run: SweepRun
+    kind: ChangeKind
+    before: Status | None = None
+    now: Status | None = None
+    seconds_before: float = 0.0
+    seconds_now: float = 0.0
+    fails: bool = False
+
+
+def changes(
+    rows: Sequence[SweepRow], earlier: Sequence[SweepRow], *, strict: bool, whole: bool = True
+) -> tuple[RowChange, ...]:
+    """What changed, by kind; a row may be both newly different and newly slow.
+
+    Args:
+        rows: of this sweep.
+        earlier: of the other.
+        strict: `unstable` counts as a failure.
+        whole: this sweep is finished; otherwise no row is said to be gone.
+    """
+    before = {row.run: row for row in earlier}
+    found = [one for row in rows for one in _row_changes(row, before.get(row.run), strict=strict)]
+    if whole:
+        now = {row.run for row in rows}
+        gone = [row for row in earlier if row.run not in now]
+        found += [RowChange(run=row.run, kind=ChangeKind.GONE, before=row.status) for row in gone]
+    order = list(ChangeKind)
+    return tuple(sorted(found, key=lambda one: order.index(one.kind)))
+
+
+def _row_changes(row: SweepRow, before: SweepRow | None, *, strict: bool) -> Iterator[RowChange]:
+    passes = row.passes(strict=strict)
+    if before is None:
+        yield RowChange(run=row.run, kind=ChangeKind.NEW, now=row.status, fails=not passes)
+        return
+    change = RowChange(run=row.run, kind=ChangeKind.DIFFERENT, before=before.status, now=row.status)
+    passed = before.passes(strict=strict)
+    if not passes and (passed or row.status.gravity > before.status.gravity):
+        unknown = row.status is Status.UNVERIFIED
+        kind = ChangeKind.UNVERIFIED if unknown else ChangeKind.DIFFERENT
+        yield msgspec.structs.replace(change, kind=kind, fails=True)
+    elif passes and not passed:
+        yield msgspec.structs.replace(change, kind=ChangeKind.FIXED)
+    took, taken = row.processor_seconds, before.processor_seconds
+    compared = row.ended is before.ended is RunEnd.VERDICT
+    if compared and took > SLOWER * taken and took - taken > SLOWER_SECONDS:
+        slow = {"kind": ChangeKind.SLOW, "seconds_before": taken, "seconds_now": took}
+        yield msgspec.structs.replace(change, **slow)
+
+
+# --- The sweep ------------------------------------------------------------------------------------
+
+
+class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All rows of a sweep; true in a boolean context only if all pass.
+
+    Attributes:
+        rows: in the order of the targets.
+        planned: how many runs were asked for.
+        strict: `unstable` counts as a failure.
+        stopped: empty, or `interrupt`: rows are missing then.
+        began: when, in UTC; of a sweep that was resumed, when it was resumed.
+        seconds: that it took, of a sweep that was resumed from there on.
+        versions: of torch, Python, the platform and whatever else took part.
+        against: the earlier sweep it is compared with; empty if with none.
+        changes: what is not as it was there.
+        notes: what else there is to know.
+    """
+
+    _called: ClassVar[str] = "the report of a sweep"
+
+    rows: tuple[SweepRow, ...] = ()
+    planned: int = 0
+    strict: bool = False
+    stopped: str = ""
+    began: str = ""
+    seconds: float = 0.0
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    against: str = ""
+    changes: tuple[RowChange, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> tuple[SweepRow, ...]:
+        """Every row that does not pass, gravest first, otherwise in the order of the targets."""
+        bad = [row for row in self.rows if not row.passes(strict=self.strict)]
+        return tuple(sorted(bad, key=lambda row: -row.status.gravity))
+
+    @property
+    def newly_wrong(self) -> tuple[RowChange, ...]:
+        """The changes that count for the exit code of a sweep against an earlier one."""
+        return tuple(one for one in self.changes if one.fails)
+
+    @property
+    def status(self) -> Status:
+        """The gravest of all rows; rows that are missing are `unverified`."""
+        statuses = [row.status for row in self.rows]
+        if len(self.rows) < max(self.planned, 1):
+            statuses.append(Status.UNVERIFIED)
+        return max(statuses, key=lambda status: status.gravity)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The findings of all rows, each with its run as its place."""
+        parts = [_placed(row) for row in self.rows]
+        if len(self.rows) < max(self.planned, 1):
+            missing = max(self.planned, 1) - len(self.rows)
+            parts.append(unverified(f"{counted(missing, 'run')} of the sweep did not take place"))
+        merged = Verdict.merge(parts)
+        return msgspec.structs.replace(merged, strict=self.strict)
+
+    @property
+    def exit_code(self) -> int:
+        """As of every report; against an earlier sweep, by what is newly wrong."""
+        if not self.against or len(self.rows) < self.planned:
+            return self.status.exit_code(strict=self.strict)
+        codes = {one.now.exit_code(strict=self.strict) for one in self.newly_wrong if one.now}
+        return 1 if 1 in codes else max(codes, default=0)
+
+    def __str__(self) -> str:
+        return "\n".join(sweep_lines(self))
+
+    def _failure_text(self) -> str:
+        return str(self)
+
+
+def _placed(row: SweepRow) -> Verdict:
+    place = str(row.run)
+    findings = [
+        msgspec.structs.replace(one, item=one.item.in_graph(place)) for one in row.verdict.findings
+    ]
+    return msgspec.structs.replace(row.verdict, findings=tuple(findings))
+
+
+# --- The data in plain words ----------------------------------------------------------------------
+
+
+def sweep_lines(report: SweepReport) -> list[str]:
+    """The answer first, then what does not pass, then what changed."""
+    lines = [sweep_headline(report)]
+    lines += [f"  {row.run}: {row.status.value}; {row_words(row)}" for row in report.failures]
+    lines += [f"  {one.kind.value}: {one.run}{change_words(one)}" for one in report.changes]
+    return lines
+
+
+def sweep_headline(report: SweepReport) -> str:
+    """The sweep in one line."""
+    rows, failing = len(report.rows), report.failures
+    done = counted(rows, "run")
+    if report.stopped:
+        done = f"interrupted after {rows} of {counted(report.planned, 'run')}"
+    if not rows:
+        return f"unverified: {done}; nothing was compared"
+    if report.against and not report.stopped:
+        return f"{_changes_headline(report)}; {done}, {len(failing)} failing"
+    if not failing:
+        unsure = sum(row.status is Status.UNSTABLE for row in report.rows)
+        warning = f", {unsure} of them unstable (a warning, not a failure)" if unsure else ""
+        word = report.status.value
+        same = "unverified" if report.stopped else word
+        return f"{same}: {done}; all pass{warning}"
+    counts = Counter(row.status for row in failing)
+    told = [f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one]]
+    return f"{report.status.value}: {done}; {len(failing)} of {rows} fail ({', '.join(told)})"
+
+
+def _changes_headline(report: SweepReport) -> str:
+    counts = Counter(one.kind for one in report.changes)
+    told = [f"{counts[kind]} {kind.value}" for kind in ChangeKind if counts[kind]]
+    wrong = [one.now for one in report.newly_wrong if one.now is not None]
+    if not wrong:
+        return f"no run is newly wrong ({', '.join(told) or 'nothing changed'})"
+    gravest = max(wrong, key=lambda status: status.gravity)
+    return f"{gravest.value}: {counted(len(wrong), 'run')} newly wrong ({', '.join(told)})"
+
+
+def row_words(row: SweepRow) -> str:
+    """What to know of a row, in a line."""
+    worst = row.worst
+    if worst is None:
+        return "nothing was compared"
+    if worst.status is Status.UNVERIFIED and worst.reason:
+        return worst.reason
+    if worst.status.passes():
+        return MEANING[worst.status]
+    grave = row.counts.get(worst.status.value, 1)
+    more = f" and {counted(grave - 1, 'other item')}" if grave > 1 else ""
+    said = f": {worst.reason}" if worst.reason else ""
+    return f"{worst.path}{more}{said}"
+
+
+def change_words(change: RowChange) -> str:
+    """From what to what, behind the name of the run."""
+    if change.kind is ChangeKind.SLOW:
+        return f": {change.seconds_now:.0f} s of processor time, {change.seconds_before:.0f} before"
+    words = [one.value for one in (change.before, change.now) if one is not None]
+    return f": {' -> '.join(words)}"
+
+
+def columns(rows: Iterable[SweepRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What all runs have in common, and the settings that tell them apart, as a matrix has them.
+
+    Returns:
+        The settings that all share, and those of each column without them, in order.
+    """
+    settings = list(dict.fromkeys(row.run.settings for row in rows))
+    if not settings:
+        return (), []
+    common = tuple(one for one in settings[0] if all(one in other for other in settings))
+    return common, settings
+
+
+def column_name(settings: tuple[str, ...], common: tuple[str, ...]) -> str:
+    """A column of the matrix, without what all columns share."""
+    return ", ".join(one for one in settings if one not in common) or "verdict"

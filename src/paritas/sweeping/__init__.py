@@ -1,0 +1,1 @@
+"""Many targets under many settings, each in a process of its own."""

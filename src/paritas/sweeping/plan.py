@@ -1,0 +1,288 @@
+"""From `targets.toml`, or a Python list, to the runs of a sweep. No torch here.
+
+Every mistake is found before the first run, and its message shows the value, the row and what to
+write instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paritas.candidates.names import NAMED
+from paritas.errors import UsageError, did_you_mean
+from paritas.results.sweeps import SweepRun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OWN_DTYPE = "own"
+DTYPES = (OWN_DTYPE, "float64", "float32", "bfloat16", "float16")
+MODES = ("eval", "train", "eval-forward", "train-forward")
+# Modes of Inductor that can stand alone as a candidate.
+INDUCTOR_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# Backends that need no look into torch.
+_USUAL_BACKENDS = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition", "cudagraphs")
+_LIBRARIES = ("hf", "timm", "torchvision")
+_DEVICE = re.compile(r"[a-z]+(:\d+)?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)", re.IGNORECASE)
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+# What a row may say, with what holds where neither it nor the defaults do.
+_LISTS: dict[str, tuple[str, ...]] = {
+    "dtypes": (OWN_DTYPE,),
+    "devices": ("cpu",),
+    "modes": ("eval",),
+    "candidates": ("inductor",),
+}
+_NAMES = ("name", "names")
+_OTHERS = ("inputs", "seconds", "memory")
+USUAL_SECONDS = 900.0
+
+
+class RunTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run, and what its process may take.
+
+    Attributes:
+        seconds: after which it is stopped.
+        memory: bytes after which it is stopped; None for its share of the machine's.
+    """
+
+    run: SweepRun
+    seconds: float = USUAL_SECONDS
+    memory: int | None = None
+
+
+def plan_tasks(
+    targets: str | os.PathLike[str] | Sequence[str | Mapping[str, Any]],
+    *,
+    seconds: float | None = None,
+    memory: int | str | None = None,
+) -> tuple[RunTask, ...]:
+    """The runs that were asked for: the product of the settings of each row.
+
+    Args:
+        targets: the path of a TOML file, or a list of its rows: dicts, or names alone.
+        seconds: the time limit of each run, in place of that of `[defaults]`.
+        memory: the same for memory, in bytes or as `"8 GB"`.
+
+    Raises:
+        UsageError: something in it makes no sense.
+    """
+    if isinstance(targets, str | os.PathLike):
+        path = Path(targets)
+        where, rows, defaults = str(path), *_read_toml(path)
+    else:
+        where, rows, defaults = "targets", list(targets), {}
+    given = {"seconds": seconds, "memory": memory}
+    defaults = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    _Row(f"{where}, [defaults]", {"name": "module:factory", **defaults}, {})  # its own mistakes
+    tasks: list[RunTask] = []
+    seen: dict[SweepRun, int] = {}
+    for number, row in enumerate(rows, start=1):
+        asked = {"name": row} if isinstance(row, str) else row
+        for task in _Row(f"{where}, target {number}", asked, defaults).tasks():
+            first = seen.setdefault(task.run, number)
+            if len(seen) == len(tasks):
+                raise UsageError(
+                    f"{where}, target {number} repeats the run {str(task.run)!r} of target "
+                    f"{first}: remove one of the two"
+                )
+            tasks.append(task)
+    if not tasks:
+        raise UsageError(
+            f'{where} names no target: add a row, [[target]] with name = "package.module:factory"'
+        )
+    _check_backends({task.run.candidate for task in tasks}, where)
+    return tuple(tasks)
+
+
+def parse_size(value: Any, where: str) -> int:
+    """A number of bytes: `8_000_000_000`, or `"8 GB"`."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    form = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if form is None or not float(form[1]):
+        raise UsageError(f'{where} = {value!r} is no size: write "8 GB", or a number of bytes')
+    return int(float(form[1]) * _UNITS[form[2].lower()])
+
+
+def _read_toml(path: Path) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from error
+    for name in content:
+        if name not in ("target", "defaults"):
+            raise UsageError(
+                f"{path}: unknown table [{name}]; {did_you_mean(name, ('target', 'defaults'))} "
+                "A sweep has rows [[target]] and one table [defaults]"
+            )
+    rows, defaults = content.get("target", []), content.get("defaults", {})
+    if not isinstance(rows, list):
+        raise UsageError(f"{path}: write [[target]] with two brackets: each is one row of several")
+    if not isinstance(defaults, dict):
+        raise UsageError(f"{path}: defaults = {defaults!r:.80} is no table; write [defaults]")
+    for name in _NAMES:
+        if name in defaults:
+            raise UsageError(f"{path}, [defaults]: {name} belongs to a row, [[target]]")
+    return rows, defaults
+
+
+class _Row:
+    """One row with the defaults below it, checked."""
+
+    def __init__(self, where: str, asked: Any, defaults: Mapping[str, Any]) -> None:
+        if not isinstance(asked, Mapping):
+            raise UsageError(
+                f"{where} is {asked!r:.80}: give a target's name, or a table with a name"
+            )
+        known = (*_NAMES, *_LISTS, *_OTHERS)
+        for name in asked:
+            if name not in known:
+                raise UsageError(f"{where}: unknown key {name!r}; {did_you_mean(name, known)}")
+        self.where = where
+        self.asked = {**defaults, **asked}
+        self.names = self._names()
+        self.lists = {name: self._list(name, usual) for name, usual in _LISTS.items()}
+        self._check_values()
+        self.inputs = self._inputs()
+        self.seconds = self._seconds()
+        memory = self.asked.get("memory")
+        self.memory = None if memory is None else parse_size(memory, f"{where}: memory")
+
+    def tasks(self) -> Iterator[RunTask]:
+        """The product of the settings."""
+        for name, dtype, device, mode, candidate in itertools.product(
+            self.names, *self.lists.values()
+        ):
+            run = SweepRun(
+                target=name,
+                dtype="" if dtype == OWN_DTYPE else dtype,
+                device=device,
+                mode=mode,
+                candidate=candidate,
+                inputs=self.inputs,
+            )
+            yield RunTask(run=run, seconds=self.seconds, memory=self.memory)
+
+    def _names(self) -> tuple[str, ...]:
+        given = [name for name in _NAMES if name in self.asked]
+        if len(given) != 1:
+            both = "has both name and names" if given else "has no name"
+            raise UsageError(
+                f'{self.where} {both}: give name = "package.module:factory", or names = [...]'
+            )
+        names = self._list(given[0], ())
+        for name in names:
+            self._check_target(name, given[0])
+        return names
+
+    def _check_target(self, name: str, key: str) -> None:
+        shown = f"{self.where}: {key} = {name!r}"
+        if name.endswith(".pt2"):
+            if not Path(name).is_file():
+                raise UsageError(f"{shown}: there is no such file")
+            return
+        before, colon, after = name.partition(":")
+        if before and colon and after and "/" not in before:
+            return
+        libraries = ", ".join(f"{library}:Name" for library in _LIBRARIES)
+        raise UsageError(
+            f"{shown} is no target: write package.module:factory, {libraries}, or a .pt2 file"
+        )
+
+    def _list(self, name: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+        """A list of words; one alone need not be in brackets."""
+        value = self.asked.get(name, list(usual))
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+            raise UsageError(f'{self.where}: {name} = {value!r:.80}: write a list, ["..."]')
+        if not listed:
+            raise UsageError(f"{self.where}: {name} = []: name at least one, or leave {name} out")
+        return tuple(dict.fromkeys(listed))
+
+    def _check_values(self) -> None:
+        for name, known in (("dtypes", DTYPES), ("modes", MODES)):
+            for value in self.lists[name]:
+                if value not in known:
+                    hint = did_you_mean(value, known)
+                    raise UsageError(f"{self.where}: unknown {name[:-1]} {value!r}; {hint}")
+        for value in self.lists["devices"]:
+            if _DEVICE.fullmatch(value) is None:
+                raise UsageError(
+                    f'{self.where}: unknown device {value!r}; write "cpu", "cuda" or "cuda:1"'
+                )
+        for value in self.lists["candidates"]:
+            module, colon, function = value.partition(":")
+            if not module or (colon and not function):
+                raise UsageError(
+                    f"{self.where}: candidate {value!r} is no name of a backend, a mode of "
+                    "Inductor, or package.module:function"
+                )
+        for name in self.names:
+            if name.endswith(".pt2"):
+                self._check_exported(name)
+
+    def _check_exported(self, name: str) -> None:
+        """What was decided when it was exported cannot be asked for now."""
+        dtypes, modes = self.lists["dtypes"], self.lists["modes"]
+        if dtypes != (OWN_DTYPE,):
+            raise UsageError(
+                f"{self.where}: dtypes = {list(dtypes)!r}, but {name!r} is exported in a dtype of "
+                f'its own: leave dtypes out, or write ["{OWN_DTYPE}"]'
+            )
+        if any(mode.startswith("train") for mode in modes):
+            raise UsageError(
+                f"{self.where}: modes = {list(modes)!r}, but {name!r} is exported in a mode of its "
+                'own: write ["eval"], or ["eval-forward"] to leave gradients out'
+            )
+
+    def _inputs(self) -> str:
+        value = self.asked.get("inputs", "")
+        if not isinstance(value, str) or (value and not re.fullmatch(r"[^:/]+:[^:]+", value)):
+            raise UsageError(
+                f"{self.where}: inputs = {value!r:.80} is not of the form package.module:function"
+            )
+        return value
+
+    def _seconds(self) -> float:
+        value = self.asked.get("seconds", USUAL_SECONDS)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise UsageError(
+                f"{self.where}: seconds = {value!r:.80}: give how long a run may take, as in 900"
+            )
+        return float(value)
+
+
+def is_own_function(candidate: str) -> bool:
+    """Whether a candidate is a function of the user's."""
+    return ":" in candidate
+
+
+def _check_backends(candidates: set[str], where: str) -> None:
+    """Refuse a misspelt backend; torch is imported only where a name is not a usual one."""
+    known = (*_USUAL_BACKENDS, *INDUCTOR_MODES, *NAMED)
+    unknown = [one for one in sorted(candidates) if one not in known and not is_own_function(one)]
+    if not unknown:
+        return
+    import torch
+
+    backends = torch.compiler.list_backends(exclude_tags=())
+    for name in unknown:
+        if name not in backends:
+            hint = did_you_mean(name, dict.fromkeys((*known, *backends)))
+            raise UsageError(
+                f"{where}: unknown candidate {name!r}; {hint}; a function of your own is "
+                "package.module:function"
+            )

@@ -1,0 +1,614 @@
+"""Each run in a process of its own, with a limit of time and one of memory.
+
+To import torch with its compilers takes a process six seconds. So a server imports them once, and
+forks a process for each run: on the CPU, as long as it has one thread and no accelerator is there.
+Otherwise it starts a new interpreter for each run. The server watches over all of them, and answers
+with a row, whatever became of a run.
+
+Nothing here imports torch at the top: it is the server and the runs that do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import faulthandler
+import functools
+import importlib
+import importlib.metadata
+import os
+import platform
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import BrokenExecutor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from paritas.errors import ParitasError, UsageError, in_one_line
+from paritas.results.findings import Verdict
+from paritas.results.progress import clock_words
+from paritas.results.report import json_of
+from paritas.results.sweeps import RunEnd, SweepRow, trimmed, unverified
+from paritas.results.wording import size
+from paritas.sweeping.plan import RunTask
+from paritas.sweeping.runs import preloaded_modules, verify_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_LOOK_SECONDS = 0.1
+# After a run was asked to say where it is, and before it is killed.
+_LAST_WORDS_SECONDS = 1.0
+# A server without work ends: those of a cluster have nobody else to end them.
+_IDLE_SECONDS = 600.0
+_LONGEST_LOG, _LONGEST_REASON = 4000, 600
+# Of the machine's memory all runs together may take that much, unless a limit is given.
+_SHARE_OF_MEMORY = 0.8
+_CHUNK = 1 << 16
+
+
+class RunPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where runs take place: what a server is started with.
+
+    Attributes:
+        folder: the current directory.
+        paths: where modules are looked for.
+        cache: of Inductor; kept from one run to the next.
+        libraries: what the server imports beside torch.
+        jobs: how many runs share the machine.
+        threads: of torch, in each run.
+    """
+
+    folder: str
+    paths: tuple[str, ...]
+    cache: str
+    libraries: tuple[str, ...] = ()
+    jobs: int = 1
+    threads: int = 1
+
+
+class RunOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker is asked to do."""
+
+    task: RunTask
+    place: RunPlace
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    task: RunTask
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    row: SweepRow
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """From a run to the server: a step that begins, or how it ended."""
+
+    stage: str = ""
+    ended: RunEnd | None = None
+    verdict: Verdict | None = None
+    counts: dict[str, int] = {}
+    versions: dict[str, str] = {}
+
+
+# --- In the process that sweeps, or in a worker of a cluster --------------------------------------
+
+
+def run_order(order: RunOrder) -> SweepRow:
+    """Do one run in a process of its own, and wait for its row.
+
+    Raises:
+        BrokenExecutor: the server died; the run may be tried again.
+    """
+    with _servers_lock:
+        server = _servers.get(order.place)
+        if server is None or server.is_gone:
+            server = _servers[order.place] = _Server(order.place)
+    return server.run(order.task)
+
+
+def stop_servers() -> None:
+    """End all servers of this process, and the runs that are under way."""
+    with _servers_lock:
+        for server in _servers.values():
+            server.stop()
+        _servers.clear()
+
+
+_servers: dict[RunPlace, _Server] = {}
+_servers_lock = threading.Lock()
+_SCRIPT = "from paritas.sweeping.processes import serve; serve()"
+_ONE_RUN = "from paritas.sweeping.processes import run_alone; run_alone()"
+
+
+class _Server:
+    """The server as the one who asks sees it; several threads may ask at a time."""
+
+    def __init__(self, place: RunPlace) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed when it ends)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT, msgspec.json.encode(place).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=_environment(place),
+            cwd=place.folder,
+            start_new_session=True,  # Ctrl-C is for the process that sweeps
+        )
+        self._lock = threading.Lock()
+        self._number = 0
+        self._waiting: dict[int, Future[SweepRow]] = {}
+        self.is_gone = False
+        threading.Thread(target=self._listen, name="paritas-sweep", daemon=True).start()
+
+    def run(self, task: RunTask) -> SweepRow:
+        row: Future[SweepRow] = Future()
+        with self._lock:
+            if self.is_gone:
+                raise BrokenExecutor("the server of runs has ended")
+            self._number += 1
+            self._waiting[self._number] = row
+            request = _Request(number=self._number, task=task)
+            with contextlib.suppress(OSError):  # it died: the listener tells all who wait
+                _stream(self._process.stdin).write(msgspec.json.encode(request) + b"\n")
+                _stream(self._process.stdin).flush()
+        return row.result()
+
+    def stop(self) -> None:
+        """End it; it ends its runs when it is left alone, and does not wait for them."""
+        with contextlib.suppress(OSError):
+            _stream(self._process.stdin).close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        for line in _stream(self._process.stdout):
+            answer = msgspec.convert(msgspec.json.decode(line), _Answer, strict=False)
+            with self._lock:
+                waiting = self._waiting.pop(answer.number)
+            waiting.set_result(answer.row)
+        code = self._process.wait()
+        with self._lock:
+            self.is_gone = True
+            left, self._waiting = list(self._waiting.values()), {}
+        if left:
+            self._log.seek(0)
+            last = _last_line(self._log.read().decode(errors="replace"))
+            told = f"the server of runs ended with exit code {code}{f': {last}' if last else ''}"
+            for waiting in left:
+                waiting.set_exception(BrokenExecutor(told))
+        _stream(self._process.stdout).close()
+        self._log.close()
+
+
+def _stream(stream: Any) -> Any:
+    return stream
+
+
+def _environment(place: RunPlace) -> dict[str, str]:
+    """One thread and no compile workers in the server: only such a process is forked."""
+    usual = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": place.cache}
+    # Read when transformers is imported, which may be before a target is built.
+    usual |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    set_here = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(place.paths)}
+    return {**usual, **os.environ, **set_here}
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What takes part in a run, by name; as installed, so that torch is not imported."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in ("torch", "paritas", "triton", "transformers", "timm", "torchvision"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+# --- The server -----------------------------------------------------------------------------------
+
+
+def serve() -> NoReturn:
+    """Start runs as they are asked for, watch over them, answer with rows; in its own process."""
+    place = msgspec.json.decode(sys.argv[1], type=RunPlace)
+    requests, answers = os.dup(0), os.dup(1)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)  # what a library prints is no answer
+    _Watch(place, requests, answers).watch()
+    os._exit(0)  # whatever was imported has nothing to add
+
+
+class _Watch:
+    def __init__(self, place: RunPlace, requests: int, answers: int) -> None:
+        self.place = place
+        self._requests, self._answers = requests, answers
+        self._buffer = b""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(requests, selectors.EVENT_READ)
+        self._running: list[_Running] = []
+        self._forks: bool | None = None
+
+    def watch(self) -> None:
+        """Until nobody asks any more."""
+        while True:
+            patience = _LOOK_SECONDS if self._running else _IDLE_SECONDS
+            ready = self._selector.select(patience)
+            if not ready and not self._running:
+                return
+            for key, _ in ready:
+                if key.data is not None:
+                    if not key.data.read():
+                        self._selector.unregister(key.fd)
+                elif not self._take_requests():
+                    for running in self._running:
+                        running.kill()
+                    return
+            for running in list(self._running):
+                if running.look():
+                    self._finish(running)
+
+    def _take_requests(self) -> bool:
+        content = os.read(self._requests, _CHUNK)
+        *lines, self._buffer = (self._buffer + content).split(b"\n")
+        for line in lines:
+            self._start(msgspec.json.decode(line, type=_Request))
+        return bool(content)
+
+    def _start(self, request: _Request) -> None:
+        if self._forks is None:
+            self._forks = _prepare(self.place)
+        read, write = os.pipe()
+        log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the run)
+        os.set_blocking(read, False)
+        began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        if self._forks and request.task.run.device == "cpu":
+            process = self._fork(request.task, write, log.fileno())
+        else:
+            process = _start_anew(self.place, request.task, write, log.fileno())
+        os.close(write)
+        running = _Running(request, process, read, log, began, _memory_limit(request, self.place))
+        self._selector.register(read, selectors.EVENT_READ, running)
+        self._running.append(running)
+
+    def _fork(self, task: RunTask, write: int, log: int) -> int:
+        process = os.fork()
+        if process:
+            return process
+        try:
+            _die_with_parent()
+            os.setsid()
+            self._selector.close()
+            for end in (self._requests, self._answers, *(one.read_end for one in self._running)):
+                os.close(end)
+            _run_here(self.place, task, write, log)
+        finally:
+            os._exit(70)
+
+    def _finish(self, running: _Running) -> None:
+        with contextlib.suppress(KeyError):  # it has closed its end before it ended
+            self._selector.unregister(running.read_end)
+        self._running.remove(running)
+        answer = _Answer(number=running.request.number, row=running.row())
+        content = json_of(answer) + b"\n"
+        while content:
+            content = content[os.write(self._answers, content) :]
+
+
+def _prepare(place: RunPlace) -> bool:
+    """Import what runs need; says whether they may be forked from here."""
+    if sys.platform != "linux":
+        return False
+    import torch
+
+    if torch.accelerator.is_available():  # it works in a new process only
+        return False
+    for name in preloaded_modules(place.libraries):
+        with contextlib.suppress(Exception):  # the runs that need it say what is wrong
+            importlib.import_module(name)
+    torch.set_num_threads(1)
+    if "tqdm" in sys.modules:
+        # torch.fx makes a bar, whose lock stays: a compiler would seem to have changed the state
+        # of a model that can reach it. The first bar would also start a thread.
+        sys.modules["tqdm"].tqdm.monitor_interval = 0
+        sys.modules["tqdm"].tqdm.get_lock()
+    with contextlib.suppress(Exception):  # likewise
+        # The first that is compiled takes seconds more: for imports, for what the processor can
+        # do, for headers that are compiled beforehand.
+        torch.compile(torch.sin)(torch.ones(1, requires_grad=True)).backward()
+        torch.compiler.reset()
+    import gc
+
+    gc.collect()
+    gc.freeze()  # a forked process would copy all of it to look at it
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _start_anew(place: RunPlace, task: RunTask, write: int, log: int) -> int:
+    order = msgspec.json.encode(RunOrder(task=task, place=place)).decode()
+    threads = {"OMP_NUM_THREADS": str(place.threads)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ONE_RUN, str(write), order],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[write],
+        env={**os.environ, **threads},
+        start_new_session=True,
+    )
+    process.returncode = 0  # its end is noted elsewhere
+    return process.pid
+
+
+def _memory_limit(request: _Request, place: RunPlace) -> int:
+    if request.task.memory is not None:
+        return request.task.memory
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # of a container; "max" if it has none
+        whole = min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return int(_SHARE_OF_MEMORY * whole / place.jobs)
+
+
+class _Running:
+    """A run under way, as the server sees it."""
+
+    def __init__(
+        self, request: _Request, process: int, read_end: int, log: Any, began: str, memory: int
+    ) -> None:
+        self.request = request
+        self.read_end = read_end
+        self._process = process
+        self._log = log
+        self._began, self._start = began, time.monotonic()
+        self._limit, self._memory = memory, 0
+        self._buffer = b""
+        self._stage = "starting"
+        self._result: _Message | None = None
+        self._stopped: RunEnd | None = None
+        self._asked_at = 0.0
+        self._code: int | None = None
+        self._seconds = self._processor_seconds = 0.0
+
+    def read(self) -> bool:
+        """Take what it says; False if it has closed its end."""
+        try:
+            while content := os.read(self.read_end, _CHUNK):
+                *lines, self._buffer = (self._buffer + content).split(b"\n")
+                for line in lines:
+                    told = msgspec.convert(msgspec.json.decode(line), _Message, strict=False)
+                    if told.ended is None:
+                        self._stage = told.stage
+                    else:
+                        self._result = told
+        except BlockingIOError:
+            return True
+        return False
+
+    def look(self) -> bool:
+        """Whether it has ended; one that takes too much is ended."""
+        process, status, used = os.wait4(self._process, os.WNOHANG)
+        now = time.monotonic()
+        if process:
+            self._code = os.waitstatus_to_exitcode(status)
+            self._seconds = now - self._start
+            self._processor_seconds = used.ru_utime + used.ru_stime
+            self._memory = max(self._memory, used.ru_maxrss * _RSS_UNIT)
+            self.read()
+            self.kill()  # what it left behind
+            return True
+        if self._stopped is RunEnd.TIMED_OUT and now > self._asked_at + _LAST_WORDS_SECONDS:
+            self.kill()
+        elif self._stopped is None and now > self._start + self.request.task.seconds:
+            self._stopped, self._asked_at = RunEnd.TIMED_OUT, now
+            os.kill(self._process, signal.SIGABRT)  # it writes where it is into its log
+        elif self._stopped is None:
+            self._memory = max(self._memory, _resident(self._process))
+            if self._memory > self._limit:
+                self._stopped = RunEnd.OUT_OF_MEMORY
+                self.kill()
+        return False
+
+    def kill(self) -> None:
+        """End it and the compilers it has called."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process, signal.SIGKILL)
+
+    def row(self) -> SweepRow:
+        """What became of it."""
+        os.close(self.read_end)
+        ended, verdict, counts = self._outcome()
+        log = ""
+        if ended is not RunEnd.VERDICT:
+            self._log.seek(0)
+            log = _end_of_log(self._log.read().decode(errors="replace"))
+        self._log.close()
+        took = {} if self._result is None else self._result.versions
+        return SweepRow(
+            run=self.request.task.run,
+            ended=ended,
+            verdict=verdict,
+            counts=counts,
+            began=self._began,
+            seconds=round(self._seconds, 3),
+            processor_seconds=round(self._processor_seconds, 3),
+            memory=self._memory,
+            versions={**versions(), **took},
+            log=log,
+        )
+
+    def _outcome(self) -> tuple[RunEnd, Verdict, dict[str, int]]:
+        task, during = self.request.task, f", during: {self._stage}"
+        if self._stopped is RunEnd.TIMED_OUT:
+            words = f"not finished after {clock_words(task.seconds)}, the time limit{during}"
+            return self._no_verdict(RunEnd.TIMED_OUT, words, "raise seconds, or see the log")
+        if self._stopped is RunEnd.OUT_OF_MEMORY:
+            held = f"{size(self._memory)}, more than the limit of {size(self._limit)}"
+            advice = "raise memory, or lower --jobs"
+            return self._no_verdict(RunEnd.OUT_OF_MEMORY, f"it held {held}{during}", advice)
+        if self._result is not None and self._code == 0:
+            result = self._result
+            verdict = result.verdict
+            if verdict is None:  # a verdict that fails is false, so it is not asked for its truth
+                return self._no_verdict(RunEnd.CRASHED, "the run sent no verdict", "")
+            return result.ended or RunEnd.CRASHED, verdict, result.counts
+        code = self._code or 0
+        if code == -signal.SIGKILL:
+            words = f"killed by SIGKILL, as the system does when memory is short{during}"
+            return self._no_verdict(RunEnd.OUT_OF_MEMORY, words, "lower --jobs, or set memory")
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        words = f"the process crashed ({how}){during}"
+        return self._no_verdict(RunEnd.CRASHED, words, "the end of its log says where")
+
+    def _no_verdict(
+        self, ended: RunEnd, reason: str, advice: str
+    ) -> tuple[RunEnd, Verdict, dict[str, int]]:
+        verdict = unverified(reason, advice)
+        return ended, verdict, _counts(verdict)
+
+
+def _counts(verdict: Verdict) -> dict[str, int]:
+    return trimmed(verdict)[1]
+
+
+# `ru_maxrss` is in bytes on macOS, in kB elsewhere.
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def _resident(process: int) -> int:
+    """Bytes of memory of a process and those it has started; 0 where that cannot be seen."""
+    if sys.platform != "linux":
+        return _resident_by_ps(process)
+    held, left = 0, [process]
+    while left:
+        folder = Path("/proc") / str(left.pop())
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            held += int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            for thread in (folder / "task").iterdir():
+                left += map(int, (thread / "children").read_text().split())
+    return held
+
+
+def _resident_by_ps(group: int) -> int:
+    shown = subprocess.run(
+        ["ps", "-axo", "pgid=,rss="],  # noqa: S607  (wherever it is)
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    pairs = [line.split() for line in shown.splitlines()]
+    return sum(int(rss) * 1024 for owner, rss in pairs if int(owner) == group)
+
+
+def _end_of_log(text: str) -> str:
+    """The last of it, without the list of all modules that Python has when it crashes."""
+    lines = [line for line in text.splitlines() if not line.startswith("Extension modules: ")]
+    return "\n".join(lines)[-_LONGEST_LOG:].strip()
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_LONGEST_REASON] if lines else ""
+
+
+# --- The process of a run -------------------------------------------------------------------------
+
+
+def run_alone() -> NoReturn:
+    """The run of a new interpreter."""
+    _die_with_parent()
+    order = msgspec.json.decode(sys.argv[2], type=RunOrder)
+    _run_here(order.place, order.task, int(sys.argv[1]), 2)
+
+
+def _run_here(place: RunPlace, task: RunTask, channel: int, log: int) -> NoReturn:
+    """Be the process of a run: say how it goes, and end."""
+    for target in (1, 2):
+        os.dup2(log, target)
+    sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    faulthandler.enable(file=2)
+    _be_killed_first()
+    code = 0
+    try:
+        message = _verify(place, task, lambda stage: _send(channel, _Message(stage=str(stage))))
+        _send(channel, message)
+    except BaseException:  # noqa: BLE001  (the server makes a row of the exit code and the log)
+        import traceback
+
+        traceback.print_exc()
+        code = 71
+    sys.stdout.flush()
+    os._exit(code)  # what was imported may have threads, and nothing more to say
+
+
+def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> _Message:
+    try:
+        tell("importing torch")
+        import torch
+
+        torch.set_num_threads(place.threads)
+        verdict, seen = verify_run(task.run, tell)
+    except MemoryError as error:
+        return _raised(RunEnd.OUT_OF_MEMORY, in_one_line(error), "use smaller inputs")
+    except ParitasError as error:
+        return _raised(RunEnd.RAISED, str(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (it becomes the row's finding)
+        import traceback
+
+        traceback.print_exc()
+        words = in_one_line(error, _LONGEST_REASON, whole=True)
+        is_memory = isinstance(error, torch.OutOfMemoryError)
+        ended = RunEnd.OUT_OF_MEMORY if is_memory else RunEnd.RAISED
+        return _raised(ended, words, "the end of its log has the traceback")
+    small, counts = trimmed(verdict)
+    return _Message(ended=RunEnd.VERDICT, verdict=small, counts=counts, versions=seen)
+
+
+def _raised(ended: RunEnd, reason: str, advice: str = "") -> _Message:
+    verdict = unverified(reason, advice)
+    return _Message(ended=ended, verdict=verdict, counts=_counts(verdict))
+
+
+def _send(channel: int, message: _Message) -> None:
+    content = json_of(message) + b"\n"
+    while content:
+        content = content[os.write(channel, content) :]
+
+
+def _be_killed_first() -> None:
+    """Where memory is short the system is to end this process; and a crash leaves no core file."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
+
+
+def _die_with_parent() -> None:
+    """A server that is killed takes its runs along."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def check_system() -> None:
+    """Raise `UsageError` where no process can be watched over."""
+    if sys.platform == "win32":
+        raise UsageError("paritas sweep needs the processes of Linux or macOS, not of win32")
+
+
+def libraries_of(targets: Iterable[str]) -> tuple[str, ...]:
+    """What the targets are made of: `hf`, `timm` ..."""
+    known = {target.partition(":")[0] for target in targets if ":" in target}
+    return tuple(sorted(name for name in known if preloaded_modules((name,), own=False)))
