@@ -124,6 +124,7 @@ class Manner(NamedTuple):
         filled: settings that are None are given a size, for classes without defaults.
         deep_lists: numbers of blocks that come in lists stay as they are.
         no_cache: without a cache, for classes whose own one does not fit their layers.
+        own_images: images keep their size.
     """
 
     proportional: bool | None = None
@@ -132,6 +133,7 @@ class Manner(NamedTuple):
     filled: bool = False
     deep_lists: bool = False
     no_cache: bool = False
+    own_images: bool = False
 
 
 MANNERS = (
@@ -143,6 +145,7 @@ MANNERS = (
     Manner(layers=8),
     Manner(deep_lists=True),
     Manner(no_cache=True),
+    Manner(own_images=True),
 )
 
 
@@ -494,16 +497,14 @@ class _Planner:
     def _images(self) -> None:
         for path, node in self.nodes.items():
             image, patch = node.get("image_size"), node.get("patch_size")
-            if (
-                not patch
-                or not image
-                or any(n in node for n in ("depths", "hidden_sizes", "window_size"))
-            ):
+            window = node.get("window_size", 1)
+            staged = any(n in node for n in ("depths", "hidden_sizes")) or not _whole(window)
+            if not patch or not image or staged or self.manner.own_images:
                 continue
             sides = _flat(patch) if _numbers(patch) else [patch]
             if not all(map(_whole, sides)) or not (_whole(image) or _numbers(image)):
                 continue
-            side = _IMAGE_PATCHES * max(sides[-2:])
+            side = max(_IMAGE_PATCHES, window) * max(sides[-2:])
             if max(_flat(image)) > side:
                 self._set(Field(path, "image_size", image), _map(image, lambda _, to=side: to))
 

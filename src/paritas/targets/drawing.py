@@ -404,7 +404,7 @@ def _patch_video(self: Drawing) -> torch.Tensor:
 
 def _patch_rows(self: Drawing) -> torch.Tensor:
     """Flat patches, image by image."""
-    return _patches(self).unflatten(0, (BATCH, -1))
+    return _patches(self).reshape(BATCH, _grid(self) ** 2, -1)
 
 
 def _frames_as_images(self: Drawing) -> torch.Tensor:
