@@ -76,13 +76,13 @@ def ours(name, seconds, folder):
     signature = result.signature
     same = signature.role == fault.role and signature.nonfinite == fault.nonfinite
     return {
-        "before": result.nodes_before,
-        "left": result.nodes_after,
+        "before": len(result.original.calls),
+        "left": len(result.program.calls),
         "same": bool(same and result.script.shows),
-        "queries": result.queries,
-        "seconds": result.seconds,
+        "queries": result.report.queries,
+        "seconds": result.report.seconds,
         "cpu": cpu_seconds() - busy,
-        "said": "" if result.ended else "time over",
+        "said": "" if result.report.ended else "time over",
         "calls": [str(node.target) for node in result.program.calls],
     }
 

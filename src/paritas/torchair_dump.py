@@ -1,8 +1,8 @@
-"""Torchair's way of asking for dumps: its names and its layout, with Inductor behind them.
+"""torchair's interface for dumps: its names and its layout, with Inductor behind them.
 
-A script that says `import torchair` and `from msit_llm.dump import torchair_dump` runs on any
-machine once both names stand for this module. Given a `CompilerConfig` of torchair itself, the same
-two functions set its fields instead, and the script serves an Ascend machine.
+A script with `import torchair` and `from msit_llm.dump import torchair_dump` runs on any machine if
+both names refer to this module. Given a `CompilerConfig` of torchair itself, the two dump functions
+set its fields instead, and the script runs on an Ascend machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class _Option:
-    """What an option is at first, what it may be, and the same in words."""
+    """The default of an option, the values it accepts, and these in words."""
 
     default: Any
     accepts: Callable[[Any], bool]
@@ -52,10 +52,10 @@ class _Option:
 
 
 class _OptionGroup:
-    """Options that belong together, and groups of them."""
+    """A group of options and other groups."""
 
     def __init__(self, where: str, **contents: _Option | _OptionGroup) -> None:
-        """`where` is how the user comes to it."""
+        """`where` is the group's path in messages."""
         values = {
             name: one if isinstance(one, _OptionGroup) else one.default
             for name, one in contents.items()
@@ -69,7 +69,7 @@ class _OptionGroup:
                 name, self._contents, n=len(self._contents), cutoff=0
             )
             raise UsageError(
-                f"{self._where}.{name} = {value!r}: there is no such option here; there is "
+                f"{self._where}.{name} = {value!r}: there is no such option; the options are "
                 f"{', '.join(nearest)}"
             )
         if isinstance(option, _OptionGroup):
@@ -90,11 +90,11 @@ class _OptionGroup:
 
 
 class CompilerConfig(_OptionGroup):
-    """What `get_backend` makes a backend of; to be set by hand, or by the two dump functions.
+    """The configuration for `get_backend`; set it directly, or with the two dump functions.
 
     ::
 
-        debug.graph_dump.type    None | 'txt'                graphs in words
+        debug.graph_dump.type    None | 'txt'                print the graphs
         debug.graph_dump.path    text                        must be the folder of the dump
         debug.data_dump.type     None | 'npy'                record the graph node by node
         debug.data_dump.path     text                        into this folder
@@ -103,12 +103,12 @@ class CompilerConfig(_OptionGroup):
         dump_config.dump_mode    'all' | 'input' | 'output'
         dump_config.dump_step    '1|2|5-7'                   all steps if empty
         dump_config.dump_layer   'Add Conv_1'                names or globs; all if empty
-        dump_config.layout       'msit' | 'ge' | 'ge-7.1.0'  .npy files, or Ascend's own
+        dump_config.layout       'msit' | 'ge' | 'ge-7.1.0'  .npy files, or Ascend's formats
         fusion_config.fusion_switch_file  None | text        what not to fuse
     """
 
     def __init__(self) -> None:
-        """Nothing is dumped at first."""
+        """By default, nothing is dumped."""
         super().__init__(
             "config",
             debug=_OptionGroup(
@@ -130,7 +130,7 @@ class CompilerConfig(_OptionGroup):
                 dump_path=_make_text("./", "a path"),
                 dump_mode=_make_choice("all", "input", "output"),
                 dump_step=_Option("", _are_steps, "steps such as '1|2|5-7', ascending"),
-                dump_layer=_make_text("", "names parted by spaces"),
+                dump_layer=_make_text("", "names separated by spaces"),
                 layout=_make_choice("msit", "ge", "ge-7.1.0"),
             ),
             fusion_config=_OptionGroup(
@@ -163,7 +163,7 @@ def _are_steps(value: Any) -> bool:
     return True
 
 
-# --- Asking for a dump ----------------------------------------------------------------------------
+# --- Configuring a dump ---------------------------------------------------------------------------
 
 GE_FOLDER = "msit_ge_dump"
 FX_FOLDER = "msit_fx_dump"
@@ -181,20 +181,20 @@ def get_ge_dump_config(
     *,
     layout: str = "msit",
 ) -> Any:
-    """Ask for what the fused program computes, in `{dump_path}/msit_ge_dump`.
+    """Configure a dump of the fused program into `{dump_path}/msit_ge_dump`.
 
     Args:
-        dump_path: each run needs one of its own; "" is the working directory.
+        dump_path: each run needs a different one; "" is the working directory.
         dump_mode: `input`, `output` or `all`.
-        fusion_switch_file: JSON that turns fusion off, whole or by the names of passes.
-        dump_token: steps to record, counted from 0, for example `[1, 2, 5]`; None is all.
-        dump_layer: names to record, for example `["Add", "Conv_1"]`; None is all.
-        compiler_config: one to add this to, ours or torchair's own; None makes a new one of ours.
-        layout: `msit`, one `.npy` file a tensor; `ge`, the tree and the bin files of Ascend's graph
-            engine; `ge-7.1.0`, its tree up to that release, without a folder for each rank.
+        fusion_switch_file: JSON that turns fusion off, all of it or by the names of passes.
+        dump_token: steps to record, counted from 0, for example `[1, 2, 5]`; None records all.
+        dump_layer: names to record, for example `["Add", "Conv_1"]`; None records all.
+        compiler_config: the configuration to change, ours or torchair's; None makes one of ours.
+        layout: `msit`, one `.npy` file per tensor; `ge`, the tree and the bin files of Ascend's
+            graph engine; `ge-7.1.0`, its tree up to that release, without a folder per rank.
 
     Returns:
-        The configuration, with the dump asked for.
+        The configuration.
     """
     if dump_mode not in MODES:
         raise UsageError(f"dump_mode={dump_mode!r}: give one of {', '.join(MODES)}")
@@ -203,8 +203,8 @@ def get_ge_dump_config(
     config = CompilerConfig() if compiler_config is None else compiler_config
     if layout != "msit" and not isinstance(config, CompilerConfig):
         raise UsageError(
-            f"layout={layout!r}: torchair's own configuration always writes Ascend's tree; leave "
-            "layout out"
+            f"layout={layout!r}: torchair's own configuration always writes Ascend's tree; omit "
+            "layout"
         )
     steps, layers = _parse_steps(dump_token), _parse_layers(dump_layer)
     switch = _check_switch(fusion_switch_file, is_ours=isinstance(config, CompilerConfig))
@@ -230,15 +230,15 @@ def get_ge_dump_config(
 
 
 def get_fx_dump_config(dump_path: str | os.PathLike[str] = "", compiler_config: Any = None) -> Any:
-    """Ask for what the captured graph computes node by node, in `{dump_path}/msit_fx_dump`.
+    """Configure a dump of the captured graph, node by node, into `{dump_path}/msit_fx_dump`.
 
     Args:
-        dump_path: each run needs one of its own; "" is the working directory. Old releases of
-            torchair write to the working directory, whatever this says.
-        compiler_config: one to add this to, ours or torchair's own; None makes a new one of ours.
+        dump_path: each run needs a different one; "" is the working directory. Old releases of
+            torchair ignore it and write to the working directory.
+        compiler_config: the configuration to change, ours or torchair's; None makes one of ours.
 
     Returns:
-        The configuration, with the dump asked for.
+        The configuration.
     """
     config = CompilerConfig() if compiler_config is None else compiler_config
     if isinstance(config, CompilerConfig) and config.dump_config.enable_dump:
@@ -251,15 +251,15 @@ def get_fx_dump_config(dump_path: str | os.PathLike[str] = "", compiler_config: 
     return _configure(config, wanted, folder)
 
 
-# Torchair runs the graph node by node in that case, and its other dump stays empty.
+# torchair would run the graph node by node and leave the other dump empty.
 _BOTH = (
-    "this configuration asks already for a dump into {}: one run is either fused or goes node by "
-    "node, so take a configuration of its own for each"
+    "this configuration already has a dump into {}: a run is either fused or node by node, so use "
+    "a separate configuration for each"
 )
 
 
 def _configure(config: Any, wanted: dict[str, Any], folder: str) -> Any:
-    """Set all options or none, and have the folder there: torchair refuses one that is not."""
+    """Set all options or none, and create the folder: torchair refuses a missing one."""
     missing = [option for option in wanted if not _has_option(config, option)]
     if missing:
         raise UsageError(
@@ -270,14 +270,14 @@ def _configure(config: Any, wanted: dict[str, Any], folder: str) -> Any:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"dump_path: {folder} cannot be made: {error.strerror}") from error
+        raise UsageError(f"dump_path: cannot create {folder}: {error.strerror}") from error
     for option, value in wanted.items():
         *groups, name = option.split(".")
         group = functools.reduce(getattr, groups, config)
         try:
             setattr(group, name, value)
         except (ValueError, TypeError, OSError) as error:
-            raise UsageError(f"the configuration refuses {option} = {value!r}: {error}") from error
+            raise UsageError(f"cannot set {option} = {value!r}: {error}") from error
     return config
 
 
@@ -290,7 +290,7 @@ def _has_option(config: Any, option: str) -> bool:
 
 
 def _path_option(config: Any, group: str) -> str:
-    """Torchair has renamed it to and fro."""
+    """The path option, which torchair has renamed several times."""
     return f"{group}._path" if _has_option(config, f"{group}._path") else f"{group}.path"
 
 
@@ -302,19 +302,19 @@ def _make_path(dump_path: Any, name: str) -> str:
 
 
 def _refuse_used(folder: Path) -> None:
-    """One run, one folder; but the other ranks of this run may have begun to write."""
+    """One run per folder; but other ranks of this run may already be writing."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"dump_path: {folder} is a file; give a folder")
     rank, world_size = rank_and_world()
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         if world_size > 1 and TIME.fullmatch(entry.name):
-            continue  # in it ranks go by the device
+            continue  # it contains devices, not ranks
         of_rank = re.search(r"rank_?(\d+)", entry.name)
         is_known = is_of_tree(entry.name) or re.fullmatch(r"rank\d+", entry.name)
         if world_size == 1 or not is_known or of_rank is None or int(of_rank[1]) == rank:
             raise UsageError(
-                f"dump_path: {folder} is not empty, {entry.name!r} is in it; two runs in one "
-                "folder cannot be told apart: give each a dump_path of its own"
+                f"dump_path: {folder} is not empty: it contains {entry.name!r}; give each run a "
+                "dump_path of its own"
             )
 
 
@@ -337,7 +337,7 @@ def _parse_layers(dump_layer: Any) -> str:
         raise UsageError(f'dump_layer={dump_layer!r}: give a list of names, ["Add", "Conv_1"]')
     for name in names:
         if not isinstance(name, str) or not name or re.search(r"\s", name):
-            raise UsageError(f"dump_layer: {name!r} is no name of an operator or a module")
+            raise UsageError(f"dump_layer: {name!r} is not the name of an operator or module")
     return " ".join(names)
 
 
@@ -350,14 +350,14 @@ def _check_switch(file: Any, *, is_ours: bool) -> str:
     if is_ours:
         load_switch(path)
         return str(path)
-    # The names in it are those of Ascend's passes, which only Ascend's compiler knows.
+    # It names Ascend's passes, which only Ascend's compiler knows.
     try:
         switch = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"fusion_switch_file: {path} cannot be read: {error}") from error
     if not isinstance(switch, dict) or not isinstance(switch.get("Switch"), dict):
         raise UsageError(
-            f'fusion_switch_file: {path} holds {switch!r}; give {{"Switch": {{"GraphFusion": '
+            f'fusion_switch_file: {path} contains {switch!r}; give {{"Switch": {{"GraphFusion": '
             '{"ALL": "off"}, "UBFusion": {"ALL": "off"}}}'
         )
     return str(path)
@@ -367,31 +367,31 @@ def _check_switch(file: Any, *, is_ours: bool) -> str:
 
 
 def get_backend(*, compiler_config: Any = None) -> RecordingBackend | str:
-    """What to give to `torch.compile(backend=...)`: Inductor, recorded as the configuration asks.
+    """A backend for `torch.compile(backend=...)`: Inductor, recorded as configured.
 
-    The dump is complete when the process ends, or earlier by `close()` of the backend. A
-    configuration that asks for no dump gives plain Inductor.
+    The dump is complete when the process ends, or when the backend's `close()` is called. Without
+    a dump in the configuration, this is plain Inductor.
     """
     config = CompilerConfig() if compiler_config is None else compiler_config
     if not isinstance(config, CompilerConfig):
         raise UsageError(
-            f"compiler_config={config!r}: this is no CompilerConfig of paritas.torchair_dump; "
-            "one of torchair's own goes to torchair.get_npu_backend"
+            f"compiler_config={config!r}: not a CompilerConfig of paritas.torchair_dump; pass "
+            "torchair's own to torchair.get_npu_backend"
         )
     data, dump, graphs = config.debug.data_dump, config.dump_config, config.debug.graph_dump
     switch = config.fusion_config.fusion_switch_file
     if data.type and dump.enable_dump:
         raise UsageError(
-            f"{data} and {dump} are both asked for: one run is either fused or goes node by node; "
-            "take a configuration of its own for each"
+            f"{data} and {dump} are both set: a run is either fused or node by node, so use a "
+            "separate configuration for each"
         )
     if graphs.type and (data.type or not dump.enable_dump):
         raise UsageError(
-            f"{graphs}: graphs in words are written with a dump of fused code; set "
-            "config.dump_config.enable_dump too"
+            f"{graphs}: graphs are printed only with a dump of fused code; also set "
+            "config.dump_config.enable_dump"
         )
     if switch and not dump.enable_dump:
-        raise UsageError(f"fusion_switch_file = {switch!r} has an effect on fused dumps alone")
+        raise UsageError(f"fusion_switch_file = {switch!r} only affects dumps of fused code")
     if data.type:
         return record(data.path, source="fx", layout="msit")
     if not dump.enable_dump:

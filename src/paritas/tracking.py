@@ -1,8 +1,8 @@
-"""Verdicts in TensorBoard and MLflow, beside the losses of the run that they are about.
+"""Log verdicts to TensorBoard and MLflow, next to the losses of the run.
 
-Both take the names `paritas/passed`, `paritas/share/<status>`, `paritas/worst/native` and
-`paritas/worst/lifted`; the last two are the largest error over what was allowed, so that 1 is the
-limit of both. The words of the verdict go along as text, and all of it as JSON.
+Both use the names `paritas/passed`, `paritas/share/<status>`, `paritas/worst/native` and
+`paritas/worst/lifted`. The last two are the largest ratio of error to limit, so both fail above 1.
+The verdict is also logged as text, and to MLflow as JSON.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["SummaryWriter", "log_to_mlflow", "log_to_tensorboard", "scalars"]
 
 
 class SummaryWriter(Protocol):
-    """What is needed of `torch.utils.tensorboard.SummaryWriter`."""
+    """The methods of `torch.utils.tensorboard.SummaryWriter` that are used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
         """Write one number."""
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        """Write words, in Markdown."""
+        """Write Markdown text."""
 
 
 def scalars(verdict: Verdict, prefix: str = "paritas") -> dict[str, float]:
     """The numbers of a verdict, by name.
 
-    A figure that is NaN stays NaN; one that no finding has is left out.
+    NaN stays NaN; a number that no finding has is omitted.
     """
     found = {
         f"{prefix}/passed": float(verdict.passed),
@@ -53,23 +53,23 @@ def scalars(verdict: Verdict, prefix: str = "paritas") -> dict[str, float]:
 def log_to_tensorboard(
     verdict: Verdict, writer: SummaryWriter, step: int | None = None, *, prefix: str = "paritas"
 ) -> None:
-    """Write a verdict's numbers and words.
+    """Log the numbers and the text of a verdict.
 
     Args:
-        verdict: of any command or function.
-        writer: a `torch.utils.tensorboard.SummaryWriter`, or what else has its two methods.
-        step: of the run.
-        prefix: before every name.
+        verdict: from any command or function.
+        writer: a `torch.utils.tensorboard.SummaryWriter`, or any object with its two methods.
+        step: the step of the run.
+        prefix: the prefix of every name.
     """
     for name, value in scalars(verdict, prefix).items():
         writer.add_scalar(name, value, step)
-    # Indented by four, Markdown leaves the lines as they are.
+    # Markdown keeps lines that are indented by four spaces.
     words = "\n".join(f"    {line}" for line in str(verdict).splitlines())
     writer.add_text(f"{prefix}/verdict", words, step)
 
 
 def log_to_mlflow(verdict: Verdict, step: int | None = None, *, prefix: str = "paritas") -> None:
-    """Write a verdict to the MLflow run that is going on: metrics, tag, text and JSON.
+    """Log a verdict to the active MLflow run: metrics, tag, text and JSON.
 
     Raises:
         UsageError: MLflow is not installed.
@@ -78,8 +78,7 @@ def log_to_mlflow(verdict: Verdict, step: int | None = None, *, prefix: str = "p
         mlflow: Any = importlib.import_module("mlflow")
     except ImportError as error:
         raise UsageError(
-            f"log_to_mlflow needs mlflow, which cannot be imported ({error}): "
-            "pip install 'paritas[tracking]'"
+            f"log_to_mlflow cannot import mlflow ({error}): pip install 'paritas[tracking]'"
         ) from error
     place = prefix if step is None else f"{prefix}/step_{step}"
     mlflow.log_metrics(scalars(verdict, prefix), step=step)
@@ -89,7 +88,7 @@ def log_to_mlflow(verdict: Verdict, step: int | None = None, *, prefix: str = "p
 
 
 def _worst(scores: list[Score | None]) -> float | None:
-    """The largest error over its limit: NaN is worse than any number."""
+    """The largest ratio of error to limit; NaN is worse than any number."""
     found = [score.excess for score in scores if score is not None]
     if not found:
         return None

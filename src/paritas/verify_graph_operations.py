@@ -1,6 +1,6 @@
-"""`python -m paritas.verify_graph_operations --graph G --outdir D`: `paritas verify-graph`.
+"""`python -m paritas.verify_graph_operations --graph G --outdir D` runs `paritas verify-graph`.
 
-The name of nnScaler's script, for those who know it.
+It has the name of nnScaler's script.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def test_ge_dump_with_fusion_off(example):
 @pytest.mark.parametrize("example", [FX_NEW_CONFIG, GE_NEW_CONFIG], ids=["fx", "ge"])
 def test_a_second_run_needs_a_folder_of_its_own(example):
     run(example)
-    with pytest.raises(UsageError, match="two runs in one folder cannot be told apart"):
+    with pytest.raises(UsageError, match="give each run a dump_path of its own"):
         run(example)
 
 
@@ -285,7 +285,7 @@ def test_dump_layer_chooses_names_and_what_is_not_there_is_an_error_in_the_end()
     backend = torchair_dump.get_backend(compiler_config=config)
     torch.compiler.reset()
     infer(torch.compile(build_model(), backend=backend))
-    with pytest.raises(UsageError, match=r"'addm' matched nothing .*'addmm'"):
+    with pytest.raises(UsageError, match=r"'addm' matched none .*'addmm'"):
         backend.close()
 
 

@@ -219,7 +219,9 @@ def test_what_the_program_raises_is_not_hidden_by_a_selection_that_met_nothing(t
 
 def test_a_selection_that_met_nothing_is_an_error_once_the_dump_is_closed(tmp_path):
     with (
-        pytest.raises(UsageError, match=r"'layers\.0\.ffn' matched nothing of 22 names; nearest: "),
+        pytest.raises(
+            UsageError, match=r"'layers\.0\.ffn' matched none of 22 names; the most similar: "
+        ),
         capture(tmp_path / "d", layers=["layers.0.ffn", "head"], gradients=False),
     ):
         transformer()(tokens())
@@ -229,7 +231,7 @@ def test_a_selection_that_met_nothing_is_an_error_once_the_dump_is_closed(tmp_pa
 
 
 def test_nothing_run_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="no value came by"), capture(tmp_path / "d"):
+    with pytest.raises(UsageError, match="nothing ran"), capture(tmp_path / "d"):
         pass
 
 
@@ -336,14 +338,16 @@ def test_two_captures_at_once_see_the_same(tmp_path):
 
 def test_a_capture_records_one_run(tmp_path):
     recording = capture(tmp_path / "d")
-    with pytest.raises(UsageError, match="nothing is recorded yet"):
+    with pytest.raises(UsageError, match="the recording has not started"):
         recording.pause()
     with recording:
         nn.Identity()(torch.ones(1))
-    with pytest.raises(UsageError, match="used already"), recording:
+    with pytest.raises(UsageError, match="already used"), recording:
         pass
 
 
 def test_an_unknown_level_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="level='ops': give one of module, op, both"):
+    with pytest.raises(
+        UsageError, match="level='ops' is not supported: use one of module, op, both"
+    ):
         capture(tmp_path / "d", level="ops")

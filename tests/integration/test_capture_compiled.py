@@ -78,8 +78,8 @@ def test_compiled_code_runs_unchanged_and_is_compiled_once(tmp_path, how, when, 
     seen = "a" if how is inside else "Net"
     (note,) = dumped.notes
     assert note == (
-        f"{seen} is compiled: what it takes and gives is here, what happens inside is not; "
-        "a backend made by paritas.record records that"
+        f"{seen} is compiled: only its inputs and outputs are recorded; use a paritas.record "
+        "backend to record its inside"
     )
     assert dumped.names() == (["Net", "a", "b"] if how is inside else ["Net"])
 

@@ -168,7 +168,7 @@ def test_tensors_without_values_are_left_out_and_the_dump_says_so(tmp_path):
         model(torch.ones(2, device="meta"))
         nn.Identity()(torch.ones(1))
     dumped = Dumped(tmp_path / "d")
-    assert any("hold no values" in note for note in dumped.notes)
+    assert any("have no values to record" in note for note in dumped.notes)
     assert all(r.tensor is None or r.tensor.device == "cpu" for r in dumped.records)
 
 

@@ -130,7 +130,7 @@ def test_a_bad_rule_is_2_and_shown(golden, tmp_path):
     options = ("--golden-path", golden, "--output", tmp_path / "o", "--rule", "[: max_abs < 1")
     result = paritas("compare", "--my-path", golden, *options)
     assert result.exit_code == 2
-    assert "'[' is no regular expression" in result.stderr
+    assert "invalid regular expression '['" in result.stderr
 
 
 # --- options --------------------------------------------------------------------------------------

@@ -121,14 +121,14 @@ def test_a_dump_of_statistics_has_nothing_to_convert(dump, tmp_path):
     for target in ("stats", "packed"):
         result = convert(tmp_path / "dump_stats", "--to", target)
         assert result.exit_code == 2
-        assert "holds statistics, no tensors" in result.stderr
+        assert "holds statistics only" in result.stderr
 
 
 def test_another_dump_is_not_written_over(dump, tmp_path):
     write_run(tmp_path / "dump_stats")
     result = convert(dump, "--to", "stats")
     assert result.exit_code == 2
-    assert "holds no conversion of this dump to stats" in result.stderr
+    assert "is not a conversion of this dump to stats" in result.stderr
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("three years")
     result = convert(dump, "--to", "stats", "--output", tmp_path / "other")
@@ -140,13 +140,13 @@ def test_the_output_is_not_inside_the_dump(dump):
     for output in (dump, dump / "stats", dump.parent):
         result = convert(dump, "--to", "stats", "--output", output)
         assert result.exit_code == 2
-        assert "give a folder outside of it" in result.stderr
+        assert "use a folder outside of it" in result.stderr
 
 
 def test_what_is_no_dump_is_wrong_usage(tmp_path):
     result = convert(tmp_path / "nowhere", "--to", "stats")
     assert result.exit_code == 2
-    assert "nowhere is not there" in result.stderr
+    assert "nowhere does not exist" in result.stderr
 
 
 def test_a_record_that_cannot_be_read_is_told_and_the_rest_converted(dump, tmp_path):

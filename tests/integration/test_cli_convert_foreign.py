@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from integration.dump_making import Making, site, values
 from paritas import compare
 from paritas.cli import main
-from paritas.compat.ge_writing import GeCall, GeTree
+from paritas.compat.ge_writing import GeTree
 from paritas.dumps.opening import open_dump
 from paritas.dumps.reading import Dump
 from paritas.files.dtypes import digest
@@ -60,10 +60,9 @@ def ge(root):
     for step in (0, 1):
         taken = [values(3, 4, seed=step).half(), torch.tensor([step])]
         for name in ("Add_2", "a/Mul_3"):
-            call = GeCall(
+            tree.write(
                 step=step, model="g", op_type="Add", op_name=name, inputs=taken, outputs=taken[:1]
             )
-            tree.write(call)
 
 
 def msprobe(root):
@@ -151,7 +150,7 @@ def test_statistics_of_another_tool_become_an_index(tmp_path):
     assert table.verdict.status is Status.IDENTICAL
     refused = convert(tmp_path / "dump", "--to", "packed")
     assert refused.exit_code == 2
-    assert "holds statistics, no tensors: the values are not there" in refused.stderr
+    assert "holds statistics only, so its values are not recorded" in refused.stderr
 
 
 def test_graphs_in_words_go_along_into_a_tree(tmp_path):
@@ -173,7 +172,7 @@ def test_what_is_no_dump_of_that_kind_is_wrong_usage(tmp_path):
     (tmp_path / "empty").mkdir()
     empty = convert(tmp_path / "empty", "--to", "stats")
     assert empty.exit_code == 2
-    assert "holds nothing that is known" in empty.stderr
+    assert "is not a known dump" in empty.stderr
     assert not (tmp_path / "dump_stats").exists()
 
 
@@ -202,7 +201,7 @@ def test_an_output_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch):
     def full(folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion, "see_onto_disk", full)
+    monkeypatch.setattr(conversion, "sync_to_disk", full)
     done = convert(tmp_path / "dump", "--to", "stats", "--delete")
     assert done.exit_code == 2
     assert len(list((tmp_path / "dump").rglob("*.npy"))) == 6
@@ -345,7 +344,7 @@ def test_when_all_was_converted_and_deleted_the_last_command_closes_the_dump(tmp
     assert Dump.open(tmp_path / "dump_stats").problems == []
     other = convert(source, "--to", "packed")
     assert other.exit_code == 2
-    assert "holds nothing that is known" in other.stderr
+    assert "is not a known dump" in other.stderr
 
 
 def test_a_file_of_which_a_part_is_converted_is_not_deleted_when_that_is_interrupted(

@@ -160,7 +160,7 @@ def test_two_conversions_into_one_folder_do_not_meet(tmp_path):
     first.run()
     second = convert(tmp_path / "dump", "--to", "stats", "--output", tmp_path / "stats")
     assert second.exit_code == 2
-    assert "is being written by another process" in second.stderr
+    assert "another process is writing" in second.stderr
     first.close()
     making.close()
     assert len(list(Dump.open(tmp_path / "stats").records())) == 1
@@ -228,7 +228,7 @@ def test_a_conversion_killed_while_it_takes_over_an_earlier_one_loses_nothing(
     def full(folder):
         raise ParitasError("the disk is full")
 
-    monkeypatch.setattr(conversion, "see_onto_disk", full)
+    monkeypatch.setattr(conversion, "sync_to_disk", full)
     assert (
         convert(tmp_path / "dump", "--to", "stats", "--output", tmp_path / "stats").exit_code == 2
     )

@@ -75,9 +75,7 @@ def test_ranks_that_left_nothing_are_told(tmp_path):
     result = inspect(tmp_path / "dump")
     assert "0, 2 (the run has 4); nothing of 1, 3" in words(result)
     assert result.exit_code == 3
-    assert "problem: nothing is there of rank 1 problem: nothing is there of rank 3" in words(
-        result
-    )
+    assert "problem: rank 1 left nothing problem: rank 3 left nothing" in words(result)
 
 
 def test_ranks_that_were_not_asked_for_are_not_missed(tmp_path):

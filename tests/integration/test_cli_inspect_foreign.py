@@ -52,7 +52,7 @@ def test_a_kind_can_be_forced(tmp_path):
     assert "2 tensor" in output
     code, output = inspect(tree, "--kind", "paritas")
     assert code == 2
-    assert "is no dump of paritas" in output
+    assert "is not a paritas dump" in output
 
 
 @pytest.mark.parametrize("content", [None, "notes.txt"])
@@ -61,7 +61,7 @@ def test_a_folder_that_no_tool_left_is_refused(content, tmp_path):
         (tmp_path / content).write_text("nothing")
     code, output = inspect(tmp_path)
     assert code == 2
-    assert "looked for" in output
+    assert "found neither" in output
 
 
 def test_a_damaged_file_is_a_problem_and_the_rest_is_told(tmp_path):

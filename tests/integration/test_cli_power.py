@@ -118,7 +118,7 @@ def test_options_say_how_the_model_is_built(net):
     assert found.backward == 0
 
 
-def test_fewer_caught_than_asked_for_ends_with_1(monkeypatch):
+def test_fewer_caught_than_required_ends_with_1(monkeypatch):
     monkeypatch.setattr(searching._PowerSearch, "_judge", lambda *_, **__: Status.EQUIVALENT)
     arguments = ("power_net:build", "--faults", "4", "--no-gradients")
     assert run(*arguments, "--at-least", "0.99").exit_code == 1
@@ -128,24 +128,26 @@ def test_fewer_caught_than_asked_for_ends_with_1(monkeypatch):
 def test_a_branch_on_values_is_traced_as_it_is_taken():
     done = run("power_net:deciding", "--faults", "4")
     assert done.exit_code == 0, done.output
-    assert "and decides by, are constants here: 1" in " ".join(done.stdout.split())
+    assert "traced as constants: 1 value that Python code reads" in " ".join(done.stdout.split())
 
 
 def test_what_numpy_computes_is_said_to_be_out_of_sight():
     done = run("power_net:opaque")
-    assert "in Python or numpy, are constants here: 1" in " ".join(done.stdout.split())
+    assert "traced as constants: 1 tensor that Python or numpy code creates" in " ".join(
+        done.stdout.split()
+    )
 
 
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("power_net:failing", "cannot be written down as one graph: ValueError: no such thing"),
-        ("power_net:counting", "the model gives no tensor on these inputs: Counting()"),
+        ("power_net:failing", "cannot be traced as one graph: ValueError: no such thing"),
+        ("power_net:counting", "the model returns no tensor on these inputs: Counting()"),
         ("power_net:missing", "module power_net has no 'missing'"),
         ("power_net", "is not of the form package.module:name"),
     ],
 )
-def test_what_cannot_be_planted_in_is_told_without_a_traceback(factory, words):
+def test_a_model_without_a_place_for_faults_is_reported_without_a_traceback(factory, words):
     done = run(factory)
     assert done.exit_code == 2
     assert words in done.stderr
@@ -158,7 +160,7 @@ def test_where_nothing_can_be_planted_nothing_is_verified():
     assert done.stdout.splitlines()[-1].startswith("nothing can be said: ")
 
 
-def test_an_interrupt_tells_what_was_found_so_far(monkeypatch):
+def test_an_interrupt_reports_what_was_found_so_far(monkeypatch):
     tried = searching._PowerSearch._try
 
     def interrupted(self, *args):

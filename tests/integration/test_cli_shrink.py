@@ -78,9 +78,7 @@ def shrink(*arguments):
 # --- a model --------------------------------------------------------------------------------------
 
 
-def test_a_wrong_operator_of_a_model_becomes_a_script_that_fails_by_itself_and_is_1(
-    net, monkeypatch
-):
+def test_a_wrong_operator_of_a_model_becomes_a_standalone_script_and_is_1(net, monkeypatch):
     monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = shrink(
         "shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out", "--json", "j"
@@ -102,7 +100,7 @@ def test_a_wrong_operator_of_a_model_becomes_a_script_that_fails_by_itself_and_i
 def test_a_model_that_is_right_is_3_and_nothing_is_written(net):
     result = shrink("shrink_net:build", "--backend", "shrink_backend:right")
     assert result.exit_code == 3
-    assert "nothing to shrink: none of the 1 graphs fails by itself" in result.stderr
+    assert "nothing to shrink: none of the 1 graphs fails on its own" in result.stderr
     assert not (net / "shrunk").exists()
 
 
@@ -121,7 +119,7 @@ def test_an_interruption_keeps_the_best_so_far_and_is_130(net, untried, monkeypa
     assert (told["ended"], told["interrupted"], told["shows"]) == (False, True, True)
 
 
-def test_a_script_whose_own_run_is_interrupted_is_kept_and_said_to_be_untried(net, monkeypatch):
+def test_a_script_is_kept_and_called_untried_if_its_run_is_interrupted(net, monkeypatch):
     monkeypatch.setattr("paritas.reports.scripts.run_script", interrupted)
     result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out")
     assert result.exit_code == 130, result.output
@@ -267,10 +265,10 @@ def test_a_wrong_split_is_shown_on_the_smallest_shapes(untried, graph_results, n
     assert "torch.randn([2, 2]" in (net / "out" / "repro" / "00_centred.py").read_text()
 
 
-def test_a_graph_that_is_no_file_has_to_be_named(untried, graph_results):
+def test_a_graph_that_is_not_a_file_has_to_be_named(untried, graph_results):
     result = shrink(graph_results)
     assert result.exit_code == 2
-    assert "say with --graph what verify-graph was given" in result.stderr
+    assert "use --graph with the graph that verify-graph checked" in result.stderr
 
 
 # --- slips ----------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def words(text):
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def test_a_graph_whose_splits_are_right_passes_with_all_files_written(net, monkeypatch):
+def test_a_graph_with_correct_splits_passes_and_all_files_are_written(net, monkeypatch):
     monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = run("--graph", "net:build", "--outdir", "out", "--import", "right_rules")
     assert result.exit_code == 0, result.output
@@ -140,7 +140,7 @@ def test_a_wrong_rule_fails_with_a_script_and_the_exit_code_is_1(net, untried):
     assert result.stdout.splitlines()[-1].startswith("failed:")
     [script] = (net / "out" / "repro").glob("*.py")
     assert script.name.endswith("_centred.py")
-    assert "It imports net_operators: run it where that can be found." in script.read_text()
+    assert "It imports net_operators: run it where Python can find that." in script.read_text()
     assert not (net / "out" / "report.html").exists()
 
 
@@ -187,8 +187,8 @@ def test_several_numbers_of_ranks_are_all_checked(net):
         (("--graph", "net:build"), "Missing option '--outdir'"),
         (("--graph", "gone.pt2", "--outdir", "out"), "'gone.pt2': there is no such file"),
         (("--graph", "net:bild", "--outdir", "out"), "did you mean 'build'?"),
-        (("--graph", "net:nothing", "--outdir", "out"), "a graph cannot be read from int 3"),
-        (("--graph", "net:build", "--outdir", "net.py"), "it is a file; name a folder"),
+        (("--graph", "net:nothing", "--outdir", "out"), "cannot read a graph from int 3"),
+        (("--graph", "net:build", "--outdir", "net.py"), "it is a file; use a folder"),
         (("--graph", "net:build", "--outdir", "out", "--ranks", "1"), "'1' is no number of ranks"),
         (("--graph", "net:build", "--outdir", "out", "--options", "some"), "'some' is not one of"),
         (("--graph", "net:build", "--outdir", "out", "--cap", "0"), "0 is not in the range"),
@@ -197,14 +197,14 @@ def test_several_numbers_of_ranks_are_all_checked(net):
         (("--graph", "net:build", "--outdir", "out", "--executor", "x", "--jobs", "2"), "'x'"),
         (("--graph", "net:build", "--outdir", "out", "--import", "gone"), "no module 'gone'"),
         (("--graph", "net:build", "--outdir", "out", "--inputs", "gone.pt"), "no such file"),
-        (("--graph", "net.py", "--outdir", "out"), "is no graph that paritas reads"),
+        (("--graph", "net.py", "--outdir", "out"), "is not a graph that paritas can read"),
         ((*BUILT, "--device", "abacus"), "--device 'abacus' cannot be used: Expected one"),
         ((*BUILT, "--device", "meta"), "--device 'meta' holds no values"),
         ((*BUILT, "--confirm", "mpi"), "'mpi' is not one of 'gloo', 'nccl'"),
         ((*BUILT, "--confirm", "nccl"), "NCCL sends from GPU to GPU, and the device is 'cpu'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name_with_exit_code_2(net, arguments, told):
+def test_invalid_arguments_are_refused_by_name_with_exit_code_2(net, arguments, told):
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert told in words(result.stderr)
@@ -235,7 +235,7 @@ def test_results_of_another_graph_are_not_mixed_with_these(net):
     assert run("--graph", "net:build", "--outdir", "out", "--no-html").exit_code == 0
     other = run("--graph", "net:build", "--outdir", "out", "--no-html", "--seed", "1")
     assert other.exit_code == 2
-    assert "holds results of other settings (seed was 0, and is 1 now)" in words(other.stderr)
+    assert "holds results with other settings (seed was 0, now it is 1)" in words(other.stderr)
     asked = ("--graph", "net:build", "--outdir", "out", "--no-html", "--seed", "1", "--overwrite")
     assert run(*asked).exit_code == 0
 
@@ -289,7 +289,7 @@ def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
+def test_a_killed_run_resumes_and_gives_the_crashing_operator_its_own_process(
     tmp_path, monkeypatch
 ):
     """A process that is killed, and those of its workers."""

@@ -118,7 +118,7 @@ def test_a_rule_that_both_accept_is_verified_and_says_so(checked):
     assert "on gloo ranks, output" in paths
 
 
-def test_the_table_and_the_line_of_the_settings_tell_of_real_ranks(checked):
+def test_the_table_and_the_line_of_the_settings_mention_real_ranks(checked):
     result, folder = checked
     with (folder / "results.csv").open() as file:
         told = {(line["node"], line["confirmation"]) for line in csv.DictReader(file)}
@@ -133,14 +133,14 @@ def test_the_table_and_the_line_of_the_settings_tell_of_real_ranks(checked):
     assert json.loads((folder / "results.json").read_text())["settings"]["confirm"] == "gloo"
 
 
-def test_no_script_pretends_to_show_with_simulated_ranks_what_they_do_not_show(checked):
+def test_there_is_no_script_if_simulated_ranks_do_not_show_the_failure(checked):
     wrong = operators(checked)["shifted"]
     assert not wrong.script
-    assert any("it shows on gloo ranks alone" in note for note in wrong.notes)
+    assert any("it fails only on gloo ranks" in note for note in wrong.notes)
 
 
 @pytest.mark.usefixtures("_forked_ranks")
-def test_an_operator_that_ranks_cannot_be_given_is_not_confirmed():
+def test_an_operator_that_real_ranks_cannot_run_is_not_confirmed():
     report = verify_graph(graph(relu(0, "mine.op", lambda x: x.relu())), confirm="gloo")
     assert report.exit_code == 3
     [one] = report.operators

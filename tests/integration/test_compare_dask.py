@@ -83,7 +83,9 @@ def test_an_error_of_the_function_comes_back_from_the_cluster(cluster):
 def test_a_cluster_that_does_not_see_the_dump_says_so(tmp_path, cluster):
     with (
         executor_of(address_of(cluster)) as (pool, _),
-        pytest.raises(UsageError, match=r"a worker on .* cannot open it: .*gone is not there"),
+        pytest.raises(
+            UsageError, match=r"a worker on .* cannot open the dump: .*gone does not exist"
+        ),
     ):
         list(run_batches(pool, opened_dumps.opened, [str(tmp_path / "gone")], ahead=1))
 

@@ -84,7 +84,7 @@ def test_a_truncated_file_is_a_row_and_the_rest_goes_on(tmp_path):
     assert found.exit_code == 3
     (row,) = [row for row in found.rows if row.status is Status.UNVERIFIED]
     assert row.position == "0.3"
-    assert "and there are 22" in row.reason
+    assert "but there are 22" in row.reason
     assert sum(row.status is Status.IDENTICAL for row in found.rows) == 12
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from integration.dump_making import Making, site, values
 from paritas import compare
 from paritas.cli import main
-from paritas.compat.ge_writing import GeCall, GeTree
+from paritas.compat.ge_writing import GeTree
 from paritas.dumps.opening import open_dump
 from paritas.results.findings import Status
 
@@ -31,10 +31,7 @@ def ge_tree(root, tensors):
     tree = GeTree(root)
     for name, tensor in tensors.items():
         given = [tensor, torch.tensor([3])]
-        call = GeCall(
-            step=0, model="g", op_type="Add", op_name=name, inputs=given, outputs=[tensor]
-        )
-        tree.write(call)
+        tree.write(step=0, model="g", op_type="Add", op_name=name, inputs=given, outputs=[tensor])
     return root
 
 
@@ -87,7 +84,7 @@ def test_extremes_against_themselves_are_compared(tmp_path, kind):
     assert {row.judged_by for row in table.rows} == {"statistics"}
     assert table.verdict.coverage.compared == len(table.rows) > 0
     assert {row.limits for row in table.rows} == {
-        "least and greatest value only: what lies between them is not seen"
+        "minimum and maximum only: differences between them are not detected"
     }
 
 
@@ -129,7 +126,7 @@ def test_what_lies_between_the_extremes_is_not_seen_and_that_is_said(tmp_path, k
     golden = reduce_to_extremes(dump_of(kind, tmp_path / "golden", mm=array()))
     table = compare(mine, golden)
     assert table.verdict.status is Status.IDENTICAL
-    assert all("what lies between them is not seen" in row.limits for row in table.rows)
+    assert all("differences between them are not detected" in row.limits for row in table.rows)
 
 
 def test_half_precision_is_allowed_what_half_precision_needs(tmp_path, kind):
@@ -158,7 +155,7 @@ def test_a_nan_hides_the_extremes_and_that_is_said(tmp_path, kind):
         rows = [row for row in compare(*pair).rows if row.golden.minimum is None]
         assert {row.status for row in rows} == {Status.UNVERIFIED}
         assert {row.reason for row in rows} == {
-            "both sides hold a NaN, which took the place of the least and the greatest value"
+            "both sides contain a NaN, which replaces the minimum and the maximum"
         }
     sound = dump_of(kind, tmp_path / "sound", mm=array())
     rows = [row for row in compare(few, sound).rows if row.golden.minimum != 3]
@@ -198,7 +195,7 @@ def test_a_recording_of_ours_whose_files_were_replaced_is_still_whole(tmp_path):
     reduce_to_extremes(tmp_path / "dump")
     dump = open_dump(tmp_path / "dump")
     assert dump.problems == []
-    assert dump.header(0).notes == ("2 tensors were replaced by their least and greatest value",)
+    assert dump.header(0).notes == ("2 tensors were replaced by their minimum and maximum",)
     first, second, third = dump.records()
     assert first.statistics.count == 20, "the index knows more than the file"
     assert second.statistics.maximum == pytest.approx(values(4, 5, seed=1).max().item())

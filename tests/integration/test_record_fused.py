@@ -149,20 +149,16 @@ def test_code_that_cannot_be_made_to_tell_lets_the_program_go_on_and_is_an_error
     monkeypatch.setattr(fused, "compile_listening", fail)
     backend = record(tmp_path / "dump", source="fused")
     results = run(fresh(perceptron), (3, 8), backend)
-    with pytest.raises(UsageError, match="graph_0 forward: nothing of its inside is recorded"):
+    with pytest.raises(UsageError, match="graph_0 forward: its inside is not recorded"):
         backend.close()
     assert same(results, expected)
     dump = Dump.open(tmp_path / "dump")
     assert dump.problems == []
     observed = dump.header(0).observed
     assert {what.status for what in observed} == {"unchecked"}
-    assert observed[0].detail == (
-        "compiling it to tell of its buffers failed: ArithmeticError: no luck"
-    )
+    assert observed[0].detail == ("compiling it for recording failed: ArithmeticError: no luck")
     assert (
-        dump.header(0)
-        .notes[0]
-        .startswith("graph_0 forward: nothing of its inside is recorded; compiling")
+        dump.header(0).notes[0].startswith("graph_0 forward: its inside is not recorded; compiling")
     )
     assert {r.site.level for r in dump.records()} == {"node"}
 

@@ -195,7 +195,7 @@ def test_only_what_is_asked_for_is_recorded(tmp_path):
 
 
 def test_a_layer_that_is_not_there_is_told_with_the_nearest_names(tmp_path):
-    with pytest.raises(UsageError, match=r"'upp' matched nothing.*nearest: 'up'"):
+    with pytest.raises(UsageError, match=r"'upp' matched none.*most similar: 'up'"):
         record(
             tmp_path / "dump",
             lambda b: torch.compile(Block(), backend=b)(torch.randn(2, 8)),
@@ -239,11 +239,11 @@ def test_a_ring_keeps_the_last_steps_and_what_was_pinned(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "ge"}, "source='ge': give one of fx, fused"),
+        ({"source": "ge"}, "source='ge' is not supported: use one of fx, fused"),
         ({"source": "fx", "taps": True}, "taps=True"),
-        ({"data": "values"}, "data='values': give one of tensor, stats"),
-        ({"last": -1}, "last=-1"),
-        ({"layout": "msit", "data": "stats"}, 'layout="msit" holds tensors'),
+        ({"data": "values"}, "data='values' is not supported: use one of tensor, stats"),
+        ({"last": -1}, "last must be a whole number, 0 or more, got -1"),
+        ({"layout": "msit", "data": "stats"}, 'layout="msit" cannot hold statistics'),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_made(tmp_path, options, message):

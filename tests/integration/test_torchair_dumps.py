@@ -250,7 +250,7 @@ def test_a_fault_is_found_in_the_tree(dumps, tmp_path):
         code, _, found = compare(folder, dumps("fx"), tmp_path, "--steps", "2")
         assert code == 3
         (row,) = [row for row in found["rows"] if row["status"] == "unverified"]
-        assert "are not those that were written" in row["reason"]
+        assert "the file or the index is damaged" in row["reason"]
     finally:
         path.write_bytes(before)
 
@@ -341,14 +341,14 @@ def test_other_things_in_the_folder_of_an_old_tree_are_left_alone(tmp_path):
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "notes.txt").write_text("mine")
     with (
-        pytest.raises(UsageError, match=r"holds notes\.txt"),
+        pytest.raises(UsageError, match=r"contains notes\.txt"),
         paritas.capture(tmp_path / "dump", layout="ge-7.1.0", overwrite=True),
     ):
         nn.Identity()(torch.ones(2))
 
 
 def test_statistics_have_no_place_in_the_tree(tmp_path):
-    with pytest.raises(UsageError, match='layout="ge" holds tensors'):
+    with pytest.raises(UsageError, match='layout="ge" cannot hold statistics'):
         paritas.record(tmp_path / "dump", layout="ge", data="stats")
 
 

@@ -705,3 +705,29 @@ def test_a_function_of_which_only_sizes_are_compiled_is_unverified() -> None:
     assert "torch.compile compiled nothing" in verdict.notes[0]
     compiled = torch.compile(sizes, backend="eager", dynamic=True)
     assert verdict_on(sizes, compiled).status is Status.UNVERIFIED
+
+
+class DropsLayers(nn.Module):
+    """Draws a number in every call, as models that drop layers do, and uses it in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(())
+        y = self.linear(x).tanh()
+        return y * (drawn < 0.5) if self.training else y
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_other_random_numbers_matter_only_where_a_value_depends_on_them(training: bool) -> None:
+    model = DropsLayers().train(training)
+    verdict = verify([torch.randn(4, 8)], model, torch.compile(model), QUIET)
+    (state,) = (f for f in verdict.findings if f.path == "random state")
+    (value,) = (f for f in verdict.findings if f.path == "output")
+    if training:
+        assert (state.status, value.status) == (Status.UNVERIFIED, Status.UNVERIFIED)
+    else:
+        assert state.reason == "the candidate draws other random numbers, on which no value depends"
+        assert verdict.status is Status.EQUIVALENT

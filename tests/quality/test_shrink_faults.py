@@ -33,8 +33,8 @@ def test_a_fault_inside_a_model_ends_as_a_script_of_a_few_calls(name, tmp_path):
     with without_caches(), PLANTS[fault.plant](), torch.set_grad_enabled(fault.training):
         programs = capture_programs(model, list(inputs), candidate)
         result = shrink(programs, candidate, seconds=3600, outdir=tmp_path)
-    assert 50 <= result.nodes_before <= 400
-    assert result.nodes_after <= fault.most_calls, result.steps
+    assert 50 <= len(result.original.calls) <= 400
+    assert len(result.program.calls) <= fault.most_calls, result.report.steps
     assert (result.signature.role, result.signature.nonfinite) == (fault.role, fault.nonfinite)
     assert bool(result.program.dynamic) == bool(fault.dynamic)
     assert result.script.shows, result.script.output

@@ -188,7 +188,6 @@ READERS = {  # of what older versions wrote, or for the sake of the words alone
     "paritas/results/items.py",
     "paritas/results/comparisons.py",
     "paritas/results/wording.py",  # not to say a remedy twice
-    "paritas/shrinking/scripts.py",  # whether a note ends with a full stop
 }
 
 

@@ -129,7 +129,7 @@ def test_a_value_that_torchair_refuses_is_shown_with_its_reason():
 
     config = torchair_config()
     vars(config)["dump_config"] = Strict(**vars(config.dump_config))
-    message = r"refuses dump_config\.enable_dump = True: True does not match"
+    message = r"cannot set dump_config\.enable_dump = True: True does not match"
     with pytest.raises(UsageError, match=message):
         torchair_dump.get_ge_dump_config(compiler_config=config)
 
@@ -142,7 +142,7 @@ def test_a_folder_that_is_not_empty_is_refused(make, kind):
     ask = getattr(torchair_dump, f"get_{kind}_dump_config")
     ask("dump", compiler_config=make())
     (used / "worldsize1_global_rank0").mkdir()
-    with pytest.raises(UsageError, match="is not empty, 'worldsize1_global_rank0' is in it"):
+    with pytest.raises(UsageError, match="is not empty: it contains 'worldsize1_global_rank0'"):
         ask("dump", compiler_config=make())
     ask("another", compiler_config=make())
 
@@ -156,7 +156,7 @@ def test_what_other_ranks_of_the_run_have_written_is_not_in_the_way(monkeypatch)
     (used / "dynamo_original_graph_0_rank_0_pid_7_ts_20240125031118787351.txt").touch()
     torchair_dump.get_ge_dump_config()
     (used / "rank1").mkdir()
-    with pytest.raises(UsageError, match="'rank1' is in it"):
+    with pytest.raises(UsageError, match="it contains 'rank1'"):
         torchair_dump.get_ge_dump_config()
 
 
@@ -164,15 +164,15 @@ def test_what_other_ranks_of_the_run_have_written_is_not_in_the_way(monkeypatch)
     ("given", "message"),
     [
         ({"dump_mode": "inputs"}, "dump_mode='inputs': give one of input, output, all"),
-        ({"dump_token": [-1]}, r"dump_token: .*-1 is no step"),
-        ({"dump_token": []}, r"dump_token: .*holds no step"),
-        ({"dump_token": ["two"]}, r"dump_token: .*'two' is no step or range"),
+        ({"dump_token": [-1]}, r"dump_token: .*-1 is not a step"),
+        ({"dump_token": []}, r"dump_token: .*selects nothing"),
+        ({"dump_token": ["two"]}, r"dump_token: .*'two' is not a step or range"),
         ({"dump_layer": "Add"}, r"dump_layer='Add': give a list of names"),
         ({"dump_layer": []}, r"dump_layer=\[\]: give a list of names"),
-        ({"dump_layer": ["Add", 3]}, r"dump_layer: 3 is no name"),
-        ({"dump_layer": ["Add Conv_1"]}, r"dump_layer: 'Add Conv_1' is no name"),
+        ({"dump_layer": ["Add", 3]}, r"dump_layer: 3 is not the name"),
+        ({"dump_layer": ["Add Conv_1"]}, r"dump_layer: 'Add Conv_1' is not the name"),
         ({"dump_path": 3}, "dump_path=3: give a path"),
-        ({"dump_path": "file"}, r"msit_ge_dump cannot be made: Not a directory"),
+        ({"dump_path": "file"}, r"cannot create .*msit_ge_dump: Not a directory"),
         ({"fusion_switch_file": 3}, "fusion_switch_file=3: give the path"),
         ({"fusion_switch_file": "missing.json"}, r"missing\.json"),
         ({"fusion_switch_file": "bad.json"}, r"bad\.json"),
@@ -209,9 +209,9 @@ def test_our_configuration_takes_what_it_knows_and_nothing_else():
         config.dump_config.enable_dump = 1
     with pytest.raises(UsageError, match=r"config\.dump_config\.dump_step = '5\|2': give steps"):
         config.dump_config.dump_step = "5|2"
-    with pytest.raises(UsageError, match=r"dump_steps = '1': .*there is dump_step, "):
+    with pytest.raises(UsageError, match=r"dump_steps = '1': .*options are dump_step, "):
         config.dump_config.dump_steps = "1"
-    with pytest.raises(UsageError, match=r"config\.mode = 'x': there is no such option here"):
+    with pytest.raises(UsageError, match=r"config\.mode = 'x': there is no such option"):
         config.mode = "x"
     with pytest.raises(UsageError, match=r"config\.debug is a group"):
         config.debug = None
@@ -219,13 +219,13 @@ def test_our_configuration_takes_what_it_knows_and_nothing_else():
 
 def test_one_configuration_asks_for_one_dump():
     config = torchair_dump.get_ge_dump_config("a")
-    with pytest.raises(UsageError, match="either fused or goes node by node"):
+    with pytest.raises(UsageError, match="either fused or node by node"):
         torchair_dump.get_fx_dump_config("a", compiler_config=config)
     config = torchair_dump.get_fx_dump_config("a")
-    with pytest.raises(UsageError, match="either fused or goes node by node"):
+    with pytest.raises(UsageError, match="either fused or node by node"):
         torchair_dump.get_ge_dump_config("b", compiler_config=config)
     config.dump_config.enable_dump = True
-    with pytest.raises(UsageError, match="either fused or goes node by node"):
+    with pytest.raises(UsageError, match="either fused or node by node"):
         torchair_dump.get_backend(compiler_config=config)
 
 
@@ -238,8 +238,8 @@ def test_a_configuration_that_asks_for_no_dump_gives_plain_inductor():
 @pytest.mark.parametrize(
     ("group", "option", "value", "message"),
     [
-        ("debug.graph_dump", "type", "txt", "written with a dump of fused code"),
-        ("fusion_config", "fusion_switch_file", "a.json", "has an effect on fused dumps alone"),
+        ("debug.graph_dump", "type", "txt", "printed only with a dump of fused code"),
+        ("fusion_config", "fusion_switch_file", "a.json", "only affects dumps of fused code"),
     ],
 )
 def test_an_option_that_would_have_no_effect_is_refused(group, option, value, message):
@@ -253,5 +253,5 @@ def test_an_option_that_would_have_no_effect_is_refused(group, option, value, me
 
 
 def test_torchairs_own_configuration_makes_no_backend_here():
-    with pytest.raises(UsageError, match=r"goes to torchair\.get_npu_backend"):
+    with pytest.raises(UsageError, match=r"pass torchair's own to torchair\.get_npu_backend"):
         torchair_dump.get_backend(compiler_config=torchair_config())

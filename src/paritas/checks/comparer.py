@@ -49,6 +49,8 @@ RANDOM_ADVICE = (
     "set torch._inductor.config.fallback_random = True before compiling, so that the compiled "
     "program draws the numbers that eager draws"
 )
+# Before a value fails that depends on random numbers at most rarely.
+THOROUGH_DRAWS = 12
 ALL_INPUTS = Item(ItemKind.INPUT_AFTER_CALL, "inputs")
 ALL_STATE = Item(ItemKind.STATE_AFTER_CALL)
 # Rounding in float64 is 5e8 times smaller than in float32, and a fault is as large as ever.
@@ -221,6 +223,11 @@ class Comparer:
         ):
             # Its numbers come from another stream: values that depend on them prove nothing.
             self.random_differs = True
+            if not self.evidence.depends_on_draws():
+                self.out.compared += 1
+                reason = "the candidate draws other random numbers, on which no value depends"
+                self.out.add(item, Aspect.RNG, Status.EQUIVALENT, reason)
+                return
             advice = RANDOM_ADVICE if candidate_side.is_compiled else ""
             reason = "the program draws random numbers, and the candidate draws others"
             self.out.add(item, Aspect.RNG, Status.UNVERIFIED, reason, advice)
@@ -585,12 +592,15 @@ class Comparer:
     def _compare_item(self, item: Item, left: Any, right: Any) -> None:
         lifted = self.sides if self.lifts else NO_LIFT
         evidence = ItemEvidence(self.evidence, item, self.call, lifted=lifted, demand=self.demand)
-        if self.random_differs:
+        if self.random_differs and self._depends_on_draws(item):
             self._compare_random_item(item, left, right)
             return
         try:
             findings, notes = check_pair(item, left, right, self.checks, evidence)
             if not all(finding.status.passes() for finding in findings):
+                if self.random_differs and self._depends_on_draws(item, THOROUGH_DRAWS):
+                    self._compare_random_item(item, left, right)
+                    return
                 context = self._context(item, left)
                 findings = self.explainer.explain(findings, left, right, evidence, context)
                 findings = [_add_advice(finding, self.evidence.native[0]) for finding in findings]
@@ -601,6 +611,9 @@ class Comparer:
         self.demand.settle(self.call, item)
         self._add_findings(findings)
         self.out.notes += notes
+
+    def _depends_on_draws(self, item: Item, runs: int = 1) -> bool:
+        return self.evidence.depends_on_draws(self.call, item, runs)
 
     def _compare_put_off(self) -> None:
         """Compare what needs perturbed runs, now that these can leave out all the rest."""

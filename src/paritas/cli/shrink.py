@@ -231,11 +231,11 @@ def _shrunk(
     options: ShrinkOptions,
     tell: Callable[[str], None],
 ) -> ShrinkReport | None:
-    from paritas.shrinking.shrink import report_of, shrink
+    from paritas.shrinking.shrink import shrink
 
     asked: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
     return _unless_nothing_fails(
-        lambda: report_of(shrink(programs, candidate, outdir=options.output, **asked))
+        lambda: shrink(programs, candidate, outdir=options.output, **asked).report
     )
 
 

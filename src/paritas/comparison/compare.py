@@ -1,4 +1,4 @@
-"""`paritas.compare`: two dumps, one table, and where they begin to differ."""
+"""`paritas.compare`: compare two dumps value by value, and find where they start to differ."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ from paritas.numerics.mismatch_maps import mismatch_detail
 from paritas.results.comparisons import Comparison, Divergence, DumpFacts
 from paritas.results.findings import Aspect, Coverage, Status
 from paritas.results.progress import Progress, shows_progress
+from paritas.results.wording import counted
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from torch import Tensor
@@ -52,21 +53,23 @@ if TYPE_CHECKING:
     from paritas.results.comparisons import ComparisonRow, Detail
     from paritas.results.findings import Diagnosis
 
+    Tell = Callable[[Progress], None]
+
 
 # --- All pairs, in batches ------------------------------------------------------------------------
 
-# A batch is worth being sent to a worker, and small enough that all of them have something to do.
+# Large enough to be worth sending to a worker, small enough to keep all workers busy.
 _BATCH_PAIRS = 128
 _BATCH_BYTES = 64 << 20
-# To say what kind of wrong a value is takes many times its own memory, up to some 250 MiB: beyond
-# so many elements that is done for one at a time, however many threads there are.
+# Diagnosing a value takes many times its own memory, up to about 250 MiB. Above this many elements,
+# only one value is diagnosed at a time, whatever the number of threads.
 _ELEMENTS_SIDE_BY_SIDE = 1 << 17
 _one_large = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Where the two dumps are, for workers that open them themselves."""
+    """The paths of the two dumps, for workers that open them themselves."""
 
     my: str
     my_kind: str
@@ -75,89 +78,73 @@ class Sources:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeasureOptions:
-    """How pairs are measured; `judging.measure` says what each means."""
-
-    quick: bool = False
-    trust_digests: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class _PairBatch:
+    """Pairs to measure, and how; see `judgement.measure`."""
+
     sources: Sources
     pairs: tuple[Pair, ...]
     requirements: tuple[Requirement | None, ...]
-    how: MeasureOptions = MeasureOptions()
-    look: DetailRequest | None = None
+    quick: bool
+    trust_digests: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class DetailRequest:
-    """A pair to look at closely.
+    """A pair to examine closely.
 
     Attributes:
-        fails: whether to ask what kind of wrong it is.
-        operator: what made it.
-        given: what that was given, on the golden side.
+        fails: whether to diagnose it.
+        operator: the operator that computed it.
+        given: the operator's golden inputs.
     """
 
+    sources: Sources
     pair: Pair
-    fails: bool = False
-    operator: str = ""
-    given: tuple[Operand, ...] = ()
+    fails: bool
+    operator: str
+    given: tuple[Operand, ...]
 
 
-def measure_all(
-    executor: Executor,
-    workers: int,
-    sources: Sources,
-    pairs: Sequence[Pair],
-    requirement_for: Callable[[Pair], Requirement | None],
-    how: MeasureOptions,
-) -> Iterator[list[Measured]]:
-    """Measure all pairs, batch by batch, in their order.
+def _measure_pairs(
+    pool: Executor, workers: int, batches: Iterable[_PairBatch], total: int, tell: Tell
+) -> list[Measured]:
+    """Measure all pairs in order.
 
-    A batch whose worker died is measured no further: its pairs are unverified, and say why.
+    If a worker dies, the pairs of its batch are unverified, with the reason.
     """
-    batches = (
-        dataclasses.replace(batch, how=how)
-        for batch in _make_batches(sources, pairs, requirement_for)
-    )
-    for batch, result in run_batches(executor, _measure_batch, batches, ahead=2 * workers):
+    found: list[Measured] = []
+    nbytes = failing = 0
+    for batch, result in run_batches(pool, _measure_batch, batches, ahead=2 * workers):
         if isinstance(result, Failed):
-            yield [_report_lost(pair, batch.sources, result) for pair in batch.pairs]
+            measured = [_report_lost(pair, batch.sources, result) for pair in batch.pairs]
         else:
-            yield result
+            measured = result
+        found += measured
+        nbytes += sum(item.nbytes for item in measured)
+        failing += sum(not item.status.passes() for item in measured)
+        tell(Progress("comparing", len(found), total, nbytes=nbytes, failing=failing))
+    return found
 
 
-def details(
-    executor: Executor, workers: int, sources: Sources, looks: Sequence[DetailRequest]
-) -> Iterator[Detail | None]:
-    """A closer look at each of a few pairs."""
-    batches = (_PairBatch(sources, (look.pair,), (None,), look=look) for look in looks)
-    for _, result in run_batches(executor, _detail_batch, batches, ahead=workers):
-        yield None if isinstance(result, Failed) else result
+def _requirements(pairs: Iterable[Pair], rules: Rules) -> tuple[Requirement | None, ...]:
+    records = (pair.leading.record for pair in pairs)
+    return tuple(rules.requirement_for(record.id, record.site.module) for record in records)
 
 
-def _make_batches(
-    sources: Sources,
-    pairs: Sequence[Pair],
-    requirement_for: Callable[[Pair], Requirement | None],
-) -> Iterator[_PairBatch]:
+def _make_batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
     waiting: list[Pair] = []
     size = 0
     for pair in pairs:
         waiting.append(pair)
         size += sum(_estimate_bytes(side) for side in (pair.my, pair.golden) if side is not None)
         if len(waiting) >= _BATCH_PAIRS or size >= _BATCH_BYTES:
-            yield _PairBatch(sources, tuple(waiting), tuple(map(requirement_for, waiting)))
+            yield waiting
             waiting, size = [], 0
     if waiting:
-        yield _PairBatch(sources, tuple(waiting), tuple(map(requirement_for, waiting)))
+        yield waiting
 
 
 def _estimate_bytes(operand: Operand) -> int:
-    """About how many bytes it has."""
     total = 0
     for record in operand.records():
         if record.tensor is not None:
@@ -166,51 +153,54 @@ def _estimate_bytes(operand: Operand) -> int:
     return total
 
 
+def _open_both(sources: Sources) -> tuple[ReadableDump, ReadableDump]:
+    return opened(sources.my, sources.my_kind), opened(sources.golden, sources.golden_kind)
+
+
 def _measure_batch(batch: _PairBatch) -> list[Measured]:
-    """What a worker does, maybe in another process or on another machine."""
-    my = opened(batch.sources.my, batch.sources.my_kind)
-    golden = opened(batch.sources.golden, batch.sources.golden_kind)
-    how = dataclasses.asdict(batch.how)
+    """Runs in a worker, which may be another process or machine."""
+    my, golden = _open_both(batch.sources)
+    how = {"quick": batch.quick, "trust_digests": batch.trust_digests}
     return [
         measure(pair, my, golden, requirement, **how)
         for pair, requirement in zip(batch.pairs, batch.requirements, strict=True)
     ]
 
 
-def _detail_batch(batch: _PairBatch) -> Detail | None:
-    my = opened(batch.sources.my, batch.sources.my_kind)
-    golden = opened(batch.sources.golden, batch.sources.golden_kind)
-    (pair,) = batch.pairs
+def _measure_detail(request: DetailRequest) -> Detail | None:
+    """Runs in a worker, which may be another process or machine."""
+    my, golden = _open_both(request.sources)
+    pair = request.pair
     if pair.my is None or pair.golden is None:
         return None
     try:
         reference, candidate = pair.golden.read(golden.view), pair.my.read(my.view)
         candidate = candidate.reshape(reference.shape)
-        found = mismatch_detail(reference, candidate)
-        if batch.look is None or not batch.look.fails:
-            return found
-        told = _diagnose(batch.look, reference, candidate, golden.view)
-        return msgspec.structs.replace(found, diagnosis=told)
-    except (ParitasError, OSError, RuntimeError):  # the row says already what is wrong
+        detail = mismatch_detail(reference, candidate)
+        if not request.fails:
+            return detail
+        diagnosis = _diagnose(request, reference, candidate, golden.view)
+        return msgspec.structs.replace(detail, diagnosis=diagnosis)
+    except (ParitasError, OSError, RuntimeError):  # the row already says what is wrong
         return None
 
 
 def _diagnose(
-    look: DetailRequest, reference: Tensor, candidate: Tensor, read: Callable[[Record], Tensor]
+    request: DetailRequest, reference: Tensor, candidate: Tensor, read: Callable[[Record], Tensor]
 ) -> Diagnosis | None:
-    """What kind of wrong it is; None where nothing can be said of it."""
+    """What kind of wrong it is, or None if unknown."""
     from paritas.diagnosis.case import MOST_ELEMENTS, Context
     from paritas.diagnosis.diagnose import diagnose
 
     is_large = reference.numel() > _ELEMENTS_SIDE_BY_SIDE
     try:
         with _one_large if is_large else contextlib.nullcontext():
-            # Of a large tensor a part is looked at, to which no part of the inputs belongs.
-            given = () if reference.numel() > MOST_ELEMENTS else look.given
+            # Only a sample of a large tensor is diagnosed, and the inputs do not belong to it.
+            given = () if reference.numel() > MOST_ELEMENTS else request.given
             inputs = tuple(operand.read(read) for operand in given)
-            context = Context(operator=look.operator, inputs=inputs)
+            context = Context(operator=request.operator, inputs=inputs)
             found = diagnose(candidate, reference, context=context)
-    except Exception:  # noqa: BLE001  (an extra: the row stands without it)
+    except Exception:  # noqa: BLE001  (the row is complete without a diagnosis)
         return None
     return found if found.where is not None or found.patterns else None
 
@@ -222,27 +212,27 @@ def _report_lost(pair: Pair, sources: Sources, failed: Failed[_PairBatch]) -> Me
         my=None if pair.my is None else describe_side(pair.my, sources.my_kind),
         golden=None if pair.golden is None else describe_side(pair.golden, sources.golden_kind),
         aspect=Aspect.HARNESS,
-        reason=f"the worker that was to compare it failed: {failed.error}",
+        reason=f"the worker that compared it failed: {failed.error}",
         advice="compare again with fewer workers, or with --executor threads",
     )
 
 
-# --- Where two dumps begin to differ --------------------------------------------------------------
+# --- Where two dumps start to differ --------------------------------------------------------------
 
 _FAILS = {Status.DIFFERENT, Status.DEGRADED}
 
 
 def first_divergence(rows: Sequence[ComparisonRow]) -> Divergence | None:
-    """The first row whose difference was made there, not the first that looks large."""
+    """The first row that caused a difference, rather than the first with a large one."""
     return _find_first(rows, lambda _: True)
 
 
 def first_non_finite(rows: Sequence[ComparisonRow]) -> Divergence | None:
-    """The same, of NaN and infinities that one side has and the other has not."""
-    return _find_first(rows, _is_unlike)
+    """The first row that caused a NaN or infinity on one side only."""
+    return _find_first(rows, _differs_in_nonfinite)
 
 
-def _is_unlike(row: ComparisonRow) -> bool:
+def _differs_in_nonfinite(row: ComparisonRow) -> bool:
     metrics = row.figures.metrics if row.figures is not None else None
     if metrics is not None:
         return metrics.nonfinite_mismatches > 0
@@ -252,9 +242,9 @@ def _is_unlike(row: ComparisonRow) -> bool:
 def _find_first(
     rows: Sequence[ComparisonRow], wanted: Callable[[ComparisonRow], bool]
 ) -> Divergence | None:
-    """Of all ranks, the one that comes first in its rank's own order."""
+    """The row that comes first in the order of its own rank."""
     counts: dict[tuple[int, int | None], int] = {}
-    ran: set[tuple[int, int | None]] = set()  # those of which a call has given something
+    ran: set[tuple[int, int | None]] = set()  # where a call has already returned something
     best: tuple[tuple[int, int], Divergence] | None = None
     for row in rows:
         key = (row.step, row.rank)
@@ -272,33 +262,28 @@ def _find_first(
 
 def _make_divergence(row: ComparisonRow, *, at_the_start: bool) -> Divergence:
     if row.op == "placeholder" or at_the_start:
-        reason = "the two programs were given different values, so what follows cannot agree"
+        reason = "the two programs received different inputs, so later values cannot agree"
         return Divergence(kind="given", row=row.index, reason=reason)
     if row.made == "here":
-        reason = "what it was computed from agrees, or is wrong by less: the rest was added here"
+        reason = "its inputs agree or have a smaller error: the rest was added here"
         return Divergence(kind="made", row=row.index, reason=reason)
-    reason = "what it was computed from is not recorded: it, or what ran before it, is to blame"
+    reason = "its inputs are not recorded: the cause is this value or something before it"
     return Divergence(kind="unclear", row=row.index, reason=reason)
 
 
 # --- The comparison -------------------------------------------------------------------------------
 
-if TYPE_CHECKING:
-    Tell = Callable[[Progress], None]
-
-
-# Operators that fill their first argument and do not look at what is in it.
+# Operators that overwrite their first argument without reading it.
 _FILLS = {
     "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_",
     "normal_", "random_", "uniform_", "zero_",
 }  # fmt: skip
-# So many rows get a closer look; that of a first divergence is always among them.
+# How many rows get details; the first divergence is always among them.
 MOST_DETAILS = 48
-# Of those that fail, so many are asked what kind of wrong they are, if they have no more elements;
-# the first is asked in any case.
+# How many failing rows are diagnosed, and up to how many elements. The first always is.
 MOST_DIAGNOSED = 24
 MOST_DIAGNOSED_ELEMENTS = 1 << 20
-# And no more bytes of them than this, but for the first of them.
+# The total size of the rows with details, after the first.
 MOST_DETAIL_BYTES = 64 << 20
 
 
@@ -330,34 +315,34 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
     """Compare two dumps, value by value.
 
     Args:
-        my: the candidate's dump: a folder, a file, or a URL that fsspec knows.
-        golden: the reference's.
-        my_kind: which tool made it; found out where it is not given. So is `golden_kind`.
-        config: a TOML file with rules, renames, dims and the like.
+        my: the candidate's dump: a folder, a file, or a URL that fsspec can open.
+        golden: the reference's dump.
+        my_kind: the tool that made the dump `my`; detected by default.
+        golden_kind: the tool that made the dump `golden`; detected by default.
+        config: a TOML file with rules, renames, dims and so on.
         rules: (regular expression, requirement) by name: `("attn", "rel_l2 <= 1e-3")`.
-        renames: (regular expression, replacement): what my names are on the golden side.
-        dims: (regular expression, annotation): how tensors are split over ranks, where the dump
-            does not say: `("attn", "b s h[tp] d")`.
-        mesh: the sizes of the axes that `dims` name: `"tp=2,cp=2"`.
-        steps: which steps: `"3"`, `"0-4"`, or mine against golden ones, `"1:0"`.
-        ranks: which ranks; all of both, unless given.
-        ignore: regular expressions; what they find is left out, and counted as skipped.
-        unmatched: whether a value without counterpart fails, or is only listed.
-        replay: run operators again in float64, where their inputs are recorded, to tell the error
-            they made from that which came in.
-        quick: tell of rows that surely pass only how far they are off, not all figures.
-        strict: `unstable` fails, too.
-        trust_digests: do not check that stored data fits its checksums, and do not read values
-            whose recorded digests are equal.
-        executor: `"threads"`, `"processes"`, `"dask://host:port"`, or an executor of yours.
-        jobs: how many workers; as many as there are processors, unless given.
-        progress: called with a few words before each step, and how far it has come.
+        renames: (regular expression, replacement), from my names to golden names.
+        dims: (regular expression, annotation): how tensors are split over ranks, if the dump does
+            not say: `("attn", "b s h[tp] d")`.
+        mesh: the sizes of the axes that `dims` uses: `"tp=2,cp=2"`.
+        steps: the steps to compare: `"3"`, `"0-4"`, or `"1:0"` for my step 1 and golden step 0.
+        ranks: the ranks to compare; all of them by default.
+        ignore: regular expressions for values to leave out; they are counted as skipped.
+        unmatched: whether a value without a counterpart fails or is only listed.
+        replay: rerun operators in float64 where their inputs are recorded, to separate the error
+            they made from the error in their inputs.
+        quick: compute only a few figures for rows that clearly pass.
+        strict: treat `unstable` as a failure.
+        trust_digests: do not verify checksums, and do not read values with equal digests.
+        executor: `"threads"`, `"processes"`, `"dask://host:port"`, or your own executor.
+        jobs: the number of workers; by default the number of processors.
+        progress: called before each stage and as it advances.
 
     Raises:
-        UsageError: a dump cannot be opened, or an argument makes no sense.
+        UsageError: a dump cannot be opened, or an argument is invalid.
     """
     if unmatched not in {"fail", "list"}:
-        raise UsageError(f"unmatched={unmatched!r}: give 'fail' or 'list'")
+        raise UsageError(f"unmatched={unmatched!r} is not supported: use 'fail' or 'list'")
     chosen = Rules.of(
         None if config is None else Path(config),
         rules=rules,
@@ -380,8 +365,13 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
             pairs = [pair for pair in pairs if pair.my is not None and pair.golden is not None]
         sources = Sources(str(my_path), mine.kind, str(golden_path), theirs.kind)
         with executor_of(executor, jobs) as (pool, workers):
-            how = MeasureOptions(quick=quick, trust_digests=trust_digests)
-            measured = _measure_pairs(pool, workers, sources, pairs, chosen, how, tell)
+            batches = (
+                _PairBatch(
+                    sources, tuple(batch), _requirements(batch, chosen), quick, trust_digests
+                )
+                for batch in _make_batches(pairs)
+            )
+            measured = _measure_pairs(pool, workers, batches, len(pairs), tell)
             table = Table(mine, theirs, pairs, measured)
             replays = table.replay(tell, trust_digests=trust_digests) if replay else {}
             rows = table.rows(resolve(table.drafts, replays))
@@ -406,7 +396,6 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
 def _match_dumps(
     mine: ReadableDump, theirs: ReadableDump, rules: Rules, ranks: Sequence[int] | None
 ) -> Matches:
-    """Which values belong together."""
     my_operands, golden_operands, notes = operands(mine, theirs, rules)
     my_operands, overwritten = _without_overwritten(my_operands)
     golden_operands, _ = _without_overwritten(golden_operands)
@@ -418,31 +407,25 @@ def _match_dumps(
     asked = (RecordedSelection.of(mine), RecordedSelection.of(theirs))
     my_steps = {one.step for one in my_operands}
     golden_steps = {one.step for one in golden_operands}
-    if not rules.steps and mine.kind == theirs.kind:  # which count alike
-        my_steps, golden_steps = _selected_steps(my_steps, golden_steps, *asked)
-    aligned, told = align_steps(my_steps, golden_steps, rules.steps)
-    if rules.steps:  # the others were not asked for
+    if not rules.steps and mine.kind == theirs.kind:  # both number their steps the same way
+        my_steps, golden_steps = (
+            {step for step in my_steps if asked[1].selection.wants_step(step)},
+            {step for step in golden_steps if asked[0].selection.wants_step(step)},
+        )
+    aligned, step_notes = align_steps(my_steps, golden_steps, rules.steps)
+    if rules.steps:  # the other steps were not selected
         my_operands = [one for one in my_operands if one.step in aligned]
         golden = set(aligned.values())
         golden_operands = [one for one in golden_operands if one.step in golden]
     found = match(my_operands, golden_operands, rules, aligned, asked)
     skipped = list(found.skipped)
     if overwritten:
-        skipped.append(f"{overwritten} arguments are overwritten before anything reads them")
-    return dataclasses.replace(found, notes=[*notes, *told, *found.notes], skipped=skipped)
-
-
-def _selected_steps(
-    my: set[int], golden: set[int], my_asked: RecordedSelection, golden_asked: RecordedSelection
-) -> tuple[set[int], set[int]]:
-    """The steps of either side that the other was asked for."""
-    ours = {step for step in my if golden_asked.selection.wants_step(step)}
-    theirs = {step for step in golden if my_asked.selection.wants_step(step)}
-    return ours, theirs
+        skipped.append(f"{counted(overwritten, 'argument')} overwritten before being read")
+    return dataclasses.replace(found, notes=[*notes, *step_notes, *found.notes], skipped=skipped)
 
 
 def _without_overwritten(found: list[Operand]) -> tuple[list[Operand], int]:
-    """Leave out what lay in memory that an operator fills: it means nothing."""
+    """Leave out the old content of memory that an operator overwrites: it is arbitrary."""
     kept = [one for one in found if not _is_overwritten(one.record.site)]
     return kept, len(found) - len(kept)
 
@@ -456,32 +439,8 @@ def _is_overwritten(site: Site) -> bool:
 def _check_ranks(ranks: Sequence[int], mine: ReadableDump, theirs: ReadableDump) -> None:
     for rank in ranks:
         if rank not in mine.ranks and rank not in theirs.ranks:
-            there = ", ".join(map(str, sorted({*mine.ranks, *theirs.ranks})))
-            raise UsageError(f"ranks={rank}: no such rank in either dump; there are {there}")
-
-
-def _measure_pairs(
-    pool: Executor,
-    workers: int,
-    sources: Sources,
-    pairs: Sequence[Pair],
-    rules: Rules,
-    how: MeasureOptions,
-    tell: Tell,
-) -> list[Measured]:
-    found: list[Measured] = []
-    nbytes = failing = 0
-
-    def requirement(pair: Pair) -> Requirement | None:
-        record = pair.leading.record
-        return rules.requirement_for(record.id, record.site.module)
-
-    for batch in measure_all(pool, workers, sources, pairs, requirement, how):
-        found += batch
-        nbytes += sum(item.nbytes for item in batch)
-        failing += sum(not item.status.passes() for item in batch)
-        tell(Progress("comparing", len(found), len(pairs), nbytes=nbytes, failing=failing))
-    return found
+            known = ", ".join(map(str, sorted({*mine.ranks, *theirs.ranks})))
+            raise UsageError(f"neither dump has rank {rank}: choose from {known}")
 
 
 def _with_details(
@@ -492,26 +451,31 @@ def _with_details(
     table: Table,
     tell: Tell,
 ) -> list[ComparisonRow]:
-    """The rows, with a closer look at those that a reader will want to look at."""
-    chosen = worth_a_look(rows)
-    tell(Progress("looking closer", 0, len(chosen)))
-    looks = [_request_details(rows[place], table, rank) for rank, place in enumerate(chosen)]
-    found = details(pool, workers, sources, looks)
-    for done, (place, detail) in enumerate(zip(chosen, found, strict=True)):
-        rows[place] = msgspec.structs.replace(rows[place], detail=detail)
-        tell(Progress("looking closer", done + 1, len(chosen)))
+    """Add details to the rows that matter most to a reader."""
+    chosen = rows_for_details(rows)
+    tell(Progress("examining differences", 0, len(chosen)))
+    requests = (
+        _request_details(rows[place], table, sources, rank) for rank, place in enumerate(chosen)
+    )
+    results = run_batches(pool, _measure_detail, requests, ahead=workers)
+    for done, (place, (_, detail)) in enumerate(zip(chosen, results, strict=True)):
+        if not isinstance(detail, Failed):
+            rows[place] = msgspec.structs.replace(rows[place], detail=detail)
+        tell(Progress("examining differences", done + 1, len(chosen)))
     return rows
 
 
-def _request_details(row: ComparisonRow, table: Table, rank: int) -> DetailRequest:
-    """What to ask about a row; the first of those that fail are asked what kind of wrong it is."""
-    fails = row.status in {Status.DIFFERENT, Status.DEGRADED} and rank < MOST_DIAGNOSED
+def _request_details(
+    row: ComparisonRow, table: Table, sources: Sources, rank: int
+) -> DetailRequest:
+    fails = row.status in _FAILS and rank < MOST_DIAGNOSED
     numel = row.figures.metrics.numel if row.figures and row.figures.metrics else 0
     fails = fails and (rank == 0 or numel <= MOST_DIAGNOSED_ELEMENTS)
     given = [table.pairs[place].golden for place in row.sources] if fails else []
     known = tuple(one for one in given if one is not None)
-    # Of an operator that was given something else besides, too little is known.
+    # An operator with an unknown input cannot be diagnosed from the others.
     return DetailRequest(
+        sources,
         table.pairs[row.index],
         fails=fails,
         operator=row.op,
@@ -519,11 +483,11 @@ def _request_details(row: ComparisonRow, table: Table, rank: int) -> DetailReque
     )
 
 
-def worth_a_look(rows: Sequence[ComparisonRow]) -> list[int]:
-    """Rows to look at closely: where a difference was made, then what fails, then the shaky."""
+def rows_for_details(rows: Sequence[ComparisonRow]) -> list[int]:
+    """Rows that get details: causes of a difference first, then failures, then unstable rows."""
 
     def rank(row: ComparisonRow) -> tuple[int, int]:
-        fails = row.status in {Status.DIFFERENT, Status.DEGRADED}
+        fails = row.status in _FAILS
         if fails and row.made != "before":
             return (0, row.index)
         return (1 if fails else 2, row.index)
@@ -539,7 +503,7 @@ def worth_a_look(rows: Sequence[ComparisonRow]) -> list[int]:
     room = MOST_DETAIL_BYTES
     for row in sorted(differing, key=rank)[:MOST_DETAILS]:
         metrics = row.figures.metrics if row.figures is not None else None
-        # Eight bytes stand for both sides; of which dtype they are does not matter here.
+        # Eight bytes for both sides together, whatever the dtype.
         room -= 8 * metrics.numel if metrics is not None else 0
         if chosen and room < 0:
             break
@@ -562,7 +526,7 @@ def _count_coverage(
 
 
 def _note_unread(rows: Sequence[ComparisonRow]) -> list[str]:
-    """That digests were compared in the place of values, where they were."""
+    """Notes on rows where digests were compared instead of values."""
     found = Counter(row.judged_by for row in rows if row.is_by_digest)
     return [f"{count} of {len(rows)} rows are judged by {how}" for how, count in found.items()]
 

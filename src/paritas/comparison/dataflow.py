@@ -1,4 +1,4 @@
-"""What was computed from what: the calls that a dump recorded, and where their inputs come from."""
+"""The data flow of a dump: the recorded calls, and where their inputs come from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from paritas.files.records import Record, Site
 
-# Graph, phase, and which run of the graph: in it, a node's name means one value.
+# Graph, phase, and run of the graph: a node's name is unique within it.
 Scope = tuple[str, str, int]
 
 _PLACEHOLDER = "placeholder"
@@ -23,8 +23,8 @@ class RecordedCall:
     """One call of an operator, a module, a node or a kernel.
 
     Attributes:
-        given: what it was given, by position, in the order of recording.
-        made: what it made, by position; what a kernel wrote, by the name of the buffer.
+        given: its inputs by position, in recording order.
+        made: its outputs by position; for a kernel, by the name of the buffer.
     """
 
     site: Site
@@ -33,19 +33,15 @@ class RecordedCall:
 
     @property
     def is_given(self) -> bool:
-        """Whether it is no call at all, but what a graph was given."""
+        """Whether it is an input of a graph rather than a call."""
         return self.site.op == _PLACEHOLDER
 
 
 class RecordedCalls:
-    """The calls of one rank in one step, in the order of the program.
-
-    Attributes:
-        in_order: all of them.
-    """
+    """The calls of one rank in one step, in program order."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        """Sort records into calls; those of other ranks or steps do not belong among them."""
+        """Group the records of one rank and step into calls."""
         self.in_order: list[RecordedCall] = []
         self._of: dict[int, RecordedCall] = {}
         self._nodes: dict[tuple[Scope, str], RecordedCall] = {}
@@ -72,22 +68,22 @@ class RecordedCalls:
             self._find_origin(record, call, seen, result=result)
 
     def call_of(self, record: Record) -> RecordedCall | None:
-        """The call that a record is of; None for a record of another dump."""
+        """The call that a record belongs to; None for a record of another dump."""
         return self._of.get(record.sequence)
 
     def node(self, scope: Scope, name: str) -> RecordedCall | None:
-        """The call of a node in a graph that was run node by node."""
+        """The call of a node, if the graph was run node by node."""
         return self._nodes.get((scope, name))
 
     def value_of(self, scope: Scope, name: str) -> Record | None:
-        """A record of the very value of a node, wherever it was seen first."""
+        """The first record of a node's exact value."""
         return self._values.get((scope, name))
 
     def sources(self, record: Record) -> list[Record]:
-        """The values that a value was computed from: an empty list where that is not known.
+        """The values that a value was computed from; empty if unknown.
 
-        What a call made comes from the tensors it was given; what it was given comes from what
-        another call made, or from where the same value was first seen.
+        An output comes from the input tensors of its call. An input comes from the output of
+        another call, or from the first record of the same value.
         """
         call = self.call_of(record)
         if call is not None and is_result(record.site):
@@ -112,7 +108,7 @@ class RecordedCalls:
             self._nodes.setdefault((scope, site.name), call)
         if not site.nodes or not site.exact:
             return
-        # The several values of one node are those of the nodes that take it apart.
+        # A node with several values is not their value: `getitem` nodes select them.
         several = site.source == "fx" and (not result or site.position != "0")
         if not several:
             self._values.setdefault((scope, site.nodes[-1]), record)
@@ -130,7 +126,7 @@ class RecordedCalls:
         seen.add(record, result=result and not call.is_given)
 
     def _buffer_of(self, record: Record) -> Record | None:
-        """The buffer that what a fused graph gives is taken from."""
+        """The buffer that an output of a fused graph is read from."""
         site = record.site
         if site.source != "fused" or site.level != "node" or not site.nodes:
             return None
@@ -138,7 +134,7 @@ class RecordedCalls:
         return None if found is None or found.site.level != "buffer" else found
 
     def _named_origin(self, record: Record) -> Record | None:
-        """What made an input, where its site says which node that is."""
+        """The output that an input is, if its site names the node."""
         site = record.site
         if not site.nodes or (site.source == "fx" and site.nodes == (site.name,)):
             return None
@@ -154,14 +150,14 @@ class RecordedCalls:
 
 
 class _SeenValues:
-    """The values met so far, by what is stored of them."""
+    """The values recorded so far, by digest or memory."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Record] = {}
         self._first: dict[Hashable, Record] = {}
 
     def add(self, record: Record, *, result: bool) -> None:
-        """Remember what was made last, and where a value was met first."""
+        """Remember the last output and the first record of a value."""
         value = _value_key(record)
         if value is None:
             return
@@ -171,7 +167,7 @@ class _SeenValues:
         self._first.setdefault(value, record)
 
     def nearest(self, record: Record) -> Record | None:
-        """What made these bytes: at the same level if it can be; else where they were met."""
+        """The output with these bytes, preferably at the same level; else their first record."""
         value = _value_key(record)
         if value is None:
             return None
@@ -180,12 +176,12 @@ class _SeenValues:
 
 
 def scope_of(site: Site) -> Scope:
-    """Where the name of a node or a call means one thing."""
+    """The scope in which names of nodes and calls are unique."""
     return site.graph, site.phase, site.call
 
 
 def _value_key(record: Record) -> Hashable | None:
-    """Equal for records of the same values, or else of the same memory; None for no tensor."""
+    """Equal for records of the same values or memory; None if it is not a tensor."""
     facts = record.tensor
     if facts is None:
         return None
@@ -194,7 +190,7 @@ def _value_key(record: Record) -> Hashable | None:
 
 
 def _continues_kernel(kernel: RecordedCall, record: Record) -> bool:
-    """Whether a buffer belongs to the kernel at work: it reads first, then writes."""
+    """Whether a buffer belongs to the current kernel, which reads first, then writes."""
     site, first = record.site, kernel.site
     if (site.kernel, scope_of(site)) != (first.kernel, scope_of(first)):
         return False

@@ -1,52 +1,48 @@
-"""Both dumps as what is compared: rank by rank, or put together over the ranks."""
+"""The operands of both dumps: compared rank by rank, or assembled from several ranks."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import functools
-import itertools
 import math
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from paritas.comparison.operands import Operand
-from paritas.comparison.shard_plans import RankPart, parse_dims, plan_by_dims, plan_by_placement
+from paritas.comparison.operands import Operand, same_digest
+from paritas.comparison.rules import Rearranged, parse_dims
 from paritas.errors import UsageError
-from paritas.placement.assembly import (
-    Assembly,
-    Cell,
-    Refused,
-    named_ranks,
-    whole,
-)
+from paritas.placement.assembly import Assembly, Cell, Refused, lay_out, named_ranks, whole
+from paritas.placement.placement import HeldPart, MeshAxis, Placement
+from paritas.results.placements import Partial, Replicate, Shard
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from torch import Tensor
-
-    from paritas.comparison.shard_plans import Dims
+    from paritas.comparison.rules import Dims, Rules
     from paritas.dumps.opening import ReadableDump
     from paritas.files.records import Record
+    from paritas.placement.assembly import Segment, Where
+    from paritas.results.placements import LocalPlacement, Role
 
 
 # --- Where each rank is on the axes of its mesh ---------------------------------------------------
 
-# Of ranks beyond the mesh that was given: which of its copies they belong to.
+# The axis of copies, if there are more ranks than the given mesh has.
 COPY = "copy"
 
 
 @dataclasses.dataclass(frozen=True)
 class RankAxes:
-    """Axes, and where ranks are on them.
+    """Mesh axes, and the ranks' coordinates on them.
 
     Attributes:
-        sizes: how many ranks there are along each axis.
-        places: by rank; None where nothing is known of any.
-        problem: why what the user said does not hold.
-        notes: what a reader should know.
+        sizes: the number of ranks along each axis.
+        places: coordinates by rank; None if unknown.
+        problem: why the user's mesh does not fit the dump.
+        notes: for the user.
     """
 
     sizes: dict[str, int]
@@ -55,43 +51,35 @@ class RankAxes:
     notes: tuple[str, ...] = ()
 
     def coordinates(self, rank: int) -> Mapping[str, int] | None:
-        """Where a rank is.
-
-        Raises:
-            UsageError: what the user said of the mesh does not fit this dump.
-        """
+        """The coordinates of a rank."""
         if self.problem:
             raise UsageError(self.problem)
         return None if self.places is None else self.places.get(rank, {})
 
     def known(self, rank: int) -> object:
-        """The same, to compare two dumps by."""
+        """A key for comparing the coordinates in two dumps."""
         found = {} if self.places is None else self.places.get(rank, {})
         return tuple(sorted(found.items()))
 
 
 def axes_of(dump: ReadableDump, side: str, mesh: Mapping[str, int]) -> RankAxes:
-    """What is known of the ranks of a dump: from the user, from the dump, or from placements.
+    """The ranks' coordinates from the user's mesh, the dump's own notes, or placements.
 
     Args:
-        side: what to call the dump in a message.
-        mesh: as the user gave it; may be empty.
+        side: the name of the dump in messages.
+        mesh: may be empty.
     """
-    world = max([*(rank + 1 for rank in dump.ranks), *_world_sizes(dump)])
+    world = max(max(rank + 1, dump.header(rank).world_size) for rank in dump.ranks)
     if world == 1:
-        # A run of a single rank holds everything, whatever the other one's mesh is.
+        # A single rank holds everything, whatever the mesh of the other dump.
         return RankAxes(dict.fromkeys(mesh, 1), {0: {}})
     if mesh:
         return _from_mesh(dict(mesh), world, dump, side)
     return _from_dump(dump) or _from_placements(dump) or RankAxes({})
 
 
-def _world_sizes(dump: ReadableDump) -> list[int]:
-    return [dump.header(rank).world_size for rank in dump.ranks]
-
-
 def row_major(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
-    """Where a rank is on a mesh; along the last axis neighbours have consecutive numbers."""
+    """The coordinates of a rank; the last axis varies fastest."""
     found = {}
     for axis in reversed(list(mesh)):
         rank, found[axis] = divmod(rank, mesh[axis])
@@ -100,15 +88,15 @@ def row_major(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
 
 def _from_mesh(mesh: dict[str, int], world: int, dump: ReadableDump, side: str) -> RankAxes:
     size = math.prod(mesh.values())
-    told = ", ".join(f"{axis}={extent}" for axis, extent in mesh.items())
+    shown = ", ".join(f"{axis}={extent}" for axis, extent in mesh.items())
     if size < 1 or world % size:
-        problem = f"the mesh {told} has {size} ranks, and there are {world} in {side} dump"
-        return RankAxes(mesh, problem=f"{problem}: give a mesh that divides them")
+        problem = f"the mesh {shown} has {size} ranks, but {side} dump has {world}"
+        return RankAxes(mesh, problem=f"{problem}: use a mesh that divides them")
     notes: tuple[str, ...] = ()
     if size < world:
         note = (
-            f"the mesh {told} has {size} of the {world} ranks of {side} dump: the others are "
-            "taken for copies, and must agree"
+            f"the mesh {shown} covers {size} of the {world} ranks of {side} dump: the other ranks "
+            "are treated as copies and must agree"
         )
         notes = (note,)
         mesh = {COPY: world // size, **mesh}
@@ -116,11 +104,11 @@ def _from_mesh(mesh: dict[str, int], world: int, dump: ReadableDump, side: str) 
 
 
 def _from_dump(dump: ReadableDump) -> RankAxes | None:
-    """What SGLang notes of its ranks: `tp_rank`, `tp_size` and so on."""
-    told: dict[int, dict[str, int]] = getattr(dump, "parallel", {})
+    """The coordinates that SGLang records: `tp_rank`, `tp_size` and so on."""
+    recorded: dict[int, dict[str, int]] = getattr(dump, "parallel", {})
     sizes: dict[str, int] = {}
     places: dict[int, dict[str, int]] = {}
-    for rank, numbers in told.items():
+    for rank, numbers in recorded.items():
         places[rank] = {}
         for key, at in numbers.items():
             axis = key.removesuffix("_rank")
@@ -128,14 +116,14 @@ def _from_dump(dump: ReadableDump) -> RankAxes | None:
             if axis == key or size is None:
                 continue
             if sizes.setdefault(axis, size) != size:
-                problem = f"rank {rank} has {axis}_size {size}, and others {sizes[axis]}"
+                problem = f"rank {rank} has {axis}_size {size}, but other ranks have {sizes[axis]}"
                 return RankAxes({}, problem=problem)
             places[rank][axis] = at
     return RankAxes(sizes, places) if places else None
 
 
 def _from_placements(dump: ReadableDump) -> RankAxes | None:
-    """Named meshes of distributed tensors; of one name, the first counts."""
+    """The named meshes of distributed tensors; the first of each name applies."""
     sizes: dict[str, int] = {}
     places: dict[int, dict[str, int]] = {}
     for record in dump.records():
@@ -149,45 +137,147 @@ def _from_placements(dump: ReadableDump) -> RankAxes | None:
     return RankAxes(sizes, places) if places else None
 
 
-# --- Two sides that name their dimensions, in one order -------------------------------------------
+# --- How to assemble the parts of a tensor --------------------------------------------------------
+
+# Shapes, placements and coordinates are enough to plan this; no value is read.
+
+
+class RankPart(NamedTuple):
+    """What a rank recorded of a tensor, without its values."""
+
+    rank: int
+    shape: tuple[int, ...]
+    coordinates: Mapping[str, int]
+    placement: LocalPlacement | None = None
+
+
+def plan_by_placement(parts: Sequence[RankPart]) -> Assembly:
+    """Plan by the placements that the ranks of a distributed tensor recorded."""
+    read: list[Placement] = []
+    held: list[HeldPart] = []
+    for rank, shape, _, place in parts:
+        if place is None:
+            raise UsageError(f"rank {rank} did not record its placement")
+        read.append(Placement.read(rank, place, shape))
+        where = read[-1].locate(rank, place, shape) if place.coordinate else ()
+        held.append(HeldPart(rank, place.coordinate or None, where))
+    return dataclasses.replace(read[0].assembly(held), placed=True)
+
+
+def plan_by_dims(parts: Sequence[RankPart], dims: Dims, sizes: Mapping[str, int]) -> Assembly:
+    """Plan by an annotation.
+
+    Args:
+        parts: all parts of one tensor.
+        sizes: the number of ranks along each axis, by default 1.
+
+    Raises:
+        UsageError: a part is missing, or the parts do not fit the annotation.
+    """
+    known = {axis: size for axis, size in sizes.items() if size > 1}
+    for part in parts:
+        if len(part.shape) != len(dims.dimensions):
+            raise UsageError(
+                f"dims {dims.text!r} has {len(dims.dimensions)} dimensions, but rank {part.rank} "
+                f"holds a tensor of shape {part.shape}"
+            )
+        for axis, size in known.items():
+            if part.coordinates.get(axis, -1) not in range(size):
+                at = part.coordinates.get(axis, "unknown")
+                raise UsageError(
+                    f"rank {part.rank} has coordinate {at} on axis {axis}, which has {size} ranks"
+                )
+    plan = _placement_by_dims(dims, known)
+    held = _hold_one_sample(parts, dims, plan)
+    plan.refuse_missing(held)
+    places, shape = _lay_out_parts(parts, held, plan)
+    squeezed = tuple(at for at, one in enumerate(dims.dimensions) if one.is_squeezed)
+    if any(shape[at] != 1 for at in squeezed):
+        raise UsageError(f"dims {dims.text!r} has a 1 where shape {shape} is longer")
+    held = [one._replace(where=where) for one, where in zip(held, places, strict=True)]
+    return dataclasses.replace(
+        dataclasses.replace(plan, shape=shape).assembly(held), squeezed=squeezed
+    )
+
+
+def _placement_by_dims(dims: Dims, sizes: Mapping[str, int]) -> Placement:
+    """The axes that split or reduce, in the order of the text, then the replicated axes."""
+    axes: list[MeshAxis] = []
+    for at, dimension in enumerate(dims.dimensions):
+        for split in dimension.splits:
+            if split.axis in sizes:
+                role: Role = Partial() if split.partial else Shard(at, order=split.order)
+                axes.append(MeshAxis(split.axis, sizes[split.axis], role))
+    copies = [axis for axis in sizes if axis not in {one.name for one in axes}]
+    axes += [MeshAxis(axis, sizes[axis], Replicate()) for axis in copies]
+    return Placement(tuple(axes), (), numbering=tuple(sizes))
+
+
+def _hold_one_sample(parts: Sequence[RankPart], dims: Dims, plan: Placement) -> list[HeldPart]:
+    """The parts, without coordinates for data-parallel ranks that were idle in this step."""
+    axis = dims.data_axis
+    held = [
+        HeldPart(part.rank, tuple(part.coordinates[one.name] for one in plan.axes))
+        for part in parts
+    ]
+    same = {one.name for one in plan.axes if isinstance(one.role, Replicate)}
+    if axis not in same or axis in dims.replicated:
+        return held
+    busy = {part.coordinates[axis] for part in parts if math.prod(part.shape)}
+    if len(busy) > 1:
+        shown = ", ".join(map(str, sorted(busy)))
+        raise UsageError(
+            f"ranks {shown} of axis {axis} all hold values, but dims {dims.text!r} does not say "
+            f"how to combine them: split a dimension over the axis, such as b[{axis}], or add "
+            f"# {axis}:replicated"
+        )
+    return [
+        one if not busy or part.coordinates[axis] in busy else one._replace(coordinate=None)
+        for one, part in zip(held, parts, strict=True)
+    ]
+
+
+def _lay_out_parts(
+    parts: Sequence[RankPart], held: Sequence[HeldPart], plan: Placement
+) -> tuple[list[Where], tuple[int, ...]]:
+    """Where each part lies, and the shape of the whole."""
+    found: list[list[tuple[Segment, ...]]] = [[] for _ in parts]
+    shape: list[int] = []
+    for at in range(len(parts[0].shape)):
+        roles = {
+            axis: one.role
+            for axis, one in enumerate(plan.axes)
+            if isinstance(one.role, Shard) and one.role.dim == at
+        }
+        keys = [
+            None if one.coordinate is None else tuple(one.coordinate[axis] for axis in roles)
+            for one in held
+        ]
+        extents: dict[tuple[int, ...], int] = {}
+        for part, key in zip(parts, keys, strict=True):
+            if key is not None and extents.setdefault(key, part.shape[at]) != part.shape[at]:
+                raise UsageError(
+                    f"rank {part.rank} has length {part.shape[at]} in dimension {at}, but another "
+                    f"rank with the same part has {extents[key]}"
+                )
+        placed, extent = lay_out(extents, [role.order for role in roles.values()])
+        shape.append(extent)
+        for where, key in zip(found, keys, strict=True):
+            if key is not None:
+                where.append(placed[key])
+    return [tuple(where) for where in found], tuple(shape)
+
+
+# --- Bringing named dimensions into the same order ------------------------------------------------
 
 Names = tuple[tuple[str, ...], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Arrangement:
-    """Dimensions in another order, some of them laid into one.
+def arrange(my: Names, golden: Names) -> tuple[Rearranged | None, Rearranged | None]:
+    """How to bring both sides into the golden order; None for a side that needs no change.
 
-    Attributes:
-        words: the order.
-        order: which dimension comes where.
-        joined: so many of them, in that order, become one.
-    """
-
-    words: str
-    order: tuple[int, ...]
-    joined: tuple[int, ...]
-
-    def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Rearrange the one part.
-
-        Raises:
-            UsageError: it has another number of dimensions.
-        """
-        (tensor,) = parts
-        if tensor.ndim != len(self.order):
-            raise UsageError(f"{self.words}: the tensor has the shape {tuple(tensor.shape)}")
-        moved = tensor.permute(self.order)
-        extents = iter(moved.shape)
-        return moved.reshape([math.prod(itertools.islice(extents, n)) for n in self.joined])
-
-
-def arrange(my: Names, golden: Names) -> tuple[Arrangement | None, Arrangement | None]:
-    """How to bring two sides into the golden order; None for one that is in it.
-
-    Args:
-        my: per dimension its names, several where several dimensions were laid into one.
-        golden: likewise. If the two do not have the same names, nothing can be done.
+    Each dimension has one name, or several if it is flattened. Without the same names on both
+    sides, nothing can be done.
     """
     blocks = _find_blocks(my, golden)
     if blocks is None:
@@ -196,7 +286,7 @@ def arrange(my: Names, golden: Names) -> tuple[Arrangement | None, Arrangement |
 
 
 def _find_blocks(my: Names, golden: Names) -> Names | None:
-    """The dimensions that both sides can be brought to, in the golden order."""
+    """The finest dimensions that both sides can be flattened to, in the golden order."""
     mine = {name: names for names in my for name in names}
     theirs = {name: names for names in golden for name in names}
     if mine.keys() != theirs.keys():
@@ -207,7 +297,7 @@ def _find_blocks(my: Names, golden: Names) -> Names | None:
             continue
         block = max(mine[name], names, key=len)
         inner = {other: {mine[other], theirs[other]} for other in block}
-        # Every dimension of either side must lie within one block, and in its order.
+        # Every dimension of either side must lie within one block, in the same order.
         if any(not _is_run(one, block) for found in inner.values() for one in found):
             return None
         blocks.append(block)
@@ -218,7 +308,7 @@ def _is_run(names: tuple[str, ...], block: tuple[str, ...]) -> bool:
     return any(block[at : at + len(names)] == names for at in range(len(block)))
 
 
-def _make_arrangement(names: Names, blocks: Names) -> Arrangement | None:
+def _make_arrangement(names: Names, blocks: Names) -> Rearranged | None:
     if names == blocks:
         return None
     place = {one: at for at, dimension in enumerate(names) for one in dimension}
@@ -228,15 +318,14 @@ def _make_arrangement(names: Names, blocks: Names) -> Arrangement | None:
         own = list(dict.fromkeys(place[name] for name in block))
         order += own
         joined.append(len(own))
-    told = " ".join("*".join(block) for block in blocks)
-    return Arrangement(f"dimensions brought to {told}", tuple(order), tuple(joined))
+    names_after = " ".join("*".join(block) for block in blocks)
+    return Rearranged(f"dimensions rearranged to {names_after}", tuple(order), tuple(joined))
 
 
 # --- The records of all ranks ---------------------------------------------------------------------
 
-# Names of axes that an annotation may bear though this run has a single rank along them.
+# Names of axes that an annotation may use even if this run has only one rank along them.
 _USUAL = re.compile(r"(?:attn_|moe_|e)?(?:dp|tp|pp|cp|ep|sp)|recompute_pseudo")
-_OUR_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def gather(
@@ -247,21 +336,20 @@ def gather(
     mesh: Mapping[str, int],
     ranks: Sequence[int] = (),
 ) -> list[Operand]:
-    """Put together what ranks recorded of one value in one step.
+    """Assemble what the ranks recorded of each value in each step.
 
-    An annotation goes before a recorded placement. What neither says anything of stays what each
-    rank has by itself. Parts that do not fit together become an operand that says so when it is
-    read.
+    An annotation overrides a recorded placement. Without either, each rank's value stays separate.
+    Parts that do not fit become an operand that raises when it is read.
 
     Args:
         records: of all ranks of a dump.
-        dims_for: the annotation of a record, or None.
-        coordinates: where a rank is on the axes of the mesh, or None where that is not known.
-        mesh: per axis, how many ranks there are along it.
-        ranks: all of the dump's, if the records are not of all of them.
+        dims_for: returns the annotation of a record, or None.
+        coordinates: returns the mesh coordinates of a rank, or None if unknown.
+        mesh: the number of ranks along each axis.
+        ranks: all ranks of the dump, if the records are not from all of them.
 
     Returns:
-        In the order of the records that come first in each.
+        In the order of each operand's first record.
     """
     groups: dict[tuple[int, str], list[Record]] = defaultdict(list)
     for record in records:
@@ -281,22 +369,17 @@ def gather(
     return found
 
 
-def split_alike(my: Iterable[Record], golden: Iterable[Record]) -> bool:
-    """Whether the same ranks hold the same parts of a value in both dumps."""
-    return set(map(held_part, my)) == set(map(held_part, golden))
-
-
 def held_part(record: Record) -> tuple[object, ...]:
-    """Whose a record is and where it lies, as far as it was recorded; to compare dumps by."""
+    """The rank and recorded placement, for comparing dumps."""
     place = record.placement
-    told = place and (place.mesh, place.coordinate, place.placements, place.global_offset)
-    return record.rank, told
+    where = place and (place.mesh, place.coordinate, place.placements, place.global_offset)
+    return record.rank, where
 
 
 def agreeing(records: Sequence[Record]) -> Operand | None:
-    """One operand of records that are known to be the same on all ranks; None if they are not."""
+    """One operand for records that are known to be the same on all ranks, otherwise None."""
     first = records[0]
-    if first.is_summary:  # equal figures do not make equal values
+    if first.is_summary:  # equal statistics do not imply equal values
         return None
     if first.tensor is None:
         same = all(one.tensor is None and one.value == first.value for one in records)
@@ -316,20 +399,11 @@ def agreeing(records: Sequence[Record]) -> Operand | None:
 
 
 def _same_bits(first: Record, other: Record) -> bool:
-    if first.tensor is None or other.tensor is None or first.payload is None:
-        return False
-    return (
-        _OUR_DIGEST.fullmatch(first.digest) is not None
-        and first.digest == other.digest
-        and first.tensor.dtype == other.tensor.dtype
-        and first.tensor.shape == other.tensor.shape
-        and other.payload is not None
-        and first.payload.shape == other.payload.shape
-    )
+    return first.payload is not None and same_digest(first, other)
 
 
 def _split_instances(records: Sequence[Record]) -> list[list[Record]]:
-    """Records of one name, told apart where several groups of ranks have a mesh each."""
+    """Group the records of one name by mesh, if several groups of ranks have a mesh each."""
     found: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     seen: dict[tuple[object, ...], int] = defaultdict(int)
     for record in sorted(records, key=lambda one: one.rank):
@@ -338,16 +412,16 @@ def _split_instances(records: Sequence[Record]) -> list[list[Record]]:
             found[(record.rank,)].append(record)
             continue
         kind = (place.mesh, place.mesh_names, place.placements, place.global_shape)
-        # Regular meshes: the k-th rank at each coordinate belongs to the k-th of them.
+        # The k-th rank at each coordinate belongs to the k-th mesh.
         number = seen[kind, place.coordinate]
         seen[kind, place.coordinate] += 1
-        # A rank outside of the mesh holds nothing of it.
+        # A rank outside the mesh holds no part.
         found[kind, number if place.coordinate else 0].append(record)
     return list(found.values())
 
 
 class _Gathering:
-    """Plans, made once for all records that are split in the same way."""
+    """Plans each way of splitting only once."""
 
     def __init__(
         self,
@@ -374,9 +448,9 @@ class _Gathering:
 
     def _by_dims(self, records: Sequence[Record], text: str) -> Assembly:
         if any(record.tensor is None for record in records):
-            raise UsageError("some ranks hold a tensor and others do not")
+            raise UsageError("some ranks recorded a tensor and others did not")
         if len({record.rank for record in records}) < len(records):
-            raise UsageError("a rank recorded it several times in one step")
+            raise UsageError("a rank recorded it more than once in one step")
         dims = parse_dims(text)
         places = {rank: self._coordinates(rank) for rank in self._ranks}
         sizes = self._mesh
@@ -384,10 +458,11 @@ class _Gathering:
         if all(place is None for place in places.values()):
             if len(axes) > 1 and len(self._ranks) > 1:
                 raise UsageError(
-                    f"dims {text!r} names the axes {', '.join(sorted(axes))}, and which rank is "
-                    f"where on them is not known: give the mesh, as {'=2,'.join(sorted(axes))}=2"
+                    f"dims {text!r} uses the axes {', '.join(sorted(axes))}, but the ranks' "
+                    f"coordinates are unknown: give the mesh, such as "
+                    f"--mesh {'=2,'.join(sorted(axes))}=2"
                 )
-            # A single axis can only be that of all ranks.
+            # A single axis must contain all ranks.
             axis = next(iter(axes), "rank")
             sizes = {axis: len(self._ranks)}
             places = {rank: {axis: at} for at, rank in enumerate(self._ranks)}
@@ -429,50 +504,32 @@ def _check_axes(dims: Dims, sizes: Mapping[str, int]) -> None:
         if axis in sizes or _USUAL.fullmatch(axis):
             continue
         near = difflib.get_close_matches(axis, sizes, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sizes) or 'none'}"
-        raise UsageError(f"dims {dims.text!r}: nothing is known of the axis {axis!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"known axes: {', '.join(sizes) or 'none'}"
+        raise UsageError(f"dims {dims.text!r}: unknown axis {axis!r}; {hint}")
 
 
 # --- Both dumps -----------------------------------------------------------------------------------
 
 
-class ShardRules(Protocol):
-    """What a user says of how tensors are split; `Rules` has it."""
-
-    @property
-    def dims(self) -> Sequence[tuple[re.Pattern[str], str]]:
-        """Annotations."""
-
-    @property
-    def mesh(self) -> Mapping[str, int]:
-        """How many ranks there are along each axis."""
-
-    def dims_for(self, name: str, module: str = "") -> str | None:
-        """The annotation of what has that name."""
-
-
 def operands(
-    my: ReadableDump, golden: ReadableDump, rules: ShardRules
+    my: ReadableDump, golden: ReadableDump, rules: Rules
 ) -> tuple[list[Operand], list[Operand], list[str]]:
-    """What there is to compare on both sides, and what a reader should know of it.
+    """The operands of both sides, and notes for the user.
 
-    Values of one name are compared rank by rank where both dumps are split alike: that says most.
-    Otherwise they are put together as far as placements or annotations say how.
+    Values are compared rank by rank if both dumps are split the same way, which is most precise.
+    Otherwise they are assembled where placements or annotations say how.
 
     Raises:
-        UsageError: an annotation of the user's makes no sense.
+        UsageError: an annotation of the user is invalid.
     """
     for _, text in rules.dims:
         parse_dims(text)
     mine, theirs = _DumpSide(my, "my", rules), _DumpSide(golden, "the golden", rules)
     if mine.is_plain and theirs.is_plain and mine.ranks == theirs.ranks:
-        return mine.by_themselves(), theirs.by_themselves(), []
-    notes = _AssemblyNotes()
-    together: set[str] = set()
-    for name in dict.fromkeys((*theirs.groups, *mine.groups)):
-        if mine.signatures(name) != theirs.signatures(name):
-            together.add(name)
-            notes.look_at(name, mine, theirs)
+        singles = [[Operand((record,)) for record in side.records] for side in (mine, theirs)]
+        return singles[0], singles[1], []
+    names = dict.fromkeys((*theirs.groups, *mine.groups))
+    together = {name for name in names if mine.signatures(name) != theirs.signatures(name)}
     found = (
         mine.operands(together, alone=theirs.ranks),
         theirs.operands(together, alone=mine.ranks),
@@ -481,18 +538,18 @@ def operands(
     return (
         [_apply_order(one, orders, 0) for one in found[0]],
         [_apply_order(one, orders, 1) for one in found[1]],
-        [*mine.axes.notes, *theirs.axes.notes, *notes.told()],
+        [
+            *mine.axes.notes,
+            *theirs.axes.notes,
+            *_note_unclear(mine, theirs, filter(together.__contains__, names)),
+        ],
     )
 
 
 class _DumpSide:
-    """One dump, sorted by names.
+    """One dump, sorted by names."""
 
-    Attributes:
-        axes: where its ranks are.
-    """
-
-    def __init__(self, dump: ReadableDump, side: str, rules: ShardRules) -> None:
+    def __init__(self, dump: ReadableDump, side: str, rules: Rules) -> None:
         self.records = list(dump.records())
         self.ranks = set(dump.ranks)
         self.axes: RankAxes = axes_of(dump, side, rules.mesh)
@@ -502,7 +559,7 @@ class _DumpSide:
 
     @functools.cached_property
     def groups(self) -> dict[str, dict[int, list[Record]]]:
-        """By name and step, what the ranks recorded."""
+        """The records by name and step."""
         found: dict[str, dict[int, list[Record]]] = {}
         for record in self.records:
             found.setdefault(record.id, {}).setdefault(record.step, []).append(record)
@@ -510,19 +567,15 @@ class _DumpSide:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is said of how its tensors are split."""
+        """Whether nothing says how its tensors are split."""
         return (
             not self._rules.dims
             and self._own_dims is None
             and all(record.placement is None for record in self.records)
         )
 
-    def by_themselves(self) -> list[Operand]:
-        """Every record."""
-        return [Operand((record,)) for record in self.records]
-
     def dims_for(self, record: Record) -> str | None:
-        """How a record is split, as the user says or else as the dump does."""
+        """The user's annotation of a record, or the dump's own."""
         key = (record.rank, record.sequence)
         if key not in self._dims:
             text = self._rules.dims_for(record.id, record.site.module) if self._rules.dims else None
@@ -531,8 +584,12 @@ class _DumpSide:
             self._dims[key] = text or None
         return self._dims[key]
 
+    def first_records(self, name: str) -> list[Record]:
+        """The records of a name in the first step."""
+        return next(iter(self.groups.get(name, {}).values()), [])
+
     def signatures(self, name: str) -> set[frozenset[object]]:
-        """Which ranks hold what of a value, in each of the ways that occur."""
+        """Which ranks hold which parts of a value, for each distinct way in which it is split."""
         steps = self.groups.get(name, {})
         return {frozenset(map(self._signature, records)) for records in steps.values()}
 
@@ -541,14 +598,14 @@ class _DumpSide:
         return held_part(record), text, self.axes.known(record.rank) if text else None
 
     def says_how(self, record: Record) -> bool:
-        """Whether it is known what part of a whole a record is."""
+        """Whether it is known which part of the whole a record is."""
         return record.placement is not None or self.dims_for(record) is not None
 
     def operands(self, together: set[str], alone: set[int]) -> list[Operand]:
-        """Everything: the values of these names put together, all others rank by rank.
+        """All operands: the names in `together` assembled, the others rank by rank.
 
         Args:
-            alone: the ranks of the other side, with which others are compared.
+            alone: the ranks of the other side.
         """
         joined: list[Record] = []
         found: list[Operand] = []
@@ -567,92 +624,72 @@ class _DumpSide:
             mesh=self.axes.sizes,
             ranks=sorted(self.ranks),
         )
-        return sorted(found, key=_record_order)
+        return sorted(found, key=lambda one: (one.record.rank, one.record.sequence))
 
     def _same(self, records: Sequence[Record], others: set[int]) -> Operand | None:
-        """What all ranks hold alike, where the other side has other ranks."""
+        """The value that all ranks have in common, if the other side has different ranks."""
         ranks = {record.rank for record in records}
         if len(ranks) < len(records) or ranks == others:
             return None
         return agreeing(records)
 
 
-def _record_order(operand: Operand) -> tuple[int, int]:
-    record = operand.record
-    return record.rank, record.sequence
-
-
-class _AssemblyNotes:
-    """What could not be put together, for want of a word on how."""
-
-    def __init__(self) -> None:
-        self._unclear: dict[tuple[str, str], list[str]] = defaultdict(list)
-
-    def look_at(self, name: str, mine: _DumpSide, theirs: _DumpSide) -> None:
-        """Note a value that other ranks hold on the other side, and nothing says how."""
-        sides = [_first_step_records(side.groups.get(name, {})) for side in (mine, theirs)]
+def _note_unclear(mine: _DumpSide, theirs: _DumpSide, names: Iterable[str]) -> list[str]:
+    """Note values that are on different ranks on the two sides, if nothing says how."""
+    unclear: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in names:
+        sides = [side.first_records(name) for side in (mine, theirs)]
         ranks = [sorted({record.rank for record in records}) for records in sides]
         if not all(ranks) or ranks[0] == ranks[1]:
-            return
-        for side, records in zip((mine, theirs), sides, strict=True):
-            several = len({record.rank for record in records}) > 1
-            if several and not any(map(side.says_how, records)) and agreeing(records) is None:
-                who = (f"{named_ranks(ranks[0])} of mine", f"{named_ranks(ranks[1])} of golden")
-                self._unclear[who].append(f"{name}{_describe_shapes(sides)}")
-                return
-
-    def told(self) -> Iterable[str]:
-        """All notes."""
-        for (mine, theirs), names in self._unclear.items():
-            yield (
-                f"{len(names)} values are of {mine} and of {theirs}, and nothing says how they "
-                f"are split: they are compared by the ranks' numbers alone. Say it with --dims "
-                f"and --mesh; the first is {names[0]}"
-            )
-
-
-def _first_step_records(steps: Mapping[int, list[Record]]) -> list[Record]:
-    """What the ranks recorded in the first step."""
-    return next(iter(steps.values()), [])
+            continue
+        if any(
+            len(of_side) > 1 and not any(map(side.says_how, records)) and agreeing(records) is None
+            for side, records, of_side in zip((mine, theirs), sides, ranks, strict=True)
+        ):
+            key = (named_ranks(ranks[0]), named_ranks(ranks[1]))
+            unclear[key].append(f"{name}{_describe_shapes(sides)}")
+    return [
+        f"{counted(len(found), 'value')} on {my} in my dump and on {golden} in the golden dump: "
+        f"nothing says how they are split, so they are compared by rank number. Use --dims and "
+        f"--mesh to describe the split. The first is {found[0]}"
+        for (my, golden), found in unclear.items()
+    ]
 
 
 def _describe_shapes(sides: Sequence[Sequence[Record]]) -> str:
-    """Shapes of both sides, and the dimension that looks split, if one does."""
+    """The shapes of both sides, and the dimension that appears to be split."""
     my, golden = (next((one.tensor for one in side if one.tensor), None) for side in sides)
     if my is None or golden is None:
         return ""
-    told = f", {list(my.shape)} and {list(golden.shape)}"
+    shapes = f", {list(my.shape)} and {list(golden.shape)}"
     if len(my.shape) != len(golden.shape):
-        return told
-    unlike = [
-        at for at, pair in enumerate(zip(my.shape, golden.shape, strict=True)) if len({*pair}) > 1
-    ]
-    if len(unlike) != 1:
-        return told
-    ratio = math.prod(golden.shape) * len(sides[1]), math.prod(my.shape) * len(sides[0])
-    fits = ratio[0] == ratio[1]
-    return f"{told}, as if dimension {unlike[0]} were split" if fits else told
+        return shapes
+    unlike = [at for at, length in enumerate(my.shape) if length != golden.shape[at]]
+    same_size = math.prod(golden.shape) * len(sides[1]) == math.prod(my.shape) * len(sides[0])
+    if len(unlike) != 1 or not same_size:
+        return shapes
+    return f"{shapes}: dimension {unlike[0]} appears to be split"
 
 
 # --- names of dimensions --------------------------------------------------------------------------
 
-Orders = dict[str, tuple[Arrangement | None, Arrangement | None]]
+Orders = dict[str, tuple[Rearranged | None, Rearranged | None]]
 
 
 def _find_orders(mine: _DumpSide, theirs: _DumpSide, names: Iterable[str]) -> Orders:
-    """By name, what has to be done to bring the dimensions of both sides into one order."""
+    """How to bring the dimensions of both sides into the same order, by name."""
     found: Orders = {}
     for name in names:
         texts = [
             side.dims_for(records[0])
             for side in (mine, theirs)
-            if (records := _first_step_records(side.groups.get(name, {})))
+            if (records := side.first_records(name))
         ]
         try:
             match texts:
                 case [str(my), str(golden)] if my != golden:
                     found[name] = arrange(parse_dims(my).names, parse_dims(golden).names)
-        except UsageError:  # of a dump: what becomes of its parts says so
+        except UsageError:  # in a dump: assembling its parts reports it
             continue
     return found
 

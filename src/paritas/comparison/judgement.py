@@ -1,4 +1,4 @@
-"""One pair: read both sides, measure, and judge what two values alone can show."""
+"""One pair: read both sides, measure the difference, and judge it by these two values alone."""
 
 from __future__ import annotations
 
@@ -12,45 +12,49 @@ import msgspec
 import torch
 
 from paritas.comparison.operands import (
-    are_other_bits,
     as_read,
+    comparable_digests,
     describe_side,
+    merge_sketches,
+    merge_statistics,
     read_value,
     same_digest,
     with_extremes,
 )
-from paritas.comparison.summaries import judge_summaries, summary_of
 from paritas.errors import ParitasError, UsageError
+from paritas.files.records import Record
 from paritas.numerics import criterion
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
 from paritas.numerics.bits import dtype_name, is_inexact
-from paritas.numerics.criterion import Noise
+from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise
 from paritas.numerics.gates import bound_score
 from paritas.numerics.pair_figures import pair_figures, quick_figures
+from paritas.numerics.sketch import sketch, sketch_distance
+from paritas.numerics.statistics import summarize
+from paritas.placement.assembly import Assembly
 from paritas.results.comparisons import Basis
 from paritas.results.figures import PairFigures
 from paritas.results.findings import Aspect, Score, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from paritas.comparison.operands import Operand, Pair
-    from paritas.comparison.summaries import SideSummary, SummaryJudgement
     from paritas.dumps.opening import ReadableDump
-    from paritas.files.records import Record
     from paritas.numerics.requirements import Requirement
-    from paritas.results.comparisons import SideFacts
+    from paritas.numerics.statistics import Statistics
+    from paritas.results.comparisons import Attributed, Made, SideFacts
 
 
 # --- The noise of a dtype -------------------------------------------------------------------------
 
 
 def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
-    """The noise to be allowed, and what it is the noise of, in words.
+    """The noise to allow, and a description of it.
 
-    Where the golden side is of higher precision it is the arbiter, and the noise is mine alone.
+    If the golden side has higher precision, it is the arbiter and only my side has noise.
     """
     inexact = [tensor for tensor in (reference, candidate) if is_inexact(tensor)]
     units = [criterion.unit_roundoff(tensor.dtype) for tensor in inexact]
@@ -68,7 +72,7 @@ def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
 
 
 def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noise) -> Score:
-    """The candidate's error in multiples of that noise; from the figures alone where they do."""
+    """The candidate's error in multiples of the noise; from the figures alone if possible."""
     metrics, golden = figures.metrics, figures.reference
     found = None
     if metrics is not None and metrics.rel_l2 and math.isfinite(metrics.rel_l2):
@@ -90,27 +94,230 @@ def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noi
     return found
 
 
+# --- Judging two summaries ------------------------------------------------------------------------
+
+STATISTICS_ONLY = "statistics only: swapped values, and differences that cancel, are not detected"
+EXTREMES_ONLY = "minimum and maximum only: differences between them are not detected"
+HIDDEN_BY_NAN = "both sides contain a NaN, which replaces the minimum and the maximum"
+SKETCH_ONLY = (
+    "statistics and a sketch only: a small difference in a few values is not detected, nor is its "
+    "position"
+)
+
+
+# The allowed difference of each figure, in multiples of the noise.
+_ALLOWANCES = {"minimum": MAX_Z, "maximum": MAX_Z, "mean": RMS_Z, "l2": RMS_Z}
+
+
+@dataclasses.dataclass(frozen=True)
+class SideSummary:
+    """What is known of a tensor without its values.
+
+    Attributes:
+        numel: the number of values, or None if unknown.
+        exact_counts: whether NaN and infinities were counted, or only their presence is known.
+        limits: what was lost in assembling it.
+    """
+
+    statistics: Statistics
+    sketch: Tensor | None
+    numel: int | None
+    exact_counts: bool
+    limits: str = ""
+
+    @property
+    def has_extremes_only(self) -> bool:
+        """Whether only the minimum and maximum are known, as some scripts record.
+
+        A NaN replaces both, and then nothing is known about infinities.
+        """
+        found = self.statistics
+        return not found.count and found.mean is None and found.l2 is None and self.sketch is None
+
+
+@dataclasses.dataclass(frozen=True)
+class SummaryJudgement:
+    """How two summaries compare.
+
+    Attributes:
+        distance: |my - golden| / |golden| as estimated by the sketches, otherwise the largest
+            difference of a statistic relative to the size of the values.
+        limits: what could not be detected.
+        nonfinite: one side has NaN or infinities that the other does not have.
+    """
+
+    status: Status
+    reason: str
+    distance: float | None
+    limits: str
+    nonfinite: bool = False
+
+
+def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> SummaryJudgement:
+    """Judge by the figures that both sides have.
+
+    This is not a gate of the full rule, which needs values. It allows twice what the rule allows
+    for the noise of a dtype. Counts of zeros that differ by more than 1 % fail, although noise can
+    cause that too.
+
+    Args:
+        my: the candidate.
+        golden: the reference.
+        unit: unit roundoff of the coarser dtype; 0 for integers.
+    """
+    has_sketches = my.sketch is not None and golden.sketch is not None
+    extremes = my.has_extremes_only or golden.has_extremes_only
+    limits = SKETCH_ONLY if has_sketches else EXTREMES_ONLY if extremes else STATISTICS_ONLY
+    alone = [
+        name
+        for name in _ALLOWANCES
+        if (getattr(my.statistics, name) is None) != (getattr(golden.statistics, name) is None)
+    ]
+    one_sided = f"known on one side only: {', '.join(alone)}" if alone else ""
+    limits = "; ".join(filter(None, (limits, one_sided, my.limits, golden.limits)))
+    counted = dict(_count_differences(my, golden))
+    if counted:
+        reason, nonfinite = "; ".join(counted), any(counted.values())
+        return SummaryJudgement(Status.DIFFERENT, reason, None, limits, nonfinite=nonfinite)
+    relative = min(BLIND_NOISE * unit, BLIND_SHARE)
+    found = list(_figure_differences(my, golden))
+    if not found and not has_sketches:
+        reason = "the two sides have no statistic in common"
+        if extremes and golden.statistics.nans:
+            reason = HIDDEN_BY_NAN
+        return SummaryJudgement(Status.UNVERIFIED, reason, None, limits)
+    worst = max((distance for _, distance, _ in found), default=0.0)
+    failed = [text for text, distance, share in found if not distance <= 2 * relative * share]
+    distance = worst
+    if my.sketch is not None and golden.sketch is not None:
+        distance = sketch_distance(golden.sketch, my.sketch)
+        # A sketch of m numbers is accurate to about sqrt(2/m).
+        allowed = 2 * relative * RMS_Z * (1 + 2 * math.sqrt(2 / golden.sketch.numel()))
+        if not distance <= allowed:
+            failed.append(
+                f"the sketches differ by {distance:.3g} of the golden norm, {allowed:.2g} allowed"
+            )
+    if failed:
+        return SummaryJudgement(Status.DIFFERENT, "; ".join(failed), distance, limits)
+    same = worst == 0 and distance == 0 and not alone
+    return SummaryJudgement(Status.IDENTICAL if same else Status.EQUIVALENT, "", distance, limits)
+
+
+def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor]) -> SideSummary:
+    """The recorded summary of an operand; computed from its values if there are any."""
+    if operand.record.value is not None:
+        return _summarize_number(operand.record.value)
+    if _has_values(operand):
+        tensor = values()
+        return SideSummary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
+    if operand.recipe is not None:
+        return _merge_ranks(operand, dump)
+    record = operand.record
+    if record.statistics is None:
+        raise UsageError("neither its values nor its statistics are recorded")
+    sums = dump.read_sketch(record) if record.sketch is not None else None
+    numel = math.prod(record.tensor.shape) if record.tensor is not None else None
+    # A paritas dump that was converted from another tool's dump may lack some counts.
+    counted = record.statistics.counts_all and record.statistics.count == numel
+    exact = dump.kind == "paritas" and counted
+    return SideSummary(record.statistics, sums, numel, exact_counts=exact)
+
+
+def _summarize_number(text: str) -> SideSummary:
+    """The summary of a plain number, which the other side may have recorded as a tensor."""
+    try:
+        tensor = torch.as_tensor(read_value(text))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"its value {text} has no statistics") from error
+    return SideSummary(summarize(tensor), None, tensor.numel(), exact_counts=True)
+
+
+def _merge_ranks(operand: Operand, dump: ReadableDump) -> SideSummary:
+    plan = operand.recipe
+    records = [part for part in operand.parts if isinstance(part, Record)]
+    found = [record.statistics for record in records if record.statistics is not None]
+    if not isinstance(plan, Assembly) or not len(found) == len(records) == len(operand.parts):
+        raise UsageError(f"this needs values, not statistics: {operand.words}; record values")
+    merged, limits = merge_statistics(plan, found)
+    sums = None
+    if all(record.sketch is not None for record in records):
+        sums = merge_sketches(plan, [dump.read_sketch(record) for record in records])
+    exact = not limits and dump.kind == "paritas" and all(one.counts_all for one in found)
+    numel = math.prod(plan.result_shape)
+    return SideSummary(merged, sums, numel, exact_counts=exact, limits=limits)
+
+
+_COUNT_NAMES = {"nans": "NaN", "positive_infinities": "+Inf", "negative_infinities": "-Inf"}
+
+
+def _count_differences(my: SideSummary, golden: SideSummary) -> Iterator[tuple[str, bool]]:
+    """A description of each difference, and whether it is one of NaN and infinities."""
+    if None not in (my.numel, golden.numel) and my.numel != golden.numel:
+        yield f"{my.numel} values instead of {golden.numel}", False
+    extremes = my.has_extremes_only or golden.has_extremes_only
+    are_exact = my.exact_counts and golden.exact_counts
+    for name, label in _COUNT_NAMES.items():
+        if name != "nans" and extremes and golden.statistics.nans:
+            return
+        left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
+        if not are_exact:
+            left, right = ("some" if count else "none" for count in (left, right))
+        if left != right:
+            yield f"{label}: {left} instead of {right}", True
+    if are_exact and my.statistics.count and golden.statistics.count:
+        # Rounding rarely turns many values into zeros.
+        left, right = my.statistics.zeros, golden.statistics.zeros
+        if abs(left - right) > max(1.0, 0.01 * (golden.numel or 0)):
+            yield f"zeros: {left} instead of {right}", False
+
+
+def _figure_differences(my: SideSummary, golden: SideSummary) -> Iterator[tuple[str, float, float]]:
+    """(description, distance relative to the size of the values, allowed noises) of each figure."""
+    scale = _find_scale(golden)
+    for name, noises in _ALLOWANCES.items():
+        left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
+        if left is None or right is None:
+            if (left is None) != (right is None) and my.exact_counts and golden.exact_counts:
+                yield f"{name}: {left} instead of {right}", math.inf, noises
+            continue
+        # The norm grows with the number of values; the other figures have the size of one value.
+        size = abs(right) if name == "l2" else scale
+        distance = 0.0 if left == right else abs(left - right) / size if size else math.inf
+        yield f"{name} is {left:.9g} instead of {right:.9g}", distance, noises
+
+
+def _find_scale(summary: SideSummary) -> float:
+    """The size of the values: the largest absolute value, or at least the root mean square."""
+    found = summary.statistics
+    ends = [abs(end) for end in (found.minimum, found.maximum) if end is not None]
+    if found.l2 is not None and summary.numel:
+        ends.append(found.l2 / math.sqrt(summary.numel))
+    return max(ends, default=0.0)
+
+
 # --- The pair -------------------------------------------------------------------------------------
 
-# What the values were computed from is asked afterwards, by `attributing`: a difference that is
-# over the limit here may have come in with the inputs.
+# The inputs of the values are considered later, in `table`: a difference above the limit here may
+# have come in with them.
 
-# An argument that one tool writes as a number and the other as a tensor is no longer than this.
+# The most elements of an argument that one tool records as a number and the other as a tensor.
 _LONGEST_VALUE = 64
-BY_DIGEST = "digests only: data that was damaged after it was recorded is not seen"
+BY_DIGEST = "digests only: data damaged after recording is not detected"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What two values alone show.
+    """What two values alone show; `table` then considers their inputs.
 
     Attributes:
-        settled: nothing that is known of the program could change the status: identical bits, a
-            structure that does not fit, a rule of the user's, a side that cannot be read.
-        my: facts of that side, with its extremes.
-        golden: likewise.
-        nbytes: bytes of values that were compared.
-        distance: |my - golden| / |golden|, as far as it is known.
+        settled: nothing else in the program can change the status: identical bits, a different
+            structure, a user's rule, a side that cannot be read.
+        nbytes: the bytes of the compared values.
+        distance: |my - golden| / |golden|, if known.
+        own: the part of it that was added here.
+        inherited: the part of it that the inputs already had.
+        attributed: how these two were found.
+        made: where a failing row's difference comes from.
     """
 
     status: Status
@@ -128,15 +335,20 @@ class Measured:
     score: Score | None = None
     nbytes: int = 0
     distance: float | None = None
+    own: float | None = None
+    inherited: float | None = None
+    attributed: Attributed = ""
+    made: Made = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it differs by more than rounding."""
+        return self.status in {Status.DIFFERENT, Status.DEGRADED}
 
 
 @dataclasses.dataclass(frozen=True)
 class _PairCase:
-    """Two operands with their dumps.
-
-    Attributes:
-        trusts: whether what the dumps say of their bytes is believed.
-    """
+    """Two operands with their dumps; `trusts`: whether to trust digests and checksums."""
 
     my: Operand
     golden: Operand
@@ -146,12 +358,15 @@ class _PairCase:
     golden_facts: SideFacts
     trusts: bool = False
 
+    @property
+    def are_single(self) -> bool:
+        """Whether both are recorded values, not results of a recipe."""
+        return self.my.recipe is None and self.golden.recipe is None
+
     def my_values(self) -> Tensor:
-        """The values of my side, which fit their checksums."""
         return self.my.read(self._reader(self.my_dump))
 
     def golden_values(self) -> Tensor:
-        """Those of the golden side."""
         return self.golden.read(self._reader(self.golden_dump))
 
     def _reader(self, dump: ReadableDump) -> Callable[[Record], Tensor]:
@@ -161,6 +376,8 @@ class _PairCase:
         sides = {"my": self.my_facts, "golden": self.golden_facts}
         if "judged_by" in rest:
             rest.setdefault("basis", Basis.VALUES)
+        if status is Status.IDENTICAL:
+            rest["own"] = rest["inherited"] = 0.0
         return Measured(status=status, settled=settled, **(sides | rest))
 
 
@@ -175,52 +392,51 @@ def measure(
 ) -> Measured:
     """Measure a pair and judge it by itself.
 
-    Whatever goes wrong with it is told as its status; the other pairs go on. With `quick`, a pair
-    that surely passes is told by the few figures that show it. With `trust_digests`, values of
-    equal digests are not read, and what is read is not held against its checksum.
+    An error becomes the status of this pair; other pairs are not affected. With `quick`, only a few
+    figures are computed for a pair that clearly passes. With `trust_digests`, values with equal
+    digests are not read, and checksums are not verified.
     """
     if pair.my is None or pair.golden is None:
-        return _without_counterpart(pair, my.kind, golden.kind)
+        return _report_unmatched(pair, my.kind, golden.kind)
     sides = describe_side(pair.my, my.kind), describe_side(pair.golden, golden.kind)
     case = _PairCase(pair.my, pair.golden, my, golden, *sides, trusts=trust_digests)
     try:
         if pair.my.record.is_summary or pair.golden.record.is_summary:
             return _judge_by_summaries(case)
         if not (sides[0].dtype and sides[1].dtype):
-            return _plain_values(case)
+            return _judge_plain_values(case)
         if _has_values(pair.my) and _has_values(pair.golden):
             return _judge_tensors(case, requirement, quick=quick and requirement is None)
         return _judge_by_summaries(case)
     except (ParitasError, OSError, RuntimeError, ValueError) as error:
-        # Replicas that should be one and the same, and are not.
-        if getattr(error, "is_difference", False):
+        if getattr(error, "is_difference", False):  # replicas that disagree
             return case.measured(Status.DIFFERENT, aspect=Aspect.STRUCTURE, reason=str(error))
         return case.measured(Status.UNVERIFIED, aspect=Aspect.HARNESS, reason=str(error))
 
 
-def _without_counterpart(pair: Pair, my_kind: str, golden_kind: str) -> Measured:
-    missing, present = ("my", "golden") if pair.my is None else ("golden", "my")
-    near = f"; nearest there: {', '.join(pair.nearest)}" if pair.nearest else ""
+def _report_unmatched(pair: Pair, my_kind: str, golden_kind: str) -> Measured:
+    missing, present = ("my", "the golden") if pair.my is None else ("the golden", "my")
+    near = f"; the most similar names are {', '.join(pair.nearest)}" if pair.nearest else ""
     return Measured(
         status=Status.UNVERIFIED,
         settled=True,
         my=None if pair.my is None else describe_side(pair.my, my_kind),
         golden=None if pair.golden is None else describe_side(pair.golden, golden_kind),
         aspect=Aspect.STRUCTURE,
-        reason=f"only the {present} side has it: nothing of the {missing} side matches{near}",
-        advice="say with a rename rule what it is called there, or leave it out with --ignore",
+        reason=f"only {present} dump has it: no value in {missing} dump matches{near}",
+        advice="map its name with --rename, or exclude it with --ignore",
     )
 
 
-def _plain_values(case: _PairCase) -> Measured:
-    """Numbers, lists and words; one side may have written a number as a tensor."""
+def _judge_plain_values(case: _PairCase) -> Measured:
+    """Numbers, lists and strings; one side may have recorded a number as a tensor."""
     mine = _as_text(case.my, case.my_values, case.my_facts)
     golden = _as_text(case.golden, case.golden_values, case.golden_facts)
     if mine is None or golden is None:
         return case.measured(
             Status.UNVERIFIED,
             aspect=Aspect.HARNESS,
-            reason="a side has no values that could be read; the problems of its dump say why",
+            reason="one side has no readable value; see the problems of its dump",
         )
     same = mine == golden or _same_value(mine, golden)
     return case.measured(
@@ -233,12 +449,12 @@ def _plain_values(case: _PairCase) -> Measured:
 def _as_text(operand: Operand, values: Callable[[], Tensor], side: SideFacts) -> str | None:
     if side.value is not None or (not side.dtype and operand.record.payload is None):
         return side.value
-    found = values()  # or else the reason why that cannot be
+    found = values()
     return repr(found.tolist()) if found.numel() <= _LONGEST_VALUE else None
 
 
 def _same_value(left: str, right: str) -> bool:
-    """Whether two texts stand for one value: tools quote and bracket differently."""
+    """Whether two texts mean the same value: tools use different quotes and brackets."""
     try:
         values = [_normalize_plain(read_value(text)) for text in (left, right)]
     except UsageError:
@@ -249,7 +465,7 @@ def _same_value(left: str, right: str) -> bool:
 
 
 def _normalize_plain(value: Any) -> Any:
-    """A dtype that was written as a string is a dtype; a tuple is as good as a list."""
+    """Treat a dtype recorded as a string as a dtype, and a tuple as a list."""
     if isinstance(value, str):
         with contextlib.suppress(UsageError):
             return read_value(value)
@@ -266,12 +482,12 @@ def _has_values(operand: Operand) -> bool:
 
 
 def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: bool) -> Measured:
-    same = same_digest(case.my, case.golden)
+    same = case.are_single and same_digest(case.my.record, case.golden.record)
     if same and case.trusts:
         return _by_digest(case, "digest, data not read")
     reference = case.golden_values()
     if same:
-        # Once both sides fit the digest that they share, one look at the values is enough.
+        # Both sides match the same digest, so it is enough to read one of them.
         case.my_dump.verify(case.my.record)
     candidate = reference if same else case.my_values()
     misfit = _find_misfit(candidate, reference, ours=case.my_dump.kind == case.golden_dump.kind)
@@ -287,7 +503,7 @@ def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: b
         )
     limits = ""
     if candidate.shape != reference.shape:
-        limits = "the shapes differ by dimensions of length 1"
+        limits = "the shapes differ in dimensions of length 1"
         candidate = candidate.reshape(reference.shape)
     if quick:
         found = _judge_quickly(case, reference, candidate, limits)
@@ -305,7 +521,7 @@ def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: b
     if figures.identical:
         return case.measured(Status.IDENTICAL, judged_by="bits", **facts)
     if requirement is not None:
-        facts |= _by_rule(requirement, figures)
+        facts |= _judge_by_rule(requirement, figures)
     elif not (is_inexact(reference) or is_inexact(candidate)):
         facts |= _judge_exact(figures)
     else:
@@ -316,7 +532,7 @@ def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: b
 def _judge_quickly(
     case: _PairCase, reference: Tensor, candidate: Tensor, limits: str
 ) -> Measured | None:
-    """What a cheap pass settles: the same bits, or a difference well within the noise."""
+    """Settle clear cases cheaply: identical bits, or a difference well within the noise."""
     found = quick_figures(reference, candidate)
     facts: dict[str, Any] = {
         "my": as_read(case.my_facts, candidate),
@@ -341,10 +557,10 @@ def _judge_quickly(
 
 
 def _find_misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[Aspect, str] | None:
-    """Why the two cannot be compared element by element."""
+    """Why the two cannot be compared element by element, or None."""
     if candidate.shape != reference.shape:
         squeezed = [[n for n in tensor.shape if n != 1] for tensor in (candidate, reference)]
-        # Two tools drop and add dimensions of length 1 as their layouts want it.
+        # Different tools add and drop dimensions of length 1.
         if ours or squeezed[0] != squeezed[1]:
             reason = f"shape {list(candidate.shape)} instead of {list(reference.shape)}"
             return Aspect.SHAPE, reason
@@ -353,7 +569,7 @@ def _find_misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[A
     return None
 
 
-def _by_rule(requirement: Requirement, figures: PairFigures) -> dict[str, Any]:
+def _judge_by_rule(requirement: Requirement, figures: PairFigures) -> dict[str, Any]:
     holds = requirement.holds(figures)
     return {
         "status": Status.EQUIVALENT if holds else Status.DIFFERENT,
@@ -365,11 +581,11 @@ def _by_rule(requirement: Requirement, figures: PairFigures) -> dict[str, Any]:
 
 def _judge_exact(figures: PairFigures) -> dict[str, Any]:
     metrics = figures.metrics
-    if metrics is None or metrics.mismatched == 0:  # of another dtype
+    if metrics is None or metrics.mismatched == 0:  # the dtypes differ
         return {"status": Status.IDENTICAL, "judged_by": "equality", "settled": True}
     return {
         "status": Status.DIFFERENT,
-        "reason": f"{metrics.mismatched} of {metrics.numel} values differ; these are exact",
+        "reason": f"{metrics.mismatched} of {metrics.numel} values differ; they must be equal",
         "judged_by": "equality",
         "settled": False,
     }
@@ -399,7 +615,7 @@ def _judge_floats(reference: Tensor, candidate: Tensor, figures: PairFigures) ->
     }
 
 
-# --- what is left of values -----------------------------------------------------------------------
+# --- summaries ------------------------------------------------------------------------------------
 
 
 def _judge_by_summaries(case: _PairCase) -> Measured:
@@ -407,11 +623,13 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
     if None not in shapes and shapes[0] != shapes[1]:
         reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
         return case.measured(Status.DIFFERENT, aspect=Aspect.SHAPE, reason=reason)
-    if same_digest(case.my, case.golden):
-        return _same_digests(case)
+    records = (case.my.record, case.golden.record)
+    known = case.are_single and comparable_digests(*records)
+    if known and same_digest(*records):
+        return _judge_by_digest(case)
     mine, golden, found = _summarize_and_judge(case)
-    if found.status is Status.IDENTICAL and are_other_bits(case.my, case.golden):
-        reason = "the digests differ, and nothing else that is recorded does"
+    if found.status is Status.IDENTICAL and known:
+        reason = "the digests differ, but all recorded statistics are equal"
         found = dataclasses.replace(found, status=Status.EQUIVALENT, reason=reason)
     has_sketches = mine.sketch is not None and golden.sketch is not None
     return case.measured(
@@ -428,13 +646,13 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
     )
 
 
-def _same_digests(case: _PairCase) -> Measured:
-    """Digests of ours that are equal, of values that were not stored."""
+def _judge_by_digest(case: _PairCase) -> Measured:
+    """Equal paritas digests of values that were not stored."""
     figures = (case.my.record.statistics, case.golden.record.statistics)
     if None not in figures and not case.trusts:
         _, _, found = _summarize_and_judge(case)
         if found.status is Status.DIFFERENT:
-            reason = f"the digests are equal, and yet {found.reason}: a dump is damaged"
+            reason = f"a dump is damaged: the digests are equal, but {found.reason}"
             return case.measured(Status.UNVERIFIED, aspect=Aspect.HARNESS, reason=reason)
     return _by_digest(case, "digest, data not stored")
 
@@ -457,9 +675,9 @@ def _by_digest(case: _PairCase, judged_by: str) -> Measured:
 
 
 def _coarser_unit(*sides: tuple[str, SideSummary]) -> float:
-    """The unit roundoff of the coarser side; of a side whose dtype is not known, what it may be.
+    """The unit roundoff of the coarser side, guessed if its dtype is unknown.
 
-    Exact numbers on one side are exact numbers on the other.
+    If one side is exact, a side of unknown dtype is taken to be exact too.
     """
     known = [_unit_of_dtype(name) for name, _ in sides if name]
     if 0.0 in known and len(known) < len(sides):
@@ -468,7 +686,7 @@ def _coarser_unit(*sides: tuple[str, SideSummary]) -> float:
 
 
 def _least_unit(summary: SideSummary) -> float:
-    """That of float16 where its ends are such numbers, else that of float32."""
+    """That of float16 if the minimum and maximum are float16 numbers, otherwise of float32."""
     ends = (summary.statistics.minimum, summary.statistics.maximum)
     found = torch.tensor([end for end in ends if end is not None], dtype=torch.float64)
     is_half = found.numel() > 0 and found.half().double().equal(found)
@@ -478,5 +696,5 @@ def _least_unit(summary: SideSummary) -> float:
 def _unit_of_dtype(name: str) -> float:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        return criterion.UNIT_F32  # a name of another tool's; it keeps its figures in float32
+        return criterion.UNIT_F32  # another tool's dtype name; its statistics are in float32
     return criterion.unit_roundoff(dtype) if dtype.is_floating_point or dtype.is_complex else 0.0

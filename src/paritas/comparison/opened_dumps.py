@@ -1,4 +1,4 @@
-"""Dumps that a worker has opened: the threads of a process share them, a process keeps a few."""
+"""Open dumps, shared by the threads of a process and cached in worker processes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,15 @@ if TYPE_CHECKING:
 _MOST_KEPT = 4
 
 _dumps_lock = threading.RLock()
-# While somebody holds a dump, the threads of this process share it.
+# While a dump is in use, the threads of this process share it.
 _held: weakref.WeakValueDictionary[_Key, ReadableDump] = weakref.WeakValueDictionary()
-# In a worker process nobody else holds it. It is kept while the same comparison goes on: later,
-# something else may be at that path.
+# A worker process keeps dumps only during one comparison: later, another dump may be at that path.
 _kept: OrderedDict[_Key, ReadableDump] = OrderedDict()
 _kept_for = ""
 
 
 def opened(path: str, kind: str | None = None) -> ReadableDump:
-    """Open a dump; what is called in a worker gets the one that is open already.
-
-    Raises:
-        UsageError: there is nothing there that any reader knows.
-    """
+    """Open a dump; a worker reuses one that is already open."""
     session = session_of_work()
     key = (path, kind)
     with _dumps_lock:
@@ -66,4 +61,4 @@ def _open_for_worker(path: str, kind: str | None, session: str | None) -> Readab
     except UsageError as error:
         if not session:
             raise
-        raise UsageError(f"a worker on {platform.node()} cannot open it: {error}") from error
+        raise UsageError(f"a worker on {platform.node()} cannot open the dump: {error}") from error

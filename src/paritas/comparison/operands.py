@@ -1,31 +1,34 @@
-"""What is compared: a recorded value, or what several recorded values are assembled to."""
+"""What is compared: a recorded value, or a value assembled from several."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import itertools
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import torch
 
 from paritas.errors import UsageError
-from paritas.placement.assembly import Assembly
+from paritas.numerics.bits import dtype_name
+from paritas.numerics.sketch import add_sketches
+from paritas.numerics.statistics import Statistics
+from paritas.placement.assembly import Assembly, PartsDisagreement, ReplicasDisagreeError
 from paritas.results.comparisons import SideFacts
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor
 
     from paritas.files.records import Record, Site
-    from paritas.numerics.statistics import Statistics
     from paritas.results.comparisons import MatchedBy
     from paritas.results.figures import Extremes
 
@@ -34,17 +37,17 @@ if TYPE_CHECKING:
 
 
 class OperandRecipe(Protocol):
-    """How parts become one tensor. Frozen, and fit to be sent to another process."""
+    """How to make one tensor of several parts. Frozen, and can be sent to another process."""
 
     @property
     def words(self) -> str:
-        """What is done, for the table: `put together from ranks 0-3 along dimension 1`."""
+        """The text for the table: `put together from ranks 0-3 along dimension 1`."""
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Do it.
+        """Make the tensor.
 
         Raises:
-            UsageError: the parts do not fit together; the message says how.
+            UsageError: the parts do not fit; the message says why.
         """
 
 
@@ -53,20 +56,20 @@ class Operand:
     """One side of a pair.
 
     Attributes:
-        parts: a record, or what the recipe takes.
-        recipe: None for a record by itself.
-        record: the first record, which names the whole.
-        is_single: whether it is a record by itself, as most are.
+        parts: a single record, or the input of the recipe.
+        recipe: None for a single record.
+        record: the first record, which names the operand.
+        is_single: whether it is a single record, as most are.
     """
 
     parts: tuple[Record | Operand, ...]
     recipe: OperandRecipe | None = None
-    # Found once: whoever deals with operands asks for these, again and again.
+    # Computed once, because they are used very often.
     record: Record = dataclasses.field(init=False, repr=False, compare=False)
     is_single: bool = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Find what is asked for most."""
+        """Compute `record` and `is_single`."""
         first = self.parts[0]
         record = first.record if isinstance(first, Operand) else first
         object.__setattr__(self, "record", record)
@@ -75,19 +78,19 @@ class Operand:
 
     @property
     def step(self) -> int:
-        """The step, as its dump counts."""
+        """The step, as numbered in its dump."""
         return self.record.step
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that it is of, ascending."""
+        """Its ranks, ascending."""
         if self.is_single:
             return (self.record.rank,)
         return tuple(sorted({record.rank for record in self.records()}))
 
     @property
     def words(self) -> str:
-        """How it was put together; empty for a record by itself."""
+        """How it was assembled; empty for a single record."""
         if self.is_single:
             return ""
         inner = [part.words for part in self.parts if isinstance(part, Operand)]
@@ -95,7 +98,7 @@ class Operand:
         return ", then ".join(words for words in dict.fromkeys((*inner, *own)) if words)
 
     def records(self) -> Iterator[Record]:
-        """All records that it is made of."""
+        """All its records."""
         if self.is_single:
             return iter((self.record,))
         return itertools.chain.from_iterable(
@@ -103,11 +106,7 @@ class Operand:
         )
 
     def read(self, values: Callable[[Record], Tensor]) -> Tensor:
-        """Its value, given those of records.
-
-        Raises:
-            UsageError: a record cannot be read, or the parts do not fit together.
-        """
+        """Its value; `values` reads a record."""
         parts = [
             part.read(values) if isinstance(part, Operand) else values(part) for part in self.parts
         ]
@@ -116,10 +115,10 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two operands that belong together, or one that has no counterpart.
+    """Two operands that belong together, or one without a counterpart.
 
     Attributes:
-        nearest: names on the other side that are most like that of an operand without one.
+        nearest: the most similar names on the other side, if there is no counterpart.
     """
 
     my: Operand | None
@@ -129,22 +128,191 @@ class Pair:
 
     @property
     def leading(self) -> Operand:
-        """The operand that names the pair: the golden one, unless it is seen elsewhere.
+        """The operand that names the pair: the golden one, unless it has its own row elsewhere.
 
-        What a kernel reads is compared with what the golden node made that it is the value of.
+        A kernel's input is compared with the output of the golden node that computed it.
         """
         if self.golden is None or self.my is None:
             found = self.golden or self.my
             if found is None:
-                raise ValueError("a pair of nothing")
+                raise ValueError("a pair without operands")
             return found
         same_side = self.my.record.site.side == self.golden.record.site.side
         return self.golden if same_side else self.my
 
 
-# --- Which values have found one another ----------------------------------------------------------
+# --- Merging the summaries of parts ---------------------------------------------------------------
 
-# My step, and the rank or what stands for all of them.
+
+def merge_statistics(plan: Assembly, parts: Sequence[Statistics]) -> tuple[Statistics, str]:
+    """The statistics of the assembled tensor, and what is not known; empty if all is known.
+
+    Raises:
+        ReplicasDisagreeError: copies have different statistics.
+        UsageError: the whole's statistics cannot be derived from those of the parts.
+    """
+    _check_copies(plan, [parts[first] == parts[other] for first, other in plan.copies])
+    terms = [[parts[copies[0]] for copies in cell.terms] for cell in plan.cells]
+    if all(len(found) == 1 for found in terms):
+        return _concat_statistics([found[0] for found in terms]), ""
+    return _reduce_statistics(terms, plan.reduction)
+
+
+def merge_sketches(plan: Assembly, parts: Sequence[Tensor]) -> Tensor:
+    """The sketch of the assembled tensor.
+
+    Raises:
+        ReplicasDisagreeError: copies have different sketches.
+        UsageError: the whole's sketch cannot be derived from those of the parts.
+    """
+    same = [torch.equal(parts[first], parts[other]) for first, other in plan.copies]
+    _check_copies(plan, same)
+    boxes = all(len(segments) == 1 for cell in plan.cells for segments in cell.where)
+    if not boxes or not (plan.placed or len(plan.cells) == 1):
+        raise UsageError(
+            "the sketches of the parts cannot be added, because they do not contain each part's "
+            "position in the whole: record values, or distributed tensors"
+        )
+    terms = [copies[0] for cell in plan.cells for copies in cell.terms]
+    count = max((len(cell.terms) for cell in plan.cells), default=1)
+    if count > 1 and plan.reduction not in ("sum", "avg"):
+        raise UsageError(
+            f"the {plan.reduction} over ranks cannot be derived from sketches: record values"
+        )
+    total = add_sketches(parts[at] for at in terms)
+    return total / count if plan.reduction == "avg" else total
+
+
+def _check_copies(plan: Assembly, same: Sequence[bool]) -> None:
+    found = [
+        PartsDisagreement(plan.ranks[other], plan.ranks[first])
+        for (first, other), agrees in zip(plan.copies, same, strict=True)
+        if not agrees
+    ]
+    if found:
+        raise ReplicasDisagreeError(found)
+
+
+def _concat_statistics(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of parts that do not overlap."""
+    exponents: Counter[int] = Counter()
+    for part in parts:
+        exponents.update(dict(part.exponents))
+    known = [part for part in parts if _finite_count(part)]
+    total = sum(map(_finite_count, known))
+    minima, maxima, norms = (_known_by_all(known, name) for name in ("minimum", "maximum", "l2"))
+    means = zip(_known_by_all(known, "mean"), map(_finite_count, known), strict=False)
+    shares = [mean * (count / total) for mean, count in means]
+    return Statistics(
+        count=sum(part.count for part in parts),
+        minimum=min(minima, default=None),
+        maximum=max(maxima, default=None),
+        mean=math.fsum(shares) if shares else None,
+        l2=math.hypot(*norms) if norms else None,
+        zeros=sum(part.zeros for part in parts),
+        nans=sum(part.nans for part in parts),
+        positive_infinities=sum(part.positive_infinities for part in parts),
+        negative_infinities=sum(part.negative_infinities for part in parts),
+        exponents=tuple(sorted(exponents.items())),
+    )
+
+
+def _finite_count(part: Statistics) -> int:
+    return part.count - part.nans - part.positive_infinities - part.negative_infinities
+
+
+def _known_by_all(parts: Sequence[Statistics], name: str) -> list[float]:
+    """A figure of all parts; empty if one part does not have it."""
+    values = [getattr(part, name) for part in parts]
+    return [] if None in values else values
+
+
+# For each reduction the statistic of the result that is known, and how to compute it.
+_REDUCTIONS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "sum": ("mean", math.fsum),
+    "avg": ("mean", statistics.fmean),
+    "max": ("maximum", max),
+    "min": ("minimum", min),
+}
+
+
+def _reduce_statistics(cells: Sequence[Sequence[Statistics]], how: str) -> tuple[Statistics, str]:
+    """The few statistics that survive a reduction of parts, and what is not known."""
+    if not all(part.is_finite for terms in cells for part in terms):
+        raise UsageError(
+            "some ranks' terms are not finite, and statistics do not say where: record values"
+        )
+    if how == "product":
+        raise UsageError("the product over ranks cannot be derived from statistics: record values")
+    kept, reduce = _REDUCTIONS[how]
+    wholes = []
+    for terms in cells:
+        values = _known_by_all(terms, kept)
+        known: dict[str, Any] = {kept: reduce(values)} if values else {}
+        wholes.append(Statistics(count=terms[0].count, **known))
+    limits = f"only the {kept} of the {how} over ranks can be derived from statistics"
+    return _concat_statistics(wholes), limits
+
+
+# --- The most similar names -----------------------------------------------------------------------
+
+_LENGTH = 3
+_MOST_LETTERS = 300
+_MOST_NAMES = 100_000
+# How many of a name's rarest pieces are looked up, and how many names are considered for each.
+# They bound the time per name, whatever the number of names.
+_PIECES, _POINTED = 6, 48
+_COMPARED = 12
+# Nobody reads more suggestions than this.
+_MOST_ASKED = 20_000
+_MOST_SUGGESTED = 3
+_LEAST_LIKENESS = 0.3
+
+
+class NearestNames:
+    """Finds similar names by the three-letter pieces that they share."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = list(dict.fromkeys(names))[:_MOST_NAMES]
+        self._pieces = [_cut_pieces(name) for name in self._names]
+        self._pointers: dict[str, list[int]] = {}
+        for at, pieces in enumerate(self._pieces):
+            for piece in pieces:
+                self._pointers.setdefault(piece, []).append(at)
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def of(self, name: str) -> tuple[str, ...]:
+        """Up to three similar names, most similar first."""
+        if name not in self._known and len(self._known) < _MOST_ASKED:
+            self._known[name] = self._find(name)
+        return self._known.get(name, ())
+
+    def _find(self, name: str) -> tuple[str, ...]:
+        pieces = _cut_pieces(name)
+        rare = sorted((len(self._pointers[one]), one) for one in pieces if one in self._pointers)
+        shared: dict[int, int] = {}
+        for _, piece in rare[:_PIECES]:
+            for at in self._pointers[piece][:_POINTED]:
+                shared[at] = shared.get(at, 0) + 1
+        likely = sorted(shared, key=lambda at: -shared[at])[:_COMPARED]
+        scores = [(self._likeness(pieces, at), at) for at in likely]
+        scores.sort(key=lambda found: (-found[0], found[1]))
+        best = scores[:_MOST_SUGGESTED]
+        return tuple(self._names[at] for score, at in best if score >= _LEAST_LIKENESS)
+
+    def _likeness(self, pieces: set[str], at: int) -> float:
+        other = self._pieces[at]
+        return 2 * len(pieces & other) / (len(pieces) + len(other))
+
+
+def _cut_pieces(name: str) -> set[str]:
+    text = f" {name[:_MOST_LETTERS].lower()} "
+    return {text[at : at + _LENGTH] for at in range(len(text) - _LENGTH + 1)}
+
+
+# --- The state of matching ------------------------------------------------------------------------
+
+# My step, and the rank or `WHOLE` for all of them.
 Scope = tuple[int, int]
 GraphKey = tuple[str, str]
 Ranks = tuple[int, ...]
@@ -152,14 +320,14 @@ WHOLE = -1
 
 
 class MatchItem:
-    """An operand, and how far it got.
+    """An operand, and whether it is matched.
 
     Attributes:
-        scope: only what has the same can belong together; None where the other side has not.
-        at: its place in its own list.
-        graph: phase and graph, as the golden side calls it.
+        scope: only items with the same scope can match; None if the other side does not have it.
+        at: its index on its own side.
+        graph: phase and golden name of the graph.
         found: whether it has a counterpart.
-        gone: whether it is left out, for a reason that is counted.
+        gone: whether it is left out, with a reason.
     """
 
     __slots__ = ("at", "found", "gone", "graph", "mine", "operand", "record", "scope", "site")
@@ -177,44 +345,40 @@ class MatchItem:
 
     @property
     def is_left(self) -> bool:
-        """Whether it still looks for a counterpart."""
+        """Whether it still needs a counterpart."""
         return not self.found and not self.gone and self.scope is not None
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Its shape, as far as one record of it tells; None for what is no tensor."""
+        """The shape of its first record; None if that is not a tensor."""
         return None if self.record.tensor is None else self.record.tensor.shape
 
     @property
     def is_number(self) -> bool:
-        """Whether it is no tensor, but a number, a list or the like."""
+        """Whether it is a number, a list or the like instead of a tensor."""
         return self.record.value is not None
 
 
-class Link:
+class Link(NamedTuple):
     """Two items that belong together.
 
     Attributes:
-        operand: mine, where a rule has rearranged it.
-        is_home: whether mine is what the golden one is the value of, and not a further reading.
+        operand: mine, possibly transformed by a rule.
+        is_home: whether this is the first match of the golden item, rather than a repeated read.
     """
 
-    __slots__ = ("by", "golden", "is_home", "my", "operand")
-
-    def __init__(
-        self, my: MatchItem, golden: MatchItem, by: MatchedBy, operand: Operand, *, is_home: bool
-    ) -> None:
-        self.my, self.golden, self.by = my, golden, by
-        self.operand = operand
-        self.is_home = is_home
+    my: MatchItem
+    golden: MatchItem
+    by: MatchedBy
+    operand: Operand
+    is_home: bool
 
 
 class Book:
     """All items of both sides, the links between them, and what was left out.
 
     Attributes:
-        unselected: what the other side was not asked to record, and by which part of what it was
-            asked for.
+        unselected: items that the other dump's selection excludes, with the part that does.
     """
 
     def __init__(
@@ -226,14 +390,14 @@ class Book:
         self.notes: list[str] = []
         self.links: list[Link] = []
         self.unselected: list[tuple[MatchItem, str]] = []
-        self._reasons: Counter[str] = Counter()
+        self._reasons: Counter[tuple[str, str]] = Counter()
         my_ranks, golden_ranks = ([one.ranks for one in side] for side in (my, golden))
         label = self._labels(set(my_ranks), set(golden_ranks))
         self.my = [
             MatchItem(one, (one.step, label(ranks)) if one.step in steps else None, at, mine=True)
             for at, (one, ranks) in enumerate(zip(my, my_ranks, strict=True))
         ]
-        # A golden step that several of mine are compared with is there for each of them.
+        # A golden step that is compared with several of mine gets an item for each of them.
         askers: dict[int, list[int | None]] = {}
         for mine, theirs in steps.items():
             askers.setdefault(theirs, []).append(mine)
@@ -244,44 +408,50 @@ class Book:
         ]
 
     def left(self, *, mine: bool) -> Iterator[MatchItem]:
-        """What still looks for a counterpart."""
+        """The items that still need a counterpart."""
         return (item for item in (self.my if mine else self.golden) if item.is_left)
 
     def link(
         self, my: MatchItem, golden: MatchItem, by: MatchedBy, operand: Operand | None = None
     ) -> None:
-        """Say that two belong together."""
+        """Match two items."""
         is_home = not golden.found and my.site.side == golden.site.side
         self.links.append(Link(my, golden, by, operand or my.operand, is_home=is_home))
         my.found = golden.found = True
 
     def link_either(self, one: MatchItem, other: MatchItem, by: MatchedBy) -> None:
-        """Say so, whichever of them is mine."""
+        """Match two items, in either order."""
         my, golden = (one, other) if one.mine else (other, one)
         self.link(my, golden, by)
 
-    def skip(self, item: MatchItem, reason: str) -> None:
-        """Leave one out; `{n}` in the reason becomes the number of all that are."""
+    def skip(self, item: MatchItem, noun: str, reason: str) -> None:
+        """Leave out an item that is one `noun`, for a reason; see `skipped`."""
         item.gone = True
-        self._reasons[reason] += 1
+        self._reasons[noun, reason] += 1
+
+    def skip_left(self, items: Iterable[MatchItem], noun: str, reason: str) -> None:
+        """Leave out those that still have no counterpart."""
+        for item in items:
+            if item.is_left:
+                self.skip(item, noun, reason)
 
     def leave_unselected(self, item: MatchItem, why: str) -> None:
-        """Leave one out that the other side was not asked to record."""
+        """Leave out an item that the other dump's selection excludes."""
         item.gone = True
         self.unselected.append((item, why))
 
     def skipped(self) -> list[str]:
-        """Why some were left out, with how many."""
-        return [reason.replace("{n}", str(count)) for reason, count in self._reasons.items()]
+        """Why items were left out, with counts."""
+        return [f"{counted(n, noun)} {reason}" for (noun, reason), n in self._reasons.items()]
 
     def _labels(self, mine: set[Ranks], theirs: set[Ranks]) -> Callable[[Ranks], int]:
-        """What ranks count as; a run of one rank is the whole of it."""
+        """A function from ranks to the rank of a scope; the rank of a single-rank run is WHOLE."""
         all_mine, all_theirs = ({rank for one in side for rank in one} for side in (mine, theirs))
         single = {min(side) for side in (all_mine, all_theirs) if len(side) == 1}
         if len(all_mine) == len(all_theirs) == 1 and len(single) > 1:
             self.notes.append(
-                f"my rank {min(all_mine)} is compared with golden rank {min(all_theirs)}: there is "
-                f"no other"
+                f"my rank {min(all_mine)} is compared with golden rank {min(all_theirs)}, the only "
+                f"ones"
             )
         return lambda ranks: WHOLE if len(ranks) > 1 or ranks[0] in single else ranks[0]
 
@@ -298,17 +468,13 @@ _OF_TORCH = {
 
 
 def read_value(text: str) -> Any:
-    """A number, a string, a dtype, a device and the like, or a list of such, from its text.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Parse a number, string, dtype, device and the like, or a list of them."""
     try:
         if len(text) > _LONGEST:
             raise ValueError(f"{len(text)} characters")
         return _evaluate(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{text[:80]!r} is no plain value that can be read back") from error
+        raise UsageError(f"cannot parse {text[:80]!r} as a plain value") from error
 
 
 def _evaluate(tree: ast.expr) -> Any:
@@ -337,7 +503,7 @@ def _called_or_computed(tree: ast.expr) -> Any:
         case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str() as name)]):
             return float(name)
         case ast.Call(func=ast.Name(id="device") | ast.Attribute(attr="device")):
-            return torch.device("cpu")  # wherever it was, here it is the host
+            return torch.device("cpu")  # the recorded device may not exist here
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="Size"), args=[inner]):
             return tuple(_evaluate(inner))
     raise ValueError(ast.dump(tree)[:80])
@@ -346,7 +512,7 @@ def _called_or_computed(tree: ast.expr) -> Any:
 def _evaluate_number(tree: ast.expr) -> complex | float:
     value = _evaluate(tree)
     if isinstance(value, bool) or not isinstance(value, int | float | complex):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 
@@ -356,7 +522,7 @@ _OUR_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def describe_side(operand: Operand, kind: str) -> SideFacts:
-    """What is known without reading a value; `kind` is that of the dump."""
+    """What is known without reading values; `kind` is the kind of the dump."""
     record = operand.record
     facts = record.tensor
     return SideFacts(
@@ -374,43 +540,30 @@ def describe_side(operand: Operand, kind: str) -> SideFacts:
 
 
 def as_read(side: SideFacts, tensor: Tensor, extremes: Extremes | None = None) -> SideFacts:
-    """The same, with what was found when the values were read."""
-    read = {"dtype": _dtype_name(tensor.dtype), "shape": tuple(tensor.shape)}
-    if extremes is None:
-        return msgspec.structs.replace(side, **read)
+    """Add what is known from the values."""
     return msgspec.structs.replace(
-        side, minimum=extremes.minimum, maximum=extremes.maximum, mean=extremes.mean, **read
+        side,
+        dtype=dtype_name(tensor.dtype),
+        shape=tuple(tensor.shape),
+        **_extremes_of(extremes),
     )
 
 
 def with_extremes(side: SideFacts, statistics: Statistics) -> SideFacts:
-    """The same, with what statistics say that were taken of the values."""
+    """Add what is known from the statistics."""
     return msgspec.structs.replace(side, **_extremes_of(statistics))
 
 
-@functools.cache
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def same_digest(left: Record, right: Record) -> bool:
+    """Whether the digests show that the two are the same bits."""
+    return left.digest == right.digest and comparable_digests(left, right)
 
 
-def same_digest(my: Operand, golden: Operand) -> bool:
-    """Whether the two are known to be the same bits without a look at them.
+def comparable_digests(left: Record, right: Record) -> bool:
+    """Whether both have paritas digests of the same kind of tensor.
 
-    Checksums of other tools are too short to go by.
+    Checksums of other tools are too short.
     """
-    return my.record.digest == golden.record.digest and _digests_tell(my, golden)
-
-
-def are_other_bits(my: Operand, golden: Operand) -> bool:
-    """Whether the two are known not to be the same bits without a look at them."""
-    return my.record.digest != golden.record.digest and _digests_tell(my, golden)
-
-
-def _digests_tell(my: Operand, golden: Operand) -> bool:
-    """Whether both have digests of ours, of bytes that mean the same."""
-    if my.recipe is not None or golden.recipe is not None:
-        return False
-    left, right = my.record, golden.record
     if left.tensor is None or right.tensor is None:
         return False
     return (
@@ -426,7 +579,7 @@ def _find_shape(operand: Operand) -> tuple[int, ...] | None:
     if isinstance(operand.recipe, Assembly):
         return operand.recipe.result_shape
     facts = operand.record.tensor
-    # What a rule makes of a tensor is known when it is read.
+    # The result of a rename rule is known only after reading.
     return None if facts is None or operand.recipe is not None else facts.shape
 
 
@@ -437,16 +590,12 @@ def _stored_shape(record: Record) -> Sequence[int] | None:
 def _describe_path(record: Record, kind: str) -> str:
     if record.payload is None:
         return ""
-    # Such a file holds all that an operator takes and gives.
+    # A GE file holds all inputs and outputs of an operator.
     several = f",{record.site.side}s,{record.site.position}" if kind == "ge" else ""
     return f"{record.payload.file}{several}"
 
 
-def _extremes_of(statistics: Statistics | None) -> dict[str, float | None]:
+def _extremes_of(statistics: Statistics | Extremes | None) -> dict[str, float | None]:
     if statistics is None:
         return {}
-    return {
-        "minimum": statistics.minimum,
-        "maximum": statistics.maximum,
-        "mean": statistics.mean,
-    }
+    return {name: getattr(statistics, name) for name in ("minimum", "maximum", "mean")}

@@ -1,105 +1,521 @@
-"""Which values of two dumps belong together."""
+"""Which values of two dumps belong together: modules, selections, and the list of all pairs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.comparison.matching_graphs import (
+from paritas.comparison.matching import (
     GRAPH_LEVELS,
+    align,
     align_graphs,
+    held_node,
+    match_ids,
     match_nodes,
+    match_order,
+    match_prefixed,
+    match_renamed,
+    module_prefix,
     node_key,
+    skip_inexact,
     skip_rewritten,
+    unwrapped,
 )
-from paritas.comparison.matching_modules import match_modules
-from paritas.comparison.matching_names import match_ids, match_order, match_prefixed, match_renamed
-from paritas.comparison.operands import Book, Pair
+from paritas.comparison.operands import Book, NearestNames, Pair
 from paritas.comparison.rules import span_text
 from paritas.errors import UsageError
+from paritas.files.trees import natural_key
 from paritas.recording.selection import Selection, Sieve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from paritas.comparison.operands import MatchItem, Operand
+    from paritas.comparison.operands import MatchItem, Operand, Scope
     from paritas.comparison.rules import Rules
     from paritas.dumps.opening import ReadableDump
 
-
-# --- The most similar names -----------------------------------------------------------------------
-
-_LENGTH = 3
-_MOST_LETTERS = 300
-_MOST_NAMES = 100_000
-# How many of a name's rarest pieces are looked up, and how many names each may point to. They
-# bound the time that a name takes, whatever the number of names.
-_PIECES, _POINTED = 6, 48
-_COMPARED = 12
-# Nobody reads more than that; the rest is told without.
-_MOST_ASKED = 20_000
-_GIVEN = 3
-_LEAST = 0.3
+    Key = tuple[Scope | None, str, str]
+    Pass = tuple[Scope | None, str]
+    # Step, rank and number on the golden side, then the number on mine.
+    Place = tuple[int, int, int, int, int]
 
 
-class NearestNames:
-    """Finds names by the pieces of three letters that they share."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = list(dict.fromkeys(names))[:_MOST_NAMES]
-        self._pieces = [_cut_pieces(name) for name in self._names]
-        self._pointers: dict[str, list[int]] = {}
-        for at, pieces in enumerate(self._pieces):
-            for piece in pieces:
-                self._pointers.setdefault(piece, []).append(at)
-        self._known: dict[str, tuple[str, ...]] = {}
-
-    def of(self, name: str) -> tuple[str, ...]:
-        """Up to three names, the likest first; none where nothing is like it."""
-        if name not in self._known and len(self._known) < _MOST_ASKED:
-            self._known[name] = self._find(name)
-        return self._known.get(name, ())
-
-    def _find(self, name: str) -> tuple[str, ...]:
-        pieces = _cut_pieces(name)
-        rare = sorted((len(self._pointers[one]), one) for one in pieces if one in self._pointers)
-        shared: dict[int, int] = {}
-        for _, piece in rare[:_PIECES]:
-            for at in self._pointers[piece][:_POINTED]:
-                shared[at] = shared.get(at, 0) + 1
-        likely = sorted(shared, key=lambda at: -shared[at])[:_COMPARED]
-        scores = [(self._likeness(pieces, at), at) for at in likely]
-        scores.sort(key=lambda found: (-found[0], found[1]))
-        return tuple(self._names[at] for score, at in scores[:_GIVEN] if score >= _LEAST)
-
-    def _likeness(self, pieces: set[str], at: int) -> float:
-        other = self._pieces[at]
-        return 2 * len(pieces & other) / (len(pieces) + len(other))
+# --- Eager code against a captured graph: results of modules, and inputs of the program -----------
 
 
-def _cut_pieces(name: str) -> set[str]:
-    text = f" {name[:_MOST_LETTERS].lower()} "
-    return {text[at : at + _LENGTH] for at in range(len(text) - _LENGTH + 1)}
+def _are_alike(one: MatchItem, other: MatchItem) -> bool:
+    """Whether both are tensors with the same shape and dtype."""
+    first, second = one.record.tensor, other.record.tensor
+    return (
+        first is not None
+        and second is not None
+        and (first.shape, first.dtype) == (second.shape, second.dtype)
+    )
 
 
-# --- Values that the other dump was not asked to record -------------------------------------------
+def _match_results(
+    book: Book, eager: list[MatchItem], graph: list[MatchItem], named: Callable[[MatchItem], str]
+) -> None:
+    """Link a module's output with the node that leaves the module.
 
-# The header of a dump says what was asked for: steps, names, operators, sides, phases, ranks. What
-# falls outside of that on the other side is listed as not selected. What falls inside of it and is
-# missing all the same still fails.
+    Its value is read outside the module, or by nothing if it is an output of the program. Modules
+    that are called several times are skipped: a graph does not say which nodes belong to which
+    call. Fused code only has the outputs of the program for certain.
+    """
+    leaving = _find_leaving(graph, named)
+    often = {
+        (one.scope, named(one)) for one in eager if one.site.level == "module" and one.site.call
+    }
+    for item in eager:
+        site = item.site
+        is_result = site.level == "module" and site.side == "output" and site.phase == "forward"
+        path = named(item)
+        if not is_result or not item.is_left or (item.scope, path) in often:
+            continue
+        read, unread = leaving.get((item.scope, site.phase, path), ((), ()))
+        found = [one for one in read if _are_alike(item, one)]
+        found = found or [one for one in unread if _are_alike(item, one)]
+        if len(found) == 1:
+            book.link_either(item, found[0], "module")
+
+
+def _find_leaving(
+    graph: list[MatchItem], named: Callable[[MatchItem], str]
+) -> dict[Key, tuple[list[MatchItem], list[MatchItem]]]:
+    """The values of each module that are read outside it, and those that nothing reads."""
+    made: list[MatchItem] = []
+    readers: dict[tuple[Scope | None, tuple[str, str], str], set[str]] = defaultdict(set)
+    leaving: dict[Key, tuple[list[MatchItem], list[MatchItem]]] = defaultdict(lambda: ([], []))
+    given_back: list[MatchItem] = []
+    for item in graph:
+        site = item.site
+        if site.op == "placeholder" or item.scope is None:
+            continue
+        if site.side == "input":
+            if site.level == "node" and site.nodes and site.nodes[-1] != site.name:
+                readers[item.scope, item.graph, site.nodes[-1]].add(named(item))
+        elif site.level == "node":
+            (given_back if site.source == "fused" else made).append(item)
+    # Outputs of a fused program are recorded separately.
+    for item in given_back:
+        leaving[item.scope, item.site.phase, ""][1].append(item)
+    for item in made if readers else ():
+        known = readers.get((item.scope, item.graph, item.site.name), set())
+        path = named(item)
+        while path:
+            if any(one != path and not one.startswith(f"{path}.") for one in known):
+                leaving[item.scope, item.site.phase, path][0].append(item)
+            elif not known:
+                leaving[item.scope, item.site.phase, path][1].append(item)
+            path = path.rpartition(".")[0]
+        if not known:
+            leaving[item.scope, item.site.phase, ""][1].append(item)
+    return leaving
+
+
+def _match_program_inputs(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> None:
+    """Link the inputs of the outermost module with those of the graph, except parameters."""
+    given: defaultdict[Scope | None, tuple[list[MatchItem], list[MatchItem]]] = defaultdict(
+        lambda: ([], [])
+    )
+    for item in eager:
+        site = item.site
+        is_root = site.level == "module" and site.name == site.op and site.phase == "forward"
+        if item.is_left and is_root and site.side == "input" and not item.is_number:
+            given[item.scope][0].append(item)
+    for item in graph:
+        site = item.site
+        is_given = site.op == "placeholder" and site.phase == "forward"
+        # A parameter's name is a path; an argument's name has no dots.
+        if item.is_left and is_given and site.module and "." not in site.module:
+            given[item.scope][1].append(item)
+    for ours, theirs in given.values():
+        if [one.shape for one in ours] == [one.shape for one in theirs]:
+            for one, other in zip(ours, theirs, strict=True):
+                book.link_either(one, other, "module")
+
+
+# --- the same memory ------------------------------------------------------------------------------
+
+_VIEWS = re.compile(
+    r"(?:aten\.)?(?:_?unsafe_)?_?(?:view|reshape|permute|transpose|t|expand|unsqueeze|squeeze|slice"
+    r"|select|split|split_with_sizes|chunk|detach|alias|as_strided|unbind|narrow|diagonal|unfold)"
+    r"(?:_as|_copy)?(?:\.\w+)?"
+)
+
+
+def _match_shared(book: Book, eager: list[MatchItem]) -> None:
+    """Give a module's or parameter's value the counterpart of the operator's value that it is.
+
+    They share memory and bytes, so it is the same tensor recorded again. Views of a compared value
+    are left out.
+    """
+    partners = _find_partners(book)
+    same: dict[tuple[object, ...], MatchItem] = {}
+    first: dict[tuple[object, ...], MatchItem] = {}
+    for item in eager:
+        if item.scope is None or item.record.tensor is None or not item.record.digest:
+            continue
+        if item.found or item.gone:
+            first.setdefault(_memory_key(item), item)
+            if item.found or _value_key(item) not in same:
+                same[_value_key(item)] = item
+    for item in eager:
+        other = (
+            same.get(_value_key(item)) if item.is_left and item.record.tensor is not None else None
+        )
+        if other is not None and other.found:
+            book.link_either(item, partners[id(other)], "module")
+        elif other is not None:
+            book.skip(item, "value", "recorded again; compared elsewhere")
+        elif item.is_left and _VIEWS.fullmatch(item.site.op) and _memory_key(item) in first:
+            book.skip(item, "view", "of values that are compared themselves")
+
+
+def _find_partners(book: Book) -> dict[int, MatchItem]:
+    """The counterpart of each linked item, by the item's id."""
+    partners = {id(link.golden): link.my for link in book.links}
+    return partners | {id(link.my): link.golden for link in book.links}
+
+
+def _memory_key(item: MatchItem) -> tuple[object, ...]:
+    record = item.record
+    root = record.sequence if record.alias_of is None else record.alias_of
+    return item.scope, record.rank, root
+
+
+def _value_key(item: MatchItem) -> tuple[object, ...]:
+    return *_memory_key(item), item.record.digest, item.shape
+
+
+# --- Eager code against a captured graph: calls inside a module -----------------------------------
+
+# Both sides record the module that an operator belongs to. One operator on one side can be several
+# on the other, decomposed or fused. Only operators that both sides call equally often in a module
+# are matched; between them, only the last value of each module.
+
+_NO_CALLS = ("placeholder", "getitem")
+# In the names of operators that no other operator decomposes to.
+_NEVER_PARTS = ("mm", "conv", "embedding", "attention", "norm", "softmax")
+
+
+class _OperatorCall:
+    """One call of an operator, with its inputs, outputs and repeated records of the outputs."""
+
+    __slots__ = ("again", "inputs", "line", "module", "op", "outputs")
+
+    def __init__(self, op: str, module: str, line: str) -> None:
+        self.op, self.module = op, module
+        self.line = line.rpartition("/")[2]
+        self.inputs: dict[str, MatchItem] = {}
+        self.outputs: dict[str, MatchItem] = {}
+        self.again: list[MatchItem] = []
+
+    @property
+    def result(self) -> MatchItem:
+        return next(iter(self.outputs.values()))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it runs several operators, so its inputs are not those of the last one."""
+        return "_fused_" in self.result.site.kernel
+
+    def items(self) -> Iterator[MatchItem]:
+        yield from self.inputs.values()
+        yield from self.outputs.values()
+
+    def kind(self, *, with_inputs: bool, with_line: bool) -> Hashable:
+        """A key that is equal for the same call on the other side."""
+        shapes: tuple[object, ...] = ()
+        if with_inputs:
+            given = sorted(self.inputs.items(), key=lambda found: natural_key(found[0]))
+            shapes = tuple(item.shape for _, item in given if item.shape is not None)
+        line = self.line if with_line else ""
+        return self.module, self.op, line, self.result.shape, shapes
+
+
+def match_modules(book: Book) -> None:
+    """Link operators of eager code with nodes of graphs, and modules with their outputs."""
+    for eager, graph in ((book.my, book.golden), (book.golden, book.my)):
+        if _has_levels(eager, ("op", "module")) and _has_levels(graph, GRAPH_LEVELS):
+            _match_sides(book, eager, graph)
+            return
+
+
+def _has_levels(items: Iterable[MatchItem], levels: tuple[str, ...]) -> bool:
+    return any(item.is_left and item.site.level in levels for item in items)
+
+
+def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> None:
+    named = _name_paths(book, eager, graph)
+    skip_inexact(book, graph)
+    eager_calls = _collect_calls((one for one in eager if one.site.level == "op"), named)
+    nodes = [one for one in graph if one.site.level in GRAPH_LEVELS]
+    graph_calls = _collect_calls(
+        (one for one in nodes if one.site.level == "buffer" or one.site.op not in _NO_CALLS), named
+    )
+    _match_results(book, eager, graph, named)
+    for key in eager_calls.keys() & graph_calls.keys():
+        _match_calls(book, eager_calls[key], graph_calls[key])
+    _match_again(book, (call for calls in graph_calls.values() for call in calls))
+    _match_shared(book, eager)
+    _match_shared(book, graph)
+    _match_program_inputs(book, eager, graph)
+    book.skip_left(
+        (one for one in graph if one.site.op == "placeholder"),
+        "graph input",
+        "that eager code does not have",
+    )
+    book.skip_left(
+        (one for one in graph if one.site.op == "getitem" and one.site.level == "node"),
+        "part",
+        "of results; compared with the whole result",
+    )
+    book.skip_left(
+        (
+            one
+            for one in (*eager, *graph)
+            if one.site.level in ("op", "module", *GRAPH_LEVELS)
+            and one.site.side == "input"
+            and one.site.phase == "forward"
+        ),
+        "input",
+        "of operators and modules; compared where computed",
+    )
+    if not eager_calls:
+        _fold_into_modules(book, eager, graph, named)
+
+
+def _name_paths(
+    book: Book, eager: list[MatchItem], graph: list[MatchItem]
+) -> Callable[[MatchItem], str]:
+    """A function that returns the module path of an item, the same on both sides."""
+    left = {unwrapped(one.site.module) for one in eager if one.site.module}
+    right = {
+        unwrapped(one.site.module)
+        for one in graph
+        if one.site.module and one.site.op != "placeholder"
+    }
+    # The outermost module is named after its class in eager code, and has no name in a graph.
+    roots = {
+        one.site.name
+        for one in eager
+        if one.site.level == "module" and one.site.name == one.site.op
+    }
+    prefixes = module_prefix(left - roots, right)
+    if not roots:
+        known = {path.removeprefix(prefixes[1]) for path in right}
+        rest = {path for path in left if path.removeprefix(prefixes[0]) not in known}
+        rest = {path for path in rest if not any(one.startswith(f"{path}.") for one in left)}
+        roots = rest if len(rest) == 1 else roots
+    if any(prefixes):
+        whose = "eager code" if prefixes[0] else "the graph"
+        book.notes.append(
+            f"module paths of {whose} start with {prefixes[0] or prefixes[1]!r}; this prefix was "
+            f"ignored to match them"
+        )
+    is_mine = bool(eager) and eager[0].mine
+
+    def named(item: MatchItem) -> str:
+        path = unwrapped(item.site.module)
+        own = prefixes[item.mine != is_mine]
+        if path in roots or (own and path == own.rstrip("./")):
+            return ""
+        return path.removeprefix(own)
+
+    return named
+
+
+def _collect_calls(
+    items: Iterable[MatchItem], named: Callable[[MatchItem], str]
+) -> dict[Pass, list[_OperatorCall]]:
+    """The calls of each pass, in order."""
+    calls: dict[Pass, dict[tuple[str, str, int], _OperatorCall]] = {}
+    for item in items:
+        if item.scope is None:
+            continue
+        site = item.site
+        of_pass = calls.setdefault((item.scope, site.phase), {})
+        key = (site.graph, site.name, site.call)
+        call = of_pass.get(key)
+        if call is None:
+            call = of_pass[key] = _OperatorCall(site.op, named(item), site.line)
+        if site.side == "input":
+            call.inputs[site.position] = item
+        elif site.position in call.outputs:
+            call.again.append(item)
+        elif site.level != "buffer" or held_node(item):
+            call.outputs[site.position] = item
+    # A kernel is recorded when it reads, and can write several values: sort by the first write.
+    return {
+        key: sorted(
+            (call for call in of_pass.values() if call.outputs), key=lambda call: call.result.at
+        )
+        for key, of_pass in calls.items()
+    }
+
+
+def _match_calls(book: Book, eager: list[_OperatorCall], graph: list[_OperatorCall]) -> None:
+    is_fused = any(call.result.site.level == "buffer" for call in graph)
+    before = (-1, -1)
+    anchors = _same_calls(eager, graph, is_fused=is_fused)
+    if not anchors and not any(call.module for call in eager):
+        return  # nothing suggests that the two sides are related
+    for at, there in [*anchors, (len(eager), len(graph))]:
+        stretch = eager[before[0] + 1 : at], graph[before[1] + 1 : there]
+        before = (at, there)
+        is_anchored = at < len(eager)
+        if is_anchored:
+            _link_calls(book, eager[at], graph[there], with_inputs=not is_fused)
+        if not is_fused:
+            _match_stretch(book, *stretch, is_anchored=is_anchored)
+        elif is_anchored or any(one.result.found for one in stretch[1]):
+            _skip_fused(book, *stretch)
+
+
+def _same_calls(
+    eager: list[_OperatorCall], graph: list[_OperatorCall], *, is_fused: bool
+) -> list[tuple[int, int]]:
+    """Calls that both sides have equally often, in order.
+
+    The backward pass has no fixed order, and decompositions repeat the same few operators; there,
+    only calls that occur once are certain.
+    """
+    lines = {call.line for call in eager} & {call.line for call in graph} - {""}
+    kinds = []
+    for calls in (eager, graph):
+        of_side = [call.kind(with_inputs=not is_fused, with_line=bool(lines)) for call in calls]
+        kinds.append(
+            [None if call.is_fused else kind for call, kind in zip(calls, of_side, strict=True)]
+        )
+    counts, other_counts = Counter(kinds[0]), Counter(kinds[1])
+    sure = {
+        kind
+        for call, kind in zip(eager, kinds[0], strict=True)
+        if counts[kind] == other_counts[kind] and (counts[kind] == 1 or _keeps_order(call))
+    }
+    # An ambiguous call matches nothing on the other side.
+    return align(
+        [kind if kind in sure else (at, "eager") for at, kind in enumerate(kinds[0])],
+        [kind if kind in sure else (at, "graph") for at, kind in enumerate(kinds[1])],
+    )
+
+
+def _keeps_order(call: _OperatorCall) -> bool:
+    is_forward = call.result.site.phase == "forward"
+    return is_forward and any(word in call.op for word in _NEVER_PARTS)
+
+
+def _link_calls(
+    book: Book, eager: _OperatorCall, graph: _OperatorCall, *, with_inputs: bool
+) -> None:
+    sides = [(eager.outputs, graph.outputs)]
+    if with_inputs:
+        sides.append((eager.inputs, graph.inputs))
+    for ours, theirs in sides:
+        for position, item in ours.items():
+            other = theirs.get(position)
+            if other is not None and item.is_left and (other.is_left or other.found):
+                book.link_either(item, other, "module")
+    inputs = (*eager.inputs.values(), *graph.inputs.values())
+    book.skip_left(
+        (item for item in inputs if item.is_number),
+        "number argument",
+        "that the other side records differently",
+    )
+
+
+def _match_stretch(
+    book: Book, eager: list[_OperatorCall], graph: list[_OperatorCall], *, is_anchored: bool
+) -> None:
+    """Between operators that both sides have, match the last value of each module."""
+    stretches: defaultdict[str, tuple[list[_OperatorCall], list[_OperatorCall]]] = defaultdict(
+        lambda: ([], [])
+    )
+    for side, calls in enumerate((eager, graph)):
+        for call in calls:
+            stretches[call.module][side].append(call)
+    for ours, theirs in stretches.values():
+        if not ours or not theirs:
+            continue
+        one, other = ours[-1].result, theirs[-1].result
+        same_line = ours[-1].line == theirs[-1].line or not (ours[-1].line and theirs[-1].line)
+        if not same_line or not _are_alike(one, other):
+            continue
+        if one.is_left and (other.is_left or other.found):
+            book.link_either(one, other, "module")
+        inside = [item for call in (*ours, *theirs) for item in call.items()]
+        book.skip_left(inside, "value", "inside operators that the other side splits differently")
+    added = [item for call in graph if is_anchored for item in call.items()]
+    book.skip_left(
+        (item for item in added if not item.site.line and not item.site.module),
+        "value",
+        "from nodes that the compiler added; compared at the next value",
+    )
+
+
+def _skip_fused(book: Book, eager: list[_OperatorCall], graph: list[_OperatorCall]) -> None:
+    """Leave out what is inside fused kernels before a compared value."""
+    book.skip_left(
+        (item for call in eager for item in call.items()),
+        "value",
+        "inside fused kernels; compared at their outputs",
+    )
+    book.skip_left(
+        (item for call in graph for item in (*call.outputs.values(), *call.again)),
+        "value",
+        "of fused code that belongs to no operator of eager code",
+    )
+
+
+def _match_again(book: Book, calls: Iterable[_OperatorCall]) -> None:
+    """Link a repeated record of an output with the counterpart of that output."""
+    partners = _find_partners(book)
+    for call in calls:
+        for item in call.again:
+            other = partners.get(id(call.outputs.get(item.site.position)))
+            if item.is_left and other is not None:
+                book.link_either(item, other, "module")
+
+
+def _fold_into_modules(
+    book: Book, eager: list[MatchItem], graph: list[MatchItem], named: Callable[[MatchItem], str]
+) -> None:
+    """Leave out what is inside modules with compared outputs."""
+    compared = {
+        (one.scope, one.site.phase, named(one))
+        for one in eager
+        if one.found and one.site.level == "module" and one.site.side == "output"
+    }
+    for item in graph:
+        path = named(item)
+        while item.is_left:
+            if (item.scope, item.site.phase, path) in compared:
+                book.skip(item, "node", "inside modules; compared at the modules' outputs")
+            if not path:
+                break
+            path = path.rpartition(".")[0]
+
+
+# --- Values that were not selected when the other dump was recorded -------------------------------
+
+# The header of a dump has the recorded selection: steps, names, operators, sides, phases, ranks.
+# Values of the other side that are outside it are listed as not selected. Values that are inside it
+# and missing still fail.
 
 _EVERYTHING = Selection()
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSelection:
-    """What a dump was asked to record.
+    """The selection that a dump was recorded with.
 
     Attributes:
-        fusion: how its code was fused, where it is of fused code.
+        fusion: how its code was fused, if it is a dump of fused code.
     """
 
     selection: Selection = _EVERYTHING
@@ -107,42 +523,35 @@ class RecordedSelection:
 
     @classmethod
     def of(cls, dump: ReadableDump) -> RecordedSelection:
-        """As its header says; where it does not, nothing is known to have been left out."""
+        """Read it from the header; without one, everything was selected."""
         header = dump.header(min(dump.ranks))
         fusion = header.fusion if "fused" in header.sources else ""
         try:
             return cls(Selection.recorded(header.selection), fusion)
-        except UsageError:  # the words of something else than a recording
+        except UsageError:  # not the selection of a recording
             return cls(fusion=fusion)
 
-    @property
-    def is_everything(self) -> bool:
-        """Whether it left nothing out."""
-        return self.selection == _EVERYTHING
 
-
-def leave_out_unselected(
+def _leave_out_unselected(
     book: Book, my: RecordedSelection, golden: RecordedSelection, *, of_graphs: bool = False
 ) -> None:
-    """Set apart what has no counterpart because the other side was not asked for it.
+    """Set aside values without a counterpart that the other side's selection excludes.
 
     Args:
-        of_graphs: only what graphs compute, where both sides have some: nothing but their nodes
-            can be its counterpart.
+        of_graphs: only values of graphs, if both sides have graphs: only nodes can match them.
     """
     for items, others, theirs, mine in (
         (book.my, book.golden, golden, my),
         (book.golden, book.my, my, golden),
     ):
-        if not theirs.is_everything:
-            outside = _OutsideSelection(
-                items, others, theirs, same_code=mine.fusion == theirs.fusion
-            )
+        if theirs.selection != _EVERYTHING:
+            same_code = mine.fusion == theirs.fusion
+            outside = _OutsideSelection(items, others, theirs, same_code=same_code)
             outside.leave_out(book, of_graphs=of_graphs)
 
 
-def not_selected_notes(book: Book) -> list[str]:
-    """In words, how many of either side were not selected, and by what."""
+def _note_unselected(book: Book) -> list[str]:
+    """How many values of either side were not selected, and why."""
     counts = Counter((item.mine, why) for item, why in book.unselected)
     notes = []
     for (mine, why), count in counts.items():
@@ -150,13 +559,13 @@ def not_selected_notes(book: Book) -> list[str]:
         values, they = ("value was", "it is") if count == 1 else ("values were", "they are")
         notes.append(
             f"{count} {side} {values} not selected when {other} dump was recorded ({why}); {they} "
-            f"listed and cannot fail"
+            f"listed but cannot fail"
         )
     return notes
 
 
 class _OutsideSelection:
-    """Tells which values of one side are outside of what the other was asked to record."""
+    """Finds values of one side that are outside the selection of the other."""
 
     def __init__(
         self,
@@ -175,11 +584,11 @@ class _OutsideSelection:
         self._fused = {item.graph for item in others if item.site.level == "buffer"}
         for item in items:
             self._wants_name(item)
-        # Names that mean nothing on this side say nothing of what is on it.
+        # Names that do not occur on this side cannot select anything on it.
         self._understood = not self._sieve.unmet()
 
     def leave_out(self, book: Book, *, of_graphs: bool) -> None:
-        """Outputs first: what a node is given is the output of another, seen once more."""
+        """Outputs first: the input of a node is the output of another."""
         makers: dict[object, str] = {}
         items = self._items
         if of_graphs:
@@ -191,14 +600,14 @@ class _OutsideSelection:
                     continue
                 why = self._why(item)
                 if not why and side == "input" and item.graph in self._fused and item.site.nodes:
-                    # Fused code reads what it holds in memory, not what each node is given.
+                    # Fused code reads buffers, not the inputs of each node.
                     why = makers.get(_node_value_key(item, item.site.nodes[-1]), "")
                 if why:
                     book.leave_unselected(item, why)
                     makers[_node_value_key(item, item.site.name)] = why
 
     def _why(self, item: MatchItem) -> str:
-        """The part of the selection that an item is outside of; empty where it is within."""
+        """The part of the selection that excludes an item; empty if it is selected."""
         selection, site = self._selection, item.site
         if item.scope is None and not selection.wants_step(item.operand.step):
             return self._named("steps", "every")
@@ -219,53 +628,49 @@ class _OutsideSelection:
     def _wants_name(self, item: MatchItem) -> bool:
         site = item.site
         if site.level == "buffer" and not self._same_code:
-            # Code that is fused otherwise would have the value alone, not what led to it.
+            # Code that is fused differently has the value, but not the nodes before it.
             site = msgspec.structs.replace(site, nodes=site.nodes[-1:])
         return self._sieve.wants_name(site)
 
 
 def _node_value_key(item: MatchItem, node: str) -> tuple[object, ...]:
-    """Of a step that the other side does not have, too."""
+    """Also valid for a step that the other side does not have."""
     return item.operand.step, node_key(item, node)
 
 
 def _name_family(item: MatchItem) -> str:
-    """What shares its names: nodes and buffers of graphs, or modules and their calls."""
+    """Nodes and buffers of graphs share names, and so do modules and their calls."""
     return "graph" if item.site.level in GRAPH_LEVELS else "eager"
 
 
-# --- Matching -------------------------------------------------------------------------------------
+# --- All pairs ------------------------------------------------------------------------------------
 
-# Each way is tried on what those before it have left:
+# Each of these is tried on what the previous ones have left:
 #
-# 1. a rule of the user's that renames; 2. the canonical name; 3. the node of a captured graph that
-# made the value, for fused code and for graph engines; 4. the module and the operator, for eager
-# code against graphs, and for names of which one side has
-#    a prefix;
+# 1. the user's rename rules;
+# 2. the canonical name;
+# 3. the node of a captured graph that computed the value, for fused code and graph engines;
+# 4. the module and the operator, for eager code against graphs, and names with a prefix;
 # 5. order and shape.
 #
-# Before the last of them, what the other dump was not asked to record is set apart: it has no
-# counterpart to be guessed.
+# Before the last one, values that the other dump did not select are set aside: they have no
+# counterpart to guess.
 #
-# What holds no value of the program, and what is compared elsewhere, is left out and counted. What
-# is left then has no counterpart, and is given the nearest names.
-
-if TYPE_CHECKING:
-    # Step, rank and number on the golden side; what follows that on mine.
-    Place = tuple[int, int, int, int, int]
+# Values that are not values of the program, or are compared elsewhere, are left out and counted.
+# What remains has no counterpart, and gets the most similar names.
 
 
 @dataclasses.dataclass(frozen=True)
 class Matches:
-    """What was found.
+    """The result of matching.
 
     Attributes:
-        pairs: in the order of the program, as the golden side has it. What only mine has stands
-            behind what it follows in mine. An operand may be in several pairs: a kernel that reads
-            a value is held against the node that made it.
-        skipped: why values were left out, with how many.
-        not_selected: what the other side was not asked to record.
-        notes: what should be known of how it was done.
+        pairs: in the program order of the golden side. A value that only my side has follows its
+            predecessor in mine. An operand may be in several pairs: a kernel that reads a value is
+            compared with the node that computed it.
+        skipped: why values were left out, with counts.
+        not_selected: values that the other dump's selection excludes.
+        notes: for the user.
     """
 
     pairs: list[Pair]
@@ -281,14 +686,14 @@ def match(
     steps: Mapping[int, int],
     asked: tuple[RecordedSelection, RecordedSelection] = (RecordedSelection(), RecordedSelection()),
 ) -> Matches:
-    """Find what belongs together.
+    """Match the operands of two dumps.
 
     Args:
-        my: in the order of the program.
-        golden: likewise.
-        rules: what the user said; see `Rules`.
-        steps: steps of mine, and the golden steps they belong to.
-        asked: what my dump and the golden one were asked to record.
+        my: in program order.
+        golden: in program order.
+        rules: the user's rules.
+        steps: my steps, and the golden steps they match.
+        asked: the recorded selections of my dump and the golden one.
     """
     book = Book(my, golden, steps)
     _leave_out(book, rules)
@@ -296,38 +701,37 @@ def match(
     match_ids(book)
     align_graphs(book)
     match_nodes(book)
-    leave_out_unselected(book, *asked, of_graphs=True)
+    _leave_out_unselected(book, *asked, of_graphs=True)
     skip_rewritten(book)
     match_modules(book)
     match_prefixed(book)
-    leave_out_unselected(book, *asked)
+    _leave_out_unselected(book, *asked)
     match_order(book)
     alone = [
         Pair(item.operand, None, "") if item.mine else Pair(None, item.operand, "")
         for item, _ in book.unselected
     ]
-    notes = [*book.notes, *not_selected_notes(book)]
+    notes = [*book.notes, *_note_unselected(book)]
     return Matches(_make_pairs(book, steps), book.skipped(), alone, notes)
 
 
 def _leave_out(book: Book, rules: Rules) -> None:
-    for whose, items in (("my", book.my), ("golden", book.golden)):
-        unasked = {item.operand.step for item in items if item.scope is None}
+    for whose, items in (("my", book.my), ("the golden", book.golden)):
+        unselected = span_text({item.operand.step for item in items if item.scope is None})
         for item in items:
             if rules.ignores(item.record.id, item.site.module):
-                book.skip(item, f"{{n}} {whose} values are ignored, as was asked for")
+                book.skip(item, "value", f"of {whose} dump, ignored as requested")
             elif item.scope is None and rules.steps:
-                told = span_text(unasked)
-                book.skip(item, f"{{n}} {whose} values are of steps not asked for: {told}")
+                book.skip(item, "value", f"of {whose} dump in unselected steps {unselected}")
 
 
 def _make_pairs(book: Book, steps: Mapping[int, int]) -> list[Pair]:
-    """All pairs, in the order of the program."""
+    """All pairs, in program order."""
     placed: list[tuple[Place, Pair]] = []
-    # Of each step and rank of mine, where on the golden side it has got to, by its own number.
     homes: dict[int, Place] = {
         id(link.my): _order_key(link.golden) for link in book.links if link.is_home
     }
+    # For each of my items, the golden position of the last matched item before it.
     behind: dict[int, Place] = {}
     at: dict[tuple[int, int], Place] = {}
     for item in book.my:
@@ -337,7 +741,7 @@ def _make_pairs(book: Book, steps: Mapping[int, int]) -> list[Pair]:
         at[key] = homes.get(id(item)) or at.get(key, (step, key[1], -1, 0, 0))
         behind[id(item)] = (*at[key][:3], 1, item.at)
     for link in book.links:
-        # What reads a value again stands where it reads, not where the value was made.
+        # A repeated read is listed where it reads, not where the value was computed.
         is_own = link.is_home or link.golden.site.side == "input"
         where = _order_key(link.golden) if is_own else behind[id(link.my)]
         placed.append((where, Pair(link.operand, link.golden.operand, link.by)))
@@ -352,7 +756,7 @@ def _order_key(item: MatchItem) -> Place:
 
 
 def _list_unmatched(book: Book, behind: dict[int, Place]) -> list[tuple[Place, Pair]]:
-    """What has no counterpart, with the names that are most like its own."""
+    """Items without a counterpart, with the most similar names."""
     alone = [
         [item for item in side if not item.found and not item.gone]
         for side in (book.my, book.golden)

@@ -1,4 +1,4 @@
-"""Operators run again: the error they made, told apart from the error that came in."""
+"""Rerun recorded operators in float64, to separate their own error from inherited error."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 
 # --- Operators as a program: natively, in float64, perturbed --------------------------------------
 
-# Batch normalisation in training writes to these, and its signature does not say so.
+# Batch normalisation in training writes to these, although its schema does not say so.
 _SILENTLY_WRITTEN = frozenset({"running_mean", "running_var"})
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayLeaf:
-    """Stands for a tensor, or a size, that comes from outside."""
+    """Stands for a tensor or a size that comes from outside."""
 
     key: str
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """Stands for what an earlier step gave."""
+    """Stands for the result of an earlier step."""
 
     step: str
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayStep:
-    """A call; its arguments are plain values, leaves, results, and lists of these."""
+    """A call; its arguments are plain values, leaves, results, and lists of them."""
 
     name: str
     operator: NamedOperator
@@ -71,19 +71,15 @@ class ReplayProgram:
     """Calls in order.
 
     Attributes:
-        position: which of the results of the last call is asked for: a number, or the name of an
-            argument that it wrote to.
+        position: which result of the last call to return: a number, or the name of an argument
+            that the call wrote to.
     """
 
     steps: tuple[ReplayStep, ...]
     position: str = "0"
 
     def run(self, values: Mapping[str, Any], most_bytes: int | None = None) -> Any:
-        """Run it; what it is given is not written to.
-
-        Raises:
-            UsageError: it would make more bytes than it may, or nothing at that position.
-        """
+        """Run it without modifying its inputs."""
         done: dict[str, Any] = {}
         room = most_bytes
         result: Any = None
@@ -96,7 +92,7 @@ class ReplayProgram:
             if room is not None:
                 room -= step.operator.foretell(args, named)
                 if room < 0:
-                    raise UsageError(f"{step.operator.name} would make more than can be run again")
+                    raise UsageError(f"{step.operator.name} is too large to rerun")
             _copy_written(step.operator, args, named)
             result = done[step.name] = step.operator.run(*args, **named)
             if step is self.steps[-1] and not self.position.isdecimal():
@@ -106,16 +102,12 @@ class ReplayProgram:
 
 
 class ReplayRuns:
-    """The runs of a program on given values.
-
-    Attributes:
-        evidence: what is known of them.
-    """
+    """The runs of a program on given values."""
 
     def __init__(
         self, program: ReplayProgram, values: Mapping[str, Any], most_bytes: int, seed: int = 0
     ) -> None:
-        """Run it natively, once it is known that this takes no more than so many bytes."""
+        """Run it natively, unless it would allocate more than `most_bytes`."""
         self.program = program
         self.values = values
         self._room: int | None = most_bytes
@@ -127,23 +119,19 @@ class ReplayRuns:
 
     @property
     def result(self) -> Tensor:
-        """What the native run gave.
-
-        Raises:
-            UsageError: nothing.
-        """
+        """The result of the native run."""
         seen = self.evidence.native[0]
         value = seen.outputs.get(VALUE)
         if isinstance(seen.error, UsageError):
             raise seen.error
         if not isinstance(value, torch.Tensor):
             last = self.program.steps[-1].operator.name
-            why = "it gave no tensor" if seen.error is None else first_line(seen.error, 160)
-            raise UsageError(f"{last} cannot be run again: {why}")
+            why = "no tensor returned" if seen.error is None else first_line(seen.error, 160)
+            raise UsageError(f"{last} cannot be rerun: {why}")
         return value
 
     def truth(self) -> Tensor:
-        """The result in float64; where no lifted run can be had, the native one."""
+        """The result in float64; if that run failed, the native result."""
         lifted = self.evidence.arbiter()
         value = None if lifted is None else lifted[0].outputs.get(VALUE)
         if isinstance(value, torch.Tensor) and value.shape == self.result.shape:
@@ -190,13 +178,13 @@ def _select_result(result: Any, position: str) -> Any:
     return result if position == "0" or not position.isdecimal() else None
 
 
-# --- Which operators, on which values -------------------------------------------------------------
+# --- Which operators to rerun, on which values ----------------------------------------------------
 
-# Where both dumps hold what the very call was given, it is that call. Fused code holds what a
-# kernel read and wrote: there, it is the nodes of the graph that the kernel stands for, as the
-# other dump, which ran them one by one, has them.
+# If both dumps have the inputs of the call, that call is rerun. A dump of fused code has what a
+# kernel read and wrote: then the nodes of the kernel are rerun as the other dump recorded them, one
+# by one.
 
-# Of these, the seed decides all.
+# Their result depends only on the seed.
 _SEEDED = re.compile(r"prims\.inductor_(random|randint)\.default")
 _MOST_STEPS = 200
 _MOST_NAMED = 6
@@ -204,7 +192,7 @@ _MOST_NAMED = 6
 
 @dataclasses.dataclass(frozen=True)
 class Binding:
-    """What a leaf is on either side; None where the other side's value is taken for it."""
+    """A leaf's value on either side; None where the other side's value is used."""
 
     my: Record | None
     golden: Record | None
@@ -212,10 +200,10 @@ class Binding:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayPlan:
-    """A program, what it is given on either side, and what it is, in words.
+    """A program, its inputs on either side, and a description.
 
     Attributes:
-        unsure: nodes whose value one side has not recorded, so that it may have been another.
+        unsure: nodes whose value one side did not record, so it may have been different there.
     """
 
     program: ReplayProgram
@@ -227,22 +215,22 @@ class ReplayPlan:
 def make_plan(
     my: Record, golden: Record, my_calls: RecordedCalls, golden_calls: RecordedCalls
 ) -> ReplayPlan:
-    """How to get at a pair of values again.
+    """How to recompute a pair of values.
 
     Raises:
-        UsageError: the dumps do not hold enough for that; the message says what is missing.
+        UsageError: the dumps do not have enough data; the message says what is missing.
     """
     mine, theirs = my_calls.call_of(my), golden_calls.call_of(golden)
     if mine is None or theirs is None:
-        raise UsageError("it is not among the recorded calls")
+        raise UsageError("it does not belong to a recorded call")
     if mine.is_given or theirs.is_given:
-        raise UsageError("it is what the graph was given")
+        raise UsageError("it is an input of the graph")
     if "parameter" in (my.site.level, golden.site.level):
-        raise UsageError("it is a parameter's gradient: what computed it is a row of its own")
+        raise UsageError("it is the gradient of a parameter; the operator has its own row")
     if "module" in (my.site.level, golden.site.level):
-        raise UsageError("it is a module's: the dump does not say which operators that runs")
+        raise UsageError("it belongs to a module, and the dump does not list its operators")
     if not (my.site.exact and golden.site.exact):
-        raise UsageError("the buffer is not known to hold the value of a node")
+        raise UsageError("it is not known whether the buffer holds the value of a node")
     buffered = "buffer" in (my.site.level, golden.site.level)
     if mine.given and theirs.given and not buffered:
         return _call_plan(my, golden, mine, theirs)
@@ -251,8 +239,8 @@ def make_plan(
     if _is_node(my_calls, my):
         return _Grouping(my, my_calls, golden, golden_calls, planned="my").plan()
     if buffered:
-        raise UsageError("neither dump holds the operators' arguments: record one of source='fx'")
-    raise UsageError("what the operator was given is not recorded")
+        raise UsageError("neither dump has the operators' arguments: record one with source='fx'")
+    raise UsageError("the inputs of the operator are not recorded")
 
 
 def _is_node(calls: RecordedCalls, record: Record) -> bool:
@@ -261,9 +249,9 @@ def _is_node(calls: RecordedCalls, record: Record) -> bool:
 
 
 def _call_plan(my: Record, golden: Record, mine: RecordedCall, theirs: RecordedCall) -> ReplayPlan:
-    """The same operator on either side, argument by argument."""
+    """The same operator on both sides, argument by argument."""
     if my.site.op != golden.site.op:
-        raise UsageError(f"my side runs {my.site.op}, the golden one {golden.site.op}")
+        raise UsageError(f"my side runs {my.site.op}, the golden side {golden.site.op}")
     if my.site.position != golden.site.position:
         raise UsageError("the two are different results of the operator")
     found: dict[str, Any] = {}
@@ -280,19 +268,19 @@ def _call_plan(my: Record, golden: Record, mine: RecordedCall, theirs: RecordedC
         value = _read_plain(record)
         own = value if other is None or other.tensor is not None else _read_plain(other)
         if isinstance(value, torch.dtype) and isinstance(own, torch.dtype):
-            value = own  # each side computes in its own
+            value = own  # each side computes in its own dtype
         elif repr(own) != repr(value):
-            differ.append(f"argument {place} is {own!r} on my side, {value!r} on the golden one")
+            differ.append(f"argument {place} is {own!r} on my side, {value!r} on the golden side")
         found[place] = value
     step = _make_step(golden.site.name, golden.site.op, found)
-    words = f"{golden.site.op}, run again on its recorded inputs"
+    words = f"{golden.site.op}, rerun on its recorded inputs"
     return ReplayPlan(
         ReplayProgram((step,), golden.site.position), bindings, "; ".join([words, *differ])
     )
 
 
 class _Grouping:
-    """Collects the nodes between a value and what the other side has recorded."""
+    """Collects the nodes between a value and the values that the other side recorded."""
 
     def __init__(
         self,
@@ -303,7 +291,7 @@ class _Grouping:
         *,
         planned: str,
     ) -> None:
-        """`graph` has the nodes, `seen` what the other side computed; `planned`: whose graph."""
+        """`graph` has the nodes, `seen` the other side's values; `planned`: whose graph it is."""
         self.target = target
         self.graph = graph
         self.scope: Scope = scope_of(target.site)
@@ -323,28 +311,28 @@ class _Grouping:
         self.unsure: list[str] = []
 
     def plan(self) -> ReplayPlan:
-        """Walk back from the value."""
+        """Walk back from the value to recorded values."""
         waiting = [self.target.site.name]
         while waiting:
             name = waiting[-1]
             call = self.graph.node(self.scope, name)
             if call is None:
-                raise UsageError(f"the dump that holds the graph has no record of node {name}")
+                raise UsageError(f"node {name} is not recorded in the dump with the graph")
             before = [node for node in self._needed(call) if node not in self.steps]
             if before:
                 waiting += before
                 if len(waiting) + len(self.steps) > _MOST_STEPS:
                     raise UsageError(
-                        f"more than {_MOST_STEPS} nodes lie between it and what is recorded"
+                        f"more than {_MOST_STEPS} nodes lie between it and recorded values"
                     )
                 continue
             waiting.pop()
             if name not in self.steps:
                 found = {place: self._argument(one) for place, one in call.given.items()}
                 if call.site.op == "getitem":
-                    found = _taken_apart(found)
+                    found = _getitem_arguments(found)
                 self.steps[name] = _make_step(name, call.site.op, found)
-        self.steps = dict(sorted(self.steps.items(), key=lambda item: self._place(item[0])))
+        self.steps = dict(sorted(self.steps.items(), key=lambda item: self._order(item[0])))
         if not self.target.site.position.isdecimal():
             raise UsageError("it is an argument that a node wrote to")
         return ReplayPlan(
@@ -354,13 +342,13 @@ class _Grouping:
             tuple(self.unsure),
         )
 
-    def _place(self, name: str) -> int:
-        """Where a node stands in the program."""
+    def _order(self, name: str) -> int:
+        """The position of a node in the program."""
         call = self.graph.node(self.scope, name)
         return -1 if call is None else min(record.sequence for record in call.made.values())
 
     def _needed(self, call: RecordedCall) -> list[str]:
-        """The nodes among what a node was given that have to be run, too."""
+        """The inputs of a node that must be recomputed."""
         names = (self._producer(record) for record in call.given.values())
         return [name for name in dict.fromkeys(names) if name and self._is_run(name, call)]
 
@@ -370,14 +358,14 @@ class _Grouping:
             return False
         if _SEEDED.fullmatch(call.site.op):
             if not self._same_seeds(call):
-                raise UsageError(f"{name} draws random numbers, which need not be the same")
+                raise UsageError(f"{name} draws random numbers, which may differ between the dumps")
             return False
         if name in self.group or reader.site.op == "getitem":
             return True
         return self._recorded(name) is None
 
     def _same_seeds(self, call: RecordedCall) -> bool:
-        """Whether what a node is drawn from is recorded on either side, and the same."""
+        """Whether the seeds of a node are recorded on both sides and equal."""
         found = False
         for record in call.given.values():
             name = self._producer(record)
@@ -404,7 +392,7 @@ class _Grouping:
     def _producer(self, record: Record) -> str:
         nodes = record.site.nodes
         if not nodes and record.tensor is not None:
-            raise UsageError(f"the dump does not say which node {record.id} comes from")
+            raise UsageError(f"the dump does not say which node computed {record.id}")
         return nodes[-1] if nodes and nodes[-1] != record.site.name else ""
 
     def _argument(self, record: Record) -> Any:
@@ -413,13 +401,13 @@ class _Grouping:
             return StepResult(name)
         if record.tensor is None:
             return _read_plain(record)
-        # The several values of a node are taken apart by their positions.
+        # A node with several values has one leaf per position.
         several = record.site.op == "getitem"
         key = f"{name or record.site.name}/{record.site.position}" if several or not name else name
         found = self._recorded(name) if name and not several else None
         if found is not None and found.tensor is not None:
             if found.tensor.shape != record.tensor.shape:
-                raise UsageError(f"node {name} has another shape on either side")
+                raise UsageError(f"node {name} has different shapes on the two sides")
         elif key not in self.bindings:
             self.borrowed.append(name or f"a constant of {record.site.name}")
             made = self.graph.node(self.scope, name) if name else None
@@ -433,7 +421,7 @@ class _Grouping:
         names = list(self.steps)
         kernel = self.other.site.kernel
         read = f" on what kernel {kernel} read" if kernel else ""
-        words = f"{_describe_nodes(names)} run again in order{read}"
+        words = f"{_describe_nodes(names)} rerun in order{read}"
         if self.borrowed:
             nodes = _describe_nodes(self.borrowed)
             words += f"; {nodes} taken from the {self.planned} dump for both sides"
@@ -448,8 +436,8 @@ def _describe_nodes(names: list[str]) -> str:
     return f"{len(names)} nodes ({', '.join(shown)}{more})"
 
 
-def _taken_apart(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a `getitem`: one container, and the index."""
+def _getitem_arguments(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a `getitem`: the container and the index."""
     items = [value for place, value in found.items() if place.startswith("0")]
     whole = items[0] if items and isinstance(items[0], StepResult) else list(items)
     return {"0": whole, "1": found.get("1")}
@@ -462,13 +450,13 @@ def _read_plain(record: Record) -> Any:
 
 
 def _make_step(name: str, op: str, found: Mapping[str, Any]) -> ReplayStep:
-    """A call of an operator from its arguments by position: `0`, `1.2` within a list, a name."""
+    """Call an operator with arguments by position: `0`, `1.2` within a list, or a name."""
     operator = operator_named(op)
     tree: dict[str, Any] = {}
     for place, value in found.items():
         first, *inner = place.split(".")
         if inner and (len(inner) > 1 or not inner[0].isdecimal()):
-            raise UsageError(f"{op}: an argument at {place!r}")
+            raise UsageError(f"{op} has an argument at the unsupported position {place!r}")
         if inner:
             tree.setdefault(first, {})[int(inner[0])] = value
         else:
@@ -479,7 +467,7 @@ def _make_step(name: str, op: str, found: Mapping[str, Any]) -> ReplayStep:
     if count > max(len(operator.takes), 2):
         raise UsageError(f"{op} takes {len(operator.takes)} arguments, not {count}")
     takes = [*operator.takes, *[("", False)] * count]
-    # An empty list leaves no record.
+    # An empty list is not recorded.
     args = tuple(given.get(str(place), [] if takes[place][1] else None) for place in range(count))
     kwargs = {place: value for place, value in given.items() if not place.isdecimal()}
     names = [name for name, _ in operator.takes]
@@ -494,32 +482,32 @@ def _as_lists(value: Any) -> Any:
         return value
     last = max(value)
     if last >= 1 << 12:
-        raise UsageError(f"a list of {last + 1} arguments")
+        raise UsageError(f"a list of {last + 1} arguments is too long")
     return [value.get(place) for place in range(last + 1)]
 
 
-# --- The error that was made, and the one that came in --------------------------------------------
+# --- Own error and inherited error ----------------------------------------------------------------
 
-# With c my value, g the golden one, f what computes them and x what it was given: c - f(x_my) is
-# the error that was made on my side, f(x_my) - f(x_golden) the one that came in, both with f in
-# float64. Whether the first is rounding is judged as everywhere else, from runs of f on my inputs.
+# With my value c, the golden value g, the operator f and its inputs x: c - f(x_my) is the own error
+# of my operator, f(x_my) - f(x_golden) the inherited error, both with f in float64. The own
+# error is judged as everywhere else, with the noise of runs of f on my inputs.
 
 MOST_BYTES = 256 << 20
 _NOT_REPRODUCED = (
-    "run again on the golden inputs it does not give the golden output, nor mine on my inputs: the "
-    "dump does not hold all that it depends on, or it draws random numbers"
+    "rerunning it reproduces neither the golden nor my output: it depends on something that is not "
+    "recorded, or draws random numbers"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What running an operator again showed.
+    """The result of rerunning an operator.
 
     Attributes:
-        own: norm of my value's error, over that of the golden value.
-        inherited: norm of what other inputs make of the result, likewise.
-        judgement: of my value, against the operator on my inputs.
-        golden_ok: whether the golden value is what the operator gives for the golden inputs.
+        own: norm of my value's own error, relative to the golden value.
+        inherited: norm of the inherited error, relative to the golden value.
+        judgement: my value, against the operator on my inputs.
+        golden_ok: whether the operator on the golden inputs reproduces the golden value.
         words: what was done.
     """
 
@@ -532,7 +520,7 @@ class Replayed:
 
 @dataclasses.dataclass(frozen=True)
 class Unreplayed:
-    """Why it could not be run again."""
+    """Why an operator could not be rerun."""
 
     reason: str
 
@@ -548,28 +536,28 @@ def replay(
     *,
     most_bytes: int = MOST_BYTES,
 ) -> Replayed | Unreplayed:
-    """Run again what made a pair of values, on the inputs of either side.
+    """Recompute a pair of values from the inputs of either side.
 
     Args:
         my_calls: all records of my rank and step.
         golden_calls: all records of the golden rank and step.
-        most_bytes: of all inputs and results, as recorded; a run takes a few times as much.
+        most_bytes: the limit for all inputs and results; a run takes a few times as much.
     """
     try:
         if not (is_result(my.site) and is_result(golden.site)):
-            raise UsageError("it is what a call was given")
+            raise UsageError("it is an input of a call")
         plan = make_plan(my, golden, my_calls, golden_calls)
         room = most_bytes - _bytes_read(my, golden, plan)
         if room < 0:
             raise UsageError(f"its inputs and results have more than {most_bytes} bytes")
-        return _run_again(plan, (my, read_my), (golden, read_golden), room)
+        return _rerun(plan, (my, read_my), (golden, read_golden), room)
     except UsageError as error:
         return Unreplayed(str(error))
-    except Exception as error:  # noqa: BLE001  (the row says that it was not run again)
-        return Unreplayed(f"running it again raised {in_one_line(error, 160)}")
+    except Exception as error:  # noqa: BLE001  (the row says that it was not rerun)
+        return Unreplayed(f"rerunning it raised {in_one_line(error, 160)}")
 
 
-def _run_again(
+def _rerun(
     plan: ReplayPlan,
     my: tuple[Record, Callable[[Record], Tensor]],
     golden: tuple[Record, Callable[[Record], Tensor]],
@@ -577,7 +565,7 @@ def _run_again(
 ) -> Replayed | Unreplayed:
     mine, theirs = _read_inputs(plan, my[1], golden[1])
     runs = ReplayRuns(plan.program, mine, room)
-    # The same inputs: there is but one run to make.
+    # With the same inputs, one run is enough.
     others = runs if theirs is mine else ReplayRuns(plan.program, theirs, room)
     value, expected = my[1](my[0]), golden[1](golden[0])
     judgement, counter = _judge_value(runs, value), _judge_value(others, expected)
@@ -585,8 +573,8 @@ def _run_again(
     if not mine_ok and not golden_ok:
         return Unreplayed(_NOT_REPRODUCED)
     if plan.unsure and not (mine_ok and golden_ok):
-        # With the value that it had, it might have been right.
-        return Unreplayed(f"what {', '.join(plan.unsure[:4])} was is not recorded on one side")
+        # With the actual value, the result might have been right.
+        return Unreplayed(f"one side did not record the value of {', '.join(plan.unsure[:4])}")
     return Replayed(
         own=_relative_distance(value, runs.truth(), expected),
         inherited=0.0
@@ -602,17 +590,17 @@ def _judge_value(runs: ReplayRuns, value: Tensor) -> Judgement:
     reference = runs.result
     if reference.shape != value.shape:
         found, recorded = list(reference.shape), list(value.shape)
-        raise UsageError(f"run again it gives shape {found}, where {recorded} is recorded")
+        raise UsageError(f"rerunning it gives shape {found}, but the recorded shape is {recorded}")
     judgement = AutomaticValueChecker().check(reference, value, ItemEvidence(runs.evidence, VALUE))
     if judgement is None or judgement.status is Status.UNVERIFIED:
-        raise UsageError("what it gives cannot be compared")
+        raise UsageError("the result of rerunning it cannot be compared")
     return judgement
 
 
 def _read_inputs(
     plan: ReplayPlan, read_my: Callable[[Record], Tensor], read_golden: Callable[[Record], Tensor]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of the leaves on either side; one and the same where all are equal."""
+    """The values of the leaves on both sides; the same dictionary if all are equal."""
     mine: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
     for key, bound in plan.bindings.items():
@@ -633,7 +621,7 @@ def _same_values(left: Record, right: Record) -> bool:
     one, other = left.tensor, right.tensor
     if one is None or other is None:
         return False
-    # What is repeated is stored once, and its bytes do not tell how often, nor along what.
+    # An expanded tensor is stored once, and its bytes do not show how it was expanded.
     repeated = 0 in one.stride or 0 in other.stride
     return (one.dtype, one.shape) == (other.dtype, other.shape) and not repeated
 
@@ -645,14 +633,14 @@ def _bytes_read(my: Record, golden: Record, plan: ReplayPlan) -> int:
 
 def _nbytes(record: Record) -> int:
     if record.tensor is None:
-        raise UsageError("it is no tensor")
+        raise UsageError("it is not a tensor")
     return math.prod(record.tensor.shape) * known_dtype(record.tensor.dtype).itemsize
 
 
 def _relative_distance(value: Tensor, truth: Tensor, golden: Tensor) -> float:
-    """Norm of the difference over that of the golden value, all of them where they are finite.
+    """Norm of the difference relative to the golden value, over finite elements.
 
-    Infinite where one is finite and the other is not, for no number says how far that is.
+    Infinite if NaN or infinities differ.
     """
     value, truth, golden = (_widen_tensor(tensor) for tensor in (value, truth, golden))
     if nonfinite_mismatch(truth, value) is not None:

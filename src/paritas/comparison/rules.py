@@ -1,36 +1,36 @@
-r"""What a user says of two dumps: what belongs together, what may differ, what does not count.
+r"""The user's rules for comparing two dumps: what to match, what may differ, what to ignore.
 
-A file of rules is TOML; all of it may be left out:
+A rules file is TOML; every part is optional:
 
 .. code-block:: toml
 
     ignore = ['rotary_emb', '^lm_head']       # regular expressions
-    steps = ["1-3:0-2"]                       # my steps 1 to 3 against golden ones 0 to 2
+    steps = ["1-3:0-2"]                       # my steps 1 to 3 against golden steps 0 to 2
 
-    [rules]                                   # where several match, the first counts
+    [rules]                                   # the first match applies
     'layers\.\d+\.attn' = "rel_l2 <= 1e-3 and max_abs < 1"
     '.*' = "cosine_similarity >= 0.999"
 
-    [[rename]]                                # the name of mine is searched, what it finds replaced
+    [[rename]]                                # search and replace in my names
     my = '^model\.'
     golden = 'transformer.'
 
-    [[rename]]                                # mine is transposed
+    [[rename]]                                # my tensor is transposed
     my = '(.*)\.fc\.weight'
     golden = '\1.c_fc.weight'
     permute = [1, 0]
 
-    [[rename]]                                # mine is one, the golden side has three
+    [[rename]]                                # one tensor in mine, three in golden
     my = '(.*)\.qkv\.weight'
     golden = '\1.{part}_proj.weight'
     split = { dim = 0, parts = ["q", "k", "v"], sizes = [64, 16, 16] }
 
-    [[rename]]                                # mine are two, the golden side has one
+    [[rename]]                                # two tensors in mine, one in golden
     my = '(.*)\.{part}_proj\.bias'
     golden = '\1.gate_up.bias'
     concat = { dim = 0, of = ["gate", "up"] }
 
-    [[dims]]                                  # how the ranks of a run share a tensor
+    [[dims]]                                  # how a tensor is split over the ranks
     name = 'attn\.out'
     dims = "b s[cp] h[tp] d"
 
@@ -38,20 +38,22 @@ A file of rules is TOML; all of it may be left out:
     cp = 2
     tp = 4
 
-A regular expression is searched in the canonical name (`forward/graph_0/mm#0/output.0`), in the
-plain one, which is the same without pass, call and side (`graph_0/mm`), and in the module's path;
-one that is found in any of them matches. What is given on the command line comes before the file.
+A regular expression matches if it is found in the canonical name (`forward/graph_0/mm#0/output.0`),
+in the plain name, which omits pass, call and side (`graph_0/mm`), or in the module's path. Rules
+from the command line come before those of the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import msgspec
 import torch
@@ -61,72 +63,62 @@ from paritas.errors import UsageError
 from paritas.numerics.requirements import Requirement
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from torch import Tensor
+
+    from paritas.results.placements import Order
 
 
 # --- Steps ----------------------------------------------------------------------------------------
 
 _SPAN = r"(\d{1,9})(?:-(\d{1,9}))?"
 _ASKED = re.compile(rf"{_SPAN}(?::{_SPAN})?")
-_FORMS = "write 3, 0-4, or 1:0 and 1-3:0-2 for my steps against golden ones"
+_FORMS = "write 3 or 0-4, or 1:0 or 1-3:0-2 to compare different steps of my and the golden dump"
 _MOST_STEPS = 1_000_000
 
 
 def align_steps(
     my: Collection[int], golden: Collection[int], asked: Sequence[str] = ()
 ) -> tuple[dict[int, int], list[str]]:
-    """Steps of mine, and the golden steps they belong to; and what should be known of that.
+    """Map my steps to golden steps; also return notes for the user.
 
-    Steps of the same number belong together. Where there is one step on each side, these do,
-    whatever they are called: tools do not agree where to begin to count.
+    Steps with the same number match. If each side has a single step, they match whatever their
+    numbers, since tools start counting differently.
 
     Args:
-        asked: what the user wants instead, `3`, `0-4`, `1:0` or `1-3:0-2`.
+        asked: the user's choice instead: `3`, `0-4`, `1:0` or `1-3:0-2`.
 
     Raises:
-        UsageError: what was asked for cannot be read, or a dump has no such step.
+        UsageError: `asked` cannot be parsed, or a dump does not have that step.
     """
     if asked:
-        return _as_asked(set(my), set(golden), asked), []
+        return _align_asked(set(my), set(golden), asked), []
     common = sorted(set(my) & set(golden))
     mapping = {step: step for step in common}
     notes: list[str] = []
     if not common and len(set(my)) == len(set(golden)) == 1:
         ((mine,), (theirs,)) = set(my), set(golden)
         mapping = {mine: theirs}
-        notes.append(f"my step {mine} is compared with golden step {theirs}: there is no other")
+        notes.append(f"my step {mine} is compared with golden step {theirs}, the only ones")
     elif not common and my and golden:
         notes.append(
-            f"no step is in both dumps: mine has {span_text(my)}, the golden one "
-            f"{span_text(golden)}; say which belong together, for example "
+            f"the dumps have no step in common: mine has {span_text(my)}, the golden one "
+            f"{span_text(golden)}; use --steps to match them, for example "
             f"{min(my)}:{min(golden)}"
         )
     else:
-        for whose, extra in (
-            ("mine", set(my) - set(golden)),
-            ("the golden one", set(golden) - set(my)),
-        ):
+        for whose, extra in (("my", set(my) - set(golden)), ("the golden", set(golden) - set(my))):
             if extra:
-                advice = f"ask for {span_text(common)} to compare what both have"
-                advice = advice if common else "the other one has none"
-                notes.append(f"{_describe_steps(extra)} in but one dump, {whose}; {advice}")
+                steps = "steps" if len(extra) > 1 else "step"
+                advice = f"use --steps {span_text(common)} to compare only the common steps"
+                advice = advice if common else "the other dump has no steps"
+                notes.append(f"only {whose} dump has {steps} {span_text(extra)}; {advice}")
     return mapping, notes
 
 
-def check_steps(asked: Iterable[str]) -> None:
-    """See whether what was asked for can be read.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    for text in asked:
-        list(_parse_pairs(text))
-
-
 def span_text(steps: Collection[int]) -> str:
-    """Steps in few words: `0-4, 7`."""
+    """Steps as short text: `0-4, 7`."""
     spans: list[list[int]] = []
     for step in sorted(set(steps)):
         if spans and step == spans[-1][1] + 1:
@@ -136,24 +128,20 @@ def span_text(steps: Collection[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def _describe_steps(steps: Collection[int]) -> str:
-    return f"steps {span_text(steps)} are" if len(steps) > 1 else f"step {span_text(steps)} is"
-
-
-def _as_asked(my: set[int], golden: set[int], asked: Sequence[str]) -> dict[int, int]:
+def _align_asked(my: set[int], golden: set[int], asked: Sequence[str]) -> dict[int, int]:
     mapping: dict[int, int] = {}
     for text in asked:
         for mine, theirs in _parse_pairs(text):
-            for whose, step, there in (("my", mine, my), ("the golden", theirs, golden)):
-                if step not in there:
+            for whose, step, known in (("my", mine, my), ("the golden", theirs, golden)):
+                if step not in known:
                     raise UsageError(
-                        f"steps: {text!r} asks for step {step}, and {whose} dump has "
-                        f"{span_text(there) or 'none'}"
+                        f"steps: {text!r} selects step {step}, but {whose} dump has "
+                        f"{span_text(known) or 'none'}"
                     )
             if mapping.setdefault(mine, theirs) != theirs:
                 raise UsageError(
-                    f"steps: {text!r} puts my step {mine} against golden step {theirs}, and "
-                    f"another against {mapping[mine]}; give it once"
+                    f"steps: {text!r} maps my step {mine} to golden step {theirs}, but it is "
+                    f"already mapped to {mapping[mine]}; map it once"
                 )
     return mapping
 
@@ -162,13 +150,13 @@ def _parse_pairs(text: str) -> Iterator[tuple[int, int]]:
     for part in re.split(r"[,|]", text):
         found = _ASKED.fullmatch(part.strip())
         if found is None:
-            raise UsageError(f"steps: {part!r} cannot be read; {_FORMS}")
+            raise UsageError(f"steps: cannot parse {part!r}; {_FORMS}")
         mine = _parse_span(found[1], found[2])
         theirs = mine if found[3] is None else _parse_span(found[3], found[4])
         if not mine or len(mine) != len(theirs) or len(mine) > _MOST_STEPS:
             raise UsageError(
-                f"steps: {part!r} has {len(mine)} steps of mine and {len(theirs)} golden ones; "
-                f"give as many of each, and the lesser number first"
+                f"steps: {part!r} selects {len(mine)} of my steps and {len(theirs)} golden steps; "
+                f"select the same number of each, with the lower number first"
             )
         yield from zip(mine, theirs, strict=True)
 
@@ -177,49 +165,49 @@ def _parse_span(first: str, last: str | None) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-# --- Names, and what is done to the values --------------------------------------------------------
+# --- Renames --------------------------------------------------------------------------------------
 
-# A rule is applied to the names of my dump and gives names of the golden one. What it does to the
-# values is a recipe, which travels with the operand until that is read.
+# A rename rule maps names of my dump to names of the golden dump. What it does to the values is a
+# recipe, which is applied when the operand is read.
 
-# Stands, in the names of a rule, for each of the parts in turn.
+# Placeholder in the names of a rule, replaced by each part's name in turn.
 PART = "{part}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Permuted:
-    """The dimensions of a tensor in another order, as `Tensor.permute` has it."""
+class Rearranged:
+    """Permutes dimensions, then flattens runs of them.
 
+    Attributes:
+        words: the text for the table.
+        joined: how many of the permuted dimensions become each new one; by default one.
+    """
+
+    words: str
     order: tuple[int, ...]
-
-    @property
-    def words(self) -> str:
-        """What is done, for the table."""
-        return f"dimensions permuted to {', '.join(map(str, self.order))}"
+    joined: tuple[int, ...] = ()
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Do it.
-
-        Raises:
-            UsageError: it has another number of dimensions.
-        """
-        tensor = _take_only(parts)
+        """Rearrange the one part."""
+        (tensor,) = parts
         if tensor.ndim != len(self.order):
             raise UsageError(
-                f"a rename permutes {len(self.order)} dimensions to {list(self.order)}, and the "
-                f"tensor has the shape {tuple(tensor.shape)}"
+                f"{self.words}: expected {len(self.order)} dimensions, got shape "
+                f"{tuple(tensor.shape)}"
             )
-        return tensor.permute(self.order)
+        moved = tensor.permute(self.order)
+        if not self.joined:
+            return moved
+        extents = iter(moved.shape)
+        return moved.reshape([math.prod(itertools.islice(extents, n)) for n in self.joined])
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorPart:
-    """One of the parts that a tensor is taken apart to along a dimension.
+    """One of `count` parts of a tensor that is split along a dimension.
 
     Attributes:
-        index: which.
-        count: of how many.
-        sizes: how long each is; empty where all are equally long.
+        sizes: the length of each part; empty if all are equally long.
     """
 
     dim: int
@@ -229,119 +217,292 @@ class TensorPart:
 
     @property
     def words(self) -> str:
-        """What is done, for the table."""
+        """The text for the table."""
         return f"part {self.index + 1} of {self.count} along dimension {self.dim}"
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Do it.
-
-        Raises:
-            UsageError: it cannot be taken apart like that.
-        """
-        tensor = _take_only(parts)
+        """Take this part."""
+        (tensor,) = parts
         length = _check_dim(tensor, self.dim)
         sizes = self.sizes or (length // self.count,) * self.count
         if sum(sizes) != length:
-            told = f"parts of {list(self.sizes)}" if self.sizes else f"{self.count} equal parts"
+            wanted = f"parts of {list(self.sizes)}" if self.sizes else f"{self.count} equal parts"
             raise UsageError(
-                f"dimension {self.dim} of the shape {tuple(tensor.shape)} does not split into "
-                f"{told}"
+                f"dimension {self.dim} of shape {tuple(tensor.shape)} cannot be split into {wanted}"
             )
         return tensor.narrow(self.dim, sum(sizes[: self.index]), sizes[self.index])
 
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """Tensors put one behind the other along a dimension."""
+    """`torch.cat`, as a recipe."""
 
     dim: int
     count: int
 
     @property
     def words(self) -> str:
-        """What is done, for the table."""
+        """The text for the table."""
         return f"{self.count} joined along dimension {self.dim}"
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Do it.
-
-        Raises:
-            UsageError: they do not fit together.
-        """
-        shapes = [tuple(part.shape) for part in parts]
-        told = " and ".join(map(str, dict.fromkeys(shapes)))
+        """Concatenate the parts."""
         dtypes = dict.fromkeys(part.dtype for part in parts)
         if len(dtypes) > 1:
-            raise UsageError(f"parts of the dtypes {', '.join(map(str, dtypes))} are not joined")
+            raise UsageError(f"cannot concatenate dtypes {', '.join(map(str, dtypes))}")
+        others = set()
         for part in parts:
-            at = self.dim % part.ndim if _check_dim(part, self.dim) >= 0 else 0
-            rest = (*part.shape[:at], *part.shape[at + 1 :])
-            first = (*shapes[0][:at], *shapes[0][at + 1 :])
-            if rest != first or part.ndim != len(shapes[0]):
-                raise UsageError(f"the shapes {told} do not join along dimension {self.dim}")
+            _check_dim(part, self.dim)
+            shape = list(part.shape)
+            del shape[self.dim]
+            others.add(tuple(shape))
+        if len(others) > 1:
+            shapes = dict.fromkeys(tuple(part.shape) for part in parts)
+            told = " and ".join(map(str, shapes))
+            raise UsageError(f"cannot concatenate shapes {told} along dimension {self.dim}")
         return torch.cat(list(parts), dim=self.dim)
-
-
-def _take_only(parts: Sequence[Tensor]) -> Tensor:
-    (tensor,) = parts
-    return tensor
 
 
 def _check_dim(tensor: Tensor, dim: int) -> int:
     if not -tensor.ndim <= dim < tensor.ndim:
         raise UsageError(
-            f"a rename speaks of dimension {dim}, and the tensor has the shape "
-            f"{tuple(tensor.shape)}"
+            f"a rename uses dimension {dim}, but the tensor has shape {tuple(tensor.shape)}"
         )
     return tensor.shape[dim]
 
 
-@dataclasses.dataclass(frozen=True)
-class Renaming:
-    r"""A rule: what is called so in my dump is called otherwise in the golden one.
+class _SplitRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Split my tensor into parts; without `sizes`, all are equally long."""
+
+    dim: int = 0
+    parts: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.parts or tuple(map(str, range(len(self.sizes))))
+
+
+class _ConcatRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Concatenate several of my tensors."""
+
+    of: tuple[str, ...]
+    dim: int = 0
+
+
+class Renaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    r"""A rule that maps a name of my dump to one of the golden dump.
 
     Attributes:
-        my: is searched in a name of mine; with `concat`, `{part}` stands for each part.
-        golden: what the found text is replaced by, with `\1` for what the first group found; with
-            `split`, `{part}` stands for each part.
-        dim: the dimension along which is split or joined.
-        split: the parts that mine is taken apart to.
-        sizes: how long these are; empty where all are equally long.
-        concat: the parts of mine that are joined.
-        permute: the order that the dimensions of mine are brought to, after all else.
+        my: the regular expression to search in my name; with `concat`, `{part}` is each part.
+        golden: the replacement, with `\1` for the first group; with `split`, `{part}` is each part.
+        permute: the order of my dimensions, applied last.
     """
 
     my: str
     golden: str
-    dim: int = 0
-    split: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-    concat: tuple[str, ...] = ()
     permute: tuple[int, ...] = ()
+    split: _SplitRule | None = None
+    concat: _ConcatRule | None = None
 
     def patterns(self) -> list[re.Pattern[str]]:
-        """What is searched for: one for each part of mine."""
-        parts = self.concat or ("",)
+        """The regular expression for each of my parts."""
+        parts = self.concat.of if self.concat else ("",)
         return [re.compile(self.my.replace(PART, re.escape(part))) for part in parts]
 
     def replacements(self) -> list[str]:
-        """What it is replaced by: one for each golden part."""
-        parts = self.split or ("",)
+        """The replacement for each golden part."""
+        parts = self.split.names if self.split else ("",)
         return [self.golden.replace(PART, part) for part in parts]
 
     def operand(self, mine: Sequence[Operand], golden_part: int = 0) -> Operand:
-        """Mine, made into what the golden side has.
-
-        Args:
-            mine: one, or all of `concat`.
-            golden_part: which part of `split`.
-        """
+        """My operand, transformed to match golden part number `golden_part`."""
         made = mine[0]
         if self.concat:
-            made = Operand(tuple(mine), Joined(self.dim, len(self.concat)))
+            made = Operand(tuple(mine), Joined(self.concat.dim, len(self.concat.of)))
         elif self.split:
-            made = Operand((made,), TensorPart(self.dim, golden_part, len(self.split), self.sizes))
-        return Operand((made,), Permuted(self.permute)) if self.permute else made
+            split = self.split
+            part = TensorPart(split.dim, golden_part, len(split.names), split.sizes)
+            made = Operand((made,), part)
+        if not self.permute:
+            return made
+        words = f"dimensions permuted to {', '.join(map(str, self.permute))}"
+        return Operand((made,), Rearranged(words, self.permute))
+
+
+# --- Dims annotations -----------------------------------------------------------------------------
+
+# The syntax is that of SGLang's dumper::
+#
+#     b s[cp:zigzag] h[tp] d # dp:=moe_dp ep:replicated
+#
+# One word per dimension. Brackets name the mesh axes that it is split over, outermost first:
+# `s[cp,sp]`. `zigzag`: rank r of n holds chunks r and 2n-1-r of 2n. `h[tp:partial]`: the ranks hold
+# terms of a sum. `h*d` or `(h*d)`: two dimensions flattened into one. `1`: a dimension of length 1
+# to drop. After `#`: axes over which the tensor is replicated, and the name of the data-parallel
+# axis.
+
+# A name (or names in parentheses), then axes in brackets, or parentheses in older SGLang releases.
+_DIMENSION = re.compile(r"(\([^()\[\]#]*\)|[^\s()\[\]#]+)(?:\[([^\[\]#]*)\]|\(([^()#]*)\))?(?!\S)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_SPACE = re.compile(r"\s*")
+_LONGEST = 1000
+_SQUEEZED = "1"
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisSplit:
+    """A mesh axis that a dimension is split over, or (`partial`) reduced over."""
+
+    axis: str
+    order: Order = "natural"
+    partial: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimension:
+    """One dimension.
+
+    Attributes:
+        names: several if dimensions were flattened into one; none if it is dropped.
+        splits: outermost first.
+    """
+
+    names: tuple[str, ...]
+    splits: tuple[AxisSplit, ...] = ()
+
+    @property
+    def is_squeezed(self) -> bool:
+        """Whether it is dropped."""
+        return not self.names
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """A parsed annotation.
+
+    Attributes:
+        data_axis: the axis of ranks with different samples; only one of them holds the tensor.
+        replicated: axes over which all ranks hold the same values.
+    """
+
+    text: str
+    dimensions: tuple[Dimension, ...]
+    data_axis: str = "dp"
+    replicated: tuple[str, ...] = ()
+
+    @property
+    def splits(self) -> tuple[AxisSplit, ...]:
+        """The splits of all dimensions."""
+        return tuple(split for dimension in self.dimensions for split in dimension.splits)
+
+    @property
+    def names(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the dimensions that are kept."""
+        return tuple(one.names for one in self.dimensions if not one.is_squeezed)
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_dims(text: str) -> Dims:
+    """Parse an annotation."""
+    if len(text) > _LONGEST:
+        raise UsageError(f"dims has {len(text)} characters; the limit is {_LONGEST}")
+    shape, _, rest = text.partition("#")
+    dimensions = tuple(_parse_dimensions(text, len(shape)))
+    if not dimensions:
+        _refuse(text, 0, "no dimension given: write one word for each, such as b s h[tp] d")
+    data_axis, replicated = _parse_declared(text, len(text) - len(rest))
+    dims = Dims(text, dimensions, data_axis, replicated)
+    _check_unique(dims)
+    return dims
+
+
+def _parse_dimensions(text: str, end: int) -> Iterator[Dimension]:
+    at = _skip_space(text, 0)
+    while at < end:
+        found = _DIMENSION.match(text, at, end)
+        if found is None:
+            _refuse(text, at, "not a dimension: write name, name[axis] or (name*name)[axis]")
+        axes = 2 if found[2] is not None else 3
+        splits: tuple[AxisSplit, ...] = ()
+        if found[axes] is not None:
+            splits = tuple(_parse_splits(text, found.start(axes), found[axes]))
+        names = _parse_names(text, at, found[1])
+        if splits and not names:
+            _refuse(text, at, "a dimension of length 1 cannot be split: write 1")
+        yield Dimension(names, splits)
+        at = _skip_space(text, found.end())
+
+
+def _parse_names(text: str, at: int, word: str) -> tuple[str, ...]:
+    if word == _SQUEEZED:
+        return ()
+    inner = word[1:-1] if word.startswith("(") else word
+    names = tuple(name.strip() for name in inner.split("*"))
+    for name in names:
+        if not _NAME.fullmatch(name):
+            _refuse(text, at, f"{name!r} is not a valid name: use letters, digits and _")
+    return names
+
+
+def _parse_splits(text: str, at: int, inner: str) -> Iterator[AxisSplit]:
+    for part in inner.split(","):
+        begin = at + len(part) - len(part.lstrip())
+        axis, _, qualifiers = part.strip().partition(":")
+        if not _NAME.fullmatch(axis):
+            _refuse(text, begin, f"{axis!r} is not a valid axis: write for example tp")
+        yield _parse_qualifiers(text, begin, axis, [one.strip() for one in qualifiers.split("+")])
+        at += len(part) + 1
+
+
+def _parse_qualifiers(text: str, at: int, axis: str, qualifiers: list[str]) -> AxisSplit:
+    for qualifier in filter(None, qualifiers):
+        if qualifier not in ("partial", "zigzag", "natural", "sharded"):
+            _refuse(
+                text,
+                at,
+                f"unknown qualifier {qualifier!r}: use partial, zigzag, natural or sharded",
+            )
+    if "partial" in qualifiers and "zigzag" in qualifiers:
+        _refuse(text, at, "zigzag and partial exclude each other: use one of them")
+    order: Order = "zigzag" if "zigzag" in qualifiers else "natural"
+    return AxisSplit(axis, order, partial="partial" in qualifiers)
+
+
+def _parse_declared(text: str, at: int) -> tuple[str, tuple[str, ...]]:
+    """The data axis and the replicated axes, which follow the `#`."""
+    data_axis, replicated = "", []
+    for found in re.finditer(r"\S+", text[at:]):
+        place = at + found.start()
+        axis, _, what = found[0].partition(":")
+        if what == "replicated" and _NAME.fullmatch(axis):
+            replicated.append(axis)
+        elif axis == "dp" and what.startswith("=") and _NAME.fullmatch(what[1:]):
+            if data_axis:
+                _refuse(text, place, f"dp is already {data_axis}: define it once")
+            data_axis = what[1:]
+        else:
+            _refuse(text, place, f"cannot parse {found[0]!r}: write axis:replicated or dp:=axis")
+    return data_axis or "dp", tuple(replicated)
+
+
+def _check_unique(dims: Dims) -> None:
+    names = [name for dimension in dims.dimensions for name in dimension.names]
+    axes = [*(split.axis for split in dims.splits), *dims.replicated]
+    for what, found in (("dimension", names), ("axis", axes)):
+        for name in found:
+            if found.count(name) > 1:
+                again = list(re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", dims.text))[-1]
+                _refuse(dims.text, again.start(), f"the {what} {name!r} appears twice: use it once")
+
+
+def _skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
+
+
+def _refuse(text: str, at: int, why: str) -> NoReturn:
+    raise UsageError(f"dims: {why}\n    {text}\n    {' ' * at}^")
 
 
 # --- The file of rules ----------------------------------------------------------------------------
@@ -350,25 +511,6 @@ _ID = re.compile(r"(?:forward|backward)/(.*)#\d+/(?:input|output)\.[^/]*", re.DO
 _T = TypeVar("_T")
 _LARGEST_FILE = 16 << 20
 _MESH = re.compile(r"\s*(\w+)\s*=\s*(\d{1,6})\s*")
-
-
-class _SplitRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    dim: int = 0
-    parts: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-
-
-class _ConcatRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    of: tuple[str, ...]
-    dim: int = 0
-
-
-class _RenameRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    my: str
-    golden: str
-    permute: tuple[int, ...] = ()
-    split: _SplitRule | None = None
-    concat: _ConcatRule | None = None
 
 
 class _DimsRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -380,22 +522,20 @@ class _RulesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ignore: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     rules: dict[str, str] = {}
-    rename: tuple[_RenameRule, ...] = ()
+    rename: tuple[Renaming, ...] = ()
     dims: tuple[_DimsRule, ...] = ()
     mesh: dict[str, int] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What was said, checked; where several match, the first counts.
+    """The user's rules, validated; the first match applies.
 
     Attributes:
-        requirements: what pairs are held to, by their names.
-        renamings: names of mine that are others on the golden side.
-        dims: how the ranks share a tensor, by its name.
-        mesh: how many ranks there are along each axis.
-        steps: which steps to compare, as `align_steps` takes them.
-        ignored: names of what does not count.
+        requirements: what pairs must satisfy, by name.
+        dims: how tensors are split over ranks, by name.
+        mesh: the number of ranks along each axis.
+        steps: the steps to compare, as `align_steps` takes them.
     """
 
     requirements: tuple[tuple[re.Pattern[str], Requirement], ...] = ()
@@ -417,29 +557,24 @@ class Rules:
         steps: Sequence[str] = (),
         ignore: Sequence[str] = (),
     ) -> Self:
-        """Rules from a file and from what was given beside it, which counts first.
+        """Rules from a file and from arguments, which come first; see `compare`.
 
-        Args:
-            config: the file.
-            rules: regular expression and requirement.
-            renames: regular expression in my names, and what is put for it.
-            dims: regular expression and annotation.
-            mesh: `tp=2,cp=2`; takes the place of the file's.
-            steps: take the place of the file's.
+        `mesh` and `steps` replace those of the file.
 
         Raises:
-            UsageError: something cannot be read; the message shows it.
+            UsageError: something is invalid; the message shows it.
         """
         file = _RulesFile() if config is None else _load_file(Path(config))
         wanted = tuple(steps) or file.steps
-        check_steps(wanted)
-        given = [_RenameRule(my=my, golden=golden) for my, golden in renames]
+        for text in wanted:
+            list(_parse_pairs(text))  # raises if it is invalid
+        given = [Renaming(my=my, golden=golden) for my, golden in renames]
         return cls(
             requirements=tuple(
                 (_compile_pattern(name, "rules"), _parse_requirement(name, text))
                 for name, text in (*rules, *file.rules.items())
             ),
-            renamings=tuple(_make_renaming(one) for one in (*given, *file.rename)),
+            renamings=tuple(_check_renaming(one) for one in (*given, *file.rename)),
             dims=tuple(
                 (_compile_pattern(name, "dims"), text)
                 for name, text in (*dims, *((one.name, one.dims) for one in file.dims))
@@ -450,21 +585,21 @@ class Rules:
         )
 
     def requirement_for(self, name: str, module: str = "") -> Requirement | None:
-        """What a pair of that canonical name is held to; None where nothing was said."""
+        """What the pair with that canonical name must satisfy, if there is a rule."""
         return _find_first(self.requirements, name, module)
 
     def dims_for(self, name: str, module: str = "") -> str | None:
-        """How the ranks share the tensor of that canonical name, where it was said."""
+        """The annotation of the tensor with that canonical name, if there is one."""
         return _find_first(self.dims, name, module)
 
     def ignores(self, name: str, module: str = "") -> bool:
-        """Whether what has that canonical name does not count."""
-        return bool(self.ignored) and any(_matches(one, name, module) for one in self.ignored)
+        """Whether the value with that canonical name is ignored."""
+        return any(_matches(one, name, module) for one in self.ignored)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def plain_name(name: str) -> str:
-    """A canonical name without pass, call and side; any other stays as it is."""
+    """A canonical name without pass, call and side; other names are unchanged."""
     found = _ID.fullmatch(name)
     return found[1] if found else name
 
@@ -478,31 +613,31 @@ def _matches(pattern: re.Pattern[str], name: str, module: str) -> bool:
     return any(pattern.search(text) is not None for text in texts if text)
 
 
-# --- what was written -----------------------------------------------------------------------------
+# --- parsing --------------------------------------------------------------------------------------
 
 
 def _load_file(path: Path) -> _RulesFile:
     try:
         if path.stat().st_size > _LARGEST_FILE:
-            raise UsageError(f"{path} has more than {_LARGEST_FILE} bytes: no file of rules")
+            raise UsageError(f"{path} is not a rules file: it has more than {_LARGEST_FILE} bytes")
         found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
         return msgspec.convert(found, _RulesFile)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
     except RecursionError:
-        raise UsageError(f"{path} is no file of rules: it is nested too deeply") from None
+        raise UsageError(f"{path} is not a rules file: it is nested too deeply") from None
     except msgspec.ValidationError as error:
         known = ", ".join(_RulesFile.__struct_fields__)
-        raise UsageError(f"{path} is no file of rules: {error}; it may have {known}") from None
+        raise UsageError(f"{path} is not a rules file: {error}; its keys are {known}") from None
 
 
 def _compile_pattern(text: str, where: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise UsageError(f"{where}: {text!r} is no regular expression: {error}") from None
+        raise UsageError(f"{where}: invalid regular expression {text!r}: {error}") from None
 
 
 def _parse_requirement(name: str, text: str) -> Requirement:
@@ -512,47 +647,39 @@ def _parse_requirement(name: str, text: str) -> Requirement:
         raise UsageError(f"rules: for {name!r}, {error}") from None
 
 
-def _make_renaming(one: _RenameRule) -> Renaming:
+def _check_renaming(one: Renaming) -> Renaming:
     split, concat = one.split, one.concat
-    told = f"rename: my = {one.my!r}, golden = {one.golden!r}"
+    rule = f"rename: my = {one.my!r}, golden = {one.golden!r}"
     if split is not None and concat is not None:
-        raise UsageError(f"{told}: give split or concat, not both")
-    parts = () if split is None else split.parts or tuple(map(str, range(len(split.sizes))))
+        raise UsageError(f"{rule}: use split or concat, not both")
     if split is not None:
-        _check_parts(told, parts, "golden", one.golden)
-        if split.sizes and (len(split.sizes) != len(parts) or min(split.sizes) < 0):
-            raise UsageError(f"{told}: sizes = {list(split.sizes)} for the parts {list(parts)}")
+        _check_parts(rule, split.names, "golden", one.golden)
+        if split.sizes and (len(split.sizes) != len(split.names) or min(split.sizes) < 0):
+            raise UsageError(
+                f"{rule}: sizes = {list(split.sizes)} does not fit the parts {list(split.names)}"
+            )
     if concat is not None:
-        _check_parts(told, concat.of, "my", one.my)
+        _check_parts(rule, concat.of, "my", one.my)
     if sorted(one.permute) != list(range(len(one.permute))):
         raise UsageError(
-            f"{told}: permute = {list(one.permute)} is no order of the dimensions 0 to "
+            f"{rule}: permute = {list(one.permute)} is not a permutation of the dimensions 0 to "
             f"{len(one.permute) - 1}"
         )
-    made = Renaming(
-        my=one.my,
-        golden=one.golden,
-        dim=split.dim if split else concat.dim if concat else 0,
-        split=parts,
-        sizes=split.sizes if split else (),
-        concat=concat.of if concat else (),
-        permute=one.permute,
-    )
     _compile_pattern(one.my.replace(PART, ""), "rename")
     try:
-        for pattern in made.patterns():
-            for text in made.replacements():
-                pattern.sub(text, "")  # reads the replacement, even where there is nothing to do
+        for pattern in one.patterns():
+            for text in one.replacements():
+                pattern.sub(text, "")  # validates the replacement even without a match
     except (re.error, IndexError) as error:
-        raise UsageError(f"{told}: {error}; \\1 stands for what the first group found") from None
-    return made
+        raise UsageError(f"{rule}: {error}; \\1 stands for the first group") from None
+    return one
 
 
-def _check_parts(told: str, parts: tuple[str, ...], side: str, name: str) -> None:
+def _check_parts(rule: str, parts: tuple[str, ...], side: str, name: str) -> None:
     if len(set(parts)) != len(parts) or len(parts) <= 1:
-        raise UsageError(f"{told}: the parts are {list(parts)}; give two or more, each once")
+        raise UsageError(f"{rule}: the parts are {list(parts)}; list two or more, each once")
     if PART not in name:
-        raise UsageError(f"{told}: write {PART} in {side}, where the name of the part stands")
+        raise UsageError(f"{rule}: write {PART} in {side} as a placeholder for the part's name")
 
 
 def _parse_mesh(text: str) -> dict[str, int]:
@@ -560,7 +687,7 @@ def _parse_mesh(text: str) -> dict[str, int]:
     for part in text.split(","):
         found = _MESH.fullmatch(part)
         if found is None or found[1] in mesh:
-            raise UsageError(f"mesh={text!r}: {part!r} cannot be read; write tp=2,cp=4")
+            raise UsageError(f"mesh={text!r}: cannot parse {part!r}; write for example tp=2,cp=4")
         mesh[found[1]] = int(found[2])
     return mesh
 
@@ -568,5 +695,5 @@ def _parse_mesh(text: str) -> dict[str, int]:
 def _check_mesh(mesh: dict[str, int]) -> dict[str, int]:
     for axis, size in mesh.items():
         if size < 1:
-            raise UsageError(f"mesh: {axis} = {size}: give how many ranks there are along it")
+            raise UsageError(f"mesh: {axis} = {size} is invalid: an axis has 1 or more ranks")
     return mesh

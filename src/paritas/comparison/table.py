@@ -1,4 +1,4 @@
-"""The rows of the table: what was measured, where it is in the program, and its status."""
+"""The rows of the table: the measurement, the position in the program, and the final status."""
 
 from __future__ import annotations
 
@@ -23,43 +23,37 @@ if TYPE_CHECKING:
     from paritas.comparison.replay import Replayed
     from paritas.dumps.opening import ReadableDump
     from paritas.files.records import Record
-    from paritas.results.comparisons import Attributed, Made
-    from paritas.results.findings import Score
 
 
-# --- What came in, and what was added -------------------------------------------------------------
+# --- Inherited error and own error ----------------------------------------------------------------
 
-# A value that is over the limit of its dtype's noise need not be a fault of the call that gave it.
-# Rounding adds up along a program, and a fault is carried on by everything after it. So each value
-# is seen together with those it was computed from:
+# A value above the noise limit of its dtype is not always the fault of the call that computed it.
+# Rounding accumulates along a program, and everything after a fault inherits it. So each value is
+# judged together with its inputs:
 #
-# - Where the operator could be run again in float64 on the very inputs that the candidate had, its
-#   own error is known, and judged by the noise of that operator alone.
-# - Where it could not, the error of the inputs, relative to their size, is what may have come in.
-#   An
-#   operator may amplify it; so a multiple of it is allowed, and the row says that it is an
-#   estimate.
+# - If the operator could be rerun in float64 on the candidate's inputs, its own error is known, and
+#   judged by the noise of that operator alone.
+# - Otherwise the relative error of the inputs is an estimate of what was inherited. An operator may
+#   amplify it, so a multiple of it is allowed, and the row says that it is an estimate.
 
-# What an operator may make of its inputs' relative error without being suspected, beyond the limits
-# that hold for noise in any case.
+# How much an operator may amplify the relative error of its inputs, on top of the limits for noise.
 AMPLIFICATION = 2.0
-# Drift that is a larger share of the value than this is no rounding any more that one would accept
-# unseen, though no single call is to blame.
+# Drift above this share of the value is not accepted as rounding without a warning, although no
+# single call caused it.
 LARGE_DRIFT = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A row before it is seen together with the others.
+    """A row before it is combined with the others.
 
     Attributes:
-        name: what it is called.
         measured: what the two values alone show.
-        is_result: whether a call gave it, rather than being given it.
-        sources: rows (by place) of the values that it was computed from; of an argument, the row
-            of the value that it is.
-        neighbour: where no sources are recorded, the row before it in the program; None where the
-            order means nothing.
+        is_result: whether it is an output of a call rather than an input.
+        sources: rows of the values that it was computed from; for an input, the row of the output
+            that it is.
+        neighbour: the previous row in the program, used if there are no sources; None if the order
+            has no meaning.
     """
 
     name: str
@@ -69,37 +63,16 @@ class Draft:
     neighbour: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Resolved:
-    """The end of a row."""
-
-    status: Status
-    reason: str
-    judged_by: str
-    advice: str = ""
-    own: float | None = None
-    inherited: float | None = None
-    attributed: Attributed = ""
-    made: Made = ""
-    score: Score | None = None
-    basis: Basis = Basis.UNKNOWN
-
-    @property
-    def fails(self) -> bool:
-        """Whether it differs by more than rounding."""
-        return self.status in {Status.DIFFERENT, Status.DEGRADED}
-
-
-def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Resolved]:
-    """Resolve all rows, each after those that it was computed from."""
-    found: dict[int, Resolved] = {}
+def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Measured]:
+    """Judge all rows together with their sources: what each row measured, in its final state."""
+    found: dict[int, Measured] = {}
     for place in _in_order(drafts):
         found[place] = _resolve_one(drafts[place], drafts, found, replays.get(place))
     return [found[place] for place in range(len(drafts))]
 
 
 def _in_order(drafts: Sequence[Draft]) -> list[int]:
-    """Sources first, whatever the order of the table: a fused kernel reads what is told later."""
+    """Sources first, since a fused kernel may read a value that has a later row."""
     order: list[int] = []
     seen: set[int] = set()
     for start in range(len(drafts)):
@@ -124,57 +97,36 @@ def _list_needed(draft: Draft) -> tuple[int, ...]:
 def _resolve_one(
     draft: Draft,
     drafts: Sequence[Draft],
-    found: Mapping[int, Resolved],
+    found: Mapping[int, Measured],
     replayed: Replayed | None,
-) -> Resolved:
-    measured = draft.measured
-    if measured.status is Status.IDENTICAL:  # as most are
-        return Resolved(
-            measured.status,
-            measured.reason,
-            measured.judged_by,
-            measured.advice,
-            own=0.0,
-            inherited=0.0,
-            score=measured.score,
-            basis=measured.basis,
-        )
-    plain = Resolved(
-        measured.status,
-        measured.reason,
-        measured.judged_by,
-        measured.advice,
-        score=measured.score,
-        basis=measured.basis,
-    )
-    if measured.status is Status.UNVERIFIED:
-        return plain
-    # One that is missing here is part of a ring, and tells nothing.
+) -> Measured:
+    if draft.measured.status in {Status.IDENTICAL, Status.UNVERIFIED}:
+        return draft.measured
+    # A source that is not resolved yet is part of a cycle.
     sources = [source for source in draft.sources if source in found]
     failing = [source for source in sources if found[source].fails]
     if not draft.is_result:
-        return _resolve_argument(draft, plain, sources, drafts, found)
-    if replayed is not None and not measured.settled:
+        return _resolve_argument(draft.measured, sources, drafts, found)
+    if replayed is not None and not draft.measured.settled:
         known = sources and all(found[one].status is not Status.UNVERIFIED for one in sources)
         named = [drafts[source].name for source in failing]
-        return _resolve_replayed(draft, plain, replayed, named, inputs_known=bool(known))
-    return _resolve_estimated(draft, plain, sources, drafts, found)
+        return _resolve_replayed(draft.measured, replayed, named, inputs_known=bool(known))
+    return _resolve_estimated(draft, sources, drafts, found)
 
 
 def _resolve_argument(
-    draft: Draft,
-    plain: Resolved,
+    plain: Measured,
     sources: list[int],
     drafts: Sequence[Draft],
-    found: Mapping[int, Resolved],
-) -> Resolved:
-    """What a call was given is what another call gave, unless something happened on the way."""
+    found: Mapping[int, Measured],
+) -> Measured:
+    """An input is the output of another call, unless something changed it in between."""
     if not sources or found[sources[0]].status is Status.UNVERIFIED:
         return plain
     source = sources[0]
-    if _same_difference(draft.measured, drafts[source].measured):
+    if _same_difference(plain, drafts[source].measured):
         same = found[source]
-        reason = f"it is {drafts[source].name}" if same.fails else same.reason
+        reason = f"same value as {drafts[source].name}" if same.fails else same.reason
         return dataclasses.replace(
             plain,
             status=same.status,
@@ -187,7 +139,7 @@ def _resolve_argument(
         return plain
     if found[source].fails:
         return dataclasses.replace(plain, made="before")
-    reason = f"{plain.reason}; {drafts[source].name}, which it is, was right: changed on the way"
+    reason = f"{plain.reason}; it was correct as {drafts[source].name} and changed since then"
     return dataclasses.replace(plain, reason=reason, made="here")
 
 
@@ -206,8 +158,8 @@ def _same_difference(left: Measured, right: Measured) -> bool:
 
 
 def _resolve_replayed(
-    draft: Draft, plain: Resolved, replayed: Replayed, failing: list[str], *, inputs_known: bool
-) -> Resolved:
+    plain: Measured, replayed: Replayed, failing: list[str], *, inputs_known: bool
+) -> Measured:
     judgement = replayed.judgement
     known = dataclasses.replace(
         plain,
@@ -227,48 +179,48 @@ def _resolve_replayed(
         )
     if not replayed.golden_ok and plain.fails:
         reason = (
-            "the golden value is not what the operator gives for the golden inputs, and mine is "
-            "for mine"
+            "rerunning the operator on the golden inputs does not reproduce the golden value, but "
+            "on my inputs it reproduces mine"
         )
         return dataclasses.replace(known, reason=reason, made="here")
     if not plain.fails:
         status = Status.UNSTABLE if judgement.status is Status.UNSTABLE else plain.status
         return dataclasses.replace(known, status=status, reason=judgement.reason)
     if failing:
-        reason = f"{plain.reason}; it came in with {failing[0]}"
+        reason = f"{plain.reason}; inherited from {failing[0]}"
         return dataclasses.replace(known, reason=reason, made="before")
     if not inputs_known:
-        # What came in is excused only where it was compared itself, and found to be rounding.
-        reason = f"{plain.reason}; it came in with inputs that nothing was compared with"
+        # An inherited error is excused only if the inputs were compared and differ by rounding.
+        reason = f"{plain.reason}; inherited from inputs that were not compared"
         return dataclasses.replace(known, reason=reason)
-    return _resolve_drifted(draft, known)
+    return _resolve_drifted(known)
 
 
-def _resolve_drifted(draft: Draft, known: Resolved) -> Resolved:
-    """Inputs that differ by rounding explain all of it."""
-    exact = draft.measured.figures is not None and draft.measured.score is None
-    distance = draft.measured.distance
-    large = distance is not None and not distance <= LARGE_DRIFT
+def _resolve_drifted(known: Measured) -> Measured:
+    """A difference that the rounding of the inputs explains."""
+    exact = known.figures is not None and known.score is None
+    large = known.distance is not None and not known.distance <= LARGE_DRIFT
     if exact or large:
-        reason = "rounding of what it was computed from decides it; no call is to blame"
+        reason = "the rounding of its inputs explains the difference; no single call caused it"
         return dataclasses.replace(known, status=Status.UNSTABLE, reason=reason)
     return dataclasses.replace(known, status=Status.EQUIVALENT, reason="")
 
 
 def _resolve_estimated(
     draft: Draft,
-    plain: Resolved,
     sources: list[int],
     drafts: Sequence[Draft],
-    found: Mapping[int, Resolved],
-) -> Resolved:
+    found: Mapping[int, Measured],
+) -> Measured:
+    plain = draft.measured
     near = draft.neighbour
     used = sources or ([near] if near is not None and near in found else [])
     if not used:
         return plain
     failing = [source for source in used if found[source].fails]
-    inherited = _find_largest(drafts[source].measured.distance for source in used)
-    total = draft.measured.distance
+    distances = (drafts[source].measured.distance for source in used)
+    inherited = max((one for one in distances if one is not None), default=None)
+    total = plain.distance
     known = plain
     if inherited is not None and total is not None:
         own = math.sqrt(max(total**2 - inherited**2, 0.0)) if math.isfinite(total) else total
@@ -276,23 +228,18 @@ def _resolve_estimated(
     if not plain.fails:
         return known
     if failing:
-        reason = f"{plain.reason}; it came in with {drafts[failing[0]].name}"
+        reason = f"{plain.reason}; inherited from {drafts[failing[0]].name}"
         return dataclasses.replace(known, reason=reason, made="before")
     unknown = any(found[source].status is Status.UNVERIFIED for source in used)
-    excusable = not draft.measured.settled and not unknown
-    if excusable and inherited and _is_explained(draft.measured, inherited):
-        judged_by = f"{plain.judged_by}, and the error of its inputs"
-        return _resolve_drifted(draft, dataclasses.replace(known, judged_by=judged_by))
+    excusable = not plain.settled and not unknown
+    if excusable and inherited and _is_explained(plain, inherited):
+        judged_by = f"{plain.judged_by} and the error of its inputs"
+        return _resolve_drifted(dataclasses.replace(known, judged_by=judged_by))
     return dataclasses.replace(known, made="here" if sources and not unknown else "")
 
 
-def _find_largest(distances: object) -> float | None:
-    known = [one for one in distances if isinstance(one, float)]  # type: ignore[attr-defined]
-    return max(known, default=None)
-
-
 def _is_explained(measured: Measured, inherited: float) -> bool:
-    """Whether noise and a multiple of the inputs' error are as large as the difference."""
+    """Whether noise and a multiple of the inputs' error cover the difference."""
     metrics = measured.figures.metrics if measured.figures is not None else None
     allowed = AMPLIFICATION * inherited
     if metrics is None:
@@ -306,26 +253,25 @@ def _is_explained(measured: Measured, inherited: float) -> bool:
 
 # --- Rows -----------------------------------------------------------------------------------------
 
-# More operators than this are not run again: those that differ most clearly come first.
+# At most this many operators are rerun, those with a clear difference first.
 MOST_REPLAYS = 4000
-# Where these were found, their order is that of the program.
+# Sources that record in program order.
 _IN_ORDER = {"eager", "fx", "fused"}
 
-# What is one operator, or a few: it can be run again.
+# Levels with one operator or a few, which can be rerun.
 _OPERATORS = {"op", "node", "buffer"}
 _NAMED = {"aten", "prims", "operator", "getitem"}
-_GUESS = "matched by order and shape alone: the two may not belong together"
+_GUESS = "matched by order and shape only: the two may not belong together"
 
 _Key = tuple[int, int]  # of a record: rank and sequence number
 
 
 class Table:
-    """All pairs in the order of the program, and what they were computed from.
+    """All pairs in program order, with their sources.
 
     Attributes:
-        pairs: as they were matched.
-        drafts: the rows before they are seen together.
-        notes: what should be known of how it was made.
+        drafts: the rows before they are combined.
+        notes: for the user.
     """
 
     def __init__(
@@ -354,7 +300,7 @@ class Table:
         for place, (pair, measured) in enumerate(zip(self.pairs, self._measured, strict=True)):
             record = pair.leading.record
             site = record.site
-            # What a graph is given was made by another, or comes from outside of all.
+            # A graph's input is the output of another graph, or comes from outside.
             gave = is_result(site) and site.op != "placeholder"
             key = (record.step, _find_rank(pair), site.phase, site.level)
             sources = self._sources(pair, place)
@@ -370,7 +316,7 @@ class Table:
         return found
 
     def _sources(self, pair: Pair, place: int) -> tuple[int, ...]:
-        """Rows of the values that a pair's was computed from, as either dump tells."""
+        """The rows of the values that a pair was computed from, according to either dump."""
         found: dict[int, None] = {}
         sides = (
             (pair.my, self._my_calls, self._rows_of_mine),
@@ -390,19 +336,19 @@ class Table:
     def replay(
         self, tell: Callable[[Progress], None], *, trust_digests: bool
     ) -> dict[int, Replayed]:
-        """Run operators again whose results differ, to tell what they made from what came in."""
+        """Rerun operators with different results, to separate their own error from inherited."""
         wanted = [place for place in range(len(self.drafts)) if self._is_replayable(place)]
         wanted.sort(key=lambda place: self._measured[place].status is not Status.DIFFERENT)
         if len(wanted) > MOST_REPLAYS:
             self.notes.append(
                 f"{len(wanted) - MOST_REPLAYS} of {len(wanted)} operators that differ were not "
-                f"run again: their own errors are estimated"
+                f"rerun: their own errors are estimated"
             )
             wanted = wanted[:MOST_REPLAYS]
         found: dict[int, Replayed] = {}
         if not wanted:
             return found
-        # Torch's compiler comes with it, which takes seconds that most comparisons need not spend.
+        # This imports torch's compiler, which takes seconds and is rarely needed.
         from paritas.comparison.replay import Replayed, replay
 
         readers = [
@@ -416,8 +362,8 @@ class Table:
                 if isinstance(result, Replayed):
                     found[place] = result
                 else:
-                    self._unreplayed[place] = f"not run again: {result.reason}"
-            tell(Progress("running operators again in float64", done + 1, len(wanted)))
+                    self._unreplayed[place] = f"not rerun: {result.reason}"
+            tell(Progress("rerunning operators in float64", done + 1, len(wanted)))
         return found
 
     def _is_replayable(self, place: int) -> bool:
@@ -429,7 +375,7 @@ class Table:
             for one, dump in ((pair.my, self._my), (pair.golden, self._golden))
             if one is not None
         ]
-        # Other tools name functions, not operators.
+        # Other tools record functions, not operators.
         if not any(record.site.op.partition(".")[0] in _NAMED for record, _ in found):
             return False
         return all(
@@ -438,7 +384,7 @@ class Table:
         )
 
     def _calls(self, pair: Pair) -> tuple[Record, Record, RecordedCalls, RecordedCalls] | None:
-        """The records of a pair, and the calls among which they are."""
+        """The records of a pair, and the calls that contain them."""
         if pair.my is None or pair.golden is None or pair.my.recipe or pair.golden.recipe:
             return None
         mine, golden = pair.my.record, pair.golden.record
@@ -446,36 +392,30 @@ class Table:
         others = self._golden_calls.get((golden.rank, golden.step))
         return None if calls is None or others is None else (mine, golden, calls, others)
 
-    def rows(self, resolved: Sequence[Resolved]) -> list[ComparisonRow]:
-        """The table, with how each row ended."""
+    def rows(self, resolved: Sequence[Measured]) -> list[ComparisonRow]:
+        """The finished rows."""
         rows = []
-        ends = zip(self.pairs, self._measured, resolved, self.drafts, strict=True)
-        for place, (pair, measured, end, draft) in enumerate(ends):
+        for place, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
             guess = _GUESS if pair.matched_by == "order" else ""
-            known = (measured.limits, self._unreplayed.get(place), guess)
+            known = (end.limits, self._unreplayed.get(place), guess)
             limits = "; ".join(filter(None, known))
-            rows.append(_make_row(place, pair, measured, end, limits, draft.sources))
+            rows.append(_make_row(place, pair, end, limits, self.drafts[place].sources))
         return rows
 
 
 def _make_row(
-    place: int,
-    pair: Pair,
-    measured: Measured,
-    end: Resolved,
-    limits: str,
-    sources: tuple[int, ...],
+    place: int, pair: Pair, end: Measured, limits: str, sources: tuple[int, ...]
 ) -> ComparisonRow:
     record = pair.leading.record
     site = record.site
-    # The side of the fused code knows the kernel and the nodes it stands for.
+    # The side with fused code knows the kernel and its nodes.
     own = site if pair.my is None else pair.my.record.site
     return ComparisonRow(
         index=place,
         step=pair.golden.step if pair.golden is not None else record.step,
         rank=_find_rank(pair),
         name=record.id,
-        call=_call_name(record),
+        call=record.id.rpartition("/")[0],
         level=site.level,
         phase=site.phase,
         side=site.side,
@@ -488,17 +428,17 @@ def _make_row(
         kernel=own.kernel,
         nodes=own.nodes or site.nodes,
         matched_by=pair.matched_by,
-        my=measured.my,
-        golden=measured.golden,
+        my=end.my,
+        golden=end.golden,
         status=end.status,
-        aspect=measured.aspect,
+        aspect=end.aspect,
         reason=end.reason,
         advice=end.advice,
         judged_by=end.judged_by,
         basis=end.basis,
-        nonfinite=measured.nonfinite,
+        nonfinite=end.nonfinite,
         limits=limits,
-        figures=measured.figures,
+        figures=end.figures,
         score=end.score,
         own=end.own,
         inherited=end.inherited,
@@ -509,10 +449,10 @@ def _make_row(
 
 
 def _is_of_other_code(record: Record, dump: ReadableDump) -> bool:
-    """Whether a result comes from code that rounds unlike the code whose buffers were recorded.
+    """Whether an output comes from code that rounds differently from the recorded buffers.
 
-    What a fused graph gives is taken from the code as it would run unwatched. Where watching it
-    changed its results, buffers and results are not those of one and the same code.
+    The outputs of a fused graph are those of the unmodified code. If recording changed the results,
+    buffers and outputs come from different code.
     """
     site = record.site
     if site.source != "fused" or site.level != "node":
@@ -523,16 +463,12 @@ def _is_of_other_code(record: Record, dump: ReadableDump) -> bool:
 
 
 def _stored_value_key(operand: Operand | None) -> tuple[object, ...] | None:
-    """The same for records of the same values on one rank; None where that is not known."""
+    """Equal for records of the same values on one rank; None if unknown."""
     if operand is None or operand.recipe is not None or not operand.record.digest:
         return None
     record = operand.record
     facts = record.tensor
     return None if facts is None else (record.rank, record.digest, facts.dtype, facts.shape)
-
-
-def _call_name(record: Record) -> str:
-    return record.id.rpartition("/")[0]
 
 
 def _find_rank(pair: Pair) -> int | None:
@@ -549,7 +485,7 @@ def _all_calls(records: Iterable[Record]) -> dict[_Key, RecordedCalls]:
 
 
 def _find_rows(pairs: Sequence[Pair], *, mine: bool) -> dict[_Key, int]:
-    """The row of each record: where one is in several, that in which it is a result."""
+    """The row of each record; if it is in several, the one in which it is an output."""
     found: dict[_Key, int] = {}
     for place, pair in enumerate(pairs):
         operand = pair.my if mine else pair.golden

@@ -1,6 +1,6 @@
-"""A dump of another tool: it answers the same questions as one of ours.
+"""A dump of another tool, with the interface of our own.
 
-A reader is a module beside this one that has `looks_like(path)` and `open_dump(path)`;
+A reader is a module in this folder with `looks_like(path)` and `open_dump(path)`;
 `paritas.dumps.opening` lists them.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -23,49 +23,34 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.files.records import Site, TensorFacts
+    from paritas.files.records import Site
     from paritas.files.trees import FoundFile
     from paritas.numerics.statistics import Statistics
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ForeignDump:
-    """A dump that another tool made.
+    """A dump made by another tool; use the `open_dump` of a reader.
 
-    What a file says is turned into records when the dump is opened; values are read when they are
-    asked for. What cannot be read is a problem that is listed, and the rest goes on.
+    Records are made when the dump is opened; values are read on demand. What cannot be read is
+    listed as a problem.
 
     Attributes:
-        path: its folder or file.
-        kind: which tool's it is, for example `ge`.
-        ranks: by number.
-        problems: what could not be understood.
+        kind: the tool, for example `ge`.
+        problems: what could not be read.
+        read_values: returns the values of a record, in its dtype and logical shape.
+        view_values: the same, mapped if possible; the second argument says whether to verify the
+            checksum.
+        verify_values: verifies their checksum; None if the tool keeps no checksums.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        kind: str,
-        ranks: dict[int, RankDump],
-        problems: list[str],
-        read: Callable[[Record], Tensor],
-        view: Callable[[Record, bool], Tensor],
-        verify: Callable[[Record], bool] | None = None,
-    ) -> None:
-        """Use the `open_dump` of a reader.
-
-        Args:
-            read: gives the values of a record, in its dtype and logical shape.
-            view: gives the same, mapped from its file where that can be; held against their
-                checksum if the second argument says so.
-            verify: as the method of that name does; None where the tool keeps no checksums.
-        """
-        self.path = path
-        self.kind = kind
-        self.ranks = ranks
-        self.problems = problems
-        self._read = read
-        self._view = view
-        self._verify = verify
+    path: Path
+    kind: str
+    ranks: dict[int, RankDump]
+    problems: list[str]
+    read_values: Callable[[Record], Tensor]
+    view_values: Callable[[Record, bool], Tensor]
+    verify_values: Callable[[Record], bool] | None = None
 
     def header(self, rank: int) -> Header:
         """What is known of a rank's part."""
@@ -75,62 +60,51 @@ class ForeignDump:
         return self.ranks[rank].header
 
     def records(self) -> Iterator[Record]:
-        """All of them, rank by rank, in the order of the program as far as that is known."""
+        """All records, rank by rank, in program order where it is known."""
         for found in self.ranks.values():
             yield from found.records
 
     def read(self, record: Record) -> Tensor:
-        """The values of a record.
-
-        Raises:
-            UsageError: they are missing, damaged, or were not recorded.
-        """
-        with _name_record_in_errors(record):
-            return self._read(record)
+        """The values of a record."""
+        self.header(record.rank)  # refuses an unknown rank
+        with name_record_in_errors(record):
+            return self.read_values(record)
 
     def view(self, record: Record, *, check: bool = False) -> Tensor:
-        """The values of a record as `read` gives them, in memory of their own only where they must.
+        """The values of a record like `read`, but mapped from the file where possible.
 
-        They are mapped from the file, for as long as the tensor lives; what is small, compressed,
-        widened, in another layout or not aligned is read. Who writes into them writes into a copy.
-
-        Args:
-            check: hold them against their checksum, where there is one.
-
-        Raises:
-            UsageError: they are missing, damaged, or were not recorded.
+        Small, compressed, widened, rearranged or unaligned tensors are read. Writing to the result
+        changes a private copy. `check` verifies their checksum, if there is one.
         """
-        with _name_record_in_errors(record):
-            return self._view(record, check)
+        self.header(record.rank)
+        with name_record_in_errors(record):
+            return self.view_values(record, check)
 
     def verify(self, record: Record) -> bool:
-        """Hold the stored bytes of a record against their checksum.
+        """Verify the checksum of a record's stored bytes.
 
         Returns:
-            Whether there is one. Zip archives have one for each member: files of `torch.save`, and
-            `.npz` files. No other file of another tool has any.
-
-        Raises:
-            UsageError: they are missing, or not those that were written.
+            Whether there is one. Zip archives (`torch.save`, `.npz`) have one for each member; no
+            other file of another tool does.
         """
-        self.header(record.rank)  # refuses a rank that is not there
-        if record.payload is None or self._verify is None:
+        self.header(record.rank)
+        if record.payload is None or self.verify_values is None:
             return False
-        with _name_record_in_errors(record):
-            return self._verify(record)
+        with name_record_in_errors(record):
+            return self.verify_values(record)
 
     def check_files(self) -> list[str]:
-        """All that files say beside their values was read when the dump was opened."""
+        """Everything but the values was checked when the dump was opened."""
         return []
 
     def read_sketch(self, record: Record) -> Tensor:
         """No other tool makes sketches."""
-        raise UsageError(f"{record.id} of step {record.step} has no sketch: {self.kind} makes none")
+        raise UsageError(f"{record.id} of step {record.step}: {self.kind} dumps have no sketches")
 
 
 @contextlib.contextmanager
-def _name_record_in_errors(record: Record) -> Iterator[None]:
-    """What is wrong with a record's values is told with its name."""
+def name_record_in_errors(record: Record) -> Iterator[None]:
+    """Put the name of the record in front of errors."""
     try:
         yield
     except (ParitasError, OSError) as error:
@@ -145,7 +119,6 @@ def rank_of(
     *,
     world_size: int = 1,
     data: str = "tensor",
-    problems: list[str] | None = None,
 ) -> RankDump:
     """A rank's part of a foreign dump."""
     header = Header(
@@ -157,19 +130,14 @@ def rank_of(
         closed=True,
         records=len(records),
     )
-    return RankDump(rank, path, header, "closed", records, problems or [])
+    return RankDump(rank, path, header, "closed", records, [])
 
 
-# --- Records, collected as the files are read -----------------------------------------------------
+# --- Collecting records ---------------------------------------------------------------------------
 
-if TYPE_CHECKING:
-    _Reader = Callable[[Record], Tensor]
-    _Viewer = Callable[[Record, bool], Tensor]
-    _Verifier = Callable[[Record], bool]
-    _Made = tuple[Path, str, dict[int, RankDump], list[str], _Reader, _Viewer, _Verifier]
+AnyDump = TypeVar("AnyDump", bound=ForeignDump)
 
-
-# More than any run has; a name of a file may claim any number.
+# More than any run has; a file name may contain any number.
 _MOST_RANKS = 100_000
 
 
@@ -179,7 +147,7 @@ class ValueReader:
 
     Attributes:
         folder: of the dump.
-        places: by rank and sequence number: where they are, or why they cannot be read.
+        places: where values are, or why they cannot be read, by rank and sequence number.
     """
 
     folder: Folder
@@ -192,12 +160,12 @@ class ValueReader:
         return values_at(self.folder.locate(place.file), place, self.files)
 
     def view(self, record: Record, check: bool) -> Tensor:  # noqa: FBT001  (see `ForeignDump`)
-        """The same, mapped from the file where that can be."""
+        """The same, mapped from the file where possible."""
         place = self._place(record)
         return view_at(self.folder.locate(place.file), place, self.files, check=check)
 
     def verify(self, record: Record) -> bool:
-        """Hold them against their checksum; False where there is none."""
+        """Verify their checksum; False if there is none."""
         place = self._place(record)
         return verify_at(self.folder.locate(place.file), place, self.files)
 
@@ -208,30 +176,14 @@ class ValueReader:
         if place is not None:
             raise UsageError(place)
         if record.value is not None:
-            raise UsageError(f"it is no tensor: its value is {record.value}")
-        raise UsageError("it has no values: statistics are all that was recorded")
-
-
-@dataclasses.dataclass(frozen=True)
-class _RecordDraft:
-    """What a record is made of, but for its number."""
-
-    step: int
-    rank: int
-    site: Site
-    place: FilePlace | str | None
-    payload: Payload | None
-    tensor: TensorFacts | None = None
-    value: str | None = None
-    statistics: Statistics | None = None
-    dtype: str | msgspec.UnsetType = msgspec.UNSET
+            raise UsageError(f"it is not a tensor: its value is {record.value}")
+        raise UsageError("it has no values: only statistics were recorded")
 
 
 class Gathered:
-    """Records in the order in which they are added.
+    """Collects records in the order in which they are added.
 
-    A file that cannot be read has a record all the same: whoever compares learns that there was
-    something at that place, and why it cannot be looked at.
+    A file that cannot be read gets a record too, so that a comparison can report it.
     """
 
     def __init__(self, path: Path, kind: str) -> None:
@@ -246,89 +198,66 @@ class Gathered:
         self._calls: dict[tuple[int, int, str], int] = {}
 
     def add_tensor(self, step: int, rank: int, site: Site, place: FilePlace) -> Record:
-        """A tensor whose values can be read."""
-        return self._add(_RecordDraft(step, rank, site, place, place.payload, place.facts))
+        """Add a tensor whose values can be read."""
+        return self._add(step, rank, site, place, payload=place.payload, tensor=place.facts)
 
     def add_value(
         self, step: int, rank: int, site: Site, text: str, place: FilePlace | None = None
     ) -> Record:
-        """What is no tensor; `place` where it might as well have been one."""
+        """Add a value other than a tensor; `place` if it could also be read as one."""
         payload = None if place is None else place.payload
-        return self._add(_RecordDraft(step, rank, site, place, payload, value=text))
+        return self._add(step, rank, site, place, payload=payload, value=text)
 
     def add_text(self, step: int, rank: int, site: Site, text: str, file: FoundFile) -> Record:
-        """What is no tensor and could be none, in a file of its own."""
+        """Add a value, from a file of its own, that cannot be read as a tensor."""
         payload = Payload(file=file.name, nbytes=file.size, shape=())
-        return self._add(_RecordDraft(step, rank, site, None, payload, value=text))
+        return self._add(step, rank, site, None, payload=payload, value=text)
 
     def add_statistics(
         self, step: int, rank: int, site: Site, found: Statistics, dtype: str
     ) -> Record:
-        """A tensor of which only a summary was kept."""
-        return self._add(_RecordDraft(step, rank, site, None, None, statistics=found, dtype=dtype))
+        """Add a tensor known only by its statistics."""
+        return self._add(step, rank, site, None, statistics=found, dtype=dtype)
 
     def add_unreadable(self, step: int, rank: int, site: Site, file: FoundFile, why: str) -> Record:
-        """Something that cannot be read; it is a problem, too."""
+        """Add something that cannot be read, also as a problem."""
         self.problems.add(f"{file.name}: {why}")
         payload = Payload(file=file.name, nbytes=file.size, shape=())
-        return self._add(_RecordDraft(step, rank, site, f"{file.name}: {why}", payload))
+        return self._add(step, rank, site, f"{file.name}: {why}", payload=payload)
 
-    def ranks_and_readers(self) -> _Made:
-        """What a `ForeignDump` is made of.
-
-        Raises:
-            UsageError: nothing was found.
-        """
+    def make(self, kind: type[AnyDump]) -> AnyDump:
+        """The dump of all records."""
         problems = self.problems.all()
         if not self._records:
-            told = "; ".join(problems[:3]) or "no file in it has a name that this kind gives"
-            raise UsageError(f"{self.path} has nothing to read as {self.kind}: {told}")
+            reasons = "; ".join(problems[:3]) or "it contains no file with such a name"
+            raise UsageError(f"{self.path} has nothing to read as {self.kind}: {reasons}")
         size = min(max(self.world_size, max(self._records) + 1), _MOST_RANKS)
-        ranks = {
-            rank: rank_of(
-                self.path,
-                self.kind,
-                rank,
-                records,
-                world_size=size,
-                data="stats" if all(_is_summary(one) for one in records) else "tensor",
-            )
-            for rank, records in sorted(self._records.items())
-        }
+        ranks: dict[int, RankDump] = {}
+        for rank, records in sorted(self._records.items()):
+            is_summary = all(one.statistics is not None and one.payload is None for one in records)
+            data = "stats" if is_summary else "tensor"
+            ranks[rank] = rank_of(self.path, self.kind, rank, records, world_size=size, data=data)
         reader = ValueReader(self.folder, self._places)
         readers = (reader.read, reader.view, reader.verify)
-        return self.path, self.kind, ranks, problems, *readers
+        return kind(self.path, self.kind, ranks, problems, *readers)
 
     def dump(self) -> ForeignDump:
-        """The dump of all that was added.
+        """The dump of all records; see `make`."""
+        return self.make(ForeignDump)
 
-        Raises:
-            UsageError: nothing was.
-        """
-        return ForeignDump(*self.ranks_and_readers())
-
-    def _add(self, draft: _RecordDraft) -> Record:
-        known = self._records.setdefault(draft.rank, [])
-        site = self._unique(draft.step, draft.rank, draft.site)
-        record = Record(
-            sequence=len(known),
-            step=draft.step,
-            rank=draft.rank,
-            id=site.id,
-            site=site,
-            tensor=draft.tensor,
-            value=draft.value,
-            payload=draft.payload,
-            statistics=draft.statistics,
-            dtype=draft.dtype,
-        )
+    def _add(
+        self, step: int, rank: int, site: Site, place: FilePlace | str | None, **facts: Any
+    ) -> Record:
+        known = self._records.setdefault(rank, [])
+        site = self._unique(step, rank, site)
+        record = Record(sequence=len(known), step=step, rank=rank, id=site.id, site=site, **facts)
         known.append(record)
-        if draft.place is not None:
-            self._places[draft.rank, record.sequence] = draft.place
+        if place is not None:
+            self._places[rank, record.sequence] = place
         return record
 
     def _unique(self, step: int, rank: int, site: Site) -> Site:
-        """The site, with the next free call number if its own is taken."""
+        """The site, with the next free call number if it is taken."""
         key = (rank, step, site.id)
         if key not in self._calls:
             self._calls[key] = site.call + 1
@@ -341,7 +270,3 @@ class Gathered:
         self._calls[key] = call + 1
         self._calls[rank, step, moved.id] = call + 1
         return moved
-
-
-def _is_summary(record: Record) -> bool:
-    return record.statistics is not None and record.payload is None

@@ -1,4 +1,4 @@
-"""The switch file of torchair, which turns fusion off, taken for Inductor."""
+"""torchair's switch file, which turns fusion off, applied to Inductor."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from paritas._torch import inductor
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 # --- The fusion passes of Ascend's compiler -------------------------------------------------------
 
-# Ascend's compiler rewrites graphs (`GraphFusion`) and puts operators into one kernel that keeps
-# their values in the unified buffer (`UBFusion`). Inductor does both otherwise, so a pass of
-# Ascend's means the setting of Inductor that does its work, or nothing where Inductor has no such
-# fusion.
+# Ascend's compiler rewrites graphs (`GraphFusion`) and fuses operators into kernels that keep
+# their values in the unified buffer (`UBFusion`). Inductor does both in its own way, so a pass of
+# Ascend's maps to the Inductor settings that do its work, or to nothing.
 
 
 class AscendPass(NamedTuple):
     """One pass.
 
     Attributes:
-        section: of the switch file, where Ascend's compiler has it.
+        section: of the switch file.
         does: what is fused, in words.
-        here: names of either section that do it here; none where nothing does.
+        here: the names, of either section, that do it in Inductor.
     """
 
     section: str
@@ -40,94 +39,82 @@ class AscendPass(NamedTuple):
     here: tuple[str, ...] = ()
 
 
-_GRAPH, _KERNEL = "GraphFusion", "UBFusion"
+GRAPH, KERNEL = "GraphFusion", "UBFusion"
 _BATCH_NORM = ("efficient_conv_bn_eval_fx_passes", "efficient_conv_bn_eval_pass")
 _ELEMENTWISE = ("loop_fusion", "horizontal_fusion", "inlining")
+_LOOPS = ("loop_fusion", "inlining")
+_PATTERNS, _CAT, _EPILOGUE = ("pattern_matcher",), ("pointwise_cat",), ("epilogue_fusion",)
 
 PASSES: dict[str, AscendPass] = {
     "ConvBatchnormFusionPass": AscendPass(
-        _GRAPH, "batch norm folded into a convolution", _BATCH_NORM
+        GRAPH, "batch norm folded into a convolution", _BATCH_NORM
     ),
-    "HostBNFusionPass": AscendPass(_GRAPH, "batch norm for inference", _BATCH_NORM),
-    "BatchNormBnInferFusionPass": AscendPass(_GRAPH, "batch norm for inference", _BATCH_NORM),
-    "BatchNormPreprocessFusionPass": AscendPass(_GRAPH, "batch norm for inference", _BATCH_NORM),
-    "MatMulBiasAddFusionPass": AscendPass(
-        _GRAPH, "a product and the addition of its bias", ("pattern_matcher",)
+    "HostBNFusionPass": AscendPass(GRAPH, "batch norm for inference", _BATCH_NORM),
+    "BatchNormBnInferFusionPass": AscendPass(GRAPH, "batch norm for inference", _BATCH_NORM),
+    "BatchNormPreprocessFusionPass": AscendPass(GRAPH, "batch norm for inference", _BATCH_NORM),
+    "MatMulBiasAddFusionPass": AscendPass(GRAPH, "a matrix product and its bias", _PATTERNS),
+    "SoftmaxFusionPass": AscendPass(GRAPH, "the parts of a softmax", _PATTERNS),
+    "MulSquareFusionPass": AscendPass(GRAPH, "a product of squares", _PATTERNS),
+    "AABiasaddConvFusion": AscendPass(GRAPH, "a convolution and its bias"),
+    "PadConv2dFusionPass": AscendPass(GRAPH, "padding merged into a convolution"),
+    "ConvToFullyConnectionFusionPass": AscendPass(
+        GRAPH, "a convolution turned into a matrix product"
     ),
-    "SoftmaxFusionPass": AscendPass(_GRAPH, "the parts of a softmax", ("pattern_matcher",)),
-    "MulSquareFusionPass": AscendPass(_GRAPH, "a product of squares", ("pattern_matcher",)),
-    "AABiasaddConvFusion": AscendPass(_GRAPH, "a convolution and the addition of its bias"),
-    "PadConv2dFusionPass": AscendPass(_GRAPH, "padding taken into a convolution"),
-    "ConvToFullyConnectionFusionPass": AscendPass(_GRAPH, "a convolution made a product"),
-    "PoolingFusionPass": AscendPass(_GRAPH, "pooling made a convolution"),
-    "ConvConcatFusionPass": AscendPass(
-        _GRAPH, "convolutions that write into what joins them", ("pointwise_cat",)
-    ),
+    "PoolingFusionPass": AscendPass(GRAPH, "pooling turned into a convolution"),
+    "ConvConcatFusionPass": AscendPass(GRAPH, "convolutions that write into a concatenation", _CAT),
     "SplitConvConcatFusionPass": AscendPass(
-        _GRAPH, "convolutions between a split and what joins them", ("pointwise_cat",)
+        GRAPH, "convolutions between a split and a concatenation", _CAT
     ),
-    "ZConcatv2dFusionPass": AscendPass(_GRAPH, "joins of joins", ("pointwise_cat",)),
-    "ZConcatExt2FusionPass": AscendPass(_GRAPH, "joins of many tensors", ("pointwise_cat",)),
+    "ZConcatv2dFusionPass": AscendPass(GRAPH, "nested concatenations", _CAT),
+    "ZConcatExt2FusionPass": AscendPass(GRAPH, "concatenation of many tensors", _CAT),
     "ConstToAttrStridedSliceV2Fusion": AscendPass(
-        _GRAPH, "constants written into a slice", ("joint_graph_constant_folding",)
+        GRAPH, "constants inlined into a slice", ("joint_graph_constant_folding",)
     ),
-    "TfMergeSubFusionPass": AscendPass(_GRAPH, "subtractions merged, of TensorFlow"),
-    "RequantFusionPass": AscendPass(_GRAPH, "dequantising before quantising"),
-    "V100RequantFusionPass": AscendPass(_GRAPH, "dequantising before quantising"),
-    "V200RequantFusionPass": AscendPass(_GRAPH, "dequantising before quantising"),
-    "NotRequantFusionPass": AscendPass(_GRAPH, "dequantising before quantising"),
-    "AutomaticUbFusion": AscendPass(_KERNEL, "whatever fits into one kernel", _ELEMENTWISE),
-    "TbeEltwiseFusionPass": AscendPass(_KERNEL, "elementwise operators", _ELEMENTWISE),
-    "TbeEltwiseCastFusionPass": AscendPass(_KERNEL, "elementwise and casts", _ELEMENTWISE),
-    "TbeEltwiseQuantFusionPass": AscendPass(_KERNEL, "elementwise and quantising", _ELEMENTWISE),
+    "TfMergeSubFusionPass": AscendPass(GRAPH, "TensorFlow subtractions merged"),
+    "RequantFusionPass": AscendPass(GRAPH, "dequantising before quantising"),
+    "V100RequantFusionPass": AscendPass(GRAPH, "dequantising before quantising"),
+    "V200RequantFusionPass": AscendPass(GRAPH, "dequantising before quantising"),
+    "NotRequantFusionPass": AscendPass(GRAPH, "dequantising before quantising"),
+    "AutomaticUbFusion": AscendPass(KERNEL, "whatever fits into one kernel", _ELEMENTWISE),
+    "TbeEltwiseFusionPass": AscendPass(KERNEL, "elementwise operators", _ELEMENTWISE),
+    "TbeEltwiseCastFusionPass": AscendPass(KERNEL, "elementwise and casts", _ELEMENTWISE),
+    "TbeEltwiseQuantFusionPass": AscendPass(KERNEL, "elementwise and quantising", _ELEMENTWISE),
     "TbeReduceElemwiseFusionPass": AscendPass(
-        _KERNEL, "a reduction and elementwise operators", ("loop_fusion", "inlining")
+        KERNEL, "a reduction and elementwise operators", _LOOPS
     ),
-    "TbePool2dQuantFusionPass": AscendPass(
-        _KERNEL, "pooling and quantising", ("loop_fusion", "inlining")
-    ),
+    "TbePool2dQuantFusionPass": AscendPass(KERNEL, "pooling and quantising", _LOOPS),
     "TbeFullyconnectionElemwiseDequantFusionPass": AscendPass(
-        _KERNEL, "a product and elementwise operators", ("epilogue_fusion",)
+        KERNEL, "a matrix product and elementwise operators", _EPILOGUE
     ),
     "TbeConvDequantVaddReluQuantFusionPass": AscendPass(
-        _KERNEL, "a convolution, dequantising, add, relu, quantising", ("epilogue_fusion",)
+        KERNEL, "a convolution, dequantising, add, relu, quantising", _EPILOGUE
     ),
     "TbeConvDequantVaddReluFusionPass": AscendPass(
-        _KERNEL, "a convolution, dequantising, add, relu", ("epilogue_fusion",)
+        KERNEL, "a convolution, dequantising, add, relu", _EPILOGUE
     ),
     "TbeConvDequantQuantFusionPass": AscendPass(
-        _KERNEL, "a convolution, dequantising, quantising", ("epilogue_fusion",)
+        KERNEL, "a convolution, dequantising, quantising", _EPILOGUE
     ),
     "TbeDepthwiseConvDequantFusionPass": AscendPass(
-        _KERNEL, "a depthwise convolution and dequantising", ("epilogue_fusion",)
+        KERNEL, "a depthwise convolution and dequantising", _EPILOGUE
     ),
     "TbeConv2DAddMulQuantPass": AscendPass(
-        _KERNEL, "a convolution, add, mul, quantising", ("epilogue_fusion",)
+        KERNEL, "a convolution, add, mul, quantising", _EPILOGUE
     ),
-    "TbeCommonRules0FusionPass": AscendPass(
-        _KERNEL, "a convolution and what follows it", ("epilogue_fusion",)
-    ),
-    "TbeCommonRules2FusionPass": AscendPass(
-        _KERNEL, "a convolution and what follows it", ("epilogue_fusion",)
-    ),
-    "FusionVirtualOpSetSwitch": AscendPass(_KERNEL, "joins and splits without a copy"),
+    "TbeCommonRules0FusionPass": AscendPass(KERNEL, "a convolution and what follows it", _EPILOGUE),
+    "TbeCommonRules2FusionPass": AscendPass(KERNEL, "a convolution and what follows it", _EPILOGUE),
+    "FusionVirtualOpSetSwitch": AscendPass(KERNEL, "concatenation and split without a copy"),
 }
 
 
 def is_ascend_name(name: str) -> bool:
-    """Whether a name is written as Ascend's are; Inductor's have no capitals."""
+    """Whether a name is spelt like Ascend's; Inductor's have no capitals."""
     return re.fullmatch(r"[A-Z][a-z0-9]*(?:[A-Z][A-Za-z0-9]*)+", name) is not None
-
-
-def nearest_pass(name: str) -> str:
-    """The known pass that is most like a name."""
-    return difflib.get_close_matches(name, PASSES, n=1, cutoff=0.0)[0]
 
 
 # --- The switch file ------------------------------------------------------------------------------
 
 EXAMPLE = '{"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}'
-GRAPH, KERNEL = "GraphFusion", "UBFusion"
 ALL = "ALL"
 _MOST_NEAR = 3
 
@@ -137,9 +124,9 @@ class FusionSwitch:
     """What is on and off.
 
     Attributes:
-        graph: rewriting of graphs, by the names of passes and settings, or `ALL`.
-        kernel: fusion of operations into kernels, likewise.
-        notes: what became of names of Ascend's passes.
+        graph: graph rewriting, by the names of passes and settings, or `ALL`.
+        kernel: fusion into kernels, by the names of settings, or `ALL`.
+        notes: how names of Ascend's passes were interpreted.
     """
 
     graph: dict[str, bool] = dataclasses.field(default_factory=dict)
@@ -147,7 +134,7 @@ class FusionSwitch:
     notes: tuple[str, ...] = ()
 
     def inductor_options(self) -> dict[str, Any]:
-        """The settings of Inductor that do it; what is on is left as it is set."""
+        """The Inductor settings that turn things off; what is on keeps its setting."""
         return {
             **inductor.graph_options(_names_off(self.graph, inductor.graph_names())),
             **inductor.kernel_options(_names_off(self.kernel, inductor.kernel_names())),
@@ -165,10 +152,10 @@ class FusionSwitch:
 
 
 def load_switch(path: str | os.PathLike[str]) -> FusionSwitch:
-    """Read a switch file; what is in it and not understood is an error.
+    """Read a switch file; unknown contents are an error.
 
-    Names of Ascend's passes are taken for what does their work here. One that is not known switches
-    nothing: a warning says so, with the nearest that is.
+    Names of Ascend's passes map to the Inductor settings that do their work. An unknown pass
+    switches nothing and causes a warning.
     """
     file = Path(path)
     try:
@@ -179,24 +166,21 @@ def load_switch(path: str | os.PathLike[str]) -> FusionSwitch:
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"the fusion switch file {file} is no JSON: {error}; give, for example, {EXAMPLE}"
+            f"the fusion switch file {file} is not JSON: {error}; give, for example, {EXAMPLE}"
         ) from error
     sections = content.get("Switch") if isinstance(content, dict) else None
     if not isinstance(sections, dict) or not sections or len(content) > 1:
         raise UsageError(
-            f"the fusion switch file {file} holds {_shorten(content)}; give, for example, {EXAMPLE}"
+            f"the fusion switch file {file} contains {_shorten(content)}; give, for example, "
+            f"{EXAMPLE}"
         )
-    known: dict[str, Callable[[], tuple[str, ...]]] = {
-        GRAPH: inductor.graph_names,
-        KERNEL: inductor.kernel_names,
-    }
     for section in sections:
-        if section not in known:
+        if section not in (GRAPH, KERNEL):
             raise UsageError(
                 f"{file}: unknown section {section!r}; "
-                f"known are {_names_by_likeness(section, [*known])}"
+                f"the sections are {_names_by_likeness(section, [GRAPH, KERNEL])}"
             )
-    names = {section: ask() for section, ask in known.items()}
+    names = {GRAPH: inductor.graph_names(), KERNEL: inductor.kernel_names()}
     read = {name: _read_entries(file, name, sections.get(name, {}), names[name]) for name in names}
     notes = tuple(_translate(file, read, names))
     return FusionSwitch(graph=read[GRAPH], kernel=read[KERNEL], notes=notes)
@@ -205,17 +189,17 @@ def load_switch(path: str | os.PathLike[str]) -> FusionSwitch:
 def _translate(
     file: Path, read: dict[str, dict[str, bool]], known: dict[str, tuple[str, ...]]
 ) -> Iterator[str]:
-    """Put in the place of Ascend's names what does their work here; in words, what that is."""
+    """Replace Ascend's names in `read` by Inductor's; yields a note for each."""
     meant: dict[str, dict[str, bool]] = {section: {} for section in read}
     for section, entries in read.items():
         for name in [name for name in entries if name not in (ALL, *known[section])]:
             is_on = entries.pop(name)
-            told = f"{section}: {name} {'on' if is_on else 'off'}"
+            switch = f"{section}: {name} {'on' if is_on else 'off'}"
             found = PASSES.get(name)
             if found is None:
-                near = nearest_pass(name)
+                near = difflib.get_close_matches(name, PASSES, n=1, cutoff=0.0)[0]
                 note = (
-                    f"{told} switches nothing: paritas does not know that pass; the nearest known "
+                    f"{switch} has no effect: paritas does not know this pass; the closest known "
                     f"one is {near} ({PASSES[near].does})"
                 )
                 warnings.warn(f"{file}: {note}", stacklevel=4)
@@ -223,10 +207,10 @@ def _translate(
                 continue
             places = [(where, one) for one in found.here for where in known if one in known[where]]
             for where, one in places:
-                # What two passes of Ascend's do is off as soon as one of them is.
+                # What two passes of Ascend's do is off if one of them is.
                 meant[where][one] = is_on and meant[where].get(one, True)
             here = ", ".join(one for _, one in places) or "nothing"
-            yield f"{told} means {here} in Inductor ({found.does})"
+            yield f"{switch} means {here} in Inductor ({found.does})"
     for section, entries in read.items():
         read[section] = {**meant[section], **entries}
 
@@ -239,14 +223,14 @@ def _read_entries(
     for name, value in entries.items():
         if name != ALL and name not in known and not is_ascend_name(name):
             names = _names_by_likeness(name, [ALL, *known])
-            raise UsageError(f"{file}: {section} has no {name!r}; known are {names}")
+            raise UsageError(f"{file}: {section} has no {name!r}; the names are {names}")
         if value not in ("on", "off"):
             raise UsageError(f'{file}: {section}, {name}: {_shorten(value)}; give "on" or "off"')
     return {name: value == "on" for name, value in entries.items()}
 
 
 def _names_off(entries: dict[str, bool], known: tuple[str, ...]) -> set[str]:
-    """The names that are off; one of its own says more than `ALL`, wherever it stands."""
+    """The names that are off; the entry of a name overrides `ALL`."""
     everything = entries.get(ALL, True)
     return {name for name in known if not entries.get(name, everything)}
 

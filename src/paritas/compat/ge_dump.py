@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.compat.ge_files import FileName, GeTensor, Levels
-    from paritas.compat.ge_graphs import Fusion, GeGraph
+    from paritas.compat.ge_graphs import GeGraph
     from paritas.compat.ge_tensors import GeSummary
     from paritas.files.records import RankDump
     from paritas.files.trees import FoundFile
@@ -44,11 +44,11 @@ _PLAIN_LAYOUTS = {"", "ND", "NCHW", "NHWC", "HWCN", "NCDHW", "NDHWC"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DumpFile:
-    """A file of the dump, whose name was understood.
+    """A file of the dump whose name was understood.
 
     Attributes:
         path: inside the dump.
-        suffix: what its name ends in, where that says what it is.
+        suffix: the end of its name, if that says what it is.
     """
 
     path: str
@@ -59,14 +59,14 @@ class DumpFile:
 
     @property
     def when(self) -> tuple[Any, ...]:
-        """To sort by: the order in which the program came by."""
+        """A sort key for program order."""
         levels, name = self.levels, self.name
         return levels.step, name.time, name.numbers, levels.time, natural_key(self.path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _FileTensor:
-    """One tensor of a file: what a record says of it besides its place in the program."""
+    """One tensor of a file: the fields of its record other than its site."""
 
     side: str
     index: int
@@ -75,11 +75,11 @@ class _FileTensor:
 
 
 class RankRecords:
-    """Makes the records of a rank, in the order of its program.
+    """Makes the records of a rank, in program order.
 
     Attributes:
-        tensors: where the values of a record are, by its sequence number, and the size of the
-            file; or why they cannot be read.
+        tensors: where the values of a record are and the size of the file, or why they cannot be
+            read, by sequence number.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RankRecords:
         graphs: list[GeGraph],
         problems: Problems,
     ) -> None:
-        """`graphs` are those of this rank; what cannot be read goes to `problems`."""
+        """`graphs` are those of this rank; `problems` receives what cannot be read."""
         self.tensors: dict[int, tuple[GeTensor, int] | str] = {}
         self._folder, self._rank, self._problems = folder, rank, problems
         self._files = sorted(files, key=lambda file: file.when)
@@ -110,7 +110,7 @@ class RankRecords:
                 problems.add(f"rank {rank}: {text}")
         for file, op_name, items in read:
             self._add(file, op_name, items)
-        self._note_doubts()
+        self._report_doubts()
 
     def finish(self) -> RankDump:
         """The rank as part of a dump."""
@@ -126,21 +126,16 @@ class RankRecords:
             data="tensor" if has_values else "stats",
         )
 
-    def fusion(self, site: Site) -> Fusion | None:
-        """What the operator of a site is made of, where a graph tells."""
-        provenance = self._provenance.get(site.graph)
-        return provenance.fusion(site.name) if provenance is not None else None
-
-    # --- what a file holds ------------------------------------------------------------------------
+    # --- The contents of a file -------------------------------------------------------------------
 
     def _read(self, file: DumpFile) -> tuple[str, list[_FileTensor]]:
-        """The operator's name, as the header spells it, and the tensors of a file."""
+        """The operator's name, spelt as in the header, and the tensors of a file."""
         try:
             path = self._folder.locate(file.path)
             if file.suffix == TABLE:
-                return file.name.op_name, [self._of_summary(one) for one in read_table(path)]
+                return file.name.op_name, [self._make_summary(one) for one in read_table(path)]
             if file.suffix == MIN_MAX:
-                return file.name.op_name, [self._of_summary(one) for one in read_min_max(path)]
+                return file.name.op_name, [self._make_summary(one) for one in read_min_max(path)]
             header = read_ge_header(path)
         except (UsageError, OSError) as error:
             self._problems.add(f"{file.path}: {error}")
@@ -149,18 +144,18 @@ class RankRecords:
             return file.name.op_name, [item]
         if header.end != file.size:
             self._problems.add(
-                f"{file.path} has {file.size} bytes, and its header speaks of {header.end}"
+                f"{file.path} has {file.size} bytes, but its header says {header.end}"
             )
         wanted = [one for one in header.tensors if one.kind in ("input", "output")]
         if not wanted:
             self._problems.add(f"{file.path} lists no tensors")
-        # A file name has no slashes: the header knows better, if it means the same.
+        # A file name has no slashes, so prefer the header's spelling if it means the same.
         op_name = header.op_name
         if spell_name(op_name) != spell_name(file.name.op_name):
             op_name = file.name.op_name
-        return op_name, [self._of_tensor(file, one) for one in wanted]
+        return op_name, [self._make_tensor(file, one) for one in wanted]
 
-    def _of_tensor(self, file: DumpFile, tensor: GeTensor) -> _FileTensor:
+    def _make_tensor(self, file: DumpFile, tensor: GeTensor) -> _FileTensor:
         payload = Payload(
             file=file.path,
             key=tensor.key,
@@ -182,7 +177,7 @@ class RankRecords:
             self._note_layout(FORMATS.get(tensor.format & 0xFF, f"number {tensor.format}"))
         return _FileTensor(tensor.kind, tensor.index, facts, place)
 
-    def _of_summary(self, one: GeSummary) -> _FileTensor:
+    def _make_summary(self, one: GeSummary) -> _FileTensor:
         if one.tensor is not None and math.prod(one.tensor.shape) > 1:
             self._note_layout(one.layout)
         facts: dict[str, Any] = {"tensor": one.tensor, "statistics": one.statistics}
@@ -194,7 +189,7 @@ class RankRecords:
         if layout not in _PLAIN_LAYOUTS:
             self._blocked.add(layout)
 
-    # --- where in the program it is ---------------------------------------------------------------
+    # --- The place in the program -----------------------------------------------------------------
 
     def _add(self, file: DumpFile, op_name: str, items: list[_FileTensor]) -> None:
         label = self._label(file)
@@ -236,7 +231,7 @@ class RankRecords:
         return ask(op_name, item.index, count) if item.index < count else GeNodes()
 
     def _label_models(self) -> dict[tuple[str, str], str]:
-        """A model goes by its name, and by its number too where several have that name."""
+        """Models are labelled by name, and also by number if several have the same name."""
         ids: dict[str, set[str]] = {}
         for file in self._files:
             ids.setdefault(file.levels.model, set()).add(file.levels.model_id)
@@ -249,7 +244,7 @@ class RankRecords:
     def _label(self, file: DumpFile) -> str:
         return self._labels[file.levels.model, file.levels.model_id]
 
-    def _note_doubts(self) -> None:
+    def _report_doubts(self) -> None:
         runs: dict[tuple[str, int], set[str]] = {}
         for file in self._files:
             runs.setdefault((self._label(file), file.levels.step), set()).add(file.levels.time)
@@ -257,12 +252,12 @@ class RankRecords:
         if mixed:
             self._problems.add(
                 f"rank {self._rank}: runs that began at {', '.join(mixed[:5])} have the same "
-                f"steps; the later ones count as further calls. Give the folder of one of them"
+                f"steps; the later ones count as further calls. Give the folder of one run"
             )
         if self._blocked:
             self._problems.add(
-                f"rank {self._rank}: some tensors are known in the device's layout only "
-                f"({', '.join(sorted(self._blocked)[:5])}), with its padding"
+                f"rank {self._rank}: some tensors are known only in the device's layout "
+                f"({', '.join(sorted(self._blocked)[:5])}), including its padding"
             )
 
 
@@ -270,53 +265,13 @@ class RankRecords:
 
 KIND = "ge"
 _SUFFIXES = (MIN_MAX, TABLE, ".bin")
-# Of all stages that the engine may write, the one it runs.
+# Of all stages that the engine may write, the one it executes.
 _BUILT_GRAPH = re.compile(r"ge_proto_.+_Build\.txt")
 _MOST_NAMED = 3
 
 
-class GeDump(ForeignDump):
-    """A dump of Ascend's graph engine.
-
-    A tensor is given in the layout of the program, without the padding of the device. Scratch
-    space and buffers are left out: nobody but the operator itself knows what they mean.
-
-    Attributes:
-        graphs: the graphs in words, of all ranks.
-    """
-
-    def __init__(
-        self, path: Path, ranks: dict[int, RankRecords], graphs: list[GeGraph], problems: list[str]
-    ) -> None:
-        """Use `open_dump`."""
-        made: dict[int, RankDump] = {rank: found.finish() for rank, found in ranks.items()}
-        super().__init__(path, KIND, made, problems, self._values, self._mapped)
-        self.graphs = tuple(graphs)
-        self._made = ranks
-        self._folder = Folder(path)
-        self._files = OpenFiles()
-
-    def fusion(self, record: Record) -> Fusion | None:
-        """What the operator of a record is made of, where a graph in words tells."""
-        found = self._made.get(record.rank)
-        return found.fusion(record.site) if found is not None else None
-
-    def _mapped(self, record: Record, _: bool) -> Tensor:  # noqa: FBT001  (there are no checksums)
-        return self._values(record, self._files)
-
-    def _values(self, record: Record, files: OpenFiles | None = None) -> Tensor:
-        self.header(record.rank)  # refuses a rank that is not there
-        place = self._made[record.rank].tensors.get(record.sequence)
-        if isinstance(place, str):
-            raise UsageError(place)
-        if place is None or record.payload is None:
-            raise UsageError("it has no values: statistics are all that was recorded")
-        tensor, size = place
-        return read_ge_values(self._folder.locate(record.payload.file), tensor, size, files)
-
-
 def looks_like(path: Path) -> bool:
-    """Whether there are files of such names."""
+    """Whether there are files with such names."""
     mapped: set[str] = set()
     numbers: set[str] = set()
     for name in glimpse(path):
@@ -332,25 +287,22 @@ def looks_like(path: Path) -> bool:
     return False
 
 
-def open_dump(path: Path) -> GeDump:
+def open_dump(path: Path) -> ForeignDump:
     """Read the headers of all files of a dump, and the graphs beside them.
 
-    Args:
-        path: any level of the tree, from the folder given to the tool down to that of a step, or
-            one file.
-
-    Raises:
-        UsageError: there are no such files.
+    `path` is any level of the tree, from the folder given to the tool down to a step, or one file.
+    Tensors have the layout of the program, without the device's padding. Scratch space and buffers
+    are omitted: only the operator itself knows what they mean.
     """
     problems = Problems()
     folder = Folder(path)
     found = folder.find(lambda _: True, problems)
     files = _tensor_files(folder, found, problems)
     if not files:
-        told = "; ".join(problems.all()[:_MOST_NAMED])
+        reasons = "; ".join(problems.all()[:_MOST_NAMED])
         raise UsageError(
-            f"{path} has no tensor files of the graph engine: names like "
-            f"Add.Add_2.44.6.1706596912161941 were looked for{'; ' + told if told else ''}"
+            f"{path} has no tensor files of the graph engine, with names like "
+            f"Add.Add_2.44.6.1706596912161941{'; ' + reasons if reasons else ''}"
         )
     graphs = _read_graphs(folder, found, problems)
     by_rank: dict[int, list[DumpFile]] = {}
@@ -360,9 +312,24 @@ def open_dump(path: Path) -> GeDump:
     for rank, of_rank in sorted(by_rank.items()):
         own = [graph for graph in graphs if graph.rank in (rank, None)]
         if not own and len(by_rank) == 1 and len({graph.rank for graph in graphs}) == 1:
-            own = graphs  # the folders say which device it was, the graphs which rank
+            own = graphs  # the folders name the device, the graphs the rank
         ranks[rank] = RankRecords(folder, rank, of_rank, own, problems)
-    return GeDump(path, ranks, graphs, problems.all())
+    opened = OpenFiles()
+
+    def read(record: Record, files: OpenFiles | None = None) -> Tensor:
+        place = ranks[record.rank].tensors.get(record.sequence)
+        if isinstance(place, str):
+            raise UsageError(place)
+        if place is None or record.payload is None:
+            raise UsageError("it has no values: only statistics were recorded")
+        tensor, size = place
+        return read_ge_values(folder.locate(record.payload.file), tensor, size, files)
+
+    def view(record: Record, _: bool) -> Tensor:  # noqa: FBT001  (there are no checksums)
+        return read(record, opened)
+
+    dumps = {rank: found.finish() for rank, found in ranks.items()}
+    return ForeignDump(path, KIND, dumps, problems.all(), read, view)
 
 
 def _cut_suffix(name: str) -> str:
@@ -379,7 +346,7 @@ def _tensor_files(folder: Folder, found: list[FoundFile], problems: Problems) ->
                 mappings[one.parts[:-1]] = read_mapping(folder.locate(one.name))
             except (UsageError, OSError) as error:
                 problems.add(f"{one.name}: {error}")
-    # One file may be given without the folders that it came from, as if it were a dump.
+    # A single file may be given without the folders it came from.
     root = folder.path if folder.is_folder else folder.path.parent
     for one in found:
         inside, name = one.parts[:-1], one.parts[-1]
@@ -391,12 +358,12 @@ def _tensor_files(folder: Folder, found: list[FoundFile], problems: Problems) ->
             levels = parse_levels(root, inside)
             files.append(DumpFile(one.name, one.size, parsed, levels, suffix))
         elif name.isdecimal():
-            problems.add(f"{one.name} has a number for a name, and no {MAPPING} explains it")
+            problems.add(f"{one.name} has a number for a name, but no {MAPPING} explains it")
         elif name != MAPPING and not name.endswith((".txt", ".json", ".swp")):
             unknown.append(one.name)
     if unknown and files:
-        told = ", ".join(unknown[:_MOST_NAMED])
-        problems.add(f"{len(unknown)} files have names that the engine does not give: {told}")
+        names_shown = ", ".join(unknown[:_MOST_NAMED])
+        problems.add(f"{len(unknown)} files have names that the engine never uses: {names_shown}")
     return files
 
 

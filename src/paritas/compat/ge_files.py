@@ -1,4 +1,4 @@
-"""Tensor files of Ascend's graph engine: what their names say, and what their headers say."""
+"""Tensor files of Ascend's graph engine: parsing their names and headers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import csv
 import dataclasses
 import re
 import struct
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 #     [msit_ge_dump/][worldsize{W}_global_rank{r}/]{time}/{device}/{model}/{model id}/{step}/
 #         {operator's type}.{operator}.{task}.{stream}.{time}[.{thread} ...]
 #
-# An operator's name may have dots. A name that is too long for a file is replaced by a number,
-# which `mapping.csv` beside it explains.
+# An operator's name may contain dots. A name that is too long for a file is replaced by a number,
+# which `mapping.csv` in the same folder explains.
 
 MAPPING = "mapping.csv"
 _RANK = re.compile(r"worldsize(\d{1,9})_global_rank(\d{1,9})")
@@ -33,7 +33,7 @@ _TIME = re.compile(r"\d{14}")
 _LARGEST_MAPPING = 64 << 20
 _LONGEST_NAME = 4096
 _LONGEST_OF_FILE = 255
-# Microseconds since 1970 have 16 digits; a thread or a task has few.
+# Microseconds since 1970 have 16 digits; thread and task numbers have few.
 _SHORTEST_TIME, _LONGEST_NUMBER = 10, 20
 _MOST_AFTER_TIME = 4
 _TYPE_AND_NAME = 2
@@ -42,11 +42,11 @@ _TASK_AND_STREAM = 2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileName:
-    """What the name of a file says.
+    """The parts of a file name.
 
     Attributes:
         time: of the dump, in microseconds.
-        numbers: task and stream, and those behind the time, which tell threads apart.
+        numbers: task and stream, and the numbers after the time, which identify threads.
     """
 
     op_type: str
@@ -57,7 +57,7 @@ class FileName:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Levels:
-    """What the folders above a file say; zero and empty where they do not.
+    """What the folders above a file say; zero or empty if they do not.
 
     Attributes:
         step: which run of the graph.
@@ -72,7 +72,7 @@ class Levels:
 
 
 def parse_name(name: str) -> FileName | None:
-    """Take the name of a tensor file apart; None where it is not of this kind."""
+    """Parse the name of a tensor file; None if it is not of this kind."""
     parts = name.split(".")
     last = len(parts) - 1
     if len(name) > _LONGEST_NAME:
@@ -88,7 +88,7 @@ def parse_name(name: str) -> FileName | None:
 
 
 def _parse_parts(parts: list[str], at: int) -> FileName | None:
-    """The name, if the time is at that place; older engines write a task and no stream."""
+    """Parse a name whose time is part `at`; older engines write a task but no stream."""
     before = 0
     for number in reversed(parts[_TYPE_AND_NAME:at][-_TASK_AND_STREAM:]):
         if not _is_number(number):
@@ -102,16 +102,14 @@ def _parse_parts(parts: list[str], at: int) -> FileName | None:
 
 
 def spell_name(name: str) -> str:
-    """The name of an operator as the engine spells it in the names of files."""
+    """The name of an operator as the engine spells it in file names."""
     return re.sub(r"[./\\ ]", "_", name)
 
 
 def fitting_name(folder: Path, name: str, ending: str = "") -> str:
-    """The name of a file, or the number that stands for it where no file system would take it.
+    """The name of a file, or, if it is too long, a number that the folder's `mapping.csv` explains.
 
-    Args:
-        folder: where the file is to be; its `mapping.csv` explains the number.
-        ending: what the number is followed by.
+    `ending` is appended to the number.
     """
     if len(name.encode()) <= _LONGEST_OF_FILE:
         return name
@@ -126,12 +124,7 @@ def _is_number(text: str) -> bool:
 
 
 def parse_levels(root: Path, inside: tuple[str, ...]) -> Levels:
-    """What the folders say, from those inside of the dump and from those that lead to it.
-
-    Args:
-        root: the folder of the dump, which may be any of the levels.
-        inside: the folders below it that lead to a file.
-    """
+    """Parse the folders of a file: `root`, which may be any of the levels, and those inside it."""
     parts = (*root.absolute().parts, *inside)
     ranks = (_RANK.fullmatch(part) for part in parts)
     rank = next((found for found in ranks if found), None)
@@ -140,7 +133,7 @@ def parse_levels(root: Path, inside: tuple[str, ...]) -> Levels:
             device, model, model_id, step = (*parts[at + 1 : at + 5], "", "", "")[:4]
             break
     else:
-        # No tree, but a folder of files: at most a step.
+        # A folder of files rather than a tree: at most its name is a step.
         step = parts[-1] if inside else root.name
         at, device, model, model_id = -1, "0", "", ""
     return Levels(
@@ -154,11 +147,7 @@ def parse_levels(root: Path, inside: tuple[str, ...]) -> Levels:
 
 
 def read_mapping(path: Path) -> dict[str, str]:
-    """The names behind the numbers, from a `mapping.csv`.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """The names behind the numbers, from a `mapping.csv`."""
     if path.stat().st_size > _LARGEST_MAPPING:
         raise UsageError(f"{path.name} is larger than {_LARGEST_MAPPING} bytes")
     found: dict[str, str] = {}
@@ -166,7 +155,7 @@ def read_mapping(path: Path) -> dict[str, str]:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             for row in csv.reader(file):
                 if len(row) > 1:
-                    # A name may have a comma, and nobody put it in quotes.
+                    # A name may contain a comma, and names are not quoted.
                     found[row[0].strip()] = ",".join(row[1:]).strip()
     except csv.Error as error:
         raise UsageError(f"{path.name} is damaged: {error}") from error
@@ -175,11 +164,10 @@ def read_mapping(path: Path) -> dict[str, str]:
 
 # --- Headers --------------------------------------------------------------------------------------
 
-# A file is the length of its header in eight bytes, the header, and the bytes of each tensor back
-# to back: what the operator took, what it gave, its buffers, its scratch space. The header is a
-# protobuf message of two generations, or a small binary one that devices without protobuf write. It
-# is decoded here by hand, so that no vendor's library is needed, and nothing in it is believed
-# before it is compared with the size of the file.
+# A file is the length of its header in eight bytes, the header, and the bytes of each tensor:
+# inputs, outputs, buffers, scratch space. The header is a protobuf message of one of two
+# generations, or a small binary one from devices without protobuf. It is decoded by hand, so no
+# vendor library is needed, and everything in it is checked against the size of the file.
 
 GeTensorKind = Literal["input", "output", "buffer", "space"]
 
@@ -189,9 +177,9 @@ MOST_DIMS = 32
 _LONGEST_OP_NAME = 64 << 10
 _LENGTH = struct.Struct("<Q")
 _NANO_MAGIC = struct.pack("<I", 0x5A5A5A5A)
-# What a device that does not know a size writes: -1 as an unsigned number.
+# The size -1 as an unsigned number: the device does not know it.
 UNKNOWN = 1 << 63
-# A byte of a number to which another belongs has this bit.
+# Set in each byte of a number except the last.
 _CONTINUED = 128
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -201,16 +189,16 @@ class GeTensor:
     """One tensor of a file.
 
     Attributes:
-        kind: what it was to the operator.
-        index: which of that kind.
-        dtype: the engine's number of the dtype; None for bytes without one.
+        kind: its role for the operator.
+        index: its position among tensors of that kind.
+        dtype: the engine's number of the dtype; None for plain bytes.
         format: the engine's number of the device layout.
-        sub_format: how many groups a layout has, 0 and 1 alike for one.
+        sub_format: the number of groups of a layout; 0 also means one.
         shape: in the device layout.
-        original_shape: in the program; empty where the device does not tell.
-        original_format: the program's own layout; None where the device does not tell.
+        original_shape: in the program; empty if the device does not say.
+        original_format: the program's layout; None if the device does not say.
         begin: byte in the file.
-        nbytes: how many, with padding.
+        nbytes: including padding.
     """
 
     kind: GeTensorKind
@@ -232,10 +220,10 @@ class GeTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GeFile:
-    """What the header of a file says.
+    """The header of a file.
 
     Attributes:
-        op_name: of the operator, as the graph spells it; empty where the header does not say.
+        op_name: the operator, as spelt in the graph; empty if the header does not say.
         tensors: in the order of their bytes.
         end: the size that the file should have.
     """
@@ -246,22 +234,18 @@ class GeFile:
 
 
 def read_ge_header(path: Path) -> GeFile:
-    """Read the header of a file.
-
-    Raises:
-        UsageError: it is damaged, or no such file.
-    """
+    """Read the header of a file."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
         first = file.read(_LENGTH.size)
         if len(first) < _LENGTH.size:
-            raise UsageError(f"{path.name} has {size} bytes: no tensor file is that short")
+            raise UsageError(f"{path.name} has only {size} bytes: not a tensor file")
         (length,) = _LENGTH.unpack(first)
         if length > min(size - _LENGTH.size, _LARGEST_HEADER):
             raise UsageError(
-                f"{path.name} says that its header has {length} bytes, and the file has {size}: it "
-                f"was cut off, or is no tensor file"
+                f"{path.name} claims a header of {length} bytes, but the file has {size}: it is "
+                f"truncated, or not a tensor file"
             )
         header = file.read(length)
     try:
@@ -271,10 +255,10 @@ def read_ge_header(path: Path) -> GeFile:
 
 
 def decode_header(header: bytes) -> GeFile:
-    """Decode a header, of any generation.
+    """Decode a header of any generation.
 
     Raises:
-        ValueError: it is none.
+        ValueError, struct.error: it is damaged.
     """
     if header[:4] == _NANO_MAGIC:
         return _place_tensors("", decode_nano(header), len(header))
@@ -293,93 +277,59 @@ def decode_header(header: bytes) -> GeFile:
             continue
         body, kind = _as_message(value), _KINDS[number]
         if number == _SPACE_OR_ATTRIBUTE and not _is_space(body):
-            continue  # an attribute: the generation that has these keeps its scratch space in 8
+            continue  # an attribute: the generation that has these uses field 8 for scratch space
         if sum(map(len, found.values())) >= MOST_TENSORS:
             raise ValueError(f"it lists more than {MOST_TENSORS} tensors")
         found[kind].append(_decode_tensor(kind, len(found[kind]), body))
     return _place_tensors(op_name, [one for kind in found.values() for one in kind], len(header))
 
 
-# The numbers of the fields of the whole message.
+# Field numbers of the whole message.
 _KINDS: dict[int, GeTensorKind] = {3: "output", 4: "input", 5: "buffer", 7: "space", 8: "space"}
 _OP_NAME = 6
 _SPACE_OR_ATTRIBUTE = 7
 
 
-class _Numbers(NamedTuple):
-    """The numbers of the fields of one kind of message; 0 where it has none of that sort."""
-
-    shape: int
-    size: int
-    original_shape: int
-    sub_format: int
-    original: int = 0
-
-
-_NUMBERS: dict[GeTensorKind, _Numbers] = {
-    "input": _Numbers(shape=3, size=5, original_shape=6, sub_format=7),
-    "output": _Numbers(shape=3, size=6, original_shape=7, sub_format=8, original=4),
-}
-_DTYPE, _FORMAT = 1, 2
-_SIZE_OF_BYTES = 3
-_FORMAT_OF_ORIGINAL = 4
-
-
 def _decode_tensor(kind: GeTensorKind, index: int, body: memoryview) -> GeTensor:
-    numbers = _NUMBERS.get(kind)
-    fields: dict[str, int | tuple[int, ...] | None] = {"dtype": 0} if numbers else {}
-    if numbers:
-        fields["format"] = 0  # protobuf leaves a zero out
+    # protobuf omits zeros
+    found: dict[str, Any] = {"dtype": 0, "format": 0} if kind in ("input", "output") else {}
+    fields = _TENSOR_FIELDS[kind]
     for number, _, value in _decode_fields(body):
-        if numbers is None:
-            if number == _SIZE_OF_BYTES:
-                fields["nbytes"] = _as_number(value)
-        elif number == _DTYPE:
-            fields["dtype"] = _as_number(value)
-        elif number == _FORMAT:
-            fields["format"] = _as_number(value)
-        elif number == numbers.shape:
-            fields["shape"] = _decode_dims(_as_message(value))
-        elif number == numbers.size:
-            fields["nbytes"] = _as_number(value)
-        elif number == numbers.original_shape:
-            fields["original_shape"] = _decode_dims(_as_message(value))
-        elif number == numbers.sub_format:
-            fields["sub_format"] = _as_number(value)
-        elif number == numbers.original:
-            fields["original_format"] = _original_format(_as_message(value))
-    return GeTensor(kind=kind, index=index, **fields)  # type: ignore[arg-type]
+        if number in fields:
+            name, decode = fields[number]
+            found[name] = decode(value)
+    return GeTensor(kind=kind, index=index, **found)
 
 
-def _original_format(body: memoryview) -> int | None:
-    """A zero is left out of the message, so that NCHW and nothing look alike."""
+def _original_format(value: int | memoryview) -> int | None:
+    """The program's layout; None also for NCHW, because the message omits zeros."""
     found: int | None = None
-    for number, _, value in _decode_fields(body):
+    for number, _, field in _decode_fields(_as_message(value)):
         if number == _FORMAT_OF_ORIGINAL:
-            found = _as_number(value)
+            found = _as_number(field)
     return found
 
 
 def _is_space(body: memoryview) -> bool:
-    """Field 7 was the scratch space, whose first field is a number, and is now an attribute."""
+    """Field 7 was the scratch space, whose first field is a number; now it is an attribute."""
     return next((wire == _VARINT for number, wire, _ in _decode_fields(body) if number == 1), True)
 
 
-def _decode_dims(body: memoryview) -> tuple[int, ...]:
+def _decode_dims(value: int | memoryview) -> tuple[int, ...]:
     dims: list[int] = []
-    for number, wire, value in _decode_fields(body):
+    for number, wire, field in _decode_fields(_as_message(value)):
         if number != 1:
             continue
         if wire == _VARINT:
-            dims.append(_as_number(value))
+            dims.append(_as_number(field))
         else:
-            packed, at = _as_message(value), 0
+            packed, at = _as_message(field), 0
             while at < len(packed) and len(dims) <= MOST_DIMS:
                 dim, at = _decode_varint(packed, at)
                 dims.append(dim)
         if len(dims) > MOST_DIMS:
             raise ValueError(f"a shape has more than {MOST_DIMS} dimensions")
-    # One size that is not known makes the shape unknown.
+    # One unknown size makes the shape unknown.
     return () if any(dim >= UNKNOWN for dim in dims) else tuple(dims)
 
 
@@ -413,25 +363,50 @@ def _decode_varint(data: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise ValueError("a number is cut off")
+            raise ValueError("a number is truncated")
         byte = data[at]
         at += 1
         value |= (byte & 127) << shift
         if byte < _CONTINUED:
             return value & ((1 << 64) - 1), at
-    raise ValueError(f"a number of more than 10 bytes ends at byte {at}")
+    raise ValueError(f"a number before byte {at} has more than 10 bytes")
 
 
 def _as_number(value: int | memoryview) -> int:
     if isinstance(value, int):
         return value
-    raise ValueError(f"{len(value)} bytes stand where a number belongs")
+    raise ValueError(f"{len(value)} bytes where a number is expected")
 
 
 def _as_message(value: int | memoryview) -> memoryview:
     if isinstance(value, memoryview):
         return value
-    raise ValueError(f"the number {value} stands where a message belongs")
+    raise ValueError(f"the number {value} where a message is expected")
+
+
+# Of the message of each kind of tensor: the number, name and decoder of its fields.
+_TENSOR_FIELDS: dict[GeTensorKind, dict[int, tuple[str, Callable[[int | memoryview], Any]]]] = {
+    "input": {
+        1: ("dtype", _as_number),
+        2: ("format", _as_number),
+        3: ("shape", _decode_dims),
+        5: ("nbytes", _as_number),
+        6: ("original_shape", _decode_dims),
+        7: ("sub_format", _as_number),
+    },
+    "output": {
+        1: ("dtype", _as_number),
+        2: ("format", _as_number),
+        3: ("shape", _decode_dims),
+        4: ("original_format", _original_format),
+        6: ("nbytes", _as_number),
+        7: ("original_shape", _decode_dims),
+        8: ("sub_format", _as_number),
+    },
+    "buffer": {3: ("nbytes", _as_number)},
+    "space": {3: ("nbytes", _as_number)},
+}
+_FORMAT_OF_ORIGINAL = 4
 
 
 def _as_text(value: int | memoryview) -> str:
@@ -439,56 +414,34 @@ def _as_text(value: int | memoryview) -> str:
 
 
 def _place_tensors(op_name: str, tensors: list[GeTensor], length: int) -> GeFile:
-    """Say where the bytes of each begin: they follow the header in the order of the kinds."""
+    """Set where the bytes of each begin: they follow the header in the order of the kinds."""
     begin = _LENGTH.size + length
     placed: list[GeTensor] = []
     for tensor in tensors:
         placed.append(dataclasses.replace(tensor, begin=begin))
         begin += tensor.nbytes
         if begin >= UNKNOWN:
-            raise ValueError(f"its tensors end at byte {begin}, which no file has")
+            raise ValueError(f"its tensors would end at byte {begin}")
     return GeFile(op_name, tuple(placed), begin)
 
 
-# --- Headers of small devices, which have no protobuf ---------------------------------------------
+# --- Headers of small devices, without protobuf ---------------------------------------------------
 
-# After a magic number and a version come two lists of tensors, what the operator took and what it
-# gave, each with a tag and a length. All numbers are little-endian.
+# After a magic number and a version come two lists of tensors, inputs and outputs, each with a tag
+# and a length. All numbers are little-endian.
 
-# dtype, layout, kind of address; address, offset, size; length of what follows. An output has its
-# number, dtype and layout in the program besides.
+# dtype, layout, kind of address; address, offset, size; length of what follows. An output also has
+# its number, dtype and layout in the program.
 _INPUT = struct.Struct("<iiiQQQI")
 _OUTPUT = struct.Struct("<iiiiiiQQQI")
 _INPUT_DESCRIPTIONS, _OUTPUT_DESCRIPTIONS = 4, 5
-# The devices that write the binary header number some dtypes in their own way.
-_DTYPES_OF_BINARY = {
-    0: 1,
-    1: 2,
-    2: 3,
-    3: 7,
-    4: 4,
-    6: 5,
-    7: 6,
-    8: 9,
-    9: 8,
-    10: 10,
-    11: 12,
-    12: 11,
-    **{code: code for code in range(13, 28)},
-    28: 0,
-    29: 28,
-    30: 29,
-    31: 30,
-    32: 31,
-}
+# Devices with the binary header number some dtypes differently.
+# Their number is the index; the value is the usual number.
+_DTYPES_OF_BINARY = (1, 2, 3, 7, 4, -1, 5, 6, 9, 8, 10, 12, 11, *range(13, 28), 0, 28, 29, 30, 31)
 
 
 def decode_nano(header: bytes) -> list[GeTensor]:
-    """The tensors of a header, in the order of their bytes.
-
-    Raises:
-        ValueError, struct.error: it is damaged.
-    """
+    """The tensors of a binary header, in the order of their bytes; raises like `decode_header`."""
     found: list[GeTensor] = []
     seen: set[str] = set()
     at = 8
@@ -496,18 +449,18 @@ def decode_nano(header: bytes) -> list[GeTensor]:
         tag, length, count = struct.unpack_from("<III", header, at)
         kind: GeTensorKind = "input" if tag == _INPUT_DESCRIPTIONS else "output"
         if tag not in (_INPUT_DESCRIPTIONS, _OUTPUT_DESCRIPTIONS) or kind in seen:
-            raise ValueError(f"a list has tag {tag}, where {sorted(seen)} came before")
+            raise ValueError(f"unexpected list with tag {tag} after {sorted(seen)}")
         seen.add(kind)
         if count > MOST_TENSORS:
-            raise ValueError(f"it lists {count} tensors, where {MOST_TENSORS} are the most")
+            raise ValueError(f"it lists {count} tensors, the limit is {MOST_TENSORS}")
         end, item = at + 8 + length, at + 12
         for index in range(count):
             tensor, item = _decode_nano_tensor(header, item, kind, index)
             found.append(tensor)
         if item != end:
-            raise ValueError(f"the list of the {kind}s ends at byte {item}, and not at {end}")
+            raise ValueError(f"the list of {kind}s ends at byte {item}, not at {end}")
         at = item
-    # Their bytes lie in this order, whichever list came first.
+    # Their bytes are in this order, whichever list comes first.
     return sorted(found, key=lambda one: one.kind)
 
 
@@ -521,7 +474,7 @@ def _decode_nano_tensor(
     else:
         dtype, layout, _, _, _, original_format, _, _, nbytes, _ = _OUTPUT.unpack_from(header, at)
         at += _OUTPUT.size
-    # Two shapes, and of an output a name: each with its tag, in this order, or left out.
+    # Two shapes, and for an output a name; each has a tag, in this order, and may be missing.
     parts: dict[int, bytes] = {}
     for wanted in (0, 1) if kind == "input" else (0, 1, 2):
         if at + 8 > len(header):
@@ -536,7 +489,7 @@ def _decode_nano_tensor(
     tensor = GeTensor(
         kind=kind,
         index=index,
-        dtype=_DTYPES_OF_BINARY.get(dtype, -1),
+        dtype=_DTYPES_OF_BINARY[dtype] if 0 <= dtype < len(_DTYPES_OF_BINARY) else -1,
         format=layout,
         shape=_decode_nano_dims(parts.get(0, b"")),
         original_shape=_decode_nano_dims(parts.get(1, b"")),

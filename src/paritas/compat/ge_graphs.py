@@ -1,11 +1,11 @@
-"""The text graphs beside a dump of Ascend's graph engine, and which nodes an operator is."""
+"""The text graphs beside a dump of Ascend's graph engine, and the nodes of each operator."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from paritas.compat.ge_files import spell_name
 from paritas.errors import UsageError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LARGEST_FILE = 1 << 30
 _DEEPEST = 100
-# Possessive, so that no input makes it try twice.
+# Possessive quantifiers: no input causes backtracking.
 _TOKEN = re.compile(
     rb"(?P<gap>(?:\s|#[^\n]*+)++)"
     rb"|(?P<string>\"[^\"\\\n]*+(?:\\.[^\"\\\n]*+)*+\"|'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+')"
@@ -32,7 +32,7 @@ _OPENING = {b"{": b"}", b"<": b">"}
 
 
 class Events(Protocol):
-    """Whoever listens to a text."""
+    """Receives the contents of a text."""
 
     def begin(self, field: bytes) -> None:
         """A message begins."""
@@ -41,30 +41,29 @@ class Events(Protocol):
         """A plain field; a string without its quotes and escapes."""
 
     def end(self) -> None:
-        """The message ends that began last."""
+        """The innermost message ends."""
 
 
 def parse_text(path: Path, events: Events) -> None:
     """Read a file in the text format.
 
     Raises:
-        ValueError: it is not in that format; the message says where.
+        ValueError: it is not in that format; the message has the byte offset.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if size > _LARGEST_FILE:
-            raise ValueError(f"it has {size} bytes, where {_LARGEST_FILE} are the most")
+            raise ValueError(f"it has {size} bytes, the limit is {_LARGEST_FILE}")
         file.seek(0)
         _parse(_split_tokens(file.read(size)), events)
 
 
-class _TextToken:
-    """A word, string or mark, and where it stands."""
+class _TextToken(NamedTuple):
+    """A word, string or mark, and its byte offset."""
 
-    __slots__ = ("at", "is_string", "text")
-
-    def __init__(self, text: bytes, at: int, *, is_string: bool) -> None:
-        self.text, self.at, self.is_string = text, at, is_string
+    text: bytes
+    at: int
+    is_string: bool
 
 
 def _split_tokens(data: bytes) -> Iterator[_TextToken]:
@@ -77,7 +76,7 @@ def _split_tokens(data: bytes) -> Iterator[_TextToken]:
         if kind != "gap":
             yield _TextToken(found.group(), found.start(), is_string=kind == "string")
     if at != len(data):
-        raise ValueError(f"byte {at} begins nothing that is known: {data[at : at + 20]!r}")
+        raise ValueError(f"unknown syntax at byte {at}: {data[at : at + 20]!r}")
 
 
 def _parse(tokens: Iterator[_TextToken], events: Events) -> None:
@@ -93,22 +92,22 @@ def _parse(tokens: Iterator[_TextToken], events: Events) -> None:
         else:
             token = _parse_field(token, tokens, events, closing)
     if closing:
-        raise ValueError(f"it is cut off: {len(closing)} messages do not end")
+        raise ValueError(f"it is truncated: {len(closing)} messages do not end")
 
 
 def _parse_field(
     name: _TextToken, tokens: Iterator[_TextToken], events: Events, closing: list[bytes]
 ) -> _TextToken | None:
-    """Read a field up to where its message begins, or its value ends; gives what follows."""
+    """Read a field up to the beginning of its message or the end of its value; the next token."""
     if name.is_string or name.text in b"{}<>[]:":
-        raise ValueError(f"byte {name.at} has {name.text[:40]!r} where a field belongs")
+        raise ValueError(f"expected a field at byte {name.at}, got {name.text[:40]!r}")
     token = _next_token(name, tokens)
     has_colon = token.text == b":" and not token.is_string
     if has_colon:
         token = _next_token(name, tokens)
     if token.text in _OPENING and not token.is_string:
         if len(closing) >= _DEEPEST:
-            raise ValueError(f"byte {token.at} is more than {_DEEPEST} messages deep")
+            raise ValueError(f"byte {token.at} is nested deeper than {_DEEPEST} messages")
         closing.append(_OPENING[token.text])
         events.begin(name.text)
         return next(tokens, None)
@@ -117,7 +116,7 @@ def _parse_field(
     if token.text == b"[" and not token.is_string:
         return _parse_list(name, tokens, events)
     if not token.is_string and token.text in b"}>]:,;":
-        raise ValueError(f"byte {token.at} has {token.text!r} where a value belongs")
+        raise ValueError(f"expected a value at byte {token.at}, got {token.text!r}")
     return _parse_scalar(token, tokens, lambda text: events.value(name.text, text))
 
 
@@ -127,20 +126,20 @@ def _parse_list(
     token: _TextToken | None = _next_token(name, tokens)
     while token is not None and (token.is_string or token.text != b"]"):
         if not token.is_string and token.text in b"{}<>[:;":
-            raise ValueError(f"byte {token.at} has {token.text!r} in a list")
+            raise ValueError(f"unexpected {token.text!r} at byte {token.at}, in a list")
         if token.text == b"," and not token.is_string:
             token = next(tokens, None)
         else:
             token = _parse_scalar(token, tokens, lambda text: events.value(name.text, text))
     if token is None:
-        raise ValueError("it is cut off within a list")
+        raise ValueError("it is truncated within a list")
     return next(tokens, None)
 
 
 def _parse_scalar(
     token: _TextToken, tokens: Iterator[_TextToken], take: Callable[[bytes], None]
 ) -> _TextToken | None:
-    """A plain value; strings that stand side by side are one."""
+    """A plain value; adjacent strings are one."""
     if not token.is_string:
         take(token.text)
         return next(tokens, None)
@@ -156,7 +155,7 @@ def _parse_scalar(
 def _next_token(name: _TextToken, tokens: Iterator[_TextToken]) -> _TextToken:
     token = next(tokens, None)
     if token is None:
-        raise ValueError(f"it is cut off after {name.text[:40]!r}")
+        raise ValueError(f"it is truncated after {name.text[:40]!r}")
     return token
 
 
@@ -178,8 +177,8 @@ def _unescape(found: re.Match[bytes]) -> bytes:
 
 # --- Graphs ---------------------------------------------------------------------------------------
 
-# They tell which nodes of the captured graph an operator of the engine stands for. The syntax is
-# protobuf's text format; only what is needed of it is kept, as it goes by.
+# They say which nodes of the captured graph an operator of the engine stands for. The syntax is
+# protobuf's text format; only the fields needed are kept.
 
 GraphKind = Literal["original", "optimized", "other"]
 
@@ -190,7 +189,7 @@ _FILE = re.compile(
 _FX_NAME, _ORIGINALS = b"_fx_tensor_name", b"_datadump_original_op_names"
 _MOST_OPS = 1_000_000
 _MOST_VALUES = 100_000
-# A fused name, and a name within it: to look for longer ones would take long.
+# A fused name, and a name within it; longer ones would take too long to split.
 _LONGEST_NAME, _LONGEST_PART = 4096, 512
 
 
@@ -199,8 +198,8 @@ class GeOutput:
     """One result of an operator.
 
     Attributes:
-        dtype: the engine's name of it, `DT_FLOAT16`.
-        shape: -1 where it varies.
+        dtype: the engine's name, `DT_FLOAT16`.
+        shape: -1 for a dynamic size.
         fx_name: the file stem of that value in a dump of the captured graph, for example
             `add_1-aten.add.Tensor.OUTPUT.0`. Only the last operator that a node was lowered to
             has one.
@@ -216,8 +215,8 @@ class GeOp:
     """An operator of the engine.
 
     Attributes:
-        inputs: where its arguments come from, `Add_2:0` for the first result of `Add_2`.
-        originals: the operators that were fused into it, where the graph says so.
+        inputs: the sources of its arguments, `Add_2:0` for the first result of `Add_2`.
+        originals: the operators that were fused into it, if the graph says so.
     """
 
     name: str
@@ -228,20 +227,20 @@ class GeOp:
 
     @property
     def sources(self) -> list[tuple[str, int]]:
-        """Its arguments as (operator, which result); an order without a value is left out."""
+        """Its arguments as (operator, which result), without control dependencies."""
         found = [source.rpartition(":") for source in self.inputs]
         return [(name, int(index)) for name, _, index in found if name and index.isdecimal()]
 
 
 @dataclasses.dataclass(frozen=True)
 class GeGraph:
-    """A graph in words.
+    """A text graph.
 
     Attributes:
-        label: what its file calls it.
+        label: its name in the file name.
         kind: as captured, as rewritten, or another stage.
-        rank: None where the name does not tell.
-        name: what the graph calls itself.
+        rank: None if the file name does not say.
+        name: its name in the text.
         ops: by name, in order.
     """
 
@@ -253,14 +252,14 @@ class GeGraph:
     ops: dict[str, GeOp]
 
     def find(self, name: str) -> GeOp | None:
-        """The operator of that name, also where a file name could not spell it."""
+        """The operator of that name, also in the spelling of file names."""
         return self.ops.get(name) or self._spellings.get(spell_name(name))
 
     def split(self, name: str) -> tuple[GeOp, ...]:
-        """The operators whose names, put together, make that name; nothing where none do.
+        """The operators whose names, joined, make that name; empty if there are none.
 
-        A fused operator is called after all that it does, without a mark between. The longest
-        name that leaves a rest which can be split is taken first.
+        The name of a fused operator joins the names of all its parts, without a separator. The
+        longest name that leaves a rest which can be split is tried first.
         """
         whole = self.find(name)
         if whole is not None:
@@ -269,7 +268,7 @@ class GeGraph:
         if len(text) > _LONGEST_NAME:
             return ()
         end = len(text)
-        taken = [0] * end + [-1]  # how much to take at each place; 0 where it leads nowhere
+        taken = [0] * end + [-1]  # how much to take at each place; 0 for a dead end
         for at in range(end - 1, -1, -1):
             for length in self._lengths.get(text[at], ()):
                 after = at + length
@@ -284,12 +283,12 @@ class GeGraph:
         return tuple(parts)
 
     def outside(self, parts: tuple[GeOp, ...]) -> list[tuple[str, int]]:
-        """What the parts of a fused operator take from outside of it, in their order."""
+        """The external inputs of a fused operator, in the order of its parts."""
         inside = {part.name for part in parts}
         return [source for part in parts for source in part.sources if source[0] not in inside]
 
     def fx_name(self, op: str, index: int) -> str:
-        """The file stem of one result in a dump of the captured graph, where it is known."""
+        """The file stem of one result in a dump of the captured graph, if known."""
         found = self.find(op)
         outputs = found.outputs if found else ()
         return outputs[index].fx_name if 0 <= index < len(outputs) else ""
@@ -300,7 +299,7 @@ class GeGraph:
 
     @functools.cached_property
     def _lengths(self) -> dict[str, list[int]]:
-        """By the first letter of a name, the lengths that such names have, longest first."""
+        """The lengths of names by their first letter, longest first."""
         found: dict[str, set[int]] = {}
         for name in self._spellings:
             if len(name) <= _LONGEST_PART:
@@ -309,12 +308,12 @@ class GeGraph:
 
 
 def fx_node(fx_name: str) -> str:
-    """The node of the captured graph that a file stem belongs to."""
+    """The node of the captured graph of a file stem."""
     return fx_name.partition("-")[0]
 
 
 def graph_label(path: Path) -> tuple[GraphKind, str, int | None] | None:
-    """What the name of a file says of the graph in it; None where it is none of torchair's."""
+    """Parse the file name of a graph; None if it is not torchair's."""
     found = _FILE.fullmatch(path.name)
     if found is None:
         return None
@@ -323,21 +322,17 @@ def graph_label(path: Path) -> tuple[GraphKind, str, int | None] | None:
 
 
 def read_graph(path: Path) -> GeGraph:
-    """Read a graph in words.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """Read a text graph."""
     kind, label, rank = graph_label(path) or ("other", path.stem, None)
     collected = _Collector()
     try:
         parse_text(path, collected)
     except ValueError as error:
-        raise UsageError(f"{path.name} is no graph in words: {error}") from error
+        raise UsageError(f"{path.name} is not a text graph: {error}") from error
     return GeGraph(path, label, kind, rank, collected.name, collected.ops)
 
 
-# --- what is kept of a text -----------------------------------------------------------------------
+# --- Collecting operators -------------------------------------------------------------------------
 
 
 class _OpenMessage:
@@ -356,7 +351,7 @@ class _OpenMessage:
         return tuple(_decode(value) for value in self.values.get(key, ()))
 
 
-# Message -> the plain fields of it that are kept.
+# The plain fields to keep, by message.
 _KEPT = {
     b"op": {b"name", b"type", b"input"},
     b"output_desc": {b"dtype"},
@@ -370,7 +365,7 @@ _KEPT = {
 
 
 class _Collector:
-    """Takes the events of a text and keeps what an operator is known by."""
+    """Collects operators from the contents of a text."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -437,19 +432,19 @@ def _decode(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-# --- Which nodes a tensor stands for --------------------------------------------------------------
+# --- The nodes of a tensor ------------------------------------------------------------------------
 
-# In this order they are asked.
+# The order of preference.
 _KINDS: tuple[GraphKind, ...] = ("original", "optimized", "other")
 
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """What an operator of a dump is made of.
+    """What an operator of a dump consists of.
 
     Attributes:
-        graph: the graph in which its parts were found.
-        parts: operators of that graph, in order; one where nothing was fused.
+        graph: the graph with its parts.
+        parts: operators of that graph, in order; only one if nothing was fused.
     """
 
     graph: GeGraph
@@ -457,18 +452,18 @@ class Fusion:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes of the captured graph whose values the parts compute, in order."""
+        """The nodes of the captured graph that the parts compute, in order."""
         names = (fx_node(one.fx_name) for part in self.parts for one in part.outputs)
         return tuple(dict.fromkeys(name for name in names if name))
 
 
 @dataclasses.dataclass(frozen=True)
 class GeNodes:
-    """What one tensor stands for.
+    """The nodes of one tensor.
 
     Attributes:
         names: nodes of the captured graph, in order; the last is the tensor's value.
-        exact: whether it is known to be that value.
+        exact: whether the tensor is known to be that value.
     """
 
     names: tuple[str, ...] = ()
@@ -476,10 +471,10 @@ class GeNodes:
 
 
 class GeProvenance:
-    """Answers for the operators of one model on one rank."""
+    """The origin of the operators of one model on one rank."""
 
     def __init__(self, graphs: Sequence[GeGraph], model: str, op_names: Iterable[str]) -> None:
-        """`graphs` are those of the rank; `op_names` tell which of several belongs to the model."""
+        """`graphs` are those of the rank; `op_names` help to find those of the model."""
         names = list(dict.fromkeys(op_names))
         self.unclear: list[str] = []
         chosen = [self._choose(graphs, kind, model, names) for kind in _KINDS]
@@ -487,13 +482,13 @@ class GeProvenance:
         self._fusions: dict[str, Fusion | None] = {}
 
     def fusion(self, op_name: str) -> Fusion | None:
-        """What an operator is made of, where a graph tells."""
+        """What an operator consists of, if a graph says so."""
         if op_name not in self._fusions:
-            self._fusions[op_name] = self._told(op_name) or self._spelled(op_name)
+            self._fusions[op_name] = self._find_listed(op_name) or self._find_joined(op_name)
         return self._fusions[op_name]
 
     def output(self, op_name: str, index: int, count: int) -> GeNodes:
-        """What the n-th of so many results stands for: the last part has computed it."""
+        """The nodes of the n-th of `count` results, which the last part computes."""
         fusion = self.fusion(op_name)
         if fusion is None:
             return GeNodes()
@@ -504,13 +499,13 @@ class GeProvenance:
         return GeNodes((*(name for name in fusion.nodes if name != own), own), exact=True)
 
     def argument(self, op_name: str, index: int, count: int) -> GeNodes:
-        """What the n-th of so many arguments stands for: it comes from outside of the parts."""
+        """The nodes of the n-th of `count` arguments, which come from outside the parts."""
         fusion = self.fusion(op_name)
         if fusion is None:
             return GeNodes()
         sources = fusion.graph.outside(fusion.parts)
         if len(sources) != count:
-            # What two parts both take, the whole may take once.
+            # The whole may take once what two parts take.
             sources = list(dict.fromkeys(sources))
         if len(sources) != count:
             return GeNodes()
@@ -519,11 +514,11 @@ class GeProvenance:
         if own:
             return GeNodes((own,), exact=True)
         found = fusion.graph.find(producer)
-        # What the program is given is called after the placeholder.
+        # The inputs of the program are named after the placeholders.
         return GeNodes((producer,)) if found is not None and found.type == "Data" else GeNodes()
 
-    def _told(self, op_name: str) -> Fusion | None:
-        """The parts as a graph lists them."""
+    def _find_listed(self, op_name: str) -> Fusion | None:
+        """The parts that a graph lists."""
         found = (graph.find(op_name) for graph in self._graphs)
         originals = next((op.originals for op in found if op is not None and op.originals), ())
         for graph in self._graphs if originals else ():
@@ -533,8 +528,8 @@ class GeProvenance:
                 return Fusion(graph, known)
         return None
 
-    def _spelled(self, op_name: str) -> Fusion | None:
-        """The parts as the name of the operator spells them."""
+    def _find_joined(self, op_name: str) -> Fusion | None:
+        """The parts whose names make the name of the operator."""
         for graph in self._graphs:
             parts = graph.split(op_name)
             if parts:
@@ -544,7 +539,7 @@ class GeProvenance:
     def _choose(
         self, graphs: Sequence[GeGraph], kind: GraphKind, model: str, names: list[str]
     ) -> GeGraph | None:
-        """Of the graphs of a kind, the one that the model was made of."""
+        """The graph of a kind that the model was made from."""
         candidates = [graph for graph in graphs if graph.kind == kind]
         if len(candidates) < 2:  # noqa: PLR2004  (there is a choice among two)
             return candidates[0] if candidates else None
@@ -557,9 +552,9 @@ class GeProvenance:
         if best and scores.count(best) == 1:
             return candidates[scores.index(best)]
         if best:
-            told = ", ".join(graph.path.name for graph in candidates[:3])
+            names_shown = ", ".join(graph.path.name for graph in candidates[:3])
             self.unclear.append(
-                f"model {model!r} may have been made of any of {scores.count(best)} graphs "
-                f"({told}): its operators are not traced to nodes"
+                f"model {model!r} may come from any of {scores.count(best)} graphs "
+                f"({names_shown}): its operators are not traced to nodes"
             )
         return None

@@ -1,4 +1,4 @@
-"""The values in a file of Ascend's graph engine, or the statistics in their place."""
+"""The values in files of Ascend's graph engine, or statistics in their place."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from paritas.files.tensor_bytes import (
     OpenFiles,
     bools,
     contiguous_stride,
-    read_values,
     typed,
+    values_at,
 )
 from paritas.numerics.statistics import Statistics
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 # --- From the device's layout to the program's ----------------------------------------------------
 
-# Devices cut dimensions into blocks and pad the last one: NC1HWC0 has channels in blocks of C0,
-# FRACTAL_NZ matrices in small tiles. A layout is undone by four steps, which are planned from the
-# shapes alone: look at the bytes as blocks, bring the blocks in order, merge each with its
-# dimension, drop the padding. A plan that the shapes do not bear out is refused.
+# Devices split dimensions into blocks and pad the last one: NC1HWC0 has channels in blocks of C0,
+# FRACTAL_NZ matrices in small tiles. Four steps, planned from the shapes alone, undo a layout: view
+# the bytes as blocks, reorder the blocks, merge each with its dimension, drop the padding. A plan
+# that contradicts the shapes is refused.
 
 FORMATS = {
     0: "NCHW",
@@ -67,22 +67,22 @@ _AXES = {
     "FRACTAL_Z_3D": ("D", "C1", "H", "W", "N1", "N0", "C0"),
 }
 _WEIGHTS = {"FRACTAL_Z", "FRACTAL_Z_3D"}
-# Programs of torch have these; the others are tried where the shapes speak for them.
+# The layouts of torch programs; the others are tried where the shapes suggest them.
 _PROGRAM_LAYOUTS = {4: ("NCHW", "NHWC", "HWCN"), 5: ("NCDHW", "NDHWC")}
-# More combinations are no layout of anything.
+# Tiled layouts have four dimensions.
 _TILE_DIMS = 4
 _MOST_ELEMENTS = 2**62
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceLayout:
-    """How to get from the elements of a device to those of the program.
+    """How to convert the elements of a device to those of the program.
 
     Attributes:
-        blocks: the shape in which the elements lie.
-        order: the blocks as the program wants them.
-        merged: the shape once each block is merged with its dimension.
-        kept: of each dimension, how much is no padding.
+        blocks: the shape in which the elements are stored.
+        order: the permutation of the blocks for the program.
+        merged: the shape after each block is merged with its dimension.
+        kept: the extent of each dimension without padding.
         shape: of the result.
     """
 
@@ -93,23 +93,16 @@ class DeviceLayout:
     shape: tuple[int, ...]
 
     def undo(self, elements: Tensor) -> Tensor:
-        """The tensor of the program, from the elements as they lie in the file."""
+        """The tensor of the program, from the elements in the file."""
         blocks = elements.reshape(self.blocks).permute(self.order).reshape(self.merged)
         return blocks[tuple(slice(extent) for extent in self.kept)].reshape(self.shape)
 
 
 def plan_layout(tensor: GeTensor, count: int) -> DeviceLayout:
-    """Plan how to undo the layout of a tensor.
-
-    Args:
-        count: how many elements its bytes are enough for.
-
-    Raises:
-        UsageError: the shapes contradict each other or the layout is not known.
-    """
+    """Plan how to undo the layout of a tensor whose bytes can hold `count` elements."""
     shape, original = tensor.shape, tensor.original_shape
     if not shape and not original:
-        # Nothing is known of it, but a single element is what an empty shape means.
+        # Nothing is known; a single element has an empty shape.
         return _plan_unchanged(() if count == 1 else (count,))
     if not shape or not original:
         shape = original = shape or original
@@ -118,8 +111,8 @@ def plan_layout(tensor: GeTensor, count: int) -> DeviceLayout:
         or math.prod(shape) > count
     ):
         raise UsageError(
-            f"{tensor.key} has shape {shape}, which is {math.prod(shape)} elements, and its "
-            f"{tensor.nbytes} bytes are enough for {count}"
+            f"{tensor.key} has shape {shape}, which is {math.prod(shape)} elements, but its "
+            f"{tensor.nbytes} bytes hold only {count}"
         )
     name = FORMATS.get(tensor.format & 0xFF, "")
     if not tensor.original_shape or not tensor.shape:
@@ -133,14 +126,14 @@ def plan_layout(tensor: GeTensor, count: int) -> DeviceLayout:
     if found is None:
         label = name or f"number {tensor.format}"
         raise UsageError(
-            f"{tensor.key} has shape {shape} in layout {label}, which does not make the shape "
+            f"{tensor.key} has shape {shape} in layout {label}, which does not match the shape "
             f"{original} of the program"
         )
     return found
 
 
 def _multiply_sizes(shape: tuple[int, ...]) -> int:
-    """What torch multiplies on its way to a stride, also where there is nothing to stride over."""
+    """The number that torch computes for strides, also for an empty tensor."""
     return math.prod(max(size, 1) for size in shape)
 
 
@@ -151,7 +144,7 @@ def _plan_unchanged(shape: tuple[int, ...]) -> DeviceLayout:
 def _plan_plain(
     shape: tuple[int, ...], original: tuple[int, ...], *, is_known: bool
 ) -> DeviceLayout | None:
-    """The same order of elements, perhaps with padding at the ends."""
+    """The same order of elements, possibly with padding at the ends."""
     if shape == original:
         return _plan_unchanged(shape)
     if not is_known:
@@ -166,7 +159,7 @@ def _plan_plain(
 
 
 def _plan_tiles(shape: tuple[int, ...], original: tuple[int, ...]) -> DeviceLayout | None:
-    """FRACTAL_NZ: a matrix in tiles, tile by tile down its columns.
+    """FRACTAL_NZ: a matrix in tiles, column of tiles by column of tiles.
 
     The device has (..., columns of tiles, rows of tiles, rows of a tile, columns of a tile).
     """
@@ -191,12 +184,12 @@ def _plan_tiles(shape: tuple[int, ...], original: tuple[int, ...]) -> DeviceLayo
 def _plan_by_axes(
     name: str, tensor: GeTensor, shape: tuple[int, ...], original: tuple[int, ...]
 ) -> DeviceLayout | None:
-    """Layouts whose dimensions have names: the first of the program's that the shapes bear out."""
+    """Layouts with named dimensions: the first program layout that matches the shapes."""
     groups = max(tensor.sub_format, tensor.format >> 8)
     if name in _WEIGHTS and groups > 1:
         raise UsageError(
-            f"{tensor.key} is in layout {name} with {groups} groups, which is not read: "
-            f"dump the operator's output, or convert it with the vendor's tool"
+            f"{tensor.key} has layout {name} with {groups} groups, which is not supported: dump "
+            f"the operator's output, or convert it with the vendor's tool"
         )
     for target in _list_targets(name, len(original), tensor.original_format):
         wanted = dict(zip(target, original, strict=True))
@@ -210,18 +203,18 @@ def _plan_by_axes(
 
 def _list_targets(name: str, rank: int, original_format: int | None) -> Iterator[tuple[str, ...]]:
     """The program's layouts of that rank, likely ones first."""
-    told = FORMATS.get(original_format if original_format is not None else -1, "")
+    likely = FORMATS.get(original_format if original_format is not None else -1, "")
     full = 5 if "D" in _AXES[name] else 4
     layouts = _PROGRAM_LAYOUTS[full]
-    for layout in sorted(layouts, key=lambda one: one != told):
-        # What has fewer dimensions has lost some of extent 1.
+    for layout in sorted(layouts, key=lambda one: one != likely):
+        # Fewer dimensions: some of extent 1 were dropped.
         yield from itertools.combinations(_AXES[layout], rank)
 
 
 def _find_extents(
     name: str, shape: tuple[int, ...], wanted: Mapping[str, int]
 ) -> dict[str, int] | None:
-    """The device's extents by axis; of weights the first dimension is several axes in one."""
+    """The device's extents by axis; the first dimension of weights combines several axes."""
     axes = _AXES[name]
     if name not in _WEIGHTS:
         return dict(zip(axes, shape, strict=True))
@@ -264,25 +257,25 @@ def _plan_reordered(
 
 
 def _count_blocks(extent: int, block: int) -> int:
-    """How many blocks hold so much; -1 where a block holds nothing."""
+    """How many blocks an extent needs; -1 if a block is empty."""
     return -(-extent // block) if block else -1
 
 
 # --- Values ---------------------------------------------------------------------------------------
 
-# What torch has no dtype for is widened to one that holds each of its values: integers of less than
-# a byte to whole bytes, floating-point numbers of four bits and HiFloat8 to float32.
+# A dtype that torch lacks is widened to one that holds all its values: integers smaller than a byte
+# to bytes, 4-bit floats and HiFloat8 to float32.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Coding:
-    """How elements lie in bytes.
+    """How elements are encoded.
 
     Attributes:
         name: the engine's, without `DT_`.
-        dtype: torch's name of what they become; empty where they are not read.
+        dtype: torch's name of the dtype they become; empty if they are not supported.
         bits: of one element.
-        widening: how smaller ones become that dtype; empty where they are of it.
+        widening: how they are converted to that dtype; empty if they have it.
     """
 
     name: str
@@ -338,73 +331,59 @@ _CODINGS = {
 }
 _BYTES = _Coding("BYTES", "uint8")
 _CODES_BY_NAME = {f"DT_{coding.name}": code for code, coding in _CODINGS.items()}
-# The plain ones: each is stored as torch has it.
+# Stored as torch stores them.
 _PLAIN_CODES: tuple[int, ...] = (*range(1, 13), 16, 17, 27, 32, 34, 35, 36)
 _CODES_BY_DTYPE: dict[str, int] = {_CODINGS[code].dtype: code for code in _PLAIN_CODES} | {
     "float4_e2m1fn_x2": 39
 }
-_FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# To move elements by: torch moves integers of any width, and keeps every bit of them.
+FLOAT4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# Dtypes to copy as: torch copies integers of any width bit for bit.
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
-def dtype_of_name(name: str) -> int | None:
-    """The number of a dtype that is called, for example, `DT_FLOAT16`."""
-    return _CODES_BY_NAME.get(name)
+def name_of_dtype(dtype: str) -> str:
+    """The engine's name of a torch dtype, for example `DT_FLOAT16`."""
+    code = _CODES_BY_DTYPE.get(dtype)
+    if code is None or code not in _PLAIN_CODES:
+        return "DT_UNDEFINED"
+    return f"DT_{_CODINGS[code].name}"
 
 
 def code_of_dtype(dtype: torch.dtype) -> int:
-    """The engine's number of one of torch's dtypes.
-
-    Raises:
-        UsageError: it has none for that.
-    """
+    """The engine's number of a torch dtype."""
     code = _CODES_BY_DTYPE.get(str(dtype).removeprefix("torch."))
     if code is None:
-        raise UsageError(f"{dtype} has no number in the engine's list of dtypes: cast the tensor")
+        raise UsageError(f"{dtype} is not among the engine's dtypes: cast the tensor")
     return code
 
 
-def torch_dtype(code: int | None) -> str:
-    """Torch's name of the dtype in which values are read.
-
-    Raises:
-        UsageError: they are not read; the message says why.
-    """
-    return _find_coding(code).dtype
-
-
 def facts_of(tensor: GeTensor) -> TensorFacts:
-    """What the tensor is to the program: dtype and shape as `read_values` gives them.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """The tensor in the program: dtype and shape as `read_ge_values` returns them."""
     coding = _find_coding(tensor.dtype)
-    shape = plan_layout(_with_plain_bytes(tensor), _count_room(tensor, coding)).shape
+    shape = plan_layout(_with_plain_bytes(tensor), tensor.nbytes * 8 // coding.bits).shape
     return TensorFacts(dtype=coding.dtype, shape=shape, stride=contiguous_stride(shape))
 
 
 def read_ge_values(
     path: Path, tensor: GeTensor, size: int | None = None, files: OpenFiles | None = None
 ) -> Tensor:
-    """The values of a tensor, in the dtype and shape that the program means.
+    """The values of a tensor, in the dtype and shape of the program.
 
     Args:
-        size: what the file had when its header was read.
-        files: to map the values by, rather than to read them; what is widened or brought into
-            another order is in memory of its own all the same.
-
-    Raises:
-        UsageError: they cannot be decoded, or the file has changed.
+        size: of the file when its header was read.
+        files: map the values instead of reading them; widened or reordered values are copied.
     """
     coding = _find_coding(tensor.dtype)
     tensor = _with_plain_bytes(tensor)
-    room = _count_room(tensor, coding)
-    layout = plan_layout(tensor, room)
+    layout = plan_layout(tensor, tensor.nbytes * 8 // coding.bits)
     count = math.prod(layout.blocks)
     width = 1 if coding.widening else known_dtype(coding.dtype).itemsize
-    _check_size(path, size)
+    present = path.stat().st_size
+    if size not in (None, present):
+        raise UsageError(
+            f"{path.name} had {size} bytes and now has {present}: it changed after the dump was "
+            f"opened"
+        )
     place = (path, tensor.begin, -(-count * coding.bits // 8), path.name)
     raw = OpenFiles().read(*place) if files is None else files.view(*place, itemsize=width)
     if coding.widening:
@@ -421,38 +400,24 @@ def _find_coding(code: int | None) -> _Coding:
         return _BYTES
     coding = _CODINGS.get(code)
     if coding is None:
-        raise UsageError(f"its dtype has the number {code}, which is not known")
+        raise UsageError(f"unknown dtype number {code}")
     if not coding.dtype:
-        raise UsageError(f"its dtype is DT_{coding.name}, of which no tensor can be made")
+        raise UsageError(f"its dtype DT_{coding.name} cannot be read as a tensor")
     return coding
 
 
-def _count_room(tensor: GeTensor, coding: _Coding) -> int:
-    """How many elements the bytes of a tensor are enough for."""
-    return tensor.nbytes * 8 // coding.bits
-
-
 def _with_plain_bytes(tensor: GeTensor) -> GeTensor:
-    """What has no dtype is bytes; a shape that counts something else says nothing of them."""
+    """Treat a tensor without a dtype as bytes; its shape is dropped if it does not match them."""
     if tensor.dtype == 0 and math.prod(tensor.shape) != tensor.nbytes:
         return dataclasses.replace(tensor, shape=(), original_shape=(), format=2)
     return tensor
 
 
-def _check_size(path: Path, size: int | None) -> None:
-    present = path.stat().st_size
-    if size not in (None, present):
-        raise UsageError(
-            f"{path.name} had {size} bytes and has {present}: it has changed since the dump was "
-            f"opened"
-        )
-
-
 def _widen(raw: Tensor, coding: _Coding, count: int) -> Tensor:
-    """What elements of less than a byte, or of a kind that torch lacks, stand for.
+    """Convert elements smaller than a byte, or of a kind that torch lacks.
 
-    The first of a byte is in its lowest bits; single bits are counted from the highest on, as the
-    vendor's own reader does.
+    The first element is in the lowest bits of a byte; but single bits count from the highest, as in
+    the vendor's own reader.
     """
     if coding.widening == "hifloat8":
         return _hifloat8_values()[raw.int()]
@@ -461,7 +426,7 @@ def _widen(raw: Tensor, coding: _Coding, count: int) -> Tensor:
     parts = torch.stack([(raw >> place) & (1 << bits) - 1 for place in places], -1)
     codes = parts.reshape(-1)[:count]
     if coding.widening == "float4":
-        return torch.tensor([*_FLOAT4, *(-value for value in _FLOAT4)])[codes.int()]
+        return torch.tensor([*FLOAT4_VALUES, *(-value for value in FLOAT4_VALUES)])[codes.int()]
     if coding.widening == "signed":
         left = 8 - bits
         return (codes << left).view(torch.int8) >> left
@@ -470,11 +435,11 @@ def _widen(raw: Tensor, coding: _Coding, count: int) -> Tensor:
 
 @functools.cache
 def _hifloat8_values() -> Tensor:
-    """What each byte stands for.
+    """The value of each byte.
 
-    After the sign, a prefix tells how many bits the exponent has: 11 for 4, 10 for 3, 01 for 2, 001
-    for 1, 0001 for none; the rest is the mantissa. The exponent has a sign of its own and a
-    leading one that is not stored. Prefix 0000 is for small powers of two.
+    After the sign, a prefix gives the number of exponent bits: 11 for 4, 10 for 3, 01 for 2, 001
+    for 1, 0001 for none; the rest is the mantissa. The exponent has its own sign and an implicit
+    leading one. Prefix 0000 encodes small powers of two.
     """
     values: list[float] = []
     for byte in range(128):
@@ -498,8 +463,8 @@ def _hifloat8_values() -> Tensor:
 
 # --- Statistics -----------------------------------------------------------------------------------
 
-# The engine writes a table for each operator. A script that is handed around with msit replaces
-# each file by the least and the greatest value of its tensors, `{file}_min_max.npz`.
+# The engine writes a table for each operator. A script distributed with msit replaces each file by
+# the minimum and maximum of its tensors, `{file}_min_max.npz`.
 
 _LARGEST_TABLE = 16 << 20
 _LARGEST_ARRAY = 1 << 20
@@ -510,11 +475,11 @@ _NEEDED = {"inputoutput", "index"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GeSummary:
-    """What is known of one tensor.
+    """The statistics of one tensor.
 
     Attributes:
-        layout: of the device, whose padding the figures include; empty where it is not known.
-        dtype: of a tensor whose shape is not known; empty where that is not known either.
+        layout: of the device, whose padding the figures include; empty if unknown.
+        dtype: of a tensor without known shape; empty if also unknown.
     """
 
     kind: GeTensorKind
@@ -528,10 +493,7 @@ class GeSummary:
 def read_table(path: Path) -> list[GeSummary]:
     """Read the table of an operator.
 
-    Columns are found by their names: their order differs between the sets that can be asked for.
-
-    Raises:
-        UsageError: it is damaged.
+    Columns are found by name: their order depends on which ones were selected.
     """
     if path.stat().st_size > _LARGEST_TABLE:
         raise UsageError(f"it is larger than {_LARGEST_TABLE} bytes")
@@ -541,26 +503,22 @@ def read_table(path: Path) -> list[GeSummary]:
             columns = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in next(rows, [])]
             if not set(columns) >= _NEEDED:
                 raise UsageError(
-                    f"its columns are {', '.join(columns[:20])}: no table of the engine"
+                    f"not a table of the engine: its columns are {', '.join(columns[:20])}"
                 )
-            return [
-                _parse_summary(dict(zip(columns, row, strict=False))) for row in _bound_rows(rows)
-            ]
+            found: list[GeSummary] = []
+            for row in filter(any, rows):
+                if len(found) >= _MOST_ROWS:
+                    raise UsageError(f"it has more than {_MOST_ROWS} rows")
+                found.append(_parse_summary(dict(zip(columns, row, strict=False))))
+            return found
     except csv.Error as error:
         raise UsageError(f"it is damaged: {error}") from error
-
-
-def _bound_rows(rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    for number, row in enumerate(row for row in rows if any(row)):
-        if number >= _MOST_ROWS:
-            raise UsageError(f"it has more than {_MOST_ROWS} rows")
-        yield row
 
 
 def _parse_summary(row: Mapping[str, str]) -> GeSummary:
     kind, index = row.get("inputoutput", "").strip().lower(), _parse_integer(row.get("index"))
     if kind not in ("input", "output") or index is None:
-        raise UsageError(f"a row is of {kind!r} {row.get('index')!r}")
+        raise UsageError(f"a row describes {kind!r} {row.get('index')!r}")
     shape = _parse_shape(row.get("shape", ""))
     counted = _parse_integer(row.get("count"))
     return GeSummary(
@@ -582,7 +540,7 @@ def _parse_summary(row: Mapping[str, str]) -> GeSummary:
 
 
 def _make_statistics(**figures: float | None) -> Statistics:
-    """Of values that are not finite it is kept that there are some; the rest is of finite ones."""
+    """Statistics of finite values; NaN and Inf are only counted."""
     extremes = [figures.get(name) for name in ("minimum", "maximum", "mean", "l2")]
     seen = [value for value in extremes if value is not None]
     if any(math.isnan(value) for value in seen):
@@ -598,17 +556,14 @@ def _make_statistics(**figures: float | None) -> Statistics:
 
 
 def _make_facts(name: str, shape: tuple[int, ...] | None) -> TensorFacts | None:
-    code = dtype_of_name(name.strip())
-    if shape is None or code is None:
+    code = _CODES_BY_NAME.get(name.strip())
+    if shape is None or code is None or not _CODINGS[code].dtype:
         return None
-    try:
-        return TensorFacts(dtype=torch_dtype(code), shape=shape, stride=contiguous_stride(shape))
-    except UsageError:
-        return None  # of strings there is nothing but their number
+    return TensorFacts(dtype=_CODINGS[code].dtype, shape=shape, stride=contiguous_stride(shape))
 
 
 def _parse_shape(text: str) -> tuple[int, ...] | None:
-    """`2x3x4`; a dash for none."""
+    """Parse `2x3x4`; a dash means no dimensions."""
     parts = text.strip().split("x")
     if len(parts) > _MOST_DIMS or not all(re.fullmatch(r"[0-9]{1,15}", part) for part in parts):
         return () if text.strip() == "-" else None
@@ -624,15 +579,11 @@ def _parse_number(text: str | None) -> float | None:
     try:
         return float((text or "")[:64])
     except ValueError:
-        return None  # the engine writes NA for what it does not compute
+        return None  # the engine writes NA for a figure that it does not compute
 
 
 def read_min_max(path: Path) -> list[GeSummary]:
-    """Read the extremes of the tensors of one file; how many values there were is not known.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """Read the minima and maxima of the tensors of one file; the number of values is unknown."""
     found: list[GeSummary] = []
     for key, place in read_arrays(path, path.name):
         kind = {"inputs": "input", "outputs": "output"}.get(key)
@@ -640,13 +591,13 @@ def read_min_max(path: Path) -> list[GeSummary]:
             continue
         if not isinstance(place, FilePlace) or place.nbytes > _LARGEST_ARRAY:
             raise UsageError(f"{key} cannot be read: {getattr(place, 'reason', 'it is too large')}")
-        values = read_values(path, place)
+        values = values_at(path, place)
         if values.numel() and (values.shape[1:] != (2,) or values.is_complex()):
-            raise UsageError(f"{key} has shape {tuple(values.shape)}: pairs were expected")
-        # Several tensors are in one array, in a dtype that holds the values of all.
+            raise UsageError(f"{key} has shape {tuple(values.shape)}: expected pairs")
+        # Several tensors share one array, in a dtype that holds all their values.
         dtype = place.dtype if len(values) == 1 else ""
         side: GeTensorKind = "input" if kind == "input" else "output"
-        for index, (least, greatest) in enumerate(values.double().reshape(-1, 2).tolist()):
-            figures = _make_statistics(count=0, minimum=least, maximum=greatest)
+        for index, (low, high) in enumerate(values.double().reshape(-1, 2).tolist()):
+            figures = _make_statistics(count=0, minimum=low, maximum=high)
             found.append(GeSummary(side, index, figures, dtype=dtype))
     return found

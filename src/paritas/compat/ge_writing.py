@@ -1,9 +1,10 @@
-"""Writing what Ascend's graph engine writes: tensor files, their tree, text graphs."""
+"""Write the files of Ascend's graph engine: tensor files, their tree, text graphs."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import re
 import shutil
 import struct
 import time
@@ -14,7 +15,7 @@ import torch
 
 from paritas.compat import ge_files, ge_tensors
 from paritas.compat.ge_files import MOST_DIMS, MOST_TENSORS, decode_header, fitting_name, spell_name
-from paritas.compat.ge_tensors import code_of_dtype
+from paritas.compat.ge_tensors import code_of_dtype, name_of_dtype
 from paritas.compat.npy_tree import call_name, model_name
 from paritas.errors import ParitasError, UsageError
 from paritas.files.dtypes import (
@@ -40,41 +41,19 @@ if TYPE_CHECKING:
 
 # --- Tensor files and folders ---------------------------------------------------------------------
 
-# What is written here is what `ge_headers` and `ge_names` read: a file is the length of its header
-# in eight bytes, the header, and the bytes of what the operator took and gave. A file appears under
-# its name when it is whole, so that a program which looks on meets no half of one.
+# The format that `ge_files` reads: the length of the header in eight bytes, the header, and the
+# bytes of the operator's inputs and outputs. A file appears only when it is complete.
 
 _VERSION = b"2.0"
 _ND = 2
 _FLOAT4 = torch.float4_e2m1fn_x2
 _VARINT, _BYTES = 0, 2
-# The numbers of the fields: see `ge_headers`.
+# Field numbers: see `ge_files`.
 _OUTPUT, _INPUT = 3, 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GeCall:
-    """One call of an operator: what makes one file.
-
-    Attributes:
-        step: which run of the graph, the engine's token.
-        model: the graph; the engine puts `_` for dots, slashes and blanks.
-        op_type: what kind of operator it is, for example `MatMul`. It has no dots in the tree.
-        op_name: the operator, as the graph spells it; the header keeps that spelling.
-        inputs: the tensors that it took, in order.
-        outputs: the tensors that it gave, in order.
-    """
-
-    step: int
-    model: str
-    op_type: str
-    op_name: str
-    inputs: Sequence[Tensor] = ()
-    outputs: Sequence[Tensor] = ()
-
-
 class GeTree:
-    """Writes the files of one rank, in the folders that the engine makes.
+    """Writes the files of one rank, in the folders of the engine.
 
     ::
 
@@ -88,59 +67,47 @@ class GeTree:
         *,
         rank: int = 0,
         world_size: int = 1,
-        device: int | None = None,
-        began: dt.datetime | None = None,
         has_ranks: bool = True,
     ) -> None:
-        """Write nothing yet.
-
-        Args:
-            root: the folder of the dump.
-            device: the number of the device; None is the rank's own.
-            began: when the run began; None is now.
-            has_ranks: False for the tree of old releases, without the uppermost folder.
-        """
-        moment = dt.datetime.now(dt.UTC) if began is None else began
-        number = rank if device is None else device
-        when = f"{moment:%Y%m%d%H%M%S}"
+        """`has_ranks` is False for the tree of old releases, without the top folder."""
+        when = f"{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}"
         self.top = f"worldsize{world_size}_global_rank{rank}" if has_ranks else when
         self._root = root
-        self._run = f"{self.top}/{when}/{number}" if has_ranks else f"{when}/{number}"
+        self._run = f"{self.top}/{when}/{rank}" if has_ranks else f"{when}/{rank}"
         self._models: dict[str, int] = {}
         self._tasks: dict[str, int] = {}
         self._last_time = 0
 
-    def folder(self, model: str, step: int) -> str:
-        """The folder of a step of a model, inside the dump."""
+    def write(
+        self,
+        *,
+        step: int,
+        model: str,
+        op_type: str,
+        op_name: str,
+        inputs: Sequence[Tensor] = (),
+        outputs: Sequence[Tensor] = (),
+    ) -> tuple[str, GeFile]:
+        """Write the file of one call; its path inside the dump, and its header.
+
+        Names are spelt as the engine spells them in file names; the header keeps `op_name` as it
+        is. Raises like `write_tensor_file`.
+        """
         name = spell_name(model) or "graph"
         number = self._models.setdefault(name, len(self._models) + 1)
-        return f"{self._run}/{name}/{number}/{step}"
-
-    def write(self, call: GeCall) -> tuple[str, GeFile]:
-        """Write the file of a call.
-
-        Returns:
-            Its path inside the dump, and where in it the tensors are.
-
-        Raises:
-            UsageError: a tensor has a dtype that the format lacks, or no values.
-            OSError: the file cannot be written.
-        """
-        folder = self.folder(call.model, call.step)
+        folder = f"{self._run}/{name}/{number}/{step}"
         place = self._root / folder
         place.mkdir(parents=True, exist_ok=True)
-        # Two files of a folder never have the same name: the time goes on with each.
+        # No two files in a folder have the same name: the time always increases.
         self._last_time = max(time.time_ns() // 1000, self._last_time + 1)
         task = self._tasks[folder] = self._tasks.get(folder, 0) + 1
-        kind = spell_name(call.op_type) or "Op"
-        name = f"{kind}.{_in_file_name(call.op_name)}.{task}.0.{self._last_time}"
-        file = f"{folder}/{fitting_name(place, name)}"
+        kind = spell_name(op_type) or "Op"
+        # The operator keeps its dots.
+        operator = re.sub(r"[/\\ ]", "_", op_name) or "op"
+        file_name = f"{kind}.{operator}.{task}.0.{self._last_time}"
+        file = f"{folder}/{fitting_name(place, file_name)}"
         written = write_tensor_file(
-            self._root / file,
-            call.inputs,
-            call.outputs,
-            op_name=call.op_name,
-            moment=self._last_time,
+            self._root / file, inputs, outputs, op_name=op_name, moment=self._last_time
         )
         return file, written
 
@@ -155,25 +122,25 @@ def write_tensor_file(
 ) -> GeFile:
     """Write one tensor file of Ascend's graph engine ("bin format").
 
-    The file appears under its name when all of it is written; one of that name is replaced.
-    Tensors are written in the plain layout (`ND`), bit for bit.
+    The file appears only when it is complete; an existing one is replaced. Tensors are written in
+    the plain layout (`ND`), bit for bit.
 
     Args:
-        path: its name says what the operator is: `{type}.{operator}.{task}.{stream}.{time}`.
-        inputs: what the operator took, in order.
-        outputs: what it gave, in order.
+        path: its name describes the operator: `{type}.{operator}.{task}.{stream}.{time}`.
         op_name: the operator, for the header.
-        moment: when that was, in microseconds since 1970; None is now.
+        moment: microseconds since 1970; default: now.
 
     Returns:
-        What the header says, as `read_header` would give it.
+        The header, as `read_ge_header` returns it.
 
     Raises:
-        UsageError: a tensor has a dtype that the format lacks, or no values.
+        UsageError: a tensor has an unsupported dtype, or no values.
         OSError: the file cannot be written.
     """
     if len(inputs) + len(outputs) > MOST_TENSORS:
-        raise UsageError(f"a file holds {MOST_TENSORS} tensors, not {len(inputs) + len(outputs)}")
+        raise UsageError(
+            f"a file holds at most {MOST_TENSORS} tensors, got {len(inputs) + len(outputs)}"
+        )
     taken = [_store_row_major(tensor, f"input {at}") for at, tensor in enumerate(inputs)]
     given = [_store_row_major(tensor, f"output {at}") for at, tensor in enumerate(outputs)]
     when = time.time_ns() // 1000 if moment is None else moment
@@ -191,14 +158,14 @@ def write_tensor_file(
 
 
 def _store_row_major(tensor: Tensor, which: str) -> Tensor:
-    """The values in row-major order on the CPU, what is repeated written out."""
+    """The values in row-major order on the CPU, with repeated dimensions expanded."""
     try:
         values = as_stored(tensor.detach().cpu()).expand(tensor.shape).contiguous()
         code_of_dtype(values.dtype)
     except UsageError as error:
         raise UsageError(f"{which}: {error}") from error
     if values.dim() > MOST_DIMS:
-        raise UsageError(f"{which} has {values.dim()} dimensions: {MOST_DIMS} can be read back")
+        raise UsageError(f"{which} has {values.dim()} dimensions, the limit is {MOST_DIMS}")
     return values
 
 
@@ -211,31 +178,24 @@ def _encode_output(tensor: Tensor, op_name: str, index: int) -> bytes:
     original = _encode_bytes(1, op_name.encode()) + _encode_number(2, index)
     original += _encode_number(3, code_of_dtype(tensor.dtype)) + _encode_number(4, _ND)
     size = tensor.numel() * tensor.dtype.itemsize
-    return (
-        _encode_head(tensor)
-        + _encode_bytes(4, original)
-        + _encode_number(6, size)
-        + _encode_bytes(7, _encode_shape(tensor))
-    )
+    body = _encode_head(tensor) + _encode_bytes(4, original)
+    return body + _encode_number(6, size) + _encode_bytes(7, _encode_shape(tensor))
 
 
 def _encode_head(tensor: Tensor) -> bytes:
-    return (
-        _encode_number(1, code_of_dtype(tensor.dtype))
-        + _encode_number(2, _ND)
-        + _encode_bytes(3, _encode_shape(tensor))
-    )
+    head = _encode_number(1, code_of_dtype(tensor.dtype)) + _encode_number(2, _ND)
+    return head + _encode_bytes(3, _encode_shape(tensor))
 
 
 def _encode_shape(tensor: Tensor) -> bytes:
     dims = list(tensor.shape)
-    if tensor.dtype is _FLOAT4:  # torch counts the bytes, the engine the two numbers in each
+    if tensor.dtype is _FLOAT4:  # torch counts bytes, the engine the two numbers in each
         dims = [*dims[:-1], 2 * dims[-1]] if dims else [2]
     return _encode_bytes(1, b"".join(map(_encode_varint, dims))) if dims else b""
 
 
 def _encode_number(field: int, value: int) -> bytes:
-    """A field that holds a number; protobuf leaves a zero out."""
+    """A number field; protobuf omits zeros."""
     return _encode_varint(field << 3 | _VARINT) + _encode_varint(value) if value else b""
 
 
@@ -251,22 +211,16 @@ def _encode_varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-def _in_file_name(op_name: str) -> str:
-    """The operator in the name of its file, which has no folders and no blanks."""
-    return op_name.replace("/", "_").replace("\\", "_").replace(" ", "_") or "op"
-
-
 # --- One file as a whole: `paritas.dumps.read_bin` and `write_bin` --------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class BinFile:
-    """What a call of an operator took and gave.
+    """The inputs and outputs of one call of an operator.
 
     Attributes:
-        op_name: the operator, as the header spells it; empty where it does not say.
-        inputs: what the operator took, in the layout and dtype of the program.
-        outputs: what it gave.
+        op_name: as spelt in the header; empty if it does not say.
+        inputs: in the layout and dtype of the program.
     """
 
     op_name: str
@@ -278,17 +232,17 @@ def read_bin(path: str | os.PathLike[str]) -> BinFile:
     """Read a bin file.
 
     Device layouts (NC1HWC0, FRACTAL_NZ and so on) are undone and padding is dropped. Buffers and
-    scratch space are left out. Sizes in the header are compared with the file before they are used.
+    scratch space are omitted. Sizes in the header are checked against the file.
 
     Raises:
-        UsageError: the file is missing, cut off or damaged, or has a dtype that torch lacks.
+        UsageError: the file is missing, truncated or damaged, or has a dtype that torch lacks.
     """
     file = Path(path)
     try:
         header = ge_files.read_ge_header(file)
         size = file.stat().st_size
         if header.end > size:
-            raise UsageError(f"{file.name} has {size} bytes, and its header needs {header.end}")
+            raise UsageError(f"{file.name} has {size} bytes, but its header needs {header.end}")
         found: dict[str, list[Tensor]] = {"input": [], "output": []}
         for tensor in header.tensors:
             if tensor.kind in found:
@@ -305,19 +259,19 @@ def write_bin(
     *,
     op_name: str = "",
 ) -> None:
-    """Write a bin file; `read_bin` gives the same tensors back, bit for bit.
+    """Write a bin file; `read_bin` returns the same tensors, bit for bit.
 
-    The file appears under its name when all of it is written; one of that name is replaced. A tree
-    needs names like `Add.Add_2.44.6.1706596912161941`: type, operator, task, stream, microseconds.
+    The file appears only when it is complete; an existing one is replaced. A tree needs names like
+    `Add.Add_2.44.6.1706596912161941`: type, operator, task, stream, microseconds.
 
     Args:
-        path: where to.
-        inputs: what the operator took, in order.
-        outputs: what it gave, in order.
+        path: of the file.
+        inputs: the operator's inputs, in order.
+        outputs: the operator's outputs, in order.
         op_name: the operator, for the header.
 
     Raises:
-        UsageError: a tensor has a dtype that the format lacks, no values, or over 32 dimensions.
+        UsageError: a tensor has an unsupported dtype, no values, or over 32 dimensions.
         ParitasError: the file cannot be written.
     """
     try:
@@ -326,17 +280,17 @@ def write_bin(
         raise ParitasError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-# --- A dump of ours in that layout ----------------------------------------------------------------
+# --- Our dump in that layout ----------------------------------------------------------------------
 
 # ::
 #
 #     worldsize{W}_global_rank{r}/{time}/{device}/{model}/{model id}/{step}/
 #         {operator's type}.{operator}.{task}.{stream}.{time}
 #
-# A file holds all that one call takes and gives, so values wait until their call is over. Fused
-# code is named as the engine names it: after all nodes that it computes, without a mark between.
-# Old releases had no folder of the rank, and took every folder for a part of the tree: there the
-# index of the dump lies beside the tree and not in it.
+# A file holds all inputs and outputs of one call, so values wait until their call is over. Fused
+# code is named as the engine names it: the joined names of all its nodes, without a separator. Old
+# releases have no rank folder and treat every folder as part of the tree; so the index of the dump
+# is in a folder beside it.
 
 FUSED_TYPE, PARTIAL_TYPE = "AutomaticBufferFusionOp", "Reformat"
 GIVEN_TYPE, RESULT_TYPE = "Data", "NetOutput"
@@ -345,11 +299,11 @@ SiteKey = tuple[str, str, str]
 
 
 class Operator(NamedTuple):
-    """What the engine would make of what is recorded under one name.
+    """The engine's equivalent of what is recorded under one name.
 
     Attributes:
         nodes: the nodes that it computes, in order.
-        takes: the nodes whose values it is given, in the order of the graph.
+        takes: the nodes of its inputs, in graph order.
     """
 
     type: str
@@ -365,10 +319,10 @@ class Operator(NamedTuple):
         takes: tuple[str, ...] = (),
         views: Collection[str] = (),
     ) -> Operator:
-        """The operator that writes a buffer of fused code; with views alone, nothing is fused.
+        """The operator that writes a buffer of fused code; views do not count as fused.
 
-        A buffer that holds no node's value must not be taken for one: its name is none of the
-        graph's, its type that of what the engine puts in by itself.
+        A buffer that does not hold the value of a node must not look like one: it gets a name that
+        no node has, and the type of operators that the engine inserts itself.
         """
         if not site.exact or not nodes:
             return cls(PARTIAL_TYPE, f"{site.name}.part", nodes)
@@ -378,7 +332,7 @@ class Operator(NamedTuple):
 
 
 class _EarlierPayload(NamedTuple):
-    """Where bytes lie that are known by their digest."""
+    """Where bytes with a known digest are."""
 
     payload: Payload
     facts: TensorFacts
@@ -386,7 +340,7 @@ class _EarlierPayload(NamedTuple):
 
 @dataclasses.dataclass
 class _CallFile:
-    """What goes into one file; `first` says of which step and graph it is."""
+    """The contents of one file; `first` has its step and graph."""
 
     operator: Operator
     first: Entry
@@ -395,7 +349,7 @@ class _CallFile:
 
 
 class CallFiles:
-    """Collects the values of a call, and writes them into one file."""
+    """Collects the values of a call and writes them into one file."""
 
     def __init__(self, root: Path, layout: Layout, rank: int, world_size: int) -> None:
         """`root` is the folder of the dump."""
@@ -408,31 +362,31 @@ class CallFiles:
 
     @property
     def step(self) -> int | None:
-        """The step of what waits; None where nothing does."""
+        """The step of the pending entries; None if there are none."""
         return self._pending[-1].step if self._pending else None
 
     def name_operators(self, operators: Mapping[SiteKey, Operator]) -> None:
-        """Say how the engine would call what is to come."""
+        """Set the names that the engine would use for operators."""
         self._operators.update(operators)
 
     def is_over(self, entry: Entry) -> bool:
-        """Whether an entry belongs to another call than those that wait."""
+        """Whether an entry belongs to another call than the pending ones."""
         return bool(self._pending) and _call_key(entry) != _call_key(self._pending[-1])
 
     def put(self, entry: Entry) -> None:
-        """Have an entry wait for the others of its call."""
+        """Add an entry to the pending call."""
         self._pending.append(entry)
 
     def detach(self) -> None:
-        """Copy what waits: its memory is used again by whoever made it."""
+        """Copy pending values: their producer will reuse the memory."""
         for entry in self._pending:
             if entry.stored is not None:
                 entry.stored = entry.stored.clone()
 
     def write(self) -> list[tuple[Entry, Payload | None]]:
-        """Write what waits, and give it back with its place, in the order of the program.
+        """Write the pending entries; returns them with their places, in program order.
 
-        What the format has no dtype for has no place: it is to be kept elsewhere.
+        An entry with an unsupported dtype has no place: it must be stored elsewhere.
 
         Raises:
             OSError: a file cannot be written.
@@ -440,42 +394,42 @@ class CallFiles:
         waiting, self._pending = self._pending, []
         for entry in waiting:
             if entry.stored is None and entry.tensor is not None and entry.digest:
-                entry.stored = self._recovered(entry, entry.tensor, waiting)
+                entry.stored = self._recover(entry, entry.tensor, waiting)
         places: dict[int, Payload] = {}
         for file in self._files(waiting):
-            # What several operators are given is read where it was found first.
+            # A value that several operators take is read where it was written first.
             for sequence, payload in self._write_file(file).items():
                 places.setdefault(sequence, payload)
         return [(entry, places.get(entry.sequence)) for entry in waiting]
 
     def _files(self, waiting: list[Entry]) -> list[_CallFile]:
-        """What belongs into one file each."""
+        """Group entries into files."""
         files: dict[tuple[object, ...], _CallFile] = {}
+
+        def file_of(entry: Entry) -> _CallFile:
+            new = _CallFile(self._operator(entry.site), entry)
+            return files.setdefault(_file_key(entry), new)
+
         readings = [one for one in waiting if _is_reading(one.site)]
         for entry in waiting:
             if _fits_format(entry) and not _is_reading(entry.site):
-                file = files.setdefault(
-                    _file_key(entry), _CallFile(self._operator(entry.site), entry)
-                )
+                file = file_of(entry)
                 (file.inputs if _is_given(entry.site) else file.outputs).append(entry)
         values = {_find_held_node(one.site): one for one in reversed(waiting) if _fits_format(one)}
         taken: set[int] = set()
         for file in files.values():
-            # A kernel is one operator for each value that it writes: each is given what it takes,
-            # be it from memory or from another of them.
+            # A kernel is one operator for each value that it writes; each gets its inputs, from
+            # memory or from another of them.
             given = [values[name] for name in file.operator.takes if name in values and readings]
             file.inputs += given
             taken.update(one.sequence for one in given)
         for entry in readings:
             if _fits_format(entry) and entry.sequence not in taken:
-                file = files.setdefault(
-                    _file_key(entry), _CallFile(self._operator(entry.site), entry)
-                )
-                file.inputs.append(entry)
+                file_of(entry).inputs.append(entry)
         return list(files.values())
 
     def remember(self, records: Sequence[Record]) -> None:
-        """Know where bytes are by now: they may come again without their values."""
+        """Remember where bytes are: they may come again without their values."""
         for record in records:
             if record.payload is not None and record.tensor is not None and record.digest:
                 place = _EarlierPayload(record.payload, record.tensor)
@@ -496,9 +450,9 @@ class CallFiles:
                     del self._earlier[key]
 
     def _write_file(self, file: _CallFile) -> dict[int, Payload]:
-        """Write it; where in it the values of entries are, by their number."""
+        """Write a file; where the values of its entries are, by sequence number."""
         site = file.first.site
-        call = GeCall(
+        path, written = self._tree.write(
             step=file.first.step,
             model=model_name(site.graph, site.phase),
             op_type=file.operator.type,
@@ -506,13 +460,12 @@ class CallFiles:
             inputs=[_expand_stored(entry) for entry in file.inputs],
             outputs=[_expand_stored(entry) for entry in file.outputs],
         )
-        path, written = self._tree.write(call)
         self._folders.add(path.rpartition("/")[0])
         found = {one.key: one for one in written.tensors}
         places: dict[int, Payload] = {}
         for side, entries in (("input", file.inputs), ("output", file.outputs)):
             for at, entry in enumerate(entries):
-                # The value of another operator has its place in that one's file.
+                # The value of another operator has its place in the file of that operator.
                 if side == "output" or _is_given(entry.site):
                     places[entry.sequence] = _make_payload(entry, path, found[f"{side}.{at}"])
         return places
@@ -527,23 +480,21 @@ class CallFiles:
         known = self._operators.get((site.phase, site.graph, site.name))
         if known is not None:
             return known
-        # Of what is read, the nodes are those that made it.
+        # The nodes of a buffer that is read are those that made it.
         return Operator.of_buffer(site, (site.name,) if site.side == "input" else site.nodes)
 
-    def _recovered(self, entry: Entry, facts: TensorFacts, waiting: Sequence[Entry]) -> Tensor:
-        """The bytes of an entry that came without, from one that waits too or was written."""
-        dtype, shape = (
-            stored_dtype(known_dtype(facts.dtype)),
-            stored_shape(facts.shape, facts.stride),
-        )
+    def _recover(self, entry: Entry, facts: TensorFacts, waiting: Sequence[Entry]) -> Tensor:
+        """The bytes of an entry without values, from a pending or written one."""
+        dtype = stored_dtype(known_dtype(facts.dtype))
+        shape = stored_shape(facts.shape, facts.stride)
         for one in waiting:
             if one.digest == entry.digest and one.stored is not None:
                 return one.stored.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
         found = self._earlier.get(entry.digest)
         if found is None:
             raise ParitasError(
-                f"{entry.site.id} of step {entry.step} came without its values, and no file of "
-                f"this dump holds their digest {entry.digest!r}"
+                f"{entry.site.id} of step {entry.step} has no values, and no file of this dump "
+                f"has digest {entry.digest!r}"
             )
         payload, before = found
         root = self._home if RANK.fullmatch(payload.file.partition("/")[0]) else self._root
@@ -556,7 +507,7 @@ class CallFiles:
 
 
 def _expand_stored(entry: Entry) -> Tensor:
-    assert entry.stored is not None  # noqa: S101  (`_fits` has seen to it)
+    assert entry.stored is not None  # noqa: S101  (`_fits_format` checked it)
     assert entry.tensor is not None  # noqa: S101
     if not entry.digest:
         entry.digest = digest(entry.stored)
@@ -570,7 +521,7 @@ def _make_payload(entry: Entry, file: str, tensor: GeTensor) -> Payload:
 
 
 def _call_key(entry: Entry) -> tuple[object, ...]:
-    """The same for what comes together; a kernel writes several buffers."""
+    """The same for entries of one call; a kernel writes several buffers."""
     site = entry.site
     what = RESULT_TYPE if _is_result(site) else site.kernel or (site.level, site.name)
     return entry.step, site.phase, site.graph, what, site.call
@@ -582,7 +533,7 @@ def _file_key(entry: Entry) -> tuple[object, ...]:
 
 
 def _is_result(site: Site) -> bool:
-    """Whether it is what compiled code gives back, which the engine hands to its last operator."""
+    """Whether it is a result of compiled code, which the engine passes to its last operator."""
     return (site.source, site.level) == ("fused", "node") and site.op != "placeholder"
 
 
@@ -591,7 +542,7 @@ def _is_given(site: Site) -> bool:
 
 
 def _fits_format(entry: Entry) -> bool:
-    """Whether the format can hold it."""
+    """Whether the format supports it."""
     if entry.tensor is None or entry.stored is None:
         return False
     if len(entry.tensor.shape) > MOST_DIMS:
@@ -604,12 +555,12 @@ def _fits_format(entry: Entry) -> bool:
 
 
 def _is_reading(site: Site) -> bool:
-    """Whether it is what a kernel reads: which of its operators take it, the graph says."""
+    """Whether it is an input of a kernel; the graph says which of its operators take it."""
     return site.level == "buffer" and site.side == "input"
 
 
 def _find_held_node(site: Site) -> str:
-    """The node whose value it is; empty where that is not known."""
+    """The node whose value it is; empty if unknown."""
     if site.level == "buffer" and site.exact and site.nodes:
         return site.nodes[-1]
     return ""
@@ -617,34 +568,13 @@ def _find_held_node(site: Site) -> str:
 
 # --- Text graphs ----------------------------------------------------------------------------------
 
-# The syntax is protobuf's text format, the fields those of Ascend's graphs. Tools find the files of
-# an operator by the attribute `_fx_tensor_name` of what it gives, and what was fused into it by
-# `_datadump_original_op_names`.
+# The syntax is protobuf's text format, the fields are those of Ascend's graphs. Tools find the
+# files of an operator by the attribute `_fx_tensor_name` of its outputs, and the parts of a fused
+# operator by `_datadump_original_op_names`.
 
-_DTYPES = {
-    "float32": "DT_FLOAT",
-    "float16": "DT_FLOAT16",
-    "float64": "DT_DOUBLE",
-    "bfloat16": "DT_BF16",
-    "int8": "DT_INT8",
-    "int16": "DT_INT16",
-    "int32": "DT_INT32",
-    "int64": "DT_INT64",
-    "uint8": "DT_UINT8",
-    "uint16": "DT_UINT16",
-    "uint32": "DT_UINT32",
-    "uint64": "DT_UINT64",
-    "bool": "DT_BOOL",
-    "complex32": "DT_COMPLEX32",
-    "complex64": "DT_COMPLEX64",
-    "complex128": "DT_COMPLEX128",
-    "float8_e4m3fn": "DT_FLOAT8_E4M3FN",
-    "float8_e5m2": "DT_FLOAT8_E5M2",
-    "float8_e8m0fnu": "DT_FLOAT8_E8M0",
-}
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PRINTABLE = range(0x20, 0x7F)
-# Well known readers of these files look for these in a line before they look for its quotes.
+# Well-known readers of these files look for braces in a line before they look for quotes.
 _BRACES = frozenset("{}")
 
 
@@ -652,9 +582,8 @@ _BRACES = frozenset("{}")
 class ValueFacts:
     """One result of an operator.
 
-    Attributes:
-        dtype: torch's name without `torch.`; "" for what is no tensor, or not known.
-        shape: -1 where it varies.
+    `dtype` is torch's name without `torch.`, or "" if it is unknown or not a tensor. In `shape`, -1
+    is a dynamic size.
     """
 
     dtype: str = ""
@@ -666,14 +595,12 @@ class NodeFacts:
     """An operator of a graph.
 
     Attributes:
-        name: of the node.
-        op: what it calls, for example `aten.mm.default`.
-        inputs: where its arguments come from, `mm:0` for the first result of `mm`.
-        outputs: its results, in order.
+        op: what the node calls, for example `aten.mm.default`.
+        inputs: the sources of its arguments, `mm:0` for the first result of `mm`.
         module: path of the module it belongs to.
         line: the user's line.
-        call: what the files of its value are named after in a dump of the captured graph; made of
-            name and operator, unless it is given.
+        call: the beginning of its file names in a dump of the captured graph; default: made from
+            name and operator.
     """
 
     name: str
@@ -690,10 +617,10 @@ class FusedFacts:
     """A buffer that fused code writes.
 
     Attributes:
-        node: what the buffer is named after in the dump.
+        node: how the dump names the buffer.
         buffer: its name in the fused code.
-        kernel: what wrote it.
-        originals: the nodes of the captured graph that it stands for, in order.
+        kernel: the kernel that wrote it.
+        originals: its nodes of the captured graph, in order.
     """
 
     node: NodeFacts
@@ -703,12 +630,12 @@ class FusedFacts:
 
 
 def original_graph_text(name: str, nodes: Sequence[NodeFacts]) -> str:
-    """The graph as it was captured."""
+    """The graph as captured."""
     return _format_graph(name, ((node, _format_origin(node)) for node in nodes))
 
 
 def optimized_graph_text(name: str, buffers: Sequence[FusedFacts]) -> str:
-    """The graph as it was fused: an operator for each buffer."""
+    """The fused graph: an operator for each buffer."""
     return _format_graph(
         name, ((one.node, (*_format_origin(one.node), *_format_fusion(one))) for one in buffers)
     )
@@ -746,7 +673,7 @@ def _format_outputs(node: NodeFacts) -> Iterator[str]:
     for position, value in enumerate(node.outputs):
         stem = f"{node.call or call_name(node.name, node.op)}.OUTPUT.{position}"
         body = [
-            f"dtype: {_DTYPES.get(value.dtype, 'DT_UNDEFINED')}",
+            f"dtype: {name_of_dtype(value.dtype)}",
             *_format_block("shape", [f"dim: {size}" for size in value.shape]),
             'layout: "ND"',
             *_format_attribute("_fx_tensor_name", [f"s: {_quote(stem)}"]),
@@ -766,7 +693,7 @@ def _format_block(name: str, body: Iterable[str]) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    """A string as the format wants it, in ASCII."""
+    """A string in the text format, in ASCII."""
     pieces: list[str] = []
     for character in text:
         if character == " " and pieces and pieces[-1] == ":":

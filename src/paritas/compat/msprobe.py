@@ -62,7 +62,7 @@ _LEVELS: dict[str, Level] = {"module": "module", "function": "op", "gradient": "
 
 @dataclasses.dataclass(frozen=True)
 class _EntryValue:
-    """A leaf of an entry, and where in the call it was."""
+    """A leaf of an entry, and its place in the call."""
 
     leaf: Any
     side: Side
@@ -75,13 +75,13 @@ class Entries:
 
     Args:
         data: entries by name.
-        parents: under which call each name stands.
-        folder: of the process, inside the dump, with a `/` behind it, or empty.
+        parents: the enclosing call of each name.
+        folder: of the process, inside the dump, with a trailing `/`, or empty.
         present: names of the files with values.
-        most: how many values there can be.
+        most: the limit on values.
 
     Attributes:
-        shardings: of distributed tensors, by the number of the record.
+        shardings: of distributed tensors, by sequence number.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Entries:
         )
 
     def records(self, step: int, rank: int, first: int) -> list[Record]:
-        """All that is there; `first` is the number of the first one."""
+        """All records; `first` is the number of the first one."""
         found: list[Record] = []
         ids: dict[str, int] = {}
         for name, begins in in_order(self._data, self._parents):
@@ -118,8 +118,8 @@ class Entries:
             for site, leaf in self._sites(name, begins=begins):
                 if len(found) >= self._most:
                     self._problems.add(
-                        f"{self._folder}{name}: there are more than {self._most} values, more than"
-                        f" a file of its size can describe; the rest is left out"
+                        f"{self._folder}{name}: there are more than {self._most} values, too many"
+                        f" for a file of its size; the rest is ignored"
                     )
                     return found
                 record = self._record(_make_unique(site, ids), leaf, name)
@@ -131,29 +131,29 @@ class Entries:
 
     def _is_sound(self, name: str) -> bool:
         if len(name) > _LONGEST_NAME or not _is_text(name):
-            self._problems.add(f"{self._folder}: the entry {name[:80]!a} has no usable name")
+            self._problems.add(f"{self._folder}: the entry {name[:80]!a} has no valid name")
             return False
         return True
 
     def _sites(self, name: str, *, begins: bool) -> Iterator[tuple[Site, Any]]:
         entry, call = self._data[name], self._calls[name]
-        values = self._begin(name, entry, call) if begins else self._end(name, entry, call)
+        list_values = self._list_inputs if begins else self._list_outputs
         try:
-            for value in values:
+            for value in list_values(name, entry, call):
                 called = f"{value.parameter}.{value.position}"
                 if len(called) > _LONGEST_POSITION:
-                    raise UsageError(f"the position {called[:80]!a} is longer than any")
+                    raise UsageError(f"the position {called[:80]!a} is too long")
                 yield self._site(name, call, value), value.leaf
         except UsageError as error:
             self._problems.add(f"{self._folder}{name}: {error}")
 
-    def _begin(self, name: str, entry: Any, call: MsprobeCall) -> Iterator[_EntryValue]:
-        """What a call takes. A backward call takes the gradients of what the forward call gave."""
+    def _list_inputs(self, name: str, entry: Any, call: MsprobeCall) -> Iterator[_EntryValue]:
+        """The inputs of a call; of a backward call, the gradients of the forward call's outputs."""
         if not isinstance(entry, dict) or call.kind not in ("module", "function"):
             return
         if call.phase == "backward":
             gradients = entry.get("input")
-            positions = self._graded(name, gradients, "output")
+            positions = self._gradient_positions(name, gradients, "output")
             yield from _pair_with_positions(gradients, "output", positions)
             return
         for part in ("input_args", "input_kwargs"):
@@ -162,10 +162,10 @@ class Entries:
         for key, leaf in parameters.items() if isinstance(parameters, dict) else ():
             yield _EntryValue(leaf, "input", "value", parameter=key)
 
-    def _end(self, name: str, entry: Any, call: MsprobeCall) -> Iterator[_EntryValue]:
-        """What a call gives; of a backward call, the gradients of what the forward call took."""
+    def _list_outputs(self, name: str, entry: Any, call: MsprobeCall) -> Iterator[_EntryValue]:
+        """The outputs of a call; of a backward call, the gradients of the forward call's inputs."""
         if call.kind in ("saved", "other") or not isinstance(entry, dict):
-            # A gradient that never came is noted as nothing.
+            # A gradient that was never computed is None.
             found = leaves(entry) if entry is not None else ()
             yield from (_EntryValue(leaf, "output", at) for at, leaf in found)
         elif call.kind == "gradient":
@@ -175,10 +175,10 @@ class Entries:
                     yield _EntryValue(leaf, "output", position, parameter=key)
         elif call.phase == "backward":
             gradients = entry.get("output")
-            positions = self._graded(name, gradients, "input_args")
+            positions = self._gradient_positions(name, gradients, "input_args")
             if call.kind == "function":
-                # They are those of autograd's node, whose arguments are others than the
-                # function's: a linear layer's node takes the bias first.
+                # They belong to autograd's node, whose arguments differ from the function's: the
+                # node of a linear layer takes the bias first.
                 positions = [f"grad_fn.{place}" for place in range(_count_gradients(gradients))]
             yield from _pair_with_positions(gradients, "input", positions)
         else:
@@ -186,10 +186,10 @@ class Entries:
             yield from (_EntryValue(leaf, "output", at) for at, leaf in leaves(output))
         unknown = set(entry) - _PARTS if isinstance(entry, dict) else set()
         if unknown and call.kind in ("module", "function"):
-            self._problems.add(f"{self._folder}{name}: {min(unknown)[:80]!a} is not known")
+            self._problems.add(f"{self._folder}{name}: unknown key {min(unknown)[:80]!a}")
 
-    def _graded(self, name: str, gradients: Any, part: str) -> list[str]:
-        """The positions in the forward call of what has gradients.
+    def _gradient_positions(self, name: str, gradients: Any, part: str) -> list[str]:
+        """The positions in the forward call of the tensors with gradients.
 
         msprobe numbers the tensors that require one, wherever in the arguments they are.
         """
@@ -222,7 +222,7 @@ class Entries:
             number = self._gradients[name]
         if value.parameter:
             level = "parameter"
-            # The parameters of the model itself have no path before them.
+            # The parameters of the model itself have no path in front.
             own = value.parameter if path == call.op else f"{path}.{value.parameter}"
         phase: Phase = call.phase
         if call.kind == "saved" and self._is_gradient(name, call):
@@ -276,9 +276,9 @@ class Entries:
     def _payload(self, leaf: dict[str, Any], facts: TensorFacts, name: str) -> Payload | None:
         file = leaf.get("data_name")
         if not isinstance(file, str) or not file.endswith(_SUFFIXES):
-            return None  # statistics alone
+            return None  # only statistics
         if len(file) > _LONGEST_NAME or not _is_text(file) or "/" in file or "\\" in file:
-            self._problems.add(f"{self._folder}{name}: {file[:80]!a} is no name of a file")
+            self._problems.add(f"{self._folder}{name}: {file[:80]!a} is not a file name")
             return None
         if file not in self._present:
             self._problems.add(f"{self._folder}{VALUES}/{file} is missing")
@@ -292,7 +292,7 @@ class Entries:
 
 
 def _make_unique(site: Site, ids: dict[str, int]) -> Site:
-    """A site of its own: keys with dots in them may make two places look like one."""
+    """Make a site unique: keys with dots may make two places look the same."""
     count = ids[site.id] = ids.get(site.id, 0) + 1
     if count == 1:
         return site
@@ -300,7 +300,7 @@ def _make_unique(site: Site, ids: dict[str, int]) -> Site:
 
 
 def _pair_with_positions(gradients: Any, side: Side, positions: list[str]) -> Iterator[_EntryValue]:
-    """Gradients with their positions; what has none is no value."""
+    """Gradients with their positions, without missing ones."""
     trees = gradients if isinstance(gradients, list) else [gradients]
     for position, tree in zip(positions, trees, strict=True):
         for at, leaf in leaves(tree, position):
@@ -313,7 +313,7 @@ def _count_gradients(gradients: Any) -> int:
 
 
 def _unpack_output(output: Any) -> Any:
-    """What a call gave: msprobe packs whatever is no tuple into one."""
+    """The output of a call: msprobe packs anything but a tuple into one."""
     if isinstance(output, list) and len(output) == 1:
         only = output[0]
         if isinstance(only, list) or (isinstance(only, dict) and "type" not in only):
@@ -326,7 +326,7 @@ def _is_text(name: str) -> bool:
 
 
 def _drop_surrogates(text: str) -> str:
-    """Without the halves of characters that JSON can hold and no file can."""
+    """Replace lone surrogates, which JSON can contain but files cannot."""
     return text.encode(errors="replace").decode()
 
 
@@ -334,10 +334,9 @@ def _drop_surrogates(text: str) -> str:
 
 # ::
 #
-#     step{n}/rank{r}/dump.json            or proc{pid}, where no ranks were known; what was
-#     recorded
-#     step{n}/rank{r}/stack.json           from which lines
-#     step{n}/rank{r}/construct.json       under which modules
+#     step{n}/rank{r}/dump.json            the records; proc{pid} if the rank was unknown
+#     step{n}/rank{r}/stack.json           their source lines
+#     step{n}/rank{r}/construct.json       their modules
 #     step{n}/rank{r}/dump_tensor_data/    the values, a file for each tensor
 
 _KIND = "msprobe"
@@ -346,21 +345,21 @@ _PROCESS = re.compile(r"(rank|proc)(\d{0,9})")
 _MAIN = ("dump.json", "debug.json")
 _HEAD = 4096
 _MOST_FOLDERS = 100_000
-# Bytes of JSON for a value, at least: msprobe writes some 250 for a tensor, 50 for a number.
-_LEAST_TOLD = 16
+# The fewest bytes of JSON for a value: msprobe writes about 250 for a tensor, 50 for a number.
+_LEAST_BYTES = 16
 _NOTES = (
-    "msprobe's mean and norm are rounded to the tensor's own dtype",
-    "msprobe does not count zeros and exponents: where there are none, that is not known",
-    "msprobe does not count NaN and infinities: 1 stands for at least one",
+    "msprobe rounds mean and norm to the dtype of the tensor",
+    "msprobe does not count zeros and exponents: a count of none means unknown",
+    "msprobe does not count NaN and infinities: 1 means at least one",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class _ProcessPart:
-    """What one process left of one step.
+    """The part of one process in one step.
 
     Attributes:
-        folder: inside the dump, "" for the dump's own.
+        folder: inside the dump, "" for the dump itself.
         process: `rank3` or `proc4711`, or "".
     """
 
@@ -370,7 +369,7 @@ class _ProcessPart:
 
 
 def looks_like(path: Path) -> bool:
-    """Whether msprobe left this: by its names, and the beginning of one file."""
+    """Whether this is a dump of msprobe, by its names and the beginning of one file."""
     try:
         parts = _find_parts(path)
         return bool(parts) and any(_is_main(parts[0].folder / name) for name in _MAIN)
@@ -379,18 +378,15 @@ def looks_like(path: Path) -> bool:
 
 
 def open_dump(path: Path) -> ForeignDump:
-    """Read what was recorded; values are read when they are asked for.
+    """Read the records; values are read on demand.
 
-    `path` is the whole dump, one step of it, or the folder of one process.
-
-    Raises:
-        UsageError: there is nothing of msprobe's, or nothing that can be read.
+    `path` is the whole dump, one of its steps, or the folder of one process.
     """
     root = path.parent if path.is_file() else path
     parts = _find_parts(root)
     if not parts:
         raise UsageError(
-            f"{path} is no dump of msprobe: looked for step0/rank0/dump.json and the like"
+            f"{path} is not a dump of msprobe: it has no step0/rank0/dump.json or the like"
         )
     files, problems = Folder(root), Problems()
     ranks = _number_processes(parts, problems)
@@ -435,7 +431,7 @@ def _is_main(file: Path) -> bool:
 
 
 def _find_parts(root: Path) -> list[_ProcessPart]:
-    """The folders with something in them, whichever of the levels `root` is."""
+    """The folders with records, whichever level `root` is."""
     if not root.is_dir():
         return _find_parts(root.parent) if root.name in _MAIN and root.is_file() else []
     if any((root / name).is_file() for name in _MAIN):
@@ -445,7 +441,7 @@ def _find_parts(root: Path) -> list[_ProcessPart]:
     steps = [
         (own, one) for one in _list_folders(root) if (own := _parse_step(one.name)) is not None
     ]
-    if not steps:  # it is one itself, perhaps under another name
+    if not steps:  # it may be a step itself, under another name
         steps = [(_parse_step(root.resolve().name) or 0, root)]
     return [
         _ProcessPart(folder, number, folder.name)
@@ -458,7 +454,7 @@ def _find_parts(root: Path) -> list[_ProcessPart]:
 def _list_folders(above: Path) -> list[Path]:
     found = [one for one in above.iterdir() if one.is_dir() and not one.is_symlink()]
     if len(found) > _MOST_FOLDERS:
-        raise UsageError(f"{above} holds {len(found)} folders: give a part of it")
+        raise UsageError(f"{above} has {len(found)} folders: give one of them")
     return sorted(found, key=lambda one: natural_key(one.name))
 
 
@@ -468,18 +464,18 @@ def _parse_step(name: str) -> int | None:
 
 
 def _number_processes(parts: list[_ProcessPart], problems: Problems) -> dict[str, int]:
-    """The rank of each process; those that did not know theirs are counted."""
+    """The rank of each process; processes that did not know theirs are numbered."""
     names = {part.process for part in parts}
     ranks = {name: int(name[4:] or 0) for name in names if name.startswith("rank")}
     others = sorted(names - set(ranks), key=natural_key)
     together = {part.step for part in parts if part.process in others}
     if not ranks and len(together) == sum(part.process in others for part in parts):
-        # Never two in one step: the same program, which was started again between steps.
+        # Never two in one step: the same program, restarted between steps.
         return dict.fromkeys(others, 0)
     following = max(ranks.values(), default=-1) + 1
     for place, name in enumerate(others):
         ranks[name] = following + place
-        problems.add(f"{name} is taken for rank {ranks[name]}: msprobe did not know its rank")
+        problems.add(f"{name} counts as rank {ranks[name]}: msprobe did not know its rank")
     return ranks
 
 
@@ -491,14 +487,14 @@ def _read_part(files: Folder, part: _ProcessPart, problems: Problems) -> Entries
     for name in _MAIN:
         if (part.folder / name).is_file():
             file = files.locate(folder + name)
-            told = load_json(file)
-            most += file.stat().st_size // _LEAST_TOLD
-            data = told.get("data") if isinstance(told, dict) else None
+            content = load_json(file)
+            most += file.stat().st_size // _LEAST_BYTES
+            data = content.get("data") if isinstance(content, dict) else None
             if not isinstance(data, dict):
                 raise UsageError(f"{name} has no data")
             entries |= data
     if not entries:
-        raise UsageError("it holds no entries: msprobe writes them when its debugger is stopped")
+        raise UsageError("it has no entries: msprobe writes them when its debugger is stopped")
     parents = parents_of(_read_optional(files, folder, "construct.json", problems))
     lines = StackLines(_read_optional(files, folder, "stack.json", problems))
     values = part.folder / VALUES
@@ -507,7 +503,7 @@ def _read_part(files: Folder, part: _ProcessPart, problems: Problems) -> Entries
 
 
 def _read_optional(files: Folder, folder: str, name: str, problems: Problems) -> Any:
-    """A file that may be missing: without it, less is known of where values come from."""
+    """A file that may be missing: without it, less is known about the origin of values."""
     if not (files.path / folder / name).is_file():
         return None
     try:
@@ -525,22 +521,22 @@ def _make_rank(root: Path, rank: int, records: list[Record], world_size: int) ->
 
 
 def _locate_values(files: Folder, record: Record) -> tuple[Path, FilePlace, torch.dtype]:
-    """Where the values of a record are, and the dtype that they had."""
+    """Where the values of a record are, and their dtype."""
     payload, facts = record.payload, record.tensor
     if facts is None:
-        raise UsageError(f"it is no tensor: its value is {record.value}")
+        raise UsageError(f"it is not a tensor: its value is {record.value}")
     if payload is None:
-        raise UsageError("it has no values: statistics are all that was recorded")
+        raise UsageError("it has no values: only statistics were recorded")
     file = files.locate(payload.file)
     if payload.file.endswith(".npy"):
         with file.open("rb") as opened:
             place = array_place(payload.file, read_npy_header(opened), file.stat().st_size)
     else:
         place = only_tensor(file, payload.file)
-    wide = facts.dtype == "bfloat16" and place.dtype == "float32"  # numpy has no narrower one
+    wide = facts.dtype == "bfloat16" and place.dtype == "float32"  # numpy has no bfloat16
     if place.shape != facts.shape or (place.dtype != facts.dtype and not wide):
         raise UsageError(
-            f"{payload.file} holds {place.dtype} of {place.shape}, where dump.json says "
+            f"{payload.file} holds {place.dtype} of {place.shape}, but dump.json says "
             f"{facts.dtype} of {facts.shape}"
         )
     return file, place, known_dtype(facts.dtype)

@@ -1,4 +1,4 @@
-"""What msprobe writes about one call: its name, its values, and which shard a rank holds."""
+"""What msprobe writes about one call: its name, its values, and the shard of a rank."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 #     Module.layer1.0.conv1.Conv2d.forward.0          a module, its class, the pass, which call
 #     Functional.conv2d.3.backward                    a function, which call, the pass
 #     Module.layer1.0.conv1.Conv2d.parameters_grad.0  gradients of a module's parameters
-#     hidden.0.debug, hidden_grad.0.debug             what the program asked to save, its gradient
+#     hidden.0.debug, hidden_grad.0.debug             what the program saved, and its gradient
 
 CallKind = Literal["module", "function", "gradient", "saved", "other"]
 
 _MOST_DIGITS = 9
-# What stands for the module that it wraps: names without these are those of the bare model.
+# Names of wrapped modules: paths without these are those of the bare model.
 _WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _PARALLEL = "module"
-# Frames that lie between the user's line and the one who looked.
+# Frames between the user's line and msprobe.
 _OTHERS = re.compile(
     r"(?:site|dist)-packages[/\\](?:torch|torch_npu|msprobe|mindspore)[/\\]"
     r"|[/\\]torch[/\\]nn[/\\]modules[/\\]|[/\\]msprobe[/\\](?:core|pytorch|mindspore)[/\\]"
@@ -51,7 +51,7 @@ _LONGEST = 1000
 
 
 class MsprobeCall(NamedTuple):
-    """What a name of `dump.json` stands for.
+    """A parsed name of `dump.json`.
 
     Attributes:
         name: path of the module, function, or saved name.
@@ -67,7 +67,7 @@ class MsprobeCall(NamedTuple):
 
 
 def parse_name(text: str) -> MsprobeCall:
-    """Take a name apart; one that is of no known form stands for itself."""
+    """Parse a name; one of unknown form is kept as it is."""
     prefix, *parts = text.split(".")
     match (prefix, *parts):
         case (("Module" | "Cell"), *path, kind, ("forward" | "backward") as phase, number) if (
@@ -89,7 +89,7 @@ def parse_name(text: str) -> MsprobeCall:
 
 
 def forward_name(backward: str) -> str:
-    """The name of the forward call that a backward call belongs to."""
+    """The name of the forward call of a backward call."""
     rest, _, last = backward.rpartition(".")
     if last == "backward":
         return f"{rest}.forward"
@@ -105,11 +105,10 @@ def _is_number(text: str) -> bool:
 
 
 def plain_paths(classes: Mapping[str, str]) -> dict[str, str]:
-    """Module paths as a recording of the bare model has them.
+    """Module paths as in the bare model.
 
-    What `torch.compile`, checkpointing and sharding wrap goes by its own name, and so does what
-    DistributedDataParallel wraps. Where a wrapper and what it wraps were both seen, the outer one
-    has the name.
+    The wrappers of `torch.compile`, checkpointing, sharding and DistributedDataParallel are removed
+    from paths. If a wrapper and its module were both recorded, the wrapper gets the plain path.
 
     Args:
         classes: path of each module, and its class.
@@ -123,7 +122,7 @@ def plain_paths(classes: Mapping[str, str]) -> dict[str, str]:
         parts = path.split(".")
         if parallel:
             parts = parts[1:]
-        # A model that was wrapped itself is called by its class, as one that was not would be.
+        # A wrapped top-level model is named after its class, like one that is not wrapped.
         wanted = ".".join(part for part in parts if part not in _WRAPPED) or classes[path]
         plain[path] = path if wanted in taken else wanted
         taken.add(plain[path])
@@ -131,16 +130,16 @@ def plain_paths(classes: Mapping[str, str]) -> dict[str, str]:
 
 
 def parents_of(construct: object) -> dict[str, str]:
-    """Under which call each name stands, of what `construct.json` holds.
+    """The enclosing call of each name, from the contents of `construct.json`.
 
-    Of the backward pass it tells who was at work last, which need not be the one: a backward call
-    stands where its forward call does.
+    For the backward pass, msprobe records whichever module ran last, which may be wrong: a backward
+    call gets the parent of its forward call.
     """
     if not isinstance(construct, dict):
         return {}
     parents = {}
     for name, above in construct.items():
-        # Megatron's micro steps stand beside the parent.
+        # Megatron's micro steps are listed next to the parent.
         parent = above[0] if isinstance(above, list) and above else above
         if isinstance(parent, str):
             parents[name] = parent
@@ -156,8 +155,8 @@ def parents_of(construct: object) -> dict[str, str]:
 def in_order(names: Iterable[str], parents: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
     """Each name twice: when its call begins (True), and when it ends.
 
-    msprobe notes a module when it ends, after all that happened inside it. It began before the
-    first of these.
+    msprobe lists a module when it ends, after everything inside it. It began before the first of
+    these.
     """
     begun: set[str] = set()
     for name in names:
@@ -172,7 +171,7 @@ def in_order(names: Iterable[str], parents: Mapping[str, str]) -> Iterator[tuple
 
 
 class StackLines:
-    """The user's line behind each name, of what `stack.json` holds."""
+    """The user's line of each name, from the contents of `stack.json`."""
 
     def __init__(self, stack: object) -> None:
         self._lines: dict[str, tuple[str, str]] = {}
@@ -190,14 +189,14 @@ class StackLines:
             self._lines.update((name, line) for name in names if isinstance(name, str))
 
     def of(self, name: str, call: MsprobeCall) -> tuple[str, str]:
-        """The line and its text; of the backward pass, those of the call it belongs to."""
+        """The line and its text; in the backward pass, those of the forward call."""
         if call.phase == "backward" and name not in self._lines:
             name = forward_name(name)
         return self._lines.get(name, ("", ""))
 
 
 def _user_line(frames: Iterable[object]) -> tuple[str, str]:
-    """The innermost frame of the user's: `File a.py, line 3, in f, ` and the line's text."""
+    """The innermost frame of the user: `File a.py, line 3, in f, ` and the line's text."""
     for frame in frames:
         if not isinstance(frame, str) or not frame.startswith("File "):
             continue
@@ -210,7 +209,7 @@ def _user_line(frames: Iterable[object]) -> tuple[str, str]:
 
 
 def number_gradients(names: Iterable[str]) -> dict[str, int]:
-    """Which gradient of its module in this step each is, from 0: some releases count on."""
+    """The index of each gradient of its module in this step, from 0: some releases count on."""
     seen: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in names:
         call = parse_name(name)
@@ -224,26 +223,22 @@ def number_gradients(names: Iterable[str]) -> dict[str, int]:
 _LARGEST_JSON = 1 << 30
 _DEEPEST = 100
 _MOST_TENSOR_DIMENSIONS = 64
-_MOST_ELEMENTS = 2**58  # so that their bytes, too, are a number that fits a file
+_MOST_ELEMENTS = 2**58  # so that the number of bytes also fits
 _LONGEST_VALUE = 1000
 _LONGEST_DTYPE = 100
 _LONGEST_CHECKSUM = 32
-# Numbers that JSON has no sign for, as tools write them.
+# Numbers that JSON cannot express, as tools spell them.
 _SPELLED = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _SPELLED |= {"infinity": math.inf, "-infinity": -math.inf}
 
 
 def load_json(path: Path) -> Any:
-    """Read a file of JSON, with the NaN and Infinity that Python's writer leaves in it.
-
-    Raises:
-        UsageError: it is too large, or none.
-    """
+    """Read a JSON file, which may contain Python's NaN and Infinity."""
     size = path.stat().st_size
     if size > _LARGEST_JSON:
         raise UsageError(
-            f"{path.name} has {size} bytes, and at most {_LARGEST_JSON} are read: dump fewer steps "
-            f"or layers"
+            f"{path.name} has {size} bytes, the limit is {_LARGEST_JSON}: dump fewer steps or "
+            f"layers"
         )
     with path.open("rb") as file:
         content = file.read(size)
@@ -251,20 +246,16 @@ def load_json(path: Path) -> Any:
         return json.loads(content)
     except RecursionError as error:
         raise UsageError(f"{path.name} is nested too deeply") from error
-    except ValueError as error:  # bytes that are no text, and numbers of thousands of digits, too
+    except ValueError as error:  # also bytes that are not text, and numbers of thousands of digits
         raise UsageError(
             f"{path.name} is damaged: {error}; msprobe completes it when its debugger is stopped"
         ) from error
 
 
 def leaves(tree: Any, position: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every value in what msprobe wrote of arguments or results, with its position.
-
-    Raises:
-        UsageError: the containers are nested too deeply.
-    """
+    """Every value in msprobe's description of arguments or results, with its position."""
     if depth > _DEEPEST:
-        raise UsageError(f"{position[:80]!r} lies more than {_DEEPEST} containers deep")
+        raise UsageError(f"{position[:80]!r} is nested deeper than {_DEEPEST} containers")
     below: Iterator[tuple[Any, Any]]
     if isinstance(tree, list):
         below = iter(enumerate(tree))
@@ -290,18 +281,16 @@ def is_tensor(leaf: Any) -> bool:
 
 
 def facts_of(leaf: dict[str, Any]) -> TensorFacts:
-    """What a tensor was.
-
-    Raises:
-        UsageError: its shape is none.
-    """
+    """The properties of a tensor."""
     shape = leaf["shape"]
-    if not isinstance(shape, list) or len(shape) > _MOST_TENSOR_DIMENSIONS:
-        raise UsageError(f"its shape is {str(shape)[:80]}")
-    if not all(type(extent) is int and extent >= 0 for extent in shape):
-        raise UsageError(f"its shape is {str(shape)[:80]}")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > _MOST_TENSOR_DIMENSIONS
+        or not all(type(extent) is int and extent >= 0 for extent in shape)
+    ):
+        raise UsageError(f"its shape {str(shape)[:80]} is not valid")
     if math.prod(max(extent, 1) for extent in shape) > _MOST_ELEMENTS:
-        raise UsageError(f"its shape is {str(shape)[:80]}, larger than any memory")
+        raise UsageError(f"its shape {str(shape)[:80]} is larger than any memory")
     extents = tuple(shape)
     return TensorFacts(
         dtype=_read_dtype(leaf),
@@ -312,7 +301,7 @@ def facts_of(leaf: dict[str, Any]) -> TensorFacts:
 
 
 def _read_dtype(leaf: dict[str, Any]) -> str:
-    """Torch's name: numpy's are the same, and MindSpore's begin with a capital letter."""
+    """The name in torch: numpy's are the same, and MindSpore's are capitalised."""
     name = leaf.get("dtype")
     if not isinstance(name, str) or len(name) > _LONGEST_DTYPE:
         return ""
@@ -320,10 +309,10 @@ def _read_dtype(leaf: dict[str, Any]) -> str:
 
 
 def statistics_of(leaf: dict[str, Any], shape: tuple[int, ...]) -> Statistics | None:
-    """What msprobe computed of a tensor; None where it did not.
+    """The statistics that msprobe computed for a tensor, or None.
 
-    It knows the extremes, the mean and the norm of all values, so of finite ones only where all
-    are. Of how many are not finite it shows that there are some: a count of 1 stands for that.
+    Minimum, maximum, mean and norm include non-finite values, so they are used only if all values
+    are finite. The counts of NaN and Inf are lower bounds.
     """
     count = math.prod(shape)
     if not count:
@@ -334,7 +323,7 @@ def statistics_of(leaf: dict[str, Any], shape: tuple[int, ...]) -> Statistics | 
     if math.isnan(high) or math.isnan(low):
         return Statistics(count=count, nans=1)
     if not low <= high:
-        raise UsageError(f"its least value is {low}, and its greatest {high}")
+        raise UsageError(f"its minimum {low} is greater than its maximum {high}")
     if math.isinf(high) or math.isinf(low):
         alike = count if high == low else 1
         return Statistics(
@@ -350,7 +339,7 @@ def statistics_of(leaf: dict[str, Any], shape: tuple[int, ...]) -> Statistics | 
         minimum=low,
         maximum=high,
         mean=_read_finite(leaf, "Mean"),
-        # The norm of a tensor without dimensions is written as its value, whatever its sign.
+        # msprobe writes the value of a scalar as its norm, with its sign.
         l2=None if norm is None else abs(norm),
         zeros=count if low == high == 0 else 0,
     )
@@ -369,22 +358,22 @@ def _read_figure(leaf: dict[str, Any], name: str) -> float | None:
 
 
 def _read_finite(leaf: dict[str, Any], name: str) -> float | None:
-    """Of finite values: one that overflowed while it was computed is not known."""
+    """The figure, or None if it overflowed."""
     figure = _read_figure(leaf, name)
     return figure if figure is not None and math.isfinite(figure) else None
 
 
 def checksum_of(leaf: dict[str, Any]) -> str:
-    """What msprobe has instead of statistics if asked so, with the name of what it is."""
+    """The checksum that msprobe can store instead of statistics, with its kind."""
     text = leaf.get("md5")
     if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_CHECKSUM or not text.isalnum():
         return ""
-    # Called md5 in the file; it is a CRC of 32 bits, or words of 64 bits added without carry.
+    # Named md5 in the file, but it is a CRC32, or the exclusive or of 64-bit words.
     return f"xor:{text[2:]}" if text.startswith("0x") else f"crc32:{text}"
 
 
 def text_of(leaf: Any) -> str:
-    """A plain value as paritas writes it: as Python does, as far as that can be told."""
+    """A plain value as text, in Python's notation where possible."""
     text = _write_leaf(leaf)
     if len(text) > _LONGEST_VALUE:
         text = text[: _LONGEST_VALUE - 3] + "..."
@@ -417,8 +406,8 @@ def _write_leaf(leaf: Any) -> str:
 
 # --- Shards ---------------------------------------------------------------------------------------
 
-# msprobe notes the mesh, the placements and the local shape. What the whole is like follows from
-# the shapes that the other ranks recorded at the same place.
+# msprobe records the mesh, the placements and the local shape. The global shape follows from the
+# shapes that the other ranks recorded at the same place.
 
 _MOST_MESH_DIMENSIONS = 8
 _MOST_RANKS = 1 << 20
@@ -426,13 +415,13 @@ _LONGEST_AXIS_NAME = 32
 
 
 class Sharding(NamedTuple):
-    """What msprobe says of a distributed tensor.
+    """How a tensor is distributed.
 
     Attributes:
         extents: of the mesh.
         ranks: of the mesh, in row-major order.
-        placements: per dimension of the mesh, as `LocalPlacement` has them.
-        dimensions: the dimension of the tensor that each of these shards, or None.
+        placements: one per mesh dimension, as in `LocalPlacement`.
+        dimensions: the tensor dimension that each of these shards, or None.
     """
 
     extents: tuple[int, ...]
@@ -442,25 +431,21 @@ class Sharding(NamedTuple):
 
 
 def sharding_of(leaf: dict[str, Any]) -> Sharding | None:
-    """How a tensor was distributed; None where it was not.
-
-    Raises:
-        UsageError: what is said of it makes no sense.
-    """
+    """How a tensor is distributed, or None."""
     if "device_mesh" not in leaf and "placements" not in leaf:
         return None
     extents, ranks = _read_mesh(leaf.get("device_mesh"))
-    told = leaf.get("placements")
-    if not isinstance(told, list) or len(told) != len(extents):
-        raise UsageError(f"its placements on a mesh of {extents} are {str(told)[:80]}")
-    placements = [_read_placement(one, len(leaf["shape"])) for one in told]
+    placed = leaf.get("placements")
+    if not isinstance(placed, list) or len(placed) != len(extents):
+        raise UsageError(f"its placements on a mesh of {extents} are not valid: {str(placed)[:80]}")
+    placements = [_read_placement(one, len(leaf["shape"])) for one in placed]
     names, dimensions = zip(*placements, strict=True)
     return Sharding(extents, ranks, names, dimensions)
 
 
-def _read_mesh(told: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     extents: list[int] = []
-    level: list[Any] = [told]
+    level: list[Any] = [mesh]
     while level and all(isinstance(one, list) for one in level):
         lengths = {len(one) for one in level}
         level = list(itertools.chain.from_iterable(level))
@@ -469,19 +454,19 @@ def _read_mesh(told: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         extents.append(lengths.pop())
     ranks = tuple(one for one in level if type(one) is int)
     if not ranks or len(ranks) != len(level) or math.prod(extents) != len(ranks):
-        raise UsageError(f"its mesh is {str(told)[:80]}")
+        raise UsageError(f"its mesh {str(mesh)[:80]} is not valid")
     return tuple(extents), ranks
 
 
-def _read_placement(told: Any, rank: int) -> tuple[str, int | None]:
-    match told:
+def _read_placement(placement: Any, rank: int) -> tuple[str, int | None]:
+    match placement:
         case {"Shard": {"dim": int(dimension)}} if -rank <= dimension < rank:
             return role_word(Shard(dimension % rank)), dimension % rank
         case {"Replicate": _}:
             return REPLICATE, None
         case {"Partial": {"reduce_op": str(how)}} if how.isidentifier():
             return role_word(Partial(cast("Reduction", how[:_LONGEST_AXIS_NAME]))), None
-    raise UsageError(f"its placement is {str(told)[:80]}")
+    raise UsageError(f"its placement {str(placement)[:80]} is not valid")
 
 
 def place_shards(
@@ -489,11 +474,11 @@ def place_shards(
     shardings: Mapping[int, Mapping[int, Sharding]],
     problems: Problems,
 ) -> None:
-    """Say of each distributed tensor which part of the whole it is.
+    """Set the part of the whole that each distributed tensor is.
 
     Args:
-        records: by rank; what is found out is put in their place.
-        shardings: by rank and place in that rank's list.
+        records: by rank; updated in place.
+        shardings: by rank and index in that rank's list.
     """
     shapes: defaultdict[tuple[int, str], dict[int, tuple[int, ...]]] = defaultdict(dict)
     for rank, known in shardings.items():
@@ -517,14 +502,14 @@ def _place_shard(
 ) -> LocalPlacement:
     extents = sharding.extents
     if rank not in sharding.ranks:
-        raise UsageError(f"its mesh has the ranks {str(list(sharding.ranks))[:80]} alone")
+        raise UsageError(f"its mesh has only the ranks {str(list(sharding.ranks))[:80]}")
     own = sharding.ranks.index(rank)
     steps = [math.prod(extents[place + 1 :]) for place in range(len(extents))]
     coordinate = tuple(own // step % extent for step, extent in zip(steps, extents, strict=True))
     whole, offset = list(shapes[rank]), [0] * len(shapes[rank])
     cut = [dimension for dimension in sharding.dimensions if dimension is not None]
     if len(set(cut)) != len(cut):
-        raise UsageError("one dimension is cut along several of the mesh's, which is not followed")
+        raise UsageError("one dimension is sharded over several mesh dimensions: not supported")
     for mesh, dimension in enumerate(sharding.dimensions):
         if dimension is None:
             continue
@@ -532,12 +517,12 @@ def _place_shard(
         along = [sharding.ranks[first + place * steps[mesh]] for place in range(extents[mesh])]
         missing = [other for other in along if len(shapes.get(other, ())) != len(whole)]
         if missing:
-            raise UsageError(f"it is a part of what rank {missing[0]} has not recorded")
+            raise UsageError(f"rank {missing[0]} did not record its part of the tensor")
         parts = [shapes[other][dimension] for other in along]
         whole[dimension] = sum(parts)
         offset[dimension] = sum(parts[: coordinate[mesh]])
     if math.prod(max(extent, 1) for extent in whole) > _MOST_ELEMENTS:
-        raise UsageError(f"it is a part of {tuple(whole)}, larger than any memory")
+        raise UsageError(f"its global shape {tuple(whole)} is larger than any memory")
     return LocalPlacement(
         mesh=extents,
         coordinate=coordinate,

@@ -1,4 +1,4 @@
-"""Torchair's tree of `.npy` files, one per value of a node: written for msit, and read."""
+"""torchair's tree of `.npy` files, one per value of a node: written for msit, and read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import warnings
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,12 @@ import torch
 
 from paritas.compat.foreign_dump import Gathered
 from paritas.compat.ge_files import fitting_name
+from paritas.compat.ge_tensors import FLOAT4_VALUES
 from paritas.errors import ParitasError, UsageError
 from paritas.files.dtypes import known_dtype, stored_dtype, stored_shape
 from paritas.files.folders import TORCHAIR, whole_file
 from paritas.files.npy_files import (
+    NUMPY_DTYPES,
     array_place,
     object_text,
     python_text,
@@ -30,6 +31,7 @@ from paritas.files.npy_files import (
     summary_of,
 )
 from paritas.files.records import Payload, Site
+from paritas.files.tensor_bytes import typed
 from paritas.files.torch_files import only_tensor
 from paritas.files.trees import glimpse, natural_key
 
@@ -47,45 +49,23 @@ if TYPE_CHECKING:
 
 # --- A tensor as one `.npy` file, and back bit for bit --------------------------------------------
 
-# numpy has no bfloat16, no float8 and no half complex numbers: these are widened to float32 and
-# complex64, which hold each of their values. The bits that tell one NaN from another would be lost
-# on that way, so they travel in the spare bits of the wider NaN.
+# numpy lacks bfloat16, float8 and complex32: these are widened to float32 and complex64, which hold
+# all their values. The payload bits of a NaN would be lost, so they are stored in the spare bits of
+# the wider NaN.
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-_NATIVE = {
-    torch.bool: "bool",
-    torch.uint8: "uint8",
-    torch.uint16: "uint16",
-    torch.uint32: "uint32",
-    torch.uint64: "uint64",
-    torch.int8: "int8",
-    torch.int16: "int16",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.float16: "float16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.complex64: "complex64",
-    torch.complex128: "complex128",
-}
+_NATIVE = {getattr(torch, name): name for name in NUMPY_DTYPES}
 _FLOAT4 = torch.float4_e2m1fn_x2
-# The sixteen numbers that four bits stand for: a sign, two bits of exponent, one of mantissa.
-_FLOAT4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _QUIET_NAN = 0x7FC00000
-# To pick bits by: torch has few operators for the unsigned integers of two bytes.
+# Dtypes to extract bits with: torch has few operators for uint16.
 _CARRIERS = {1: torch.uint8, 2: torch.int16}
 
 
 def array_of(stored: Tensor, shape: tuple[int, ...]) -> Array:
-    """The values of a CPU tensor, in a dtype that numpy has.
-
-    Args:
-        stored: contiguous, with what it repeats stored once.
-        shape: with the repetitions, which other programs expect to find.
-    """
+    """The values of a contiguous CPU tensor in a numpy dtype, expanded to `shape`."""
     dtype = stored.dtype
     if dtype in _NATIVE:
         return _expand(stored, shape).numpy()
@@ -96,12 +76,12 @@ def array_of(stored: Tensor, shape: tuple[int, ...]) -> Array:
         return torch.view_as_complex(parts).numpy()
     if dtype.is_floating_point:
         return _widen_floats(_expand(stored, shape)).numpy()
-    # Integers of less than a byte, and bits without a meaning: as they lie in memory.
+    # Integers smaller than a byte, and plain bits: as they are in memory.
     return _expand(stored.view(_carrier_dtype(dtype)), shape).numpy()
 
 
 def tensor_of(array: Array, facts: TensorFacts) -> Tensor:
-    """The tensor that `array_of` was given, dimensions that it repeated written out."""
+    """The tensor given to `array_of`, with repeated dimensions expanded."""
     dtype = stored_dtype(known_dtype(facts.dtype))
     values, shape = _check_array(array, facts, dtype)
     if not values.size:
@@ -114,17 +94,14 @@ def tensor_of(array: Array, facts: TensorFacts) -> Tensor:
         halves = _narrow_floats(
             torch.from_numpy(values.reshape(-1)).view(torch.float32), torch.float16
         )
-        with warnings.catch_warnings():
-            # Torch warns that few operators know these numbers. None is asked for any here.
-            warnings.simplefilter("ignore", UserWarning)
-            return halves.view(torch.complex32).reshape(shape)
+        return typed(halves, dtype).reshape(shape)
     if dtype.is_floating_point:
         return _narrow_floats(torch.from_numpy(values.reshape(-1)), dtype).reshape(shape)
     return torch.from_numpy(values).view(dtype).reshape(shape)
 
 
 def array_of_value(text: str) -> Array:
-    """What is no tensor, from its text: a number as one, all else as characters, never pickled."""
+    """A value other than a tensor, from its text: numbers as such, the rest as text."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -133,13 +110,13 @@ def array_of_value(text: str) -> Array:
         return np.array(str(value))
     try:
         array = np.array(value)
-    except (ValueError, OverflowError):  # rows of different lengths, a number without end
+    except (ValueError, OverflowError):  # ragged rows, or a huge number
         return np.array(text)
     return array if array.dtype.kind in "biufc" else np.array(text)
 
 
 def write_array(path: Path, array: Array) -> int:
-    """Write the file so that nobody ever sees half of it; its size in bytes."""
+    """Write the file atomically; returns its size in bytes."""
     with whole_file(path) as file:
         plain = np.ascontiguousarray(array).reshape(array.shape)
         np.lib.format.write_array(file, plain, allow_pickle=False)
@@ -147,24 +124,20 @@ def write_array(path: Path, array: Array) -> int:
 
 
 def read_array(path: Path, files: OpenFiles | None = None) -> Array:
-    """Read a file that anybody may have written: checked before memory is taken, no pickle.
-
-    Args:
-        files: to map the values by, rather than to read them.
-    """
+    """Read an untrusted file, checked before memory is allocated; with `files`, map it."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
             header = read_npy_header(file)
             shape, dtype = header.shape, np.dtype(header.descr)
         except (UsageError, ValueError, TypeError) as error:
-            raise ParitasError(f"{path} is no .npy file: {error}") from error
+            raise ParitasError(f"{path} cannot be read: {error}") from error
         count = math.prod(shape)
         needed, present = count * dtype.itemsize, size - header.begin
         if dtype.hasobject or min(shape, default=0) < 0 or needed != present:
             raise ParitasError(
                 f"{path} is damaged: its header says {shape} of {dtype}, which is {needed} bytes, "
-                f"and {present} follow"
+                f"but {present} follow"
             )
         if files is None or not needed:
             file.seek(header.begin)
@@ -178,7 +151,7 @@ def read_array(path: Path, files: OpenFiles | None = None) -> Array:
 def _check_array(
     array: Array, facts: TensorFacts, dtype: torch.dtype
 ) -> tuple[Array, tuple[int, ...]]:
-    """Refuse a file that does not hold what the index says of it."""
+    """Refuse a file that does not match its index."""
     shape, wanted = facts.shape, facts.shape
     if dtype in _NATIVE:
         name = _NATIVE[dtype]
@@ -191,8 +164,8 @@ def _check_array(
         name = str(_carrier_dtype(dtype)).removeprefix("torch.")
     if array.dtype.name != name or array.shape != wanted:
         raise ParitasError(
-            f"the file holds {array.shape} of {array.dtype}, where {facts.dtype} of "
-            f"{shape} is kept as {wanted} of {name}"
+            f"the file holds {array.shape} of {array.dtype}, but {facts.dtype} of {shape} is "
+            f"stored as {wanted} of {name}"
         )
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return np.ascontiguousarray(native).reshape(wanted), shape
@@ -221,7 +194,7 @@ def _narrow_floats(wide: Tensor, dtype: torch.dtype) -> Tensor:
     if is_nan.any():
         carrier = _CARRIERS[dtype.itemsize]
         kept = (wide.view(torch.int32)[is_nan] & _all_bits(dtype)).to(carrier)
-        # Only a NaN that was widened here carries the narrow one; another's bits are not its own.
+        # Only NaNs that were widened here carry the narrow one's bits.
         is_ours = kept.view(dtype).to(torch.float32).isnan()
         present = narrow.view(carrier)
         present[is_nan] = torch.where(is_ours, kept, present[is_nan])
@@ -237,20 +210,20 @@ def _unpacked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _unpack_float4(pairs: Tensor) -> Array:
-    """Two numbers of four bits lie in a byte, the first in its lower half."""
-    signed = torch.tensor([*_FLOAT4_VALUES, *(-value for value in _FLOAT4_VALUES)])
+    """A byte holds two 4-bit numbers, the first in its lower half."""
+    signed = torch.tensor([*FLOAT4_VALUES, *(-value for value in FLOAT4_VALUES)])
     halves = torch.stack((pairs & 15, pairs >> 4), dim=-1).long()
     return signed[halves].reshape(_unpacked_shape(tuple(pairs.shape))).numpy()
 
 
 def _pack_float4(values: Array) -> Tensor:
-    magnitudes = torch.tensor(_FLOAT4_VALUES)
+    magnitudes = torch.tensor(FLOAT4_VALUES)
     wide = torch.from_numpy(values).reshape(-1)
     codes = torch.searchsorted(magnitudes, wide.abs())
     if codes.numel() and (
         codes.max() >= len(magnitudes) or not magnitudes[codes].equal(wide.abs())
     ):
-        raise ParitasError("the file holds numbers that four bits cannot hold")
+        raise ParitasError("the file contains numbers that 4-bit floats cannot represent")
     nibbles = (codes + 8 * wide.signbit().long()).to(torch.uint8).reshape(-1, 2)
     return nibbles[:, 0] | (nibbles[:, 1] << 4)
 
@@ -262,21 +235,20 @@ def _pack_float4(values: Array) -> Tensor:
 #     worldsize{W}_global_rank{r}/{model}/{step}/{name}-{op}.INPUT.{i}[.{j}].{time}.npy
 #     worldsize{W}_global_rank{r}/{model}/{step}/{name}-{op}.OUTPUT.{i}.{time}.npy
 #
-# `model` is the graph, its backward pass a model of its own, and `eager` where there is no graph.
-# What one call takes and gives bears one time. A name that no file system would take is replaced by
-# a number, which `mapping.csv` beside it explains. The index of the dump stays what it always is.
+# `model` is the graph, with its backward pass as a separate model, or `eager` without a graph. All
+# files of one call have the same time. A name that is too long is replaced by a number, which
+# `mapping.csv` in the same folder explains. The index of the dump is the usual one.
 
 if TYPE_CHECKING:
     _Kind = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 _LONGEST_FILE_NAME = 255
-_SIDES = {"input": "INPUT", "output": "OUTPUT"}
 
 
 @dataclasses.dataclass(frozen=True)
 class _EarlierFile:
-    """A file that holds bytes known by their digest."""
+    """A file with bytes of a known digest."""
 
     file: str
     facts: TensorFacts
@@ -285,8 +257,8 @@ class _EarlierFile:
 class NpyTree:
     """Writes the payloads of one rank.
 
-    Bytes that are there already, in the same dtype and shape, become a second name of the same
-    file, where the file system has hard links: the tree is whole, and the disk holds them once.
+    Bytes that are already stored, in the same dtype and shape, get a hard link where the file
+    system supports it: the tree is complete, and the disk holds them once.
     """
 
     def __init__(self, root: Path, rank: int, world_size: int) -> None:
@@ -301,7 +273,7 @@ class NpyTree:
         self._earlier: dict[str, dict[_Kind, _EarlierFile]] = {}
 
     def write(self, entry: Entry) -> Payload:
-        """Write what an entry holds; one without its bytes must have had them written before."""
+        """Write an entry; one without bytes must have been written before."""
         if entry.step != self._step:
             self._step = entry.step
             self._times.clear()
@@ -318,7 +290,7 @@ class NpyTree:
         for folder in sorted(self._folders):
             if not folder.endswith(f"/{step}"):
                 continue
-            # Renamed first: a reader finds the whole of it, or nothing.
+            # Renamed first: a reader finds all of it or nothing.
             leaving = self._root / f"{folder}.leaving"
             (self._root / folder).rename(leaving)
             shutil.rmtree(leaving)
@@ -331,20 +303,20 @@ class NpyTree:
     def _write_tensor(self, file: str, entry: Entry, facts: TensorFacts) -> Payload:
         path = self._root / file
         known = self._earlier.setdefault(entry.digest, {})
-        # The same bytes in the same shape are other values, if they are repeated otherwise.
+        # The same bytes in the same shape can be other values, if other dimensions are repeated.
         kind = (facts.dtype, facts.shape, stored_shape(facts.shape, facts.stride))
         same = known.get(kind)
         if same is not None:
-            # Some file systems have no links, and all have a limit to them.
+            # Some file systems have no links, and all limit their number.
             with contextlib.suppress(OSError):
                 os.link(self._root / same.file, path)
                 return Payload(file=file, nbytes=path.stat().st_size, shape=facts.shape)
         stored = entry.stored
         if stored is None:
-            earlier = self._holder(entry)
+            earlier = self._find_earlier(entry)
             if not (self._root / earlier.file).exists():
-                # Somebody converts the dump as it grows, and deleted what he had taken over. The
-                # record says which bytes it were: by their digest he has them.
+                # A converter that follows the growing dump has taken the file over and deleted it.
+                # It finds these bytes by their digest.
                 return Payload(file=earlier.file, nbytes=0, shape=facts.shape)
             stored = self._recover(earlier, facts)
         size = write_array(path, array_of(stored, facts.shape))
@@ -353,17 +325,16 @@ class NpyTree:
         return Payload(file=file, nbytes=size, shape=facts.shape)
 
     def _recover(self, earlier: _EarlierFile, facts: TensorFacts) -> Tensor:
-        """The bytes of an entry that came without, from the file of an earlier one."""
+        """The bytes of an entry without values, from an earlier file."""
         whole = tensor_of(read_array(self._root / earlier.file), earlier.facts)
-        once = whole[
-            _leading_slices(stored_shape(earlier.facts.shape, earlier.facts.stride))
-        ].contiguous()
+        kept = tuple(map(slice, stored_shape(earlier.facts.shape, earlier.facts.stride)))
+        once = whole[kept].contiguous()
         dtype = stored_dtype(known_dtype(facts.dtype))
         shape = stored_shape(facts.shape, facts.stride)
         return once.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
 
-    def _holder(self, entry: Entry) -> _EarlierFile:
-        """The earlier file with the bytes of an entry; one that is there, if there is any."""
+    def _find_earlier(self, entry: Entry) -> _EarlierFile:
+        """An earlier file with the bytes of an entry, preferably one that still exists."""
         found = list(self._earlier.get(entry.digest, {}).values())
         for one in found:
             if (self._root / one.file).exists():
@@ -371,8 +342,8 @@ class NpyTree:
         if found:
             return found[0]
         raise ParitasError(
-            f"{entry.site.id} of step {entry.step} came without its values, and no file of this "
-            f"dump holds their digest {entry.digest!r}"
+            f"{entry.site.id} of step {entry.step} has no values, and no file of this dump has "
+            f"digest {entry.digest!r}"
         )
 
     def _place(self, entry: Entry) -> str:
@@ -383,7 +354,7 @@ class NpyTree:
             self._folders.add(folder)
         name = self._file_name(site)
         if (folder, name) in self._taken:
-            # The place was seen before in this call. Nothing is ever written over.
+            # This place was already written in this call. Nothing is ever overwritten.
             self._times.pop(_call_key(site))
             name = self._file_name(site)
         self._taken.add((folder, name))
@@ -391,10 +362,10 @@ class NpyTree:
 
     def _file_name(self, site: Site) -> str:
         call = call_name(_name_node(site), site.op or site.level)
-        return f"{call}.{_SIDES[site.side]}.{_plain_name(site.position)}.{self._time(site)}.npy"
+        return f"{call}.{site.side.upper()}.{_plain_name(site.position)}.{self._time(site)}.npy"
 
     def _time(self, site: Site) -> str:
-        """One for all that a call takes and gives, and another for each call."""
+        """The same for all inputs and outputs of a call, and different for each call."""
         call = _call_key(site)
         if call not in self._times:
             moment = dt.datetime.now(dt.UTC)
@@ -404,7 +375,7 @@ class NpyTree:
 
 
 def _name_node(site: Site) -> str:
-    """What stands where torchair has the name of a node, which has no dots."""
+    """The part of the file name where torchair has the name of a node, without dots."""
     if site.level == "module":
         return site.name.replace(".", "_")
     if site.level == "op":
@@ -412,12 +383,8 @@ def _name_node(site: Site) -> str:
         short = op.split(".")[1] if "." in op else op
         return f"{module}_{short}".replace(".", "_") if module else short
     if (site.source, site.level) == ("fused", "node") and site.op != "placeholder":
-        return f"{site.name}.node"  # the plain name is that of the buffer with the same value
+        return f"{site.name}.node"  # the buffer with the same value has the plain name
     return site.name
-
-
-def _leading_slices(shape: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(size) for size in shape)
 
 
 def _call_key(site: Site) -> tuple[str, str, str, str, int]:
@@ -425,31 +392,24 @@ def _call_key(site: Site) -> tuple[str, str, str, str, int]:
 
 
 def read_npy(path: Path, record: Record, files: OpenFiles | None = None) -> Tensor:
-    """The tensor of a record, in its own dtype and shape, bit for bit.
-
-    Args:
-        files: to map the values by, rather than to read them.
-    """
+    """The tensor of a record, in its dtype and shape, bit for bit; with `files`, mapped."""
     if record.tensor is None:
-        raise ParitasError(f"{record.id} is no tensor: its value is {record.value}")
-    try:
-        return tensor_of(read_array(path, files), record.tensor)
-    except ParitasError as error:
-        raise ParitasError(f"{record.id} of step {record.step}: {error}") from error
+        raise ParitasError(f"it is not a tensor: its value is {record.value}")
+    return tensor_of(read_array(path, files), record.tensor)
 
 
 def is_of_tree(name: str) -> bool:
-    """Whether what bears that name at the top of a dump belongs to this layout."""
+    """Whether a name at the top of a dump belongs to this layout."""
     return TORCHAIR.fullmatch(name) is not None
 
 
 def call_name(name: str, op: str) -> str:
-    """What the files of one call are named after."""
+    """The beginning of the file names of one call."""
     return f"{_plain_name(name)}-{_plain_name(op)}"
 
 
 def model_name(graph: str, phase: Phase) -> str:
-    """The folder for what a graph computes; torchair's rule for what a name may not hold."""
+    """The folder of a graph's values; torchair's rule for forbidden characters."""
     name = re.sub(r"[./\\ ]", "_", graph) or "eager"
     return _plain_name(f"{name}_backward" if phase == "backward" else name)[:_LONGEST_FILE_NAME]
 
@@ -460,7 +420,7 @@ def time_stamp(moment: dt.datetime) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """A name without what means something to a shell, a file system or a reader of these names."""
+    """A name without characters that are special to a shell, a file system or readers of names."""
     return re.sub(r"[^\w.\-]", "_", name, flags=re.ASCII)
 
 
@@ -472,15 +432,14 @@ def _plain_name(name: str) -> str:
 #     data_dump/{token + 1}/gm_{time}_dump/{file}.npy
 #     gm_{time}_dump/data_dump/{token + 1}/{file}.npy
 #
-# A file is `{node}-{target}.INPUT.{i}[.{j}].{time}.npy` or `….OUTPUT.{i}.{time}.npy`; all of one
-# call bear one time. A name that was too long is a number, which `mapping.csv` beside it explains.
-# A file `…_min_max.npy` has the least and the greatest value in the place of all. What torchair
-# records of a graph that it captured on the device, `worldsize…/{node}_device_{d}_{count}.pt`, is
-# read too; its count is taken for the step.
+# A file is `{node}-{target}.INPUT.{i}[.{j}].{time}.npy` or `….OUTPUT.{i}.{time}.npy`; all files of
+# one call have the same time. A name that is too long is a number, which `mapping.csv` explains. A
+# file `…_min_max.npy` has the minimum and maximum instead of all values. What torchair records of a
+# graph captured on the device, `worldsize…/{node}_device_{d}_{count}.pt`, is also read; its count
+# is the step.
 #
-# A number of Python's own and a tensor without dimensions look alike in these files: an input of
-# one of the dtypes that numpy gives to Python's numbers is taken for a number, and can be read as
-# tensor.
+# A Python number and a tensor without dimensions look the same in these files: an input with a
+# dtype that numpy gives to Python numbers counts as a number, and can be read as a tensor.
 
 MAPPING = "mapping.csv"
 _LARGEST_MAPPING = 64 << 20
@@ -499,7 +458,7 @@ _SUMMARY = "_min_max.npy"
 
 @dataclasses.dataclass(frozen=True)
 class _FolderFacts:
-    """What the folders of a file say."""
+    """Rank, step and graph of a file, from its folders."""
 
     rank: int
     step: int
@@ -508,7 +467,7 @@ class _FolderFacts:
 
 @dataclasses.dataclass(frozen=True)
 class _TreeFile:
-    """A file, and what its name and folders say."""
+    """A file, and the information in its name and folders."""
 
     file: FoundFile
     where: _FolderFacts
@@ -526,14 +485,14 @@ class _TreeFile:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """By this, they are in the order of the program."""
+        """A sort key for program order."""
         side = 0 if self.side == "input" else 1
         where = (self.where.rank, self.where.step, self.time, self.where.graph, self.node)
         return (*where, side, natural_key(self.position), self.file.name)
 
 
 def looks_like(path: Path) -> bool:
-    """Whether files are named as torchair names those of a graph's nodes."""
+    """Whether files have torchair's names for the nodes of a graph."""
     for name in glimpse(path):
         *folders, own = PurePosixPath(name).parts
         if _FILE.fullmatch(own):
@@ -545,11 +504,7 @@ def looks_like(path: Path) -> bool:
 
 
 def open_dump(path: Path) -> ForeignDump:
-    """Open such a tree, or a part of one.
-
-    Raises:
-        UsageError: there is nothing to read.
-    """
+    """Open such a tree, or a part of one."""
     gathered = Gathered(path, "fx")
     found = gathered.folder.find(
         lambda name: name.endswith((".npy", ".pt", MAPPING)), gathered.problems
@@ -574,21 +529,21 @@ def open_dump(path: Path) -> ForeignDump:
 
 
 def _mapped_names(gathered: Gathered, files: list[FoundFile]) -> dict[str, str]:
-    """What files with numbers for names are called, by their paths."""
+    """The names of files that have numbers for names, by path."""
     names: dict[str, str] = {}
     problems = gathered.problems
     for file in files:
         if file.parts[-1] != MAPPING:
             continue
         if file.size > _LARGEST_MAPPING:
-            problems.add(f"{file.name} has {file.size} bytes: no list of names")
+            problems.add(f"{file.name} has {file.size} bytes, too many for a list of names")
             continue
         folder = file.name.removesuffix(MAPPING)
         with gathered.folder.locate(file.name).open("rb") as opened:
             for line in opened.read(file.size).splitlines():
                 short, comma, full = line.decode("utf-8", "replace").strip().partition(",")
                 if not comma or len(full) > _LONGEST_MAPPED_NAME:
-                    problems.add(f"{file.name} has a line that names nothing: {short[:80]!r}")
+                    problems.add(f"{file.name} has a line without a name: {short[:80]!r}")
                     continue
                 for ending in (".npy", _SUMMARY):
                     key = f"{folder}{short.strip().removesuffix('.npy')}{ending}"
@@ -599,7 +554,7 @@ def _mapped_names(gathered: Gathered, files: list[FoundFile]) -> dict[str, str]:
 def _parse_folders(
     above: tuple[str, ...], file: FoundFile, modules: dict[str, str], gathered: Gathered
 ) -> _FolderFacts:
-    """Rank, step and graph from the folders; those above the given one count, too."""
+    """Rank, step and graph from the folders, including those above the given one."""
     folders = [*above, *file.parts[:-1]]
     rank = 0
     step, graph = _model_and_token([name for name in file.parts[:-1] if name not in _TOPS])
@@ -612,7 +567,7 @@ def _parse_folders(
             graph = modules.get(match[1], "gm_0")
         elif folder == "data_dump":
             following = folders[place + 1 :][:1]
-            # The token's folder is named one higher than the token.
+            # The folder of a token has a number one higher.
             if following and _NUMBER.fullmatch(following[0]):
                 step = max(int(following[0]) - 1, 0)
     return _FolderFacts(rank, step, graph)
@@ -635,12 +590,12 @@ def _parse_file(file: FoundFile, name: str, where: _FolderFacts, problems: Probl
     if match := _DEVICE_FILE.fullmatch(name):
         there = dataclasses.replace(where, step=int(match["count"]))
         return _TreeFile(file, there, match["node"], "", "output", "0", 0)
-    problems.add(f"{file.name} is not named after a node of a graph; it goes by its own name")
+    problems.add(f"{file.name} is not named after a node of a graph; its own name is used")
     return _TreeFile(file, where, PurePosixPath(name).stem, "", "output", "0", 0)
 
 
 def _without_summaries_of_whole(items: list[_TreeFile]) -> list[_TreeFile]:
-    """Where a tensor was to be replaced by its summary and was not yet, the whole is taken."""
+    """Drop the summary of a tensor that is also there as a whole."""
     whole = {(*item.call, item.side, item.position) for item in items if not item.is_summary}
     return [
         item

@@ -1,9 +1,9 @@
-"""Plain files of tensors, of no tool in particular: safetensors, numpy's, and torch's own.
+"""Plain tensor files, of no particular tool: safetensors, numpy and torch.
 
-A tensor is named after its file and its key: `folder/file/key`, or the key alone where there is but
-one file, or where files are numbered parts of one checkpoint. Endings of file names do not count,
-so that the same tensors saved by two libraries have the same names. A folder `step3` or `rank1`
-says what it says, as long as there is one such on the way to a file.
+A tensor is named after its file and its key: `folder/file/key`, or the key alone if there is only
+one file, or if files are numbered parts of one checkpoint. Suffixes of file names are dropped, so
+the same tensors saved by two libraries have the same names. A folder `step3` or `rank1` gives the
+step or rank, if there is only one such folder on the way to a file.
 """
 
 from __future__ import annotations
@@ -40,22 +40,18 @@ _PART = re.compile(r"(.*?)[-_.]?\d{5}-of-\d{5}")
 
 
 def looks_like(path: Path) -> bool:
-    """Whether there are files of tensors."""
+    """Whether there are tensor files."""
     return any(_is_wanted(PurePosixPath(name).name) for name in glimpse(path))
 
 
 def open_dump(path: Path) -> ForeignDump:
-    """Open a file, or all files of a folder.
-
-    Raises:
-        UsageError: there is nothing to read.
-    """
+    """Open a file, or all files of a folder."""
     gathered = Gathered(path, "files")
     files = gathered.folder.find(_is_wanted, gathered.problems)
     for file in files:
         step, rank, name = _place_in_run(file, is_only=len(files) == 1)
         try:
-            # All of a file or none: a damaged one has no order to be trusted.
+            # All of a file or none: the order in a damaged one cannot be trusted.
             items = list(_find_tensors(gathered.folder.locate(file.name), file))
         except (UsageError, OSError) as error:
             whole = _make_site(name or PurePosixPath(file.name).stem)
@@ -85,7 +81,7 @@ def _make_site(name: str) -> Site:
 
 
 def _place_in_run(file: FoundFile, *, is_only: bool) -> tuple[int, int, str]:
-    """Step, rank and the beginning of the names of a file's tensors."""
+    """Step, rank and the prefix of the names of a file's tensors."""
     *folders, own = file.parts
     numbers = []
     for pattern in (_STEP, _RANK):
@@ -126,4 +122,4 @@ def _find_saved(place: Path, name: str) -> Tensors:
             yield key, leaf.value
         else:
             text = plain_text(leaf.value.value)
-            yield key, text if text is not None else Unreadable("it is neither tensor nor number")
+            yield key, text if text is not None else Unreadable("it is not a tensor or number")

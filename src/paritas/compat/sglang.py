@@ -5,8 +5,8 @@
     {run}/step=3___rank=0___dump_index=12___name=attn_out___layer_id=5.pt
 
 Earlier releases call the step `curr_step` or `forward_pass_id`, and put the rank at the end of the
-folder's name. A file holds the value, or `{"value": …, "meta": …}`; the meta-data say over which
-ranks a tensor is split (`dims`, for example `b s[cp:zigzag] h[tp] d`) and where this rank is.
+folder name. A file holds the value, or `{"value": …, "meta": …}`; the metadata say over which ranks
+a tensor is split (`dims`, for example `b s[cp:zigzag] h[tp] d`) and the position of this rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paritas.files.trees import FoundFile
 
 _STEPS = ("step", "curr_step", "forward_pass_id")
-# Tags that say where and when a tensor was seen, not what it is.
+# Tags that say where and when a tensor was recorded, not what it is.
 _NOT_NAMES = {
     *_STEPS, "rank", "dump_index", "name", "recompute_status",
     "pp_rank", "tp_rank", "cp_rank", "ep_rank", "etp_rank",
@@ -46,12 +46,12 @@ _MOST_TAGS = 64
 
 
 class SglangDump(ForeignDump):
-    """A dump of SGLang's.
+    """A dump of SGLang.
 
     Attributes:
-        dims: by rank and sequence number, how a tensor's dimensions are named and split.
-        tags: by rank and sequence number, all that the file name says.
-        parallel: by rank, where it is among the ranks: `tp_rank`, `tp_size` and so on.
+        dims: how the dimensions of a tensor are named and split, by rank and sequence number.
+        tags: all tags in the file name, by rank and sequence number.
+        parallel: by rank, its position among the ranks: `tp_rank`, `tp_size` and so on.
     """
 
     dims: dict[tuple[int, int], str]
@@ -59,21 +59,17 @@ class SglangDump(ForeignDump):
     parallel: dict[int, dict[str, int]]
 
     def dims_of(self, record: Record) -> str:
-        """How a record's dimensions are split; empty where the dump does not say."""
+        """How a record's dimensions are split; empty if the dump does not say."""
         return self.dims.get((record.rank, record.sequence), "")
 
 
 def looks_like(path: Path) -> bool:
-    """Whether files have tags for names."""
+    """Whether file names consist of tags."""
     return any(_parse_tags(PurePosixPath(name).name) for name in glimpse(path))
 
 
 def open_dump(path: Path) -> SglangDump:
-    """Open a run.
-
-    Raises:
-        UsageError: there is none, or several.
-    """
+    """Open a run."""
     gathered = Gathered(path, "sglang")
     files = gathered.folder.find(lambda name: name.endswith(".pt"), gathered.problems)
     _refuse_several(path, files)
@@ -83,17 +79,17 @@ def open_dump(path: Path) -> SglangDump:
         if tags:
             tagged.append((file, tags))
         else:
-            gathered.problems.add(f"{file.name} has no tags for a name, and is left out")
+            gathered.problems.add(f"skipped {file.name}: its name has no tags")
     reading = _SglangReading(gathered)
     for file, tags in sorted(tagged, key=lambda item: _sort_key(*item)):
         reading.add(file, tags)
-    dump = SglangDump(*gathered.ranks_and_readers())
+    dump = gathered.make(SglangDump)
     dump.dims, dump.tags, dump.parallel = reading.dims, reading.tags, reading.parallel
     return dump
 
 
 def _parse_tags(name: str) -> dict[str, str]:
-    """The tags in a file's name; none if it is no name of such a file."""
+    """The tags in a file name; empty if it is not such a name."""
     tags: dict[str, str] = {}
     last = ""
     if not name.endswith(".pt"):
@@ -103,7 +99,7 @@ def _parse_tags(name: str) -> dict[str, str]:
         if is_tag and key.isidentifier():
             tags[key] = value
             last = key
-        elif last:  # a value may have such a line in it, too
+        elif last:  # a value may contain the separator
             tags[last] += f"___{part}"
         else:
             return {}
@@ -130,7 +126,7 @@ def _sort_key(file: FoundFile, tags: dict[str, str]) -> tuple[int, int, int]:
 
 
 def _refuse_several(path: Path, files: list[FoundFile]) -> None:
-    """Two runs in one folder would pass for one, with every tensor twice."""
+    """Refuse two runs in one folder: they would look like one, with every tensor twice."""
     runs = set()
     for file in files:
         folder = file.name.rpartition("/")[0]
@@ -138,11 +134,11 @@ def _refuse_several(path: Path, files: list[FoundFile]) -> None:
         runs.add(str(PurePosixPath(folder).with_name(match[1])) if match else folder)
     if len(runs) > 1:
         named = ", ".join(sorted(runs)[:3])
-        raise UsageError(f"{path} holds {len(runs)} runs of sglang: give one of them, as {named}")
+        raise UsageError(f"{path} has {len(runs)} runs of sglang: give one of them, as {named}")
 
 
 class _SglangReading:
-    """What the files say, one after the other."""
+    """Reads the files one after the other."""
 
     def __init__(self, gathered: Gathered) -> None:
         self.dims: dict[tuple[int, int], str] = {}
@@ -151,7 +147,7 @@ class _SglangReading:
         self._gathered = gathered
 
     def add(self, file: FoundFile, tags: dict[str, str]) -> None:
-        """The values in a file."""
+        """Add the values of a file."""
         step, rank = _find_step(tags), _find_rank(file, tags)
         try:
             saved = read_saved(self._gathered.folder.locate(file.name), file.name)
@@ -182,7 +178,7 @@ class _SglangReading:
             return self._gathered.add_unreadable(step, rank, site, file, value.reason)
         text = plain_text(value.value)
         if text is None:
-            why = "it is neither tensor nor number"
+            why = "it is not a tensor or number"
             return self._gathered.add_unreadable(step, rank, site, file, why)
         return self._gathered.add_value(step, rank, site, text)
 
@@ -193,16 +189,16 @@ class _SglangReading:
         if rank in self.parallel:
             return
         known: dict[str, int] = {}
-        for name, told in meta.items():
-            if isinstance(name, str) and name.endswith("_parallel_info") and isinstance(told, dict):
-                numbers = ((key, number) for key, number in told.items() if type(number) is int)
+        for name, info in meta.items():
+            if isinstance(name, str) and name.endswith("_parallel_info") and isinstance(info, dict):
+                numbers = ((key, number) for key, number in info.items() if type(number) is int)
                 known.update({key: number for key, number in numbers if isinstance(key, str)})
         if known:
             self.parallel[rank] = known
 
 
 def _make_site(tags: dict[str, str], way: tuple[str, ...]) -> Site:
-    """What a tensor is: its name, and whatever tags tell it from others of that name."""
+    """The site of a tensor: its name, and the tags that distinguish it from others of that name."""
     name = tags["name"]
     phase: Phase = "forward"
     level: Level = "tensor"
@@ -222,11 +218,11 @@ def _make_site(tags: dict[str, str], way: tuple[str, ...]) -> Site:
     layer = others.get("layer_id")
     if level in ("module", "parameter"):
         others.pop("layer_id", None)  # the path says it
-    told = ",".join(f"{key}={others[key]}" for key in sorted(others))
+    suffix = ",".join(f"{key}={others[key]}" for key in sorted(others))
     return Site(
         source="eager",
         level=level,
-        name=f"{name}[{told}]" if told else name,
+        name=f"{name}[{suffix}]" if suffix else name,
         phase=phase,
         side=side,
         position=".".join((*place, *way)) or "0",

@@ -1,6 +1,6 @@
-"""What is on disk: the store, its index, and readers of other layouts.
+"""Dumps on disk: the store, its index, and opening a dump of any layout.
 
-The names below are the public surface; each is fetched from its home on first use, as in `paritas`.
+The names below are the public surface; each is imported from its home on first use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paritas.dumps.opening import DumpValue, OpenedDump, open  # noqa: A004
     from paritas.numerics.statistics import Statistics
 else:
-    # Out of a type checker's sight, or it would take any misspelt name for an attribute.
+    # Hidden from type checkers, which would accept any misspelt name.
     def __getattr__(name: str) -> object:
         import importlib
 

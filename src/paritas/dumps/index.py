@@ -1,4 +1,4 @@
-"""Reading the index of a rank, whatever state it was left in; nothing is used unchecked."""
+"""Reading the index of a rank, whatever state it is in; nothing is used unchecked."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from paritas.files.dtypes import bytes_needed, known_dtype, sketch_dtype, stored
 from paritas.files.folders import INDEX, LOCK, RANK, index_home, is_locked, read_header, volumes_of
 from paritas.files.npy_files import array_place, read_npy_header, summary_of
 from paritas.files.records import FORMAT, RankDump, Record, State
+from paritas.files.trees import Problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,104 +27,88 @@ if TYPE_CHECKING:
     from paritas.numerics.statistics import Statistics
 
 
-# --- Checking what an index says ------------------------------------------------------------------
+# --- Checking an index ----------------------------------------------------------------------------
 
-# Everything here is arithmetic on Python's integers, before any memory is taken or file is read.
+# Everything here is arithmetic on Python integers, before any memory is allocated or file is read.
 
 _MOST_ELEMENTS = 2**63 - 1
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 class DumpFiles:
-    """The files of a dump, by the names that its index gives them."""
+    """The files of a dump, by the names in its index. Nothing outside its folder belongs to it."""
 
     def __init__(self, root: Path) -> None:
-        """`root` is the folder of the dump; nothing outside of it is a part of it.
-
-        What Ascend's old tree has no room for lies in the folder of the index.
-        """
+        """`root` is the dump's folder. Ascend's old tree has its index in another folder."""
         self._root = root.resolve()
         self._home = index_home(root).resolve()
         self._found: dict[str, tuple[Path, int]] = {}
 
     def find(self, name: str, least: int) -> Path:
-        """The file of that name, which has so many bytes at least.
-
-        Raises:
-            UsageError: there is none, it is too short, or it is none of this dump.
-        """
+        """The file of that name, with at least so many bytes."""
         path, size = self._found.get(name, (None, -1))
         if path is None or size < least:
-            # A file that is being written may have grown since.
+            # A file that is being written may have grown.
             path, size = self._found[name] = self._locate(name)
         if size < least:
-            raise UsageError(f"{name} ends at byte {size}, before byte {least}: it was cut off")
+            raise UsageError(f"{name} ends at byte {size}, before byte {least}: it is truncated")
         return path
 
     def _locate(self, name: str) -> tuple[Path, int]:
         pure = PurePosixPath(name)
         odd = pure.is_absolute() or ".." in pure.parts or not pure.parts
         if odd or any(letter in name for letter in "\\:\0"):
-            raise UsageError(f"{name!r} is no file inside the dump")
+            raise UsageError(f"{name!r} is not a path inside the dump")
         root = self._home if RANK.fullmatch(pure.parts[0]) else self._root
         try:
             path = root.joinpath(*pure.parts).resolve(strict=True)
-            facts = os.stat(path)  # noqa: PTH116  (asked once, of a path without links)
+            facts = os.stat(path)  # noqa: PTH116  (one call, on a path without links)
         except (OSError, RuntimeError) as error:
-            raise UsageError(f"{name} is missing: {_describe_error(error)}") from error
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{name} is missing: {reason}") from error
         if not path.is_relative_to(root):
-            raise UsageError(f"{name} is a link to {path}, outside of the dump")
+            raise UsageError(f"{name} is a link to {path}, outside the dump")
         if not stat.S_ISREG(facts.st_mode):
-            raise UsageError(f"{name} is no file")
+            raise UsageError(f"{name} is not a regular file")
         return path, facts.st_size
 
 
-def _describe_error(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
 def check_record(record: Record, rank: int) -> None:
-    """Refuse a line that contradicts itself, or is another rank's."""
+    """Refuse a record that contradicts itself, or belongs to another rank."""
     if record.rank != rank:
-        raise UsageError(f"it is of rank {record.rank}")
+        raise UsageError(f"it belongs to rank {record.rank}")
     if record.id != record.site.id:
-        raise UsageError(f"its id is {record.id!r}, and its site's is {record.site.id!r}")
+        raise UsageError(f"its id is {record.id!r}, but its site's id is {record.site.id!r}")
     if min(record.sequence, record.step) < 0:
-        raise UsageError(f"its sequence is {record.sequence}, its step {record.step}")
+        raise UsageError(f"its sequence {record.sequence} or step {record.step} is negative")
     if record.digest and _DIGEST.fullmatch(record.digest) is None:
         raise UsageError(f"its digest is {record.digest[:64]!r}, not 32 hexadecimal digits")
-    facts = record.tensor
-    if facts is None:
-        return
-    if min(facts.shape, default=0) < 0 or math.prod(facts.shape) > _MOST_ELEMENTS:
-        raise UsageError(f"its shape is {facts.shape}")
+    shape = () if record.tensor is None else record.tensor.shape
+    if min(shape, default=0) < 0 or math.prod(shape) > _MOST_ELEMENTS:
+        raise UsageError(f"its shape {shape} is not valid")
 
 
 def check_payload(record: Record, files: DumpFiles, layout: Layout) -> Path:
-    """The file with the values of a record, where the record and the file agree.
-
-    Raises:
-        UsageError: there are no values, or not those that the index promises.
-    """
+    """The file with the values of a record, after checking that both agree."""
     payload, facts = record.payload, record.tensor
     if payload is None:
-        raise UsageError("it has no values: statistics are all that was recorded")
+        raise UsageError("it has no values: only statistics were recorded")
     if layout == "msit":
         return files.find(payload.file, max(payload.nbytes, 0))
     if facts is None:
-        raise UsageError(f"it is no tensor: its value is {record.value}")
+        raise UsageError(f"it is not a tensor: its value is {record.value}")
     dtype = stored_dtype(known_dtype(facts.dtype))
     _check_extent(payload, dtype.itemsize, bytes_needed(dtype, payload.shape))
     fits = len(payload.shape) == len(facts.shape) and all(
         kept in (extent, 1) for kept, extent in zip(payload.shape, facts.shape, strict=True)
     )
     if not fits or math.prod(facts.shape) > _MOST_ELEMENTS:
-        raise UsageError(f"shape {payload.shape} is stored, which does not make {facts.shape}")
+        raise UsageError(f"the stored shape {payload.shape} does not expand to {facts.shape}")
     return files.find(payload.file, payload.begin + payload.nbytes)
 
 
 def check_sketch(record: Record, files: DumpFiles) -> tuple[Path, Payload]:
-    """The file with the sketch of a record, and where in it that is."""
+    """The file with the sketch of a record, and its place in it."""
     sketch = record.sketch
     if sketch is None:
         raise UsageError("it has no sketch")
@@ -135,28 +120,24 @@ def check_sketch(record: Record, files: DumpFiles) -> tuple[Path, Payload]:
 def _check_extent(payload: Payload, itemsize: int, needed: int) -> None:
     if min(payload.shape, default=0) < 0 or needed != payload.nbytes:
         raise UsageError(
-            f"{payload.nbytes} bytes are stored as shape {payload.shape} of {itemsize} bytes each, "
-            f"which is {needed}"
+            f"{payload.nbytes} bytes are stored, but shape {payload.shape} of {itemsize} bytes "
+            f"each needs {needed}"
         )
     if payload.begin < 0:
-        raise UsageError(f"its bytes begin at {payload.begin}")
+        raise UsageError(f"its offset {payload.begin} is negative")
 
 
-# --- Files of extremes in place of tensors --------------------------------------------------------
+# --- Minimum and maximum in place of tensors ------------------------------------------------------
 
-# A script that is handed around with msit runs beside a dump and puts them there: of `{name}.npy`
-# it makes `{name}_min_max.npy`, a pair; of a file of Ascend's graph engine `{file}_min_max.npz`, a
-# list of pairs for what the operator took and one for what it gave.
+# A script distributed with msit replaces tensors of a dump by their minimum and maximum:
+# `{name}.npy` by `{name}_min_max.npy`, a pair; a file of Ascend's graph engine by
+# `{file}_min_max.npz`, a list of pairs for the operator's inputs and one for its outputs.
 
 _PLAIN, _ARCHIVE = "_min_max.npy", "_min_max.npz"
 
 
 def read_extremes(payload: Payload, files: DumpFiles) -> Statistics | None:
-    """What the script left of a payload; None where it left nothing that can be read.
-
-    Args:
-        payload: of a record, whose file is not there any more.
-    """
+    """The minimum and maximum that replaced a missing payload, if they can be read."""
     try:
         if payload.file.endswith(".npy"):
             name = payload.file.removesuffix(".npy") + _PLAIN
@@ -186,52 +167,32 @@ class _IndexLine(NamedTuple):
     is_last: bool
 
 
-class _RankProblems:
-    """What is wrong with a rank: the first few in words, of the rest the number.
+class _RankProblems(Problems):
+    """The problems of a rank; `replaced` counts tensors replaced by their minimum and maximum."""
 
-    Attributes:
-        replaced: how many tensors are not there, and their extremes are.
-    """
-
-    def __init__(self) -> None:
-        self.replaced = 0
-        self._told: list[str] = []
-        self._more = 0
-
-    def add(self, text: str) -> None:
-        if len(self._told) < _MOST_PROBLEMS:
-            self._told.append(text)
-        else:
-            self._more += 1
-
-    def all(self) -> list[str]:
-        return self._told + ([f"and {self._more} more of this kind"] if self._more else [])
+    replaced = 0
 
 
 def read_rank(rank: int, folder: Path, files: DumpFiles) -> RankDump:
-    """Read what a rank recorded, and check that it is there.
-
-    Raises:
-        UsageError: its header is missing or damaged, or of another version.
-    """
-    # Before the index is read: a run that ends meanwhile is better called unfinished than whole.
+    """Read what a rank recorded, and check that its files exist."""
+    # Before the index is read: a run that ends meanwhile should count as unfinished.
     is_written = is_locked(folder / LOCK)
     header = read_header(folder)
     if header.format != FORMAT:
         raise UsageError(
-            f"{folder} has format {header.format}, and this version of paritas reads {FORMAT}: "
-            f"take the version that wrote it"
+            f"{folder} has format {header.format}, but this version of paritas reads {FORMAT}: "
+            f"use the version that wrote it"
         )
     if header.rank != rank:
         raise UsageError(f"{folder} has the header of rank {header.rank}")
     state: State = "being written" if is_written else "closed" if header.closed else "ended early"
-    damage = _RankProblems()
+    damage = _RankProblems(_MOST_PROBLEMS)
     records: list[Record] = []
     for volume in volumes_of(folder):
         records += _read_index(volume, header, files, damage, is_written=is_written)
     problems = damage.all()
     if damage.replaced:
-        note = f"{damage.replaced} tensors were replaced by their least and greatest value"
+        note = f"{damage.replaced} tensors were replaced by their minimum and maximum"
         header = msgspec.structs.replace(header, notes=(*header.notes, note))
     if state == "being written":
         problems.append(f"it is still being written; {len(records)} records can be read so far")
@@ -240,14 +201,14 @@ def read_rank(rank: int, folder: Path, files: DumpFiles) -> RankDump:
             f"it was not closed, so the run ended early; {len(records)} records can be read"
         )
     elif header.records != len(records):
-        problems.append(f"{header.records} records were written and {len(records)} can be read")
+        problems.append(f"{header.records} records were written, but {len(records)} can be read")
     return RankDump(rank, folder, header, state, records, problems)
 
 
 def _read_index(
     volume: Path, header: Header, files: DumpFiles, damage: _RankProblems, *, is_written: bool
 ) -> list[Record]:
-    """The records of one index; a line that is damaged is noted, and the rest goes on."""
+    """The records of one index; damaged lines are reported and skipped."""
     path = volume / INDEX
     records: list[Record] = []
     latest = -1
@@ -256,8 +217,8 @@ def _read_index(
             for line in _read_lines(file):
                 where = f"{volume.name}/{INDEX}, line {line.number}"
                 if not line.is_whole and line.is_last:
-                    if not is_written:  # else it is the record in flight
-                        damage.add(f"{where} is cut off: the record in flight was lost")
+                    if not is_written:  # otherwise it is the record being written
+                        damage.add(f"{where} is truncated: the record being written was lost")
                     continue
                 try:
                     record = _decode_record(line, header.rank, latest)
@@ -267,13 +228,13 @@ def _read_index(
                 latest = record.sequence
                 records.append(_check_present(record, files, header.layout, where, damage))
     except OSError as error:
-        if not (is_written and isinstance(error, FileNotFoundError)):  # else its step was dropped
+        if not (is_written and isinstance(error, FileNotFoundError)):  # its step was dropped
             damage.add(f"{volume.name}/{INDEX} cannot be read: {error.strerror or error}")
     return records
 
 
 def _read_lines(file: BinaryIO) -> Iterator[_IndexLine]:
-    """Lines of a bounded length; of a longer one the rest is skipped."""
+    """Lines of bounded length; the rest of a longer one is skipped."""
     number = 0
     while text := file.readline(LONGEST_LINE):
         number += 1
@@ -300,7 +261,7 @@ def _decode_record(line: _IndexLine, rank: int, latest: int) -> Record:
 def _check_present(
     record: Record, files: DumpFiles, layout: Layout, where: str, damage: _RankProblems
 ) -> Record:
-    """The record as far as it is there; what is missing is noted."""
+    """Check a record's files; a missing tensor may be replaced by its minimum and maximum."""
     try:
         if record.payload is not None:
             check_payload(record, files, layout)
@@ -316,16 +277,15 @@ def _check_present(
 
 
 def _replace_by_extremes(record: Record, files: DumpFiles) -> Record | None:
-    """The record without values, if a script of the tree's users put their extremes in the place.
+    """The record without values, if their minimum and maximum were stored instead.
 
-    The index has statistics of its own, mostly, which say more.
+    Statistics in the index say more, so they stay.
     """
     if record.payload is None:
         return None
-
     statistics = read_extremes(record.payload, files)
     if statistics is None:
         return None
-    if record.tensor is None:  # a number, which the index has as text
+    if record.tensor is None:  # a number, which the index holds as text
         return msgspec.structs.replace(record, payload=None)
     return msgspec.structs.replace(record, payload=None, statistics=record.statistics or statistics)

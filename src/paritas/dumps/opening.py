@@ -1,12 +1,13 @@
-"""Opening a dump of any kind, ours or another tool's, for its names and values."""
+"""Open a dump of any kind, from paritas or another tool, for its names and values."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from paritas.compat import ge_dump, msprobe, npy_tree, plain_files, sglang
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
 from paritas.files.folders import HEADER, INDEX, index_home, rank_folders
@@ -18,95 +19,55 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.files.records import Header, Phase, RankDump, Record, Side
+    from paritas.compat.foreign_dump import ForeignDump
+    from paritas.files.records import Phase, Record, Side
     from paritas.numerics.statistics import Statistics
+
+    ReadableDump = Dump | ForeignDump
 
 
 # --- Readers --------------------------------------------------------------------------------------
 
-# Other tools' kinds, asked in this order; `_reader` says which module reads each.
-_READERS = ("msprobe", "ge", "fx", "sglang", "files")
+# The readers of other tools' dumps, tried in this order.
+_READERS: dict[str, Any] = {
+    "msprobe": msprobe,
+    "ge": ge_dump,
+    "fx": npy_tree,
+    "sglang": sglang,
+    "files": plain_files,
+}
 KINDS = ("paritas", *_READERS)
 
 
-class ReadableDump(Protocol):
-    """What can be asked of every dump; `Dump` says it in full."""
-
-    path: Path
-    kind: str
-    ranks: dict[int, RankDump]
-    problems: list[str]
-
-    def header(self, rank: int) -> Header:
-        """What a rank says of its part."""
-
-    def records(self) -> Iterator[Record]:
-        """All records, rank by rank."""
-
-    def read(self, record: Record) -> Tensor:
-        """The values of a record."""
-
-    def view(self, record: Record, *, check: bool = False) -> Tensor:
-        """The values of a record, mapped from the file where that can be."""
-
-    def verify(self, record: Record) -> bool:
-        """Hold a record's bytes against their checksum; False where there is none."""
-
-    def check_files(self) -> list[str]:
-        """What is wrong with the files beside the values in them."""
-
-    def read_sketch(self, record: Record) -> Tensor:
-        """The linear sketch of a record's values."""
-
-
 def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> ReadableDump:
-    """Open a dump; its kind is found out, unless it is given.
-
-    Raises:
-        UsageError: there is nothing there that any reader knows.
-    """
+    """Open a dump and detect its kind, unless it is given."""
     root = Path(path)
     if kind is not None and kind not in KINDS:
         raise UsageError(f"kind={kind!r}: give one of {', '.join(KINDS)}")
     if not root.exists():
-        raise UsageError(f"{root} is not there: give a dump")
+        raise UsageError(f"{root} does not exist: give the path of a dump")
     if kind == "paritas" or (kind is None and is_ours(root)):
         return Dump.open(root)
-    for name in _READERS:
-        reader = _reader(name)
+    for name, reader in _READERS.items():
         if kind == name or (kind is None and reader.looks_like(root)):
             found: ReadableDump = reader.open_dump(root)
             return found
     raise UsageError(
-        f"{root} holds nothing that is known: looked for rank0/{HEADER} of paritas, and for what "
-        f"{', '.join(_READERS)} leave"
+        f"{root} is not a known dump: found neither rank0/{HEADER} of paritas nor a dump of "
+        f"{', '.join(_READERS)}"
     )
 
 
 def is_known(root: Path) -> bool:
-    """Whether a reader of another tool's dumps knows what is there."""
-    return any(_reader(name).looks_like(root) for name in _READERS)
-
-
-def _reader(name: str) -> Any:
-    """The module that reads a kind: it has `looks_like(path)` and `open_dump(path)`."""
-    from paritas.compat import ge_dump, msprobe, npy_tree, plain_files, sglang
-
-    readers = {
-        "msprobe": msprobe,
-        "ge": ge_dump,
-        "fx": npy_tree,
-        "sglang": sglang,
-        "files": plain_files,
-    }
-    return readers[name]
+    """Whether another tool's reader knows what is there."""
+    return any(reader.looks_like(root) for reader in _READERS.values())
 
 
 def is_ours(root: Path) -> bool:
-    """Whether it is a dump of paritas, or one rank of one."""
+    """Whether it is a paritas dump, or one rank of it."""
     if not root.is_dir():
         return False
-    # Other tools have folders of that name too.
+    # Other tools also have folders of that name.
     home = index_home(root)
     folders = [home, *rank_folders(home).values()]
     return any((folder / name).is_file() for folder in folders for name in (HEADER, INDEX))
@@ -118,26 +79,26 @@ _MOST_NEAR = 3
 
 
 def open(path: str | os.PathLike[str], kind: str | None = None) -> OpenedDump:  # noqa: A001
-    """Open a dump of any layout that is read.
+    """Open a dump of any supported layout.
 
-    Names and facts are read now, values when they are asked for.
+    Names and metadata are read now, values when they are used.
 
     Args:
-        path: a folder, or a file of tensors: whatever `paritas inspect` takes.
-        kind: `paritas`, `msprobe`, `ge`, `fx`, `sglang` or `files`; None finds out.
+        path: a folder, or a file of tensors: whatever `paritas inspect` accepts.
+        kind: `paritas`, `msprobe`, `ge`, `fx`, `sglang` or `files`; None detects it.
 
     Raises:
-        UsageError: there is nothing that a reader knows.
+        UsageError: no reader knows what is there.
     """
     return OpenedDump(open_dump(path, kind))
 
 
 class OpenedDump:
-    """A dump, opened by `paritas.dumps.open`; iterating gives its values in the recorded order.
+    """A dump, opened by `paritas.dumps.open`; iterating yields its values as recorded.
 
     Attributes:
         path: its folder or file.
-        kind: which tool's it is.
+        kind: the tool that wrote it.
         problems: what is missing or damaged, in words. The rest can be read.
     """
 
@@ -150,12 +111,12 @@ class OpenedDump:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that are there."""
+        """The ranks in the dump."""
         return tuple(sorted(self._dump.ranks))
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps of which there are values."""
+        """The steps with values."""
         return tuple(sorted({record.step for record in self._dump.records()}))
 
     @property
@@ -164,11 +125,11 @@ class OpenedDump:
         return tuple(dict.fromkeys(record.id for record in self._dump.records()))
 
     def __len__(self) -> int:
-        """How many values there are, of all steps and ranks."""
+        """The number of values, of all steps and ranks."""
         return sum(len(found.records) for found in self._dump.ranks.values())
 
     def __iter__(self) -> Iterator[DumpValue]:
-        """The values, rank by rank; nothing is read for it."""
+        """The values, rank by rank; no values are read."""
         return (DumpValue(record, self._dump) for record in self._dump.records())
 
     def find(
@@ -180,27 +141,27 @@ class OpenedDump:
         side: Side | None = None,
         phase: Phase | None = None,
     ) -> Iterator[DumpValue]:
-        """The values that fit all that is given.
+        """The values that match all criteria.
 
         Args:
             name: a glob for the id, or for the name of the operator, node or module.
-            step: only this one.
-            rank: only this one.
+            step: only this step.
+            rank: only this rank.
             side: `input` or `output`.
             phase: `forward` or `backward`.
         """
         wanted = {"step": step, "rank": rank, "side": side, "phase": phase}
-        asked = {key: value for key, value in wanted.items() if value is not None}
+        criteria = {key: value for key, value in wanted.items() if value is not None}
         for value in self:
             fits = any(fnmatch.fnmatchcase(one, name) for one in (value.id, value.name))
-            if fits and all(getattr(value, key) == one for key, one in asked.items()):
+            if fits and all(getattr(value, key) == one for key, one in criteria.items()):
                 yield value
 
     def get(self, name: str, *, step: int | None = None, rank: int | None = None) -> DumpValue:
-        """The one value of that id or name; of a name, its output.
+        """The only value of that id or name; for a name, its output.
 
         Raises:
-            UsageError: there is none, or more than one; the message says which there are.
+            UsageError: there is none, or more than one; the message lists candidates.
         """
         found = list(self.find(name, step=step, rank=rank))
         outputs = [value for value in found if value.side == "output"]
@@ -209,21 +170,21 @@ class OpenedDump:
             return chosen[0]
         if not found:
             near = difflib.get_close_matches(name, self.names, n=_MOST_NEAR, cutoff=0.3)
-            told = ", ".join(near or self.names[:_MOST_NEAR]) or "nothing"
+            known = ", ".join(near or self.names[:_MOST_NEAR]) or "nothing"
             raise UsageError(
-                f"{self.path} has no value {name!r} of that step and rank; it has {told}"
+                f"{self.path} has no value {name!r} of that step and rank; it has {known}"
             )
-        told = ", ".join(
+        known = ", ".join(
             f"{one.id} (step {one.step}, rank {one.rank})" for one in found[:_MOST_NEAR]
         )
         raise UsageError(
-            f"{len(found)} values of {self.path} are called {name!r}: {told}; give the whole id, "
-            f"step= and rank="
+            f"{len(found)} values of {self.path} match {name!r}: {known}; give the whole id, step= "
+            f"and rank="
         )
 
 
 class DumpValue:
-    """One value of a dump. Its facts are known; `tensor()` reads it."""
+    """One value of a dump. Its metadata is known; `tensor()` reads it."""
 
     def __init__(self, record: Record, dump: ReadableDump) -> None:
         """Use `OpenedDump`."""
@@ -237,7 +198,7 @@ class DumpValue:
 
     @property
     def id(self) -> str:
-        """Its name in full, unique within a step of a rank: `forward/graph_0/mm#0/output.0`."""
+        """Its full name, unique within a step of a rank: `forward/graph_0/mm#0/output.0`."""
         return self._record.id
 
     @property
@@ -247,17 +208,17 @@ class DumpValue:
 
     @property
     def op(self) -> str:
-        """What kind of operator it is, for example `aten.mm.default`; empty where not known."""
+        """The kind of operator, for example `aten.mm.default`; empty if unknown."""
         return self._record.site.op
 
     @property
     def graph(self) -> str:
-        """The graph or model that it belongs to; empty where there is none."""
+        """The graph or model it belongs to; empty if there is none."""
         return self._record.site.graph
 
     @property
     def side(self) -> Side:
-        """Whether it was taken (`input`) or given (`output`)."""
+        """Whether it is an `input` or an `output` of the call."""
         return self._record.site.side
 
     @property
@@ -272,37 +233,37 @@ class DumpValue:
 
     @property
     def step(self) -> int:
-        """Which step, or token."""
+        """The step, or token."""
         return self._record.step
 
     @property
     def rank(self) -> int:
-        """Whose it is."""
+        """The rank that recorded it."""
         return self._record.rank
 
     @property
     def value(self) -> str | None:
-        """What is no tensor, as text that Python reads back; None for a tensor."""
+        """A value that is not a tensor, as a Python literal; None for a tensor."""
         return self._record.value
 
     @property
     def dtype(self) -> str:
-        """Torch's name of its dtype; empty where it is no tensor, or that is not known."""
+        """Its dtype as torch names it; empty if it is unknown or not a tensor."""
         facts = self._record.tensor
         return facts.dtype if facts is not None else self._record.dtype or ""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Its shape; None where it is no tensor, or that is not known."""
+        """Its shape; None if it is unknown or not a tensor."""
         return None if self._record.tensor is None else self._record.tensor.shape
 
     @property
     def has_values(self) -> bool:
-        """Whether `tensor()` has something to read, and not statistics alone."""
+        """Whether `tensor()` can read values; otherwise only statistics were recorded."""
         return self._record.payload is not None and self._record.tensor is not None
 
     def tensor(self) -> Tensor:
-        """Its values, on the CPU, in their dtype and shape; checked where there is a checksum.
+        """Its values, on the CPU, in their dtype and shape; verified if there is a checksum.
 
         Raises:
             UsageError: they are missing, damaged, or were not recorded.
@@ -310,9 +271,9 @@ class DumpValue:
         return self._dump.read(self._record)
 
     def statistics(self) -> Statistics:
-        """The recorded statistics, or those of the values where none were recorded.
+        """The recorded statistics, or those of the values if none were recorded.
 
         Raises:
-            UsageError: there are none, and no values either.
+            UsageError: there are neither statistics nor values.
         """
         return self._record.statistics or summarize(self.tensor())

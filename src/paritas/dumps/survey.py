@@ -1,4 +1,4 @@
-"""What a dump holds, in numbers, what is wrong with it, and where it stops being finite."""
+"""The contents of a dump in numbers, its problems, and the first non-finite values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paritas.files.records import Payload
 
 
-# --- The first value that is not finite -----------------------------------------------------------
+# --- The first non-finite value -------------------------------------------------------------------
 
 NonFiniteKind = Literal["NaN", "Inf"]
 NonFiniteOrigin = Literal["made", "entered", "unknown"]
@@ -32,16 +32,16 @@ _NON_FINITE_VALUE = re.compile(r"""(float\(['"])?[+-]?(nan|inf)(['"]\))?""")
 
 
 class NonFinite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first value of a rank that is not finite, in the order of recording.
+    """The first non-finite value of a rank, in the order of recording.
 
     Attributes:
-        kind: NaN, or Inf where there is an infinity and no NaN.
+        kind: NaN, or Inf if there is an infinity and no NaN.
         sequence: the number of the record.
         earlier: how many tensors of the rank were recorded before it.
         count: how many values of the tensor are not finite.
         of: how many values it has.
-        origin: "made" where every recorded input of the same call is finite, "entered" where one
-            is not, or where it is itself what a call was given; "unknown" where none is recorded.
+        origin: "made" if every recorded input of the same call is finite, "entered" if one is not
+            or if it is an input itself, "unknown" if no input is recorded.
         inputs: how many inputs of the same call are recorded.
         bad_inputs: how many of these are not finite.
     """
@@ -61,7 +61,7 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def is_given(self) -> bool:
-        """Whether it is what a call was given, rather than what it gave."""
+        """Whether it is an input of a call rather than a result."""
         return not is_result(self.site)
 
 
@@ -82,25 +82,28 @@ class _FirstFound:
 
 
 class FirstNonFinite:
-    """Watches the records of one rank go by, in their order.
+    """Watches the records of one rank in their order.
 
-    An infinity is often meant (a mask), a NaN hardly ever: each is looked for by itself.
+    An infinity is often intended (a mask), a NaN hardly ever: each has its own first occurrence.
     """
 
     def __init__(self) -> None:
         self._step: int | None = None
-        # The calls of the present step only, so that memory stays bounded.
+        # Only the calls of the current step, so that memory stays bounded.
         self._calls: dict[tuple[str, ...], _CallInputs] = {}
         self._found: dict[NonFiniteKind, _FirstFound] = {}
         self._tensors = 0
 
     def offer(self, record: Record, statistics: Statistics | None) -> None:
-        """Look at the next record; without statistics it counts as a value that is no tensor."""
+        """Add the next record; without statistics it counts as a value other than a tensor."""
         if record.step != self._step:
             self._step = record.step
             self._calls = {}
         call = self._calls.setdefault(_call_key(record.site), _CallInputs())
-        finite = value_is_finite(record.value) if statistics is None else statistics.is_finite
+        if statistics is None:
+            finite = _NON_FINITE_VALUE.fullmatch(record.value or "") is None
+        else:
+            finite = statistics.is_finite
         if not is_result(record.site) and (statistics is not None or not finite):
             call.inputs += 1
             call.bad += not finite
@@ -111,7 +114,7 @@ class FirstNonFinite:
             self._tensors += 1
 
     def findings(self) -> list[NonFinite]:
-        """What was found, in the order of recording; an infinity after a NaN is left out."""
+        """What was found, in the order of recording; an infinity after a NaN is omitted."""
         found = sorted(self._found.items(), key=lambda item: item[1].record.sequence)
         if found and found[0][0] == "NaN":
             found = found[:1]
@@ -119,18 +122,13 @@ class FirstNonFinite:
 
 
 def is_result(site: Site) -> bool:
-    """Whether it is what a call gave, rather than what it was given.
+    """Whether it is a result of a call rather than an input.
 
-    The gradients of eager modules bear the names of the forward pass: there, a call is given the
+    Gradients of eager modules have the names of the forward pass: a backward call receives the
     gradients of its outputs and makes those of its inputs.
     """
     backwards = site.source == "eager" and site.phase == "backward" and site.level == "module"
     return (site.side == "output") is not backwards
-
-
-def value_is_finite(value: str | None) -> bool:
-    """Whether the text of a value that is no tensor is anything but a NaN or an infinity."""
-    return value is None or _NON_FINITE_VALUE.fullmatch(value) is None
 
 
 def _call_key(site: Site) -> tuple[str, ...]:
@@ -165,10 +163,10 @@ def _non_finite(kind: NonFiniteKind, found: _FirstFound) -> NonFinite:
 
 
 class RecordFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which records are looked at; empty is all.
+    """Which records to include; an empty field includes all.
 
     Attributes:
-        layers: globs, in any case, for a name, its module or a module around that.
+        layers: case-insensitive globs for a name, its module or an enclosing module.
         steps: first and last of each range.
     """
 
@@ -178,7 +176,7 @@ class RecordFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     phase: Phase | None = None
 
     def accepts(self, record: Record) -> bool:
-        """Whether it is one of them."""
+        """Whether the record is included."""
         if self.phase is not None and record.site.phase != self.phase:
             return False
         if self.ranks and record.rank not in self.ranks:
@@ -204,10 +202,10 @@ class NameFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """All records of one name in one phase.
 
     Attributes:
-        kinds: `dtype[shape]` of its outputs, each once; of its inputs where no output is recorded.
-        minimum: least finite value of the same tensors.
-        maximum: greatest.
-        non_finite: how many records, of either side, hold a NaN or an infinity.
+        kinds: `dtype[shape]` of its outputs, each once; of its inputs if no output is recorded.
+        minimum: smallest finite value of these tensors.
+        maximum: largest finite value of these tensors.
+        non_finite: how many records, inputs or outputs, contain a NaN or an infinity.
     """
 
     name: str
@@ -220,11 +218,11 @@ class NameFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one rank left.
+    """The part of one rank.
 
     Attributes:
-        state: closed by the run; still being written; or cut off when the run was.
-        expected: how many records there should be, which is known once it is closed.
+        state: closed by the run; still being written; or cut off with the run.
+        expected: how many records there should be; known once it is closed.
         last: the canonical id of the last record.
     """
 
@@ -237,13 +235,13 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ChecksumFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the stored values of the records asked for fit their checksums.
+    """How many stored values of the selected records match their checksums.
 
     Attributes:
-        fit: how many do.
-        without: how many have none; of these it is known that they can be read.
-        damaged: how many do not fit, or cannot be read; the problems say which.
-        endings: of the names of the files without any; of names without, which tool's they are.
+        fit: how many match.
+        without: how many have no checksum; these can at least be read.
+        damaged: how many do not match, or cannot be read; the problems say which.
+        endings: suffixes of the files without checksums; without a suffix, the tool's name.
     """
 
     fit: int = 0
@@ -253,35 +251,35 @@ class ChecksumFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def values(self) -> int:
-        """How many there are."""
+        """The number of values."""
         return self.fit + self.without + self.damaged
 
     @property
     def is_sound(self) -> bool:
-        """Whether there are values, and each of them fits its checksum."""
+        """Whether there are values, and all of them match."""
         return self.fit == self.values > 0
 
 
 class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dump as a whole, and the records of it that were asked for.
+    """A dump as a whole, and its selected records.
 
     Attributes:
-        kind: which tool made it.
-        header: of the first rank; run, program, versions and the like are the same in all.
-        missing: ranks that were to record, and of which there is nothing.
+        kind: the tool that wrote it.
+        header: of the first rank; run, program and versions are the same in all.
+        missing: ranks that should have recorded but left nothing.
         steps: ranges of the steps that have records.
         levels: how many records of each level.
         bytes_on_disk: of all files.
-        payload_bytes: of all recorded tensors, had each been stored by itself.
-        stored_bytes: of those that were.
+        payload_bytes: of all recorded tensors, counted each.
+        stored_bytes: of those, the bytes actually stored.
         observed: of all ranks, per graph.
         notes: of all ranks, each once.
-        problems: what could not be read, or is not there.
-        selected: how many records were asked for; what follows is of these.
-        names: in the order in which they were first seen.
+        problems: what could not be read, or is missing.
+        selected: how many records are selected; the fields below describe these.
+        names: in the order of first occurrence.
         non_finite: the first NaN and the first infinity of each rank, earliest step first.
-        from_payloads: of how many records the statistics had to be taken from the stored values.
-        checksums: None where they were not asked for.
+        from_payloads: for how many records the statistics were computed from stored values.
+        checksums: None if they were not verified.
     """
 
     path: str
@@ -309,7 +307,7 @@ class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is missing or damaged, as far as was asked."""
+        """Whether no problem was found in what was checked."""
         return not self.problems and (self.checksums is None or self.checksums.is_sound)
 
 
@@ -320,12 +318,12 @@ class ExaminedRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     statistics: Statistics | None = None
 
 
-# --- Going through a dump once --------------------------------------------------------------------
+# --- One pass over a dump -------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
 class _NameTotals:
-    """What is being added up under one name; outputs and inputs apart."""
+    """Totals of one name, separate for outputs and inputs."""
 
     records: int = 0
     non_finite: int = 0
@@ -363,13 +361,13 @@ _MOST_ABSENT = 20
 
 
 class DumpSurvey:
-    """Goes through a dump once: `walk` gives the records asked for, `summary` what they add up to.
+    """Makes one pass over a dump: `walk` yields the selected records, `summary` sums them up.
 
-    Statistics come from the index; where it has none, the values are read, each content once.
+    Statistics come from the index; if it has none, the values are read, each content once.
     """
 
     def __init__(self, dump: ReadableDump, wanted: RecordFilter, *, check: bool = False) -> None:
-        """`check` holds all stored values against their checksums."""
+        """`check` verifies the checksums of all stored values."""
         self._check = check
         self._checks: Counter[str] = Counter()
         self._endings: dict[str, None] = {}
@@ -392,7 +390,7 @@ class DumpSurvey:
         self._seen_names: dict[str, None] = {}
 
     def walk(self) -> Iterator[ExaminedRecord]:
-        """The records asked for, in the order of recording; go through it to the end."""
+        """The selected records, in the order of recording; iterate to the end."""
         for record in self._dump.records():
             self._count(record)
             if not self._wanted.accepts(record):
@@ -406,11 +404,11 @@ class DumpSurvey:
             yield ExaminedRecord(record=record, statistics=statistics)
 
     def names_seen(self) -> list[str]:
-        """Every name and module of the dump, asked for or not."""
+        """Every name and module of the dump, selected or not."""
         return list(self._seen_names)
 
     def summary(self) -> DumpSummary:
-        """What there was, once all is gone through."""
+        """The totals, after `walk` has finished."""
         dump = self._dump
         beside = dump.check_files() if self._check else []
         headers = {rank: dump.header(rank) for rank in sorted(dump.ranks)}
@@ -418,9 +416,10 @@ class DumpSurvey:
         files, size = _disk_use(dump.path)
         found = [item for firsts in self._firsts.values() for item in firsts.findings()]
         missing = tuple(rank for rank in _expected_ranks(first) if rank not in headers)
-        absent = [f"nothing is there of rank {rank}" for rank in missing[:_MOST_ABSENT]]
+        absent = [f"rank {rank} left nothing" for rank in missing[:_MOST_ABSENT]]
         if len(missing) > _MOST_ABSENT:
-            absent.append(f"nor of {len(missing) - _MOST_ABSENT} more of {first.world_size} ranks")
+            more = len(missing) - _MOST_ABSENT
+            absent.append(f"{more} more of {first.world_size} ranks left nothing")
         return DumpSummary(
             path=str(dump.path),
             kind=dump.kind,
@@ -443,10 +442,13 @@ class DumpSurvey:
             names=tuple(item.facts(*key) for key, item in self._names.items()),
             non_finite=tuple(sorted(found, key=lambda item: (item.step, item.rank, item.sequence))),
             from_payloads=self._from_payloads,
-            checksums=ChecksumFacts(**self._checks, endings=tuple(self._endings))
-            if self._check
-            else None,
+            checksums=self._checksums(),
         )
+
+    def _checksums(self) -> ChecksumFacts | None:
+        if not self._check:
+            return None
+        return ChecksumFacts(**self._checks, endings=tuple(self._endings))
 
     def _count(self, record: Record) -> None:
         site = record.site
@@ -465,7 +467,7 @@ class DumpSurvey:
             self._stored[_identify_bytes(self._dump.path, payload)] = payload.nbytes
 
     def _is_sound(self, record: Record) -> bool:
-        """Whether the values of a record can be read and fit their checksum, if they have one."""
+        """Whether the values of a record can be read and match their checksum, if there is one."""
         payload = record.payload
         if payload is None or record.value is not None:
             return True
@@ -508,7 +510,7 @@ class DumpSurvey:
 
 
 def _expected_ranks(header: Header) -> list[int]:
-    """The ranks that were to record: all of the run, unless some were asked for."""
+    """The ranks that should have recorded: those selected, or all of the run."""
     asked = header.selection.get("ranks")
     if asked is None:
         return list(range(header.world_size))
@@ -516,7 +518,7 @@ def _expected_ranks(header: Header) -> list[int]:
 
 
 def _merge_ranges(numbers: set[int]) -> tuple[tuple[int, int], ...]:
-    """Numbers as the fewest ranges."""
+    """Merge numbers into ranges."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:
@@ -527,18 +529,18 @@ def _merge_ranges(numbers: set[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _identify_bytes(path: Path, payload: Payload) -> tuple[object, ...]:
-    """Where bytes are: two names of one file, as the msit layout has them, are one place."""
+    """Where bytes are; the msit layout may link two names to one file, which count as one."""
     if payload.key:
         return payload.file, payload.begin
     try:
         found = (path / payload.file).lstat()
-    except OSError:  # the reader tells of it
+    except OSError:  # the reader reports it
         return (payload.file,)
     return found.st_dev, found.st_ino
 
 
 def _disk_use(path: Path) -> tuple[int, int]:
-    """How many files there are, and the bytes of each once; what goes meanwhile is left out."""
+    """The number of files and their size, hard links counted once; vanished files are ignored."""
     if path.is_file():
         return 1, path.stat().st_size
     sizes: dict[tuple[int, int], int] = {}

@@ -1,10 +1,9 @@
-"""Writing a dump: each value's bytes first, then its line in the index."""
+"""Write a dump: first the bytes of each value, then its line in the index."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import io
 import itertools
 import os
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import xxhash
 
+from paritas.compat.ge_writing import CallFiles
+from paritas.compat.npy_tree import NpyTree
 from paritas.errors import ParitasError, UsageError
 from paritas.files.dtypes import (
     bytes_needed,
@@ -36,9 +37,9 @@ from paritas.files.folders import (
     TIME,
     TORCHAIR,
     Lock,
-    alone_in,
     data_name,
     discard,
+    exclusive,
     index_home,
     is_locked,
     rank_name,
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.compat.ge_writing import CallFiles, Operator, SiteKey
-    from paritas.compat.npy_tree import NpyTree
+    from paritas.compat.ge_writing import Operator, SiteKey
     from paritas.files.records import Header
 
 
@@ -64,32 +64,28 @@ if TYPE_CHECKING:
 
 _PASSING = re.compile(r"\.(starting|removing)-.+")
 _MOST_NAMED = 5
-_ADVICE = "give a new folder, or overwrite=True to replace the dump in it"
+_ADVICE = "give a new folder, or overwrite=True to replace the dump"
 
 
 def claim(root: Path, header: Header, *, overwrite: bool) -> Path:
-    """Make the folder of a rank with its header in it, at once and for this process alone.
-
-    Raises:
-        UsageError: the folder has something else in it.
-    """
+    """Create the folder of a rank with its header, atomically and for this process only."""
     home = index_home(root, header.layout)
     try:
         for folder in (root, home):
             folder.mkdir(parents=True, exist_ok=True)
-        # Ranks that start together and replace an older dump must not take each other for it.
-        with alone_in(home):
+        # Ranks that start together and replace an older dump must not remove each other.
+        with exclusive(home):
             _clear_folder(root, home, header, overwrite=overwrite)
             return _make_folder(home, header)
     except OSError as error:
         raise ParitasError(
-            f"cannot record into {root}: {error.strerror or error}; give a folder that can be made "
-            f"and written to"
+            f"cannot record into {root}: {error.strerror or error}; give a folder that can be "
+            f"created and written to"
         ) from error
 
 
 def _make_folder(root: Path, header: Header) -> Path:
-    """The folder, which others see with its header in it or not at all."""
+    """Create the folder; others see it with its header or not at all."""
     mine = root / rank_name(header.rank)
     starting = root / f".starting-{header.rank}-{uuid.uuid4().hex}"
     starting.mkdir()
@@ -99,49 +95,53 @@ def _make_folder(root: Path, header: Header) -> Path:
     except BaseException as error:
         shutil.rmtree(starting, ignore_errors=True)
         if isinstance(error, OSError) and mine.exists():
-            raise UsageError(f"{mine} was made by another process just now: {_ADVICE}") from error
+            raise UsageError(f"another process has just created {mine}: {_ADVICE}") from error
         raise
     return mine
 
 
 class _ClaimedPart(NamedTuple):
-    """What one rank has in a folder already."""
+    """The part of a rank that is already in a folder."""
 
     path: Path
     header: Header
 
-    def is_in_the_way_of(self, header: Header) -> bool:
-        """Whether it is the same rank's, or another run's."""
-        mine, its = header, self.header
-        other_run = (its.run, its.world_size) != (mine.run, mine.world_size)
-        return other_run or its.rank == mine.rank
+    def conflicts_with(self, header: Header) -> bool:
+        """Whether it belongs to the same rank, or to another run."""
+        its = self.header
+        other_run = (its.run, its.world_size) != (header.run, header.world_size)
+        return other_run or its.rank == header.rank
 
-    def told(self, header: Header) -> str:
-        """Why it is in the way."""
+    def describe_conflict(self, header: Header) -> str:
+        """Why it conflicts."""
         when = f", recorded {self.header.created}" if self.header.created else ""
         if self.header.rank == header.rank:
-            return f"{self.path.name} is there already{when}"
+            return f"{self.path.name} exists already{when}"
         run, size = self.header.run[:8], self.header.world_size
-        return f"{self.path.name} is of another run, {run} of {size} rank(s){when}"
+        return f"{self.path.name} belongs to another run, {run} with {size} rank(s){when}"
 
 
 def _clear_folder(root: Path, home: Path, header: Header, *, overwrite: bool) -> None:
-    """Refuse a folder that is in use, or remove the dump that is in it."""
+    """Refuse a folder that is in use, or remove the dump in it."""
     parts, foreign = _survey_folder(home)
     if home != root:
         known = any(part.header.layout == header.layout for part in parts)
-        foreign += [path for path in root.iterdir() if not (known and _is_of_old_tree(path))]
+        foreign += [
+            path
+            for path in root.iterdir()
+            if not known or not (TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
+        ]
     if foreign:
         names = enumerated((path.name for path in foreign), _MOST_NAMED)
         raise UsageError(
-            f"{root} is not empty: it holds {names}, "
-            f"which is not of a dump of paritas and would not be removed: give a new folder"
+            f"{root} is not empty: it contains {names}, which is not part of a paritas dump and "
+            f"would not be removed: give a new folder"
         )
-    others = [part for part in parts if part.is_in_the_way_of(header)]
+    others = [part for part in parts if part.conflicts_with(header)]
     if others and not overwrite:
-        told = "; ".join(other.told(header) for other in others[:_MOST_NAMED])
+        conflicts = "; ".join(other.describe_conflict(header) for other in others[:_MOST_NAMED])
         more = f"; and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-        raise UsageError(f"{root} is not empty: {told}{more}: {_ADVICE}")
+        raise UsageError(f"{root} is not empty: {conflicts}{more}: {_ADVICE}")
     for other in others:
         _refuse_removal(other.path)
     for other in others:
@@ -149,12 +149,12 @@ def _clear_folder(root: Path, home: Path, header: Header, *, overwrite: bool) ->
 
 
 def _survey_folder(root: Path) -> tuple[list[_ClaimedPart], list[Path]]:
-    """The parts of ranks, and what is nobody's."""
+    """The parts of ranks, and paths that belong to no dump."""
     parts: list[_ClaimedPart] = []
     foreign: list[Path] = []
     for path in sorted(root.iterdir()):
         if path.name.startswith(".removing-"):
-            shutil.rmtree(path, ignore_errors=True)  # of a process that died over it
+            shutil.rmtree(path, ignore_errors=True)  # left by a process that died
             continue
         match = RANK.fullmatch(path.name)
         found = _header_or_none(path) if match else None
@@ -166,7 +166,7 @@ def _survey_folder(root: Path) -> tuple[list[_ClaimedPart], list[Path]]:
 
 
 def _is_of_torchair_layout(path: Path) -> bool:
-    """Whether it is the tree, or a graph, of a rank of ours, whose own folder came before it."""
+    """Whether it is the tree or a graph of one of our ranks, whose own folder comes first."""
     match = TORCHAIR.fullmatch(path.name)
     if match is None:
         return False
@@ -174,22 +174,17 @@ def _is_of_torchair_layout(path: Path) -> bool:
     return found is not None and found.layout in ("msit", "ge")
 
 
-def _is_of_old_tree(path: Path) -> bool:
-    return bool(TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
-
-
 def _refuse_removal(folder: Path) -> None:
     stray = [path for path in folder.rglob("*") if not _is_ours(path, folder)]
     if stray:
         names = enumerated((path.name for path in stray), _MOST_NAMED)
         raise UsageError(
-            f"{folder} holds {names}, which paritas did not write: "
-            f"it is not overwritten; give a new folder"
+            f"{folder} contains {names}, which paritas did not write, so it is not overwritten: "
+            f"give a new folder"
         )
     if is_locked(folder / LOCK):
         raise UsageError(
-            f"{folder} is being written by a process that is still running: end it, or give "
-            f"another folder"
+            f"{folder} is being written by a running process: stop it, or give another folder"
         )
 
 
@@ -198,7 +193,7 @@ def _remove_part(root: Path, part: _ClaimedPart) -> None:
         for path in root.iterdir():
             if TIME.fullmatch(path.name):
                 discard(path / str(part.header.rank))
-                with contextlib.suppress(OSError):  # another rank's is in it
+                with contextlib.suppress(OSError):  # another rank is in it
                     path.rmdir()
             match = TORCHAIR.fullmatch(path.name)
             if match is None or int(match[1] or match[2]) != part.header.rank:
@@ -208,7 +203,7 @@ def _remove_part(root: Path, part: _ClaimedPart) -> None:
 
 
 def _is_ours(path: Path, folder: Path) -> bool:
-    """Whether something in the folder of a rank is what a writer puts there."""
+    """Whether a path in the folder of a rank was written by paritas."""
     for name in path.relative_to(folder).parts[:-1]:
         if not (STEP.fullmatch(name) or _PASSING.fullmatch(name)):
             return False
@@ -234,11 +229,11 @@ _GLIMPSE = 4096
 
 
 class Volume:
-    """The index and the data files of one folder: of a rank, or of one step of it.
+    """The index and the data files of one folder: of a rank, or of one of its steps.
 
     Attributes:
-        files: all that were made, the index first.
-        records: how many lines the index has.
+        files: all files made, the index first.
+        records: the number of lines in the index.
     """
 
     def __init__(self, root: Path, folder: Path, largest: int) -> None:
@@ -246,7 +241,7 @@ class Volume:
         self.files = [folder / INDEX]
         self.records = 0
         self._root = root
-        self._name = ""  # of the present data file, in the index
+        self._name = ""  # of the current data file, in the index
         self._largest = largest
         self._data: PackedFile | None = None
         self._places: dict[str, Payload] = {}
@@ -255,24 +250,24 @@ class Volume:
         self._index_end = 0
 
     def place_of(self, digest: str) -> Payload | None:
-        """Where bytes of that digest are."""
+        """Where bytes with that digest are."""
         return self._places.get(digest)
 
     def put(self, key: str, stored: Tensor, hashed: str = "") -> tuple[Payload, str, bool]:
-        """See to it that bytes are in the data, once `flush` is called.
+        """Store bytes, once `flush` is called, unless they are stored already.
 
         Args:
-            hashed: their digest, or "" to have it found out. Of large tensors it is, where it can
-                be, while they are written: to go through them twice takes a third longer.
+            hashed: their digest, or "" to compute it. For large tensors it is computed while they
+                are written, if possible: a separate pass takes a third longer.
 
         Returns:
-            Where they are, of the shape that they were written with; their digest; and whether
-            that was just now.
+            Where they are, with the shape they were written with; their digest; and whether they
+            are new.
         """
         data, nbytes = raw_bytes(stored), stored.nbytes
         glimpse = _glimpse(data) if nbytes >= _LARGE else None
         if not hashed and (glimpse is None or glimpse in self._glimpses):
-            hashed = digest_of(data)  # these bytes may be there already
+            hashed = digest_of(data)  # these bytes may be stored already
         if hashed:
             place = self._places.get(hashed)
             if place is not None:
@@ -295,23 +290,25 @@ class Volume:
         return place, hashed, True
 
     def forget_old(self, most: int) -> None:
-        """Remember the places of so many contents: those of older ones would be written again."""
+        """Forget all but the latest digests; older contents would be written again."""
         if len(self._places) > most:
             self._places = dict(itertools.islice(self._places.items(), most // 2, None))
 
     def flush(self) -> None:
-        """Write the bytes that wait; no line may point to them before."""
+        """Write pending bytes; index lines may point to them only afterwards."""
         if self._data is not None:
             self._data.flush()
 
-    def holds(self, place: Payload | None) -> bool:
-        """Whether bytes that were to be there are, after a failure to write."""
-        if place is None or place.file != self._name or self._data is None:
-            return True
-        return place.begin + place.nbytes <= self._data.end
+    def holds(self, record: Record) -> bool:
+        """Whether the bytes of a record are in the files, after a failed write."""
+        data = self._data
+        return data is None or all(
+            place is None or place.file != self._name or place.begin + place.nbytes <= data.end
+            for place in (record.payload, record.sketch)
+        )
 
     def enter(self, lines: Sequence[bytes]) -> None:
-        """Append lines to the index; if not all can be, those that can, and never half of one."""
+        """Append lines to the index; if that fails, as many whole lines as possible."""
         try:
             self._write_lines(b"".join(lines), len(lines))
         except OSError:
@@ -332,12 +329,12 @@ class Volume:
         self.records += count
 
     def close(self) -> None:
-        """Give the last data file its header."""
+        """Write the header of the last data file."""
         self._index.close()
         self._close_data()
 
     def _next_file(self) -> PackedFile:
-        self.flush()  # of a file that could not take all, what it took is still asked for
+        self.flush()  # the old file may still have pending bytes
         self._close_data()
         number = len(self.files) - 1
         path = self.folder / data_name(number)
@@ -352,8 +349,8 @@ class Volume:
             data.close()
 
     def see_onto_disk(self) -> None:
-        """Wait until the disk has it."""
-        # One by one: a dump may be closed at the end of the process, when no thread can start.
+        """Wait until everything is on disk."""
+        # One by one: at the end of a process no thread can start.
         for path in self.files:
             with path.open("r+b") as file:
                 os.fsync(file.fileno())
@@ -366,10 +363,9 @@ class Volume:
 
 
 def _glimpse(data: Any) -> tuple[int, int]:
-    """A part of the bytes at the beginning, the middle and the end.
+    """The length, and a hash of some bytes at the beginning, middle and end.
 
-    Two tensors that differ in it are different; only of those that do not must all be looked at to
-    tell whether they are.
+    Tensors with different glimpses differ; those with equal ones must be hashed completely.
     """
     whole = memoryview(data).cast("B")
     middle, last = len(whole) // 2, len(whole) - _GLIMPSE
@@ -385,15 +381,15 @@ _MOST_SKETCHES = 1 << 12
 
 
 class DumpWriter:
-    """Writes one rank's part of a dump; one thread at a time, but `describe` in any.
+    """Writes one rank's part of a dump; from one thread at a time, except `describe`.
 
-    After a failure to write, nothing more is taken; what was written before stays readable, and the
-    header goes on saying that the dump was not closed.
+    After a failed write nothing more is accepted; what was written stays readable, and the header
+    says that the dump was not closed.
 
     Attributes:
         folder: where this rank writes.
-        written_bytes: of payloads and sketches in the files.
-        saved_bytes: of those that need not be written, since their bytes were there already.
+        written_bytes: payloads and sketches in the files.
+        saved_bytes: payloads and sketches that were stored already.
     """
 
     def __init__(
@@ -405,16 +401,13 @@ class DumpWriter:
         last: int = 0,
         largest_file: int = LARGEST_FILE,
     ) -> None:
-        """Take the folder of the rank.
+        """Claim the folder of the rank.
 
         Args:
-            path: of the dump; it is made.
-            overwrite: replace a dump that is there. Nothing else is ever removed.
-            last: keep so many of the last steps, and those that `keep` was called for; 0 keeps all.
-            largest_file: bytes of payloads after which a new data file is begun.
-
-        Raises:
-            UsageError: the folder holds something else.
+            path: of the dump; created if missing.
+            overwrite: replace an existing dump. Nothing else is ever removed.
+            last: keep this many of the last steps, and those kept by `keep`; 0 keeps all.
+            largest_file: payload bytes after which a new data file begins.
         """
         self.path = path
         self.written_bytes = 0
@@ -432,13 +425,9 @@ class DumpWriter:
         self._tree: NpyTree | None = None
         self._calls: CallFiles | None = None
         if header.layout == "msit":
-            from paritas.compat import npy_tree  # which imports this module
-
-            self._tree = npy_tree.NpyTree(path, header.rank, header.world_size)
+            self._tree = NpyTree(path, header.rank, header.world_size)
         elif header.layout != "packed":
-            from paritas.compat import ge_writing
-
-            self._calls = ge_writing.CallFiles(path, header.layout, header.rank, header.world_size)
+            self._calls = CallFiles(path, header.layout, header.rank, header.world_size)
         self.folder = claim(path, self._header, overwrite=overwrite)
         self._home = self.folder.parent
         self._volume: Volume | None = None
@@ -451,7 +440,7 @@ class DumpWriter:
             raise self._failed(error, self.folder) from error
 
     def begin_step(self, step: int) -> None:
-        """Say which step the next entries are of; in a ring, the oldest one makes room."""
+        """Set the step of the next entries; the oldest step may be dropped."""
         if not self._last or step == self._step or self._failure or self._closed:
             return
         folder = self.folder / step_name(step)
@@ -470,40 +459,38 @@ class DumpWriter:
             raise self._failed(error, folder) from error
 
     def keep(self) -> None:
-        """Keep for good the steps that are in the ring now."""
+        """Keep the steps that are now in the ring."""
         self._kept += [volume for _, volume in self._ring]
         self._ring.clear()
 
     def add(self, entry: Entry) -> Record:
-        """Write a value, and then its line in the index; not for layouts of whole calls.
+        """Write a value, then its line in the index; not for layouts with a file per call.
 
         Raises:
-            ParitasError: it could not be written; the message says where, and how much it was.
+            ParitasError: it could not be written.
         """
         return self.add_many([entry])[0]
 
     def add_many(self, entries: Sequence[Entry]) -> list[Record]:
-        """Write values, and then the lines of all of them at once.
+        """Write values, then all their index lines at once.
 
-        A layout that has a file for each call gives back those of the calls that are over.
+        Layouts with a file per call return the records of finished calls.
 
         Raises:
-            ParitasError: as `add` does; those before the one that failed are in the index.
+            ParitasError: one could not be written; those before it are in the index.
         """
         if self._calls is not None:
             return self._add_to_calls(self._calls, entries)
         records: list[Record] = []
         entered = 0
-        self._sketched = {}  # by identity: good as long as the entries hold them
+        self._sketched = {}  # by identity, valid while the entries hold them
         for entry in entries:
             if entry.step != self._step and self._last:
-                entered = self._enter(records, entered)  # into the folder of their own step
+                entered = self._enter(records, entered)  # into the folder of their step
                 self.begin_step(entry.step)
             volume = self._volume
             if volume is None or self._failure or self._closed:
-                raise ParitasError(
-                    self._failure or f"{self.folder} was closed: nothing can be added"
-                )
+                raise self._refusal()
             try:
                 records.append(self._record(volume, entry))
             except BaseException as error:
@@ -514,9 +501,12 @@ class DumpWriter:
                 raise self._failed(error, volume.folder, needed) from error
         self._enter(records, entered)
         if self._header.data == "stats" and self._volume is not None:
-            # All that is stored are sketches, and each comes with its values: a run may be long.
+            # Only sketches are stored, and a long run has many.
             self._volume.forget_old(_MOST_SKETCHES)
         return records
+
+    def _refusal(self) -> ParitasError:
+        return ParitasError(self._failure or f"{self.folder} was closed: nothing can be added")
 
     def _add_to_calls(self, calls: CallFiles, entries: Sequence[Entry]) -> list[Record]:
         records: list[Record] = []
@@ -524,21 +514,19 @@ class DumpWriter:
             if calls.is_over(entry):
                 records += self._write_calls(calls)
             if self._failure or self._closed:
-                raise ParitasError(
-                    self._failure or f"{self.folder} was closed: nothing can be added"
-                )
+                raise self._refusal()
             calls.put(entry)
         calls.detach()
         return records
 
     def _write_calls(self, calls: CallFiles) -> list[Record]:
-        """Write the files of the calls that are over, then the lines of what they hold."""
+        """Write the files of the finished calls, then their index lines."""
         if calls.step is None or self._failure:
             return []
         self.begin_step(calls.step)
         volume = self._volume
         if volume is None:
-            raise ParitasError(f"{self.folder} was closed: nothing can be added")
+            raise self._refusal()
         try:
             placed = calls.write()
             records = [self._record(volume, entry, payload) for entry, payload in placed]
@@ -549,10 +537,10 @@ class DumpWriter:
         return records
 
     def _enter(self, records: list[Record], start: int, *, sound: bool = True) -> int:
-        """Write the bytes of the records from there on, then their lines; how many are in all.
+        """Write the bytes of the records from `start` on, then their lines; returns the total.
 
         Args:
-            sound: False after a failure: some of the bytes may be lost already.
+            sound: False after a failure: some of the bytes may be lost.
         """
         volume = self._volume
         if volume is None or start == len(records):
@@ -564,10 +552,13 @@ class DumpWriter:
             failure = error
         held = fresh
         if failure is not None or not sound:
-            held = list(itertools.takewhile(functools.partial(_is_held, volume), fresh))
+            held = list(itertools.takewhile(volume.holds, fresh))
         self._write_lines(volume, held)
         if failure is not None:
-            needed = _count_bytes(fresh[len(held)]) if len(held) < len(fresh) else 0
+            lost = fresh[len(held) : len(held) + 1]
+            needed = sum(
+                place.nbytes for one in lost for place in (one.payload, one.sketch) if place
+            )
             raise self._failed(failure, volume.folder, needed) from failure
         return len(records)
 
@@ -581,21 +572,21 @@ class DumpWriter:
             raise self._failed(error, volume.folder) from error
 
     def name_operators(self, operators: Mapping[SiteKey, Operator]) -> None:
-        """Say how Ascend's graph engine would call what is to come, where that is the layout."""
+        """Set the operator names that Ascend's graph engine would use, if that is the layout."""
         if self._calls is not None:
             self._calls.name_operators(operators)
 
     def describe(self, header: Header) -> None:
-        """Say anew what this part of the dump is, while it is written."""
+        """Replace the header while the dump is being written."""
         self._header = msgspec.structs.replace(header, closed=False, records=0)
         write_header(self.folder, self._header)
 
     def close(self, header: Header, *, complete: bool = True) -> None:
-        """Make the data files safetensors files, see all of it onto the disk, and say so.
+        """Complete the data files, flush everything to disk, and write the final header.
 
         Args:
-            complete: False where the recording failed elsewhere: the header then goes on saying
-                that the dump was not closed.
+            complete: False if the recording failed elsewhere: the header then says that the dump
+                was not closed.
 
         Raises:
             ParitasError: that failed; the header says so, if it could be written.
@@ -606,7 +597,7 @@ class DumpWriter:
         if self._calls is not None:
             try:
                 self._write_calls(self._calls)
-            except ParitasError as error:  # raised below, when what is there is closed
+            except ParitasError as error:  # raised below, after everything is closed
                 self._failure = self._failure or str(error)
         self._closed = True
         volumes = [*self._kept, *(volume for _, volume in self._ring)]
@@ -631,7 +622,7 @@ class DumpWriter:
             raise ParitasError(self._failure)
 
     def _record(self, volume: Volume, entry: Entry, placed: Payload | None = None) -> Record:
-        """What the index says of an entry, whose values are written unless they have a place."""
+        """The index record of an entry; its values are written unless `placed` says where."""
         name = entry.site.id
         key = f"{entry.step}/{name}"
         payload, hashed = placed, entry.digest
@@ -658,7 +649,7 @@ class DumpWriter:
         )
 
     def _payload(self, volume: Volume, entry: Entry, key: str) -> tuple[Payload | None, str]:
-        """Where the values of an entry are, written if need be, and their digest."""
+        """Where the values of an entry are, written if necessary, and their digest."""
         facts, stored, hashed = entry.tensor, entry.stored, entry.digest
         has_values = facts is not None and (stored is not None or bool(hashed))
         if self._tree is not None and (has_values or facts is None):
@@ -671,8 +662,7 @@ class DumpWriter:
             found = volume.place_of(hashed)
             if found is None:
                 raise ParitasError(
-                    f"{key} came without its values, and {volume.folder} holds none of digest "
-                    f"{hashed}"
+                    f"{key} has no values, and {volume.folder} has none with digest {hashed}"
                 )
             place, is_new = found, False
             shape = stored_shape(facts.shape, facts.stride)
@@ -682,23 +672,23 @@ class DumpWriter:
             shape, nbytes = tuple(stored.shape), stored.nbytes
         if place.nbytes != nbytes:
             raise ParitasError(
-                f"{key} has {nbytes} bytes, and its digest was written before with {place.nbytes}, "
-                f"as {place.key}: it is not the digest of its bytes"
+                f"{key} has {nbytes} bytes, but {place.key} was written with {place.nbytes} bytes "
+                f"under the same digest: it is not the digest of its bytes"
             )
-        return self._counted(place, shape, is_new=is_new), hashed
+        return self._count_bytes(place, shape, is_new=is_new), hashed
 
     def _sketch(self, volume: Volume, sketch: Tensor, key: str) -> Payload:
-        """Where a sketch is; of values that come by again it is the same one, not only an equal."""
+        """Where a sketch is; repeated values share the same sketch object."""
         known = self._sketched.get(id(sketch))
         if known is not None:
             self.saved_bytes += known.nbytes
             return known
         place, _, is_new = volume.put(f"{key}/sketch", sketch)
-        placed = self._counted(place, tuple(sketch.shape), is_new=is_new)
+        placed = self._count_bytes(place, tuple(sketch.shape), is_new=is_new)
         self._sketched[id(sketch)] = placed
         return placed
 
-    def _counted(self, place: Payload, shape: tuple[int, ...], *, is_new: bool) -> Payload:
+    def _count_bytes(self, place: Payload, shape: tuple[int, ...], *, is_new: bool) -> Payload:
         if is_new:
             self.written_bytes += place.nbytes
             return place
@@ -706,24 +696,16 @@ class DumpWriter:
         return place if place.shape == shape else msgspec.structs.replace(place, shape=shape)
 
     def _drop(self, step: int, volume: Volume) -> None:
-        # Its index goes first: no line may point to what is gone.
+        # The index goes first: no line may point to removed bytes.
         discard(volume.folder)
         for tree in (self._tree, self._calls):
             if tree is not None:
                 tree.drop_step(step)
 
     def _failed(self, error: OSError, path: Path, needed: int = 0) -> ParitasError:
-        amount = f" ({needed} bytes more)" if needed else ""
+        amount = f" ({needed} more bytes)" if needed else ""
         self._failure = (
             f"cannot write to {path}{amount}: {error.strerror or error}; what was written before "
             f"can be read"
         )
         return ParitasError(self._failure)
-
-
-def _is_held(volume: Volume, record: Record) -> bool:
-    return volume.holds(record.payload) and volume.holds(record.sketch)
-
-
-def _count_bytes(record: Record) -> int:
-    return sum(place.nbytes for place in (record.payload, record.sketch) if place is not None)

@@ -18,7 +18,7 @@ from paritas._torch.global_state import quietly
 from paritas._torch.operators import COMPARISONS, WIDE, default_dtype, own_default
 from paritas.errors import in_one_line
 from paritas.execution.isolation import MISSING
-from paritas.execution.observation import RunOptions
+from paritas.execution.observation import RunOptions, same_value
 from paritas.execution.program import Program
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
@@ -197,6 +197,8 @@ class Evidence(Generic[P_co]):
         self._baseline: list[Observation] | None = None
         self._log: dict[Any, torch.dtype] | None = None
         self._decided: dict[float, list[list[Observation]]] = {}
+        self._drawn: set[tuple[int, Item]] = set()
+        self._draw_runs = 0
         self.open_decisions: dict[str, tuple[int, int]] = {}
         self.everything = Demand(settles=False)
         self._pool = NoisePool(seed)
@@ -415,6 +417,32 @@ class Evidence(Generic[P_co]):
             self.run(RunOptions(watch=log))
             self._log = log.calls
         return self._log
+
+    def depends_on_draws(
+        self, call: int | None = None, item: Item | None = None, runs: int = 1
+    ) -> bool:
+        """Whether an item, or any, is another one if the program draws other random numbers.
+
+        Some programs draw numbers that they do not use, or only use in training. What is rarely
+        used, as to drop a layer, takes many runs to see.
+        """
+        if not any(seen.drew_random_numbers for seen in self.native):
+            return False
+        while self._draw_runs < runs:
+            self.tell(Progress("running with other random numbers", self._draw_runs, runs))
+            self._draw_runs += 1
+            moved = self.run(RunOptions(other_draws=self._draw_runs))
+            what = "the reference with other random numbers"
+            usable = is_usable(moved, what, self.notes, weakens=False)
+            self._drawn |= {
+                (number, one)
+                for number, still in enumerate(self.native)
+                for one, value in still.items()
+                if not usable
+                or len(moved) <= number
+                or not same_value(value, self.complete(moved[number], one))
+            }
+        return bool(self._drawn) if item is None else (call, item) in self._drawn
 
     def complete(self, seen: Observation, item: Item) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""

@@ -114,6 +114,8 @@ class ProgramState:
         self.flags: dict[str, tuple[bool, bool]] = {}
         self.gradients: dict[str, tuple[Tensor | None, Tensor | None]] = {}
         self._leaves: dict[str, Any] = {}
+        self._code: set[int] | None = None
+        code: set[int] = set()
         for found in self._walk():
             if isinstance(found.value, torch.Tensor):
                 self._keep_tensor(found, known)
@@ -123,13 +125,16 @@ class ProgramState:
                 self.containers.setdefault(found.path, found.value)
                 self.names.setdefault(id(found.value), found.path)
                 self._alive.append(found.value)
+                if isinstance(found.value, types.FunctionType | type):
+                    code.add(id(found.value))
             if not isinstance(found.value, torch.Tensor | Opaque):
                 self._held += _hold_values(found)
+        self._code = code
         self._may_differ = True
         self._is_wide = False
 
     def _walk(self) -> Iterator[Reached]:
-        yield from walk_reachable(*self._roots, self._known)
+        yield from walk_reachable(*self._roots, self._known, self._code)
 
     def _keep_tensor(self, found: Reached, known: ProgramState | None) -> None:
         tensor = found.value
@@ -224,6 +229,8 @@ class ProgramState:
         for path in [*before, *(path for path in now if path not in before)]:
             if among is None or path in among:
                 value = now.get(path, MISSING)
+                if path not in before and _is_imported(path, value):
+                    continue
                 try:
                     if not is_same_leaf(before.get(path, MISSING), value, widened=self._is_wide):
                         changed[path] = detached_copy(value) if _is_tensor(value) else value
@@ -334,6 +341,13 @@ class ProgramState:
                 value.grad = _widen(gradient) if gradient.dtype in WIDE else gradient.clone()
             wide[name] = value
         return wide
+
+
+def _is_imported(path: str, value: Any) -> bool:
+    """Whether a name that was not there before stands for code: imported on first use."""
+    code = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
+    is_code = isinstance(value, Opaque) and isinstance(value.value, code)
+    return is_code and path.startswith((GLOBAL, CLASS, FUNCTION))
 
 
 def _is_consumed(found: Reached) -> bool:

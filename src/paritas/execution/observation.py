@@ -222,6 +222,8 @@ class RunOptions:
         wanted: the gradients to make; None for all of them.
         second: make the gradients of gradients, where the program has any.
         forward_once: one call only, and no backward pass.
+        other_draws: unless 0, begin with the random numbers of this seed, not with those of every
+            other run.
     """
 
     wide: bool = False
@@ -230,6 +232,7 @@ class RunOptions:
     wanted: frozenset[Item] | None = None
     second: bool = True
     forward_once: bool = False
+    other_draws: int = 0
 
     def around(self) -> contextlib.AbstractContextManager[None]:
         """What is entered around the program's own code, each time that it runs."""

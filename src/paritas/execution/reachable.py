@@ -78,7 +78,10 @@ class UsedNames(dict[str, Any]):
 
 
 def walk_reachable(
-    modules: dict[str, nn.Module], function: Any, known: dict[int, str]
+    modules: dict[str, nn.Module],
+    function: Any,
+    known: dict[int, str],
+    code: set[int] | None = None,
 ) -> Iterator[Reached]:
     """Everything that `function` reaches, the modules first; containers before what is in them.
 
@@ -86,15 +89,23 @@ def walk_reachable(
         modules: prefix of a name -> module, as `reachable_modules` gives them.
         function: the callable, or None for the modules alone.
         known: id -> name of what has a name already: the other side's.
+        code: ids of the functions and classes to look into; all, unless given. After a call these
+            are the ones that were there before it: a library that is imported on first use brings
+            data of its own, which the call did not change.
     """
-    yield from _ReachWalk(known).run(modules, function)
+    yield from _ReachWalk(known, code).run(modules, function)
 
 
 class _ReachWalk:
-    def __init__(self, known: dict[int, str]) -> None:
+    def __init__(self, known: dict[int, str], code: set[int] | None) -> None:
         self.known = known
+        self.code = code
         self.seen: dict[int, Any] = {}
         self.functions = 0
+        # The names that the code reached so far uses, and the methods that nobody has named yet. A
+        # class has many methods that a call never runs: to load, to save, to publish.
+        self.used: set[str] = {"forward"}
+        self.waiting: dict[str, list[tuple[str, Any, Any, Any]]] = {}
         self.slots: set[int] = set()
         self.stack: list[tuple[str, Any, Any, Any]] = []
 
@@ -136,6 +147,9 @@ class _ReachWalk:
             return []
         if isinstance(value, nn.Module):
             return self._below_module(path, value)
+        is_code = isinstance(value, types.FunctionType | type)
+        if is_code and self.code is not None and id(value) not in self.code:
+            return []
         if isinstance(value, types.FunctionType):
             return self._below_function(value)
         if isinstance(value, type):
@@ -175,12 +189,16 @@ class _ReachWalk:
         found += [(f"variable {free}", cell, None, None) for free, cell in cells]
         own = (function.__defaults__, function.__kwdefaults__, attribute_table(function))
         found += [(f"{FUNCTION}{name}", what, None, None) for what in own if what]
-        used = sorted(_names_in(function.__code__) & function.__globals__.keys())
+        names = _names_in(function.__code__)
+        for called in sorted(names & self.waiting.keys()):
+            found += self.waiting.pop(called)
+        self.used |= names
+        used = sorted(names & function.__globals__.keys())
         found += self._named(function.__globals__, used, GLOBAL)
         for key in used:
             namespace = function.__globals__[key]
             if isinstance(namespace, types.ModuleType) and is_own(namespace.__name__):
-                inside = sorted(_names_in(function.__code__) & vars(namespace).keys())
+                inside = sorted(names & vars(namespace).keys())
                 found += self._named(vars(namespace), inside, f"{GLOBAL}{key}.")
         return found
 
@@ -205,12 +223,22 @@ class _ReachWalk:
                 found.append((f"{CLASS}{cls.__qualname__}.{name}", value, None, None))
         if len(methods) > _MOST_METHODS:
             methods = {"forward": methods["forward"]} if "forward" in methods else {}
-        prefix = f"{CLASS}{cls.__qualname__}."
-        found += [(f"{prefix}{name}", method, None, name) for name, method in methods.items()]
+        for name, method in methods.items():
+            one = (f"{CLASS}{cls.__qualname__}.{name}", method, None, name)
+            if self._may_be_called(cls, name):
+                found.append(one)
+            else:
+                self.waiting.setdefault(name, []).append(one)
         return [
             *found,
             *((f"{CLASS}{base.__qualname__}", base, None, None) for base in cls.__bases__),
         ]
+
+    def _may_be_called(self, cls: type, name: str) -> bool:
+        """Whether code that was reached names a method, or Python calls it by itself."""
+        is_module = issubclass(cls, nn.Module)
+        by_itself = name.startswith("__") and not (is_module and name == "__init__")
+        return by_itself or name in self.used
 
     def _below_object(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
         if isinstance(value, types.CellType):

@@ -188,6 +188,19 @@ class RandomState:
         devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
         return cls(torch.get_rng_state(), devices)
 
+    def elsewhere(self, seed: int) -> RandomState:
+        """A state from which every generator draws other numbers."""
+        seed = zlib.crc32(self.cpu.numpy().tobytes(), seed)
+        devices = tuple(
+            torch.Generator(f"cuda:{number}").manual_seed(seed).get_state()
+            for number in range(len(self.devices))
+        )
+        cpu = torch.Generator().manual_seed(seed).get_state()
+        if self.python is None:
+            return RandomState(cpu, devices)
+        numpy = np.random.RandomState(seed).get_state()
+        return RandomState(cpu, devices, random.Random(seed).getstate(), numpy)
+
     def restore(self) -> None:
         """Make it the current state."""
         torch.set_rng_state(self.cpu)

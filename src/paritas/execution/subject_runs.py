@@ -31,7 +31,7 @@ from paritas.execution.observation import (
 from paritas.execution.program import Program, count_dtypes
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
-from paritas.numerics.automatic import RUNS
+from paritas.numerics.automatic import MOST_PAIRS, RUNS
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
 from paritas.numerics.flattening import as_plain, flattened, is_dense
@@ -100,7 +100,9 @@ class SubjectProgram(Program):
 
     def _observe(self, conditions: RunConditions) -> list[Observation]:
         calls = 1 if conditions.options.forward_once else self.calls
-        with running_subject(self.subject, self.rng, conditions) as call:
+        seed = conditions.options.other_draws
+        rng = self.rng.elsewhere(seed) if seed else self.rng
+        with running_subject(self.subject, rng, conditions) as call:
             return [call(self.inputs) for _ in range(calls)]
 
     def initial(self, item: Item) -> Any:
@@ -234,8 +236,8 @@ class SubjectLift:
             return "the lifted run is switched off"
         if len(self.candidate.backends) > 1:
             return "the candidate is compiled by several backends"
-        draws = any(seen.drew_random_numbers for seen in self.evidence.native)
-        if draws and self.candidate.is_compiled and torch.cuda.is_available():
+        on_device = self.candidate.is_compiled and torch.cuda.is_available()
+        if on_device and self.evidence.depends_on_draws():
             return "random numbers drawn on the device depend on the dtype"
         return None
 
@@ -367,6 +369,12 @@ class Repetition:
             return True
         unit = unit_roundoff(values[0].dtype)
         noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
+        if criterion.score(values[1], values[0], noise).score.passed:
+            return True
+        jumps = evidence.jumps(evidence.unit, 0, item, MOST_PAIRS, demand)
+        if jumps is None:
+            return False
+        noise = dataclasses.replace(noise, jumps=jumps)
         return criterion.score(values[1], values[0], noise).score.passed
 
     def _repeated_arbiter(self) -> list[Observation] | None:

@@ -1,4 +1,4 @@
-"""How the values of a tensor lie in a file: every dtype torch has, bit for bit."""
+"""How tensor values are stored in a file: every torch dtype, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from paritas.files.records import Payload
 
-# Only the names that safetensors 0.6 has: one tensor of a dtype it does not know would make the
-# whole file unreadable to it. All else is stored as pairs of real numbers or as bytes.
-_SAFETENSORS = {
+# Only names that safetensors 0.6 knows: it refuses a whole file because of one unknown dtype.
+# Every other dtype is stored as pairs of real numbers or as bytes.
+SAFETENSORS_NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
     torch.uint16: "U16",
@@ -41,18 +41,20 @@ _SAFETENSORS = {
 _PARTS_OF_COMPLEX = {torch.complex32: "F16", torch.complex64: "F32", torch.complex128: "F64"}
 _FLOAT4 = torch.float4_e2m1fn_x2
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
-# To copy by: torch moves integers of any width, and keeps every bit of them.
+# Integer dtypes to copy through: torch copies integers of any width bit for bit.
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Those of which a buffer can be cast to bytes.
+# Dtypes whose numpy buffer can be cast to bytes.
 _IN_NUMPY = {
-    dtype for dtype, name in _SAFETENSORS.items() if name != "BF16" and not name.startswith("F8")
+    dtype
+    for dtype, name in SAFETENSORS_NAMES.items()
+    if name != "BF16" and not name.startswith("F8")
 }
 
 _REAL = frozenset(_IN_NUMPY | {torch.bfloat16})
 
 
 def known_dtype(name: str) -> torch.dtype:
-    """The dtype that an index calls by that name."""
+    """The torch dtype of this name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UsageError(
@@ -63,34 +65,33 @@ def known_dtype(name: str) -> torch.dtype:
 
 
 def stored_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the values in the file: its own, but float32 for a quantised one.
+    """The dtype of the values in the file: float32 for a quantised dtype, otherwise the same.
 
-    The integers of a quantised tensor mean nothing without scales, so what they stand for is kept.
+    Quantised integers mean nothing without their scales, so the values they represent are stored.
     """
     return torch.float32 if dtype in _QUANTISED else dtype
 
 
 def stored_shape(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The shape in the file, where what a stride of 0 repeats is stored once."""
+    """The shape in the file: a dimension of stride 0 is stored once."""
     if 0 not in stride or 0 in shape:
         return tuple(shape)
     return tuple(1 if step == 0 else extent for extent, step in zip(shape, stride, strict=True))
 
 
 def in_safetensors(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, list[int]]:
-    """The name and shape by which safetensors knows values of a dtype.
+    """The safetensors name and shape for values of a dtype.
 
-    What has no name there is a view of the same bytes: complex numbers have a last dimension of
-    real and imaginary parts; other dtypes are bytes, several of them to a value along the last
-    dimension.
+    A dtype without a name is a view of the same bytes: complex numbers get a last dimension of
+    real and imaginary parts, other dtypes a last dimension of bytes.
     """
-    name = _SAFETENSORS.get(dtype)
+    name = SAFETENSORS_NAMES.get(dtype)
     if name is not None:
         return name, list(shape)
     if dtype in _PARTS_OF_COMPLEX:
         return _PARTS_OF_COMPLEX[dtype], [*shape, 2]
     if dtype is _FLOAT4 and shape:
-        # Torch counts the bytes, safetensors the two numbers in each.
+        # torch counts bytes, safetensors counts the two numbers in each.
         return "F4", [*shape[:-1], shape[-1] * 2]
     if dtype.itemsize == 1:
         return "U8", list(shape)
@@ -98,14 +99,11 @@ def in_safetensors(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, list[
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """The values as they go into a file: in row-major order, what a stride of 0 repeats once.
+    """The values as written to a file: row-major, dimensions of stride 0 once.
 
-    It stays on its device, and is a copy only where it must be.
-
-    Raises:
-        UsageError: the tensor has no plain values of its own; the message says what it is.
+    The result stays on its device and is a copy only where necessary.
     """
-    if _lies_as_stored(tensor):
+    if _is_stored_form(tensor):
         return tensor
     _refuse_unstorable(tensor)
     plain = tensor.detach() if tensor.requires_grad else tensor
@@ -129,8 +127,8 @@ def as_stored(tensor: Tensor) -> Tensor:
     return plain.view(carrier).contiguous().view(plain.dtype)
 
 
-def _lies_as_stored(tensor: Tensor) -> bool:
-    """Whether it is what most tensors are, by the fewest questions; the others are looked at."""
+def _is_stored_form(tensor: Tensor) -> bool:
+    """A quick test that accepts the common case; anything else takes the slow path."""
     if (
         type(tensor) is not torch.Tensor
         or tensor.dtype not in _REAL
@@ -153,22 +151,22 @@ def _refuse_unstorable(tensor: Tensor) -> None:
     if type(tensor) is not torch.Tensor:
         _refuse_class(tensor)
     if tensor.is_nested:
-        raise UsageError("a nested tensor has no shape to store: give its parts, or pad it")
+        raise UsageError("cannot store a nested tensor: pass its components, or pad it")
     if tensor.layout is not torch.strided:
-        raise UsageError(f"a tensor of layout {tensor.layout} is not stored: give its to_dense()")
+        raise UsageError(f"cannot store a tensor of layout {tensor.layout}: call to_dense() first")
     if tensor.is_meta:
         raise UsageError("a tensor on the meta device has no values")
     try:
         held = tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError) as error:
-        # What torch.vmap and torch.func.grad hand to the function they transform.
+        # torch.vmap and torch.func.grad pass such tensors to the function they transform.
         raise UsageError(
-            f"a tensor inside torch.func's transforms has no values of its own ({error}): look at "
-            f"it outside"
+            f"a tensor inside a torch.func transform has no values ({error}): record it outside "
+            f"the transform"
         ) from error
     needed = _extent(tensor)
     if held < needed and not tensor.is_quantized:
-        # Sharded training frees the memory of a parameter while it is not in use.
+        # Sharded training frees the memory of unused parameters.
         raise UsageError(
             f"a tensor of shape {tuple(tensor.shape)} needs {needed} bytes and its storage holds "
             f"{held}: its memory was freed"
@@ -178,16 +176,16 @@ def _refuse_unstorable(tensor: Tensor) -> None:
 def _refuse_class(tensor: Tensor) -> None:
     kind = type(tensor)
     if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
-        raise UsageError(f"a {kind.__name__} has no values yet: run the module once before")
+        raise UsageError(f"a {kind.__name__} has no values yet: run the module once first")
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise UsageError(
-            f"a tensor of class {kind.__module__}.{kind.__qualname__} keeps its values in its own "
-            f"way: give the plain tensors that it consists of"
+            f"cannot store a tensor of class {kind.__module__}.{kind.__qualname__}: pass the plain "
+            f"tensors it consists of"
         )
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes of storage from its beginning to behind the tensor's last value."""
+    """Bytes from the start of the storage to the end of the tensor's last value."""
     count = tensor.numel()
     if count == 0:
         return 0
@@ -202,7 +200,7 @@ def _dequantised(tensor: Tensor) -> Tensor:
         return tensor.dequantize()
     except RuntimeError as error:
         raise UsageError(
-            f"a tensor of {tensor.dtype} could not be dequantised: {first_line(error, 1000)}"
+            f"cannot dequantise a tensor of {tensor.dtype}: {first_line(error, 1000)}"
         ) from error
 
 
@@ -210,25 +208,25 @@ def raw_bytes(tensor: Tensor) -> Any:
     """The memory of a contiguous CPU tensor, as a buffer, without a copy."""
     if tensor.dtype in _IN_NUMPY:
         return tensor.numpy()
-    # A contiguous tensor may have any stride where it has but one value, or none.
+    # A contiguous tensor of at most one value may have any stride.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def digest(tensor: Tensor) -> str:
-    """Hash of the bytes of a contiguous CPU tensor: XXH3 of 128 bits, in hexadecimal digits."""
+    """XXH3 hash (128 bits, hexadecimal) of the bytes of a contiguous CPU tensor."""
     return digest_of(raw_bytes(tensor))
 
 
 def digest_of(data: Any) -> str:
-    """The same, of a buffer."""
+    """XXH3 hash (128 bits, hexadecimal) of a buffer."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def sketch_dtype(payload: Payload) -> torch.dtype:
-    """The dtype of a stored sketch: float64 where float32 could not hold the sums."""
+    """The dtype of a stored sketch: float64 if float32 could not hold the sums."""
     return torch.float64 if payload.nbytes == 8 * math.prod(payload.shape) else torch.float32
 
 
 def bytes_needed(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    """How many bytes values take, without the overflow that a tensor's own arithmetic has."""
+    """The size of the values in bytes, computed without overflow."""
     return math.prod(shape) * dtype.itemsize

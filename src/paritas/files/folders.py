@@ -1,4 +1,4 @@
-"""The folders of a dump: their names, their headers, and the lock of a rank that writes."""
+"""The folders of a dump: their names, their headers, and the lock of a rank that is writing."""
 
 from __future__ import annotations
 
@@ -30,21 +30,17 @@ INDEX = "index.jsonl"
 RANK = re.compile(r"rank(0|[1-9]\d{0,8})")
 STEP = re.compile(r"step-(\d{8,})")
 DATA = re.compile(r"data-\d{4,}\.safetensors")
-# What torchair's layout has beside the folders of ranks: one for each rank, and graphs in words.
+# torchair's layout: a folder for each rank, and printed graphs.
 TORCHAIR = re.compile(
     r"worldsize\d+_global_rank(\d{1,9})|dynamo_(?:original|optimized)_.+_rank_(\d{1,9})_.+\.txt"
 )
-# What Ascend's old tree begins with, in which a rank goes by its device.
+# The first folder level of Ascend's old tree, which names devices and not ranks.
 TIME = re.compile(r"\d{14}")
 _LARGEST_HEADER = 64 << 20
 
 
 def index_home(root: Path, layout: Layout | None = None) -> Path:
-    """The folder in which the ranks of a dump have theirs: the dump, or one beside it.
-
-    Args:
-        layout: None finds out.
-    """
+    """The folder that holds the rank folders: the dump, or one beside it; None detects it."""
     beside = root.with_name(f"{root.name}.index")
     if layout is None:
         is_beside = not rank_folders(root) and beside.is_dir() if root.is_dir() else False
@@ -54,35 +50,29 @@ def index_home(root: Path, layout: Layout | None = None) -> Path:
 
 
 def rank_name(rank: int) -> str:
-    """The folder of a rank."""
+    """The name of a rank's folder."""
     return f"rank{rank}"
 
 
 def step_name(step: int) -> str:
-    """The folder of a step, where only the last few are kept."""
+    """The name of a step's folder, used when only the last few steps are kept."""
     return f"step-{step:08d}"
 
 
-def step_of(name: str) -> int | None:
-    """The step whose folder has that name, if it is one."""
-    found = STEP.fullmatch(name)
-    return int(found[1]) if found else None
-
-
 def data_name(number: int) -> str:
-    """The n-th data file of a folder."""
+    """The name of the n-th data file of a folder."""
     return f"data-{number:04d}.safetensors"
 
 
 def is_data(path: Path) -> bool:
-    """Whether it is a data file."""
+    """Whether the path is a data file."""
     return bool(DATA.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
 def volumes_of(folder: Path) -> list[Path]:
-    """The folders of a rank that have an index: its own, or one for each step of a ring."""
-    steps = ((step_of(path.name), path) for path in folder.iterdir() if path.is_dir())
-    ring = sorted((step, path) for step, path in steps if step is not None)
+    """The folders of a rank that have an index: its own, or one per kept step."""
+    steps = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    ring = sorted((int(match[1]), path) for match, path in steps if match)
     own = [folder] if (folder / INDEX).exists() or not ring else []
     return own + [path for _, path in ring]
 
@@ -90,15 +80,14 @@ def volumes_of(folder: Path) -> list[Path]:
 def run_identity(rank: int, world_size: int, environment: Mapping[str, str] | None = None) -> str:
     """A name for this run, the same on all its ranks.
 
-    One process names itself. Several cannot ask each other before they know that all are there, so
-    they go by what their launcher tells each of them. Two runs that were launched alike (a fixed
-    port, no name) have the same identity: they are told apart by the folder of a rank, which only
-    one of them can have.
+    A single process makes up a name. Several processes cannot ask each other yet, so they derive
+    it from what the launcher gives to each of them. Two runs launched in the same way (fixed port,
+    no run id) get the same name; they then collide on the rank folder, which only one can claim.
     """
     if world_size == 1:
         return uuid.uuid4().hex
     if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} of {world_size}: ranks count from 0 to {world_size - 1}")
+        raise UsageError(f"rank {rank} of {world_size}: ranks go from 0 to {world_size - 1}")
     given = os.environ if environment is None else environment
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     facts = [f"{name}={given.get(name, '')}" for name in names]
@@ -106,25 +95,20 @@ def run_identity(rank: int, world_size: int, environment: Mapping[str, str] | No
 
 
 def read_header(folder: Path) -> Header:
-    """What a rank says of its part.
-
-    Raises:
-        UsageError: there is no header, or it is not one that this version can read.
-    """
+    """Read the header of a rank's folder."""
     path = folder / HEADER
     try:
         if path.stat().st_size > _LARGEST_HEADER:
-            raise UsageError(f"{path} is larger than {_LARGEST_HEADER} bytes: no header of a dump")
-        text = path.read_bytes()
-        return msgspec.json.decode(text, type=Header)
+            raise UsageError(f"{path} is larger than {_LARGEST_HEADER} bytes: not a dump header")
+        return msgspec.json.decode(path.read_bytes(), type=Header)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is no header of a dump: {error}") from error
+        raise UsageError(f"{path} is not a dump header: {error}") from error
 
 
 def write_header(folder: Path, header: Header, *, durable: bool = False) -> None:
-    """Write the header so that a reader sees the old one or the new one, never a part."""
+    """Write the header atomically: a reader sees the old one or the new one, never a part."""
     text = msgspec.json.format(msgspec.json.encode(header), indent=2) + b"\n"
     part = folder / f".{HEADER}.part"
     try:
@@ -144,9 +128,9 @@ def write_header(folder: Path, header: Header, *, durable: bool = False) -> None
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file of a tree that others read: it appears under its name when it is whole.
+    """Write a file that appears under its name only when it is complete.
 
-    Until then its name ends in `.swp`, which the scripts of these trees' users leave alone.
+    Until then its name ends in `.swp`, which the scripts that read these trees ignore.
     """
     part = path.with_name(f".{os.getpid()}.swp")
     try:
@@ -165,7 +149,7 @@ def rank_folders(root: Path) -> dict[int, Path]:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder; whoever looks sees it whole or not at all."""
+    """Remove a folder; a concurrent reader sees all of it or nothing."""
     aside = folder.with_name(f".removing-{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
         folder.rename(aside)
@@ -178,7 +162,7 @@ def discard(folder: Path) -> None:
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there nobody can tell, and nothing is refused
+except ImportError:  # Windows: a lock cannot be tested, so nothing is refused
     fcntl = None  # type: ignore[assignment]
 
 
@@ -186,19 +170,19 @@ LOCK = ".lock"
 
 
 class Lock:
-    """Held by the process that writes, until it lets go or ends in whatever way.
+    """A file lock, held until it is released or the process ends.
 
     Attributes:
-        is_held: whether it was to be had; otherwise another process has it.
+        is_held: False if another process holds the lock.
     """
 
     def __init__(self, path: Path) -> None:
-        """Take it; a file system without locks lets it pass."""
+        """Try to take the lock; on a file system without locks this succeeds."""
         self._file: BinaryIO | None = path.open("wb")
         self.is_held = _try_lock(self._file)
 
     def release(self) -> None:
-        """Let go, also on behalf of processes that were forked meanwhile."""
+        """Release the lock, also for processes forked meanwhile."""
         if self._file is None:
             return
         if fcntl is not None:
@@ -209,8 +193,8 @@ class Lock:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Let one process at a time do what is done inside; a file system without locks lets all."""
+def exclusive(folder: Path) -> Iterator[None]:
+    """Exclude other processes from a folder; without file locks, this excludes nobody."""
     if fcntl is None:
         yield
         return
@@ -220,11 +204,11 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)  # which lets go
+        os.close(handle)  # releases the lock
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process that still runs holds it."""
+    """Whether a running process holds the lock."""
     try:
         with path.open("rb") as file:
             return not _try_lock(file)
@@ -240,5 +224,5 @@ def _try_lock(file: BinaryIO) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # the file system has no locks
-        return True
+        pass
     return True

@@ -1,4 +1,4 @@
-"""Files of numpy, `.npy` and `.npz`: read by their grammar, nothing in them is evaluated."""
+"""numpy files, `.npy` and `.npz`: parsed by their grammar; nothing in them is evaluated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import struct
 import zipfile
 import zlib
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from paritas.errors import UsageError
 from paritas.files.pickles import Call, follow, plain_text
@@ -28,31 +30,21 @@ if TYPE_CHECKING:
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST = 1 << 16
-# Magic, two bytes of version, and two or four of the length of what follows.
+# Magic, two bytes of version, two or four bytes of header length.
 _START = 12
 _HEADER = re.compile(
     r"\{\s*'descr':\s*'([^'\\]{1,64})',\s*'fortran_order':\s*(True|False),"
     r"\s*'shape':\s*\(([\d,\sL]{0,2000})\),?\s*\}\s*"
 )
-_NAMES = {
-    "b1": "bool",
-    "u1": "uint8",
-    "u2": "uint16",
-    "u4": "uint32",
-    "u8": "uint64",
-    "i1": "int8",
-    "i2": "int16",
-    "i4": "int32",
-    "i8": "int64",
-    "f2": "float16",
-    "f4": "float32",
-    "f8": "float64",
-    "c8": "complex64",
-    "c16": "complex128",
-}
+# The numpy dtypes that torch also has, under the same names.
+NUMPY_DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_NAMES = {np.dtype(name).str[1:]: name for name in NUMPY_DTYPES}
 _REASONS = {
-    "O": "its values are pickled, which only Python could read by running what is in them",
-    "V": "its values are bytes of unknown meaning, as numpy keeps bfloat16: save it as float32",
+    "O": "its values are pickled Python objects, which paritas does not load",
+    "V": "its values are raw bytes, which is how numpy saves bfloat16: save it as float32",
     "U": "it is text",
     "S": "it is text",
 }
@@ -60,11 +52,11 @@ _REASONS = {
 
 @dataclasses.dataclass(frozen=True)
 class ArrayHeader:
-    """What a `.npy` file says of itself.
+    """The header of a `.npy` file.
 
     Attributes:
         descr: numpy's name of the dtype, for example `<f4`.
-        is_fortran: whether the first dimension is the one whose values lie together.
+        is_fortran: whether the values are in column-major order.
         begin: byte at which the values begin.
     """
 
@@ -75,52 +67,40 @@ class ArrayHeader:
 
     @property
     def kind(self) -> str:
-        """The letter of the dtype: `f` for floating point, `U` for text, `O` for pickled ones."""
+        """The letter for the kind of dtype: `f` floating point, `U` text, `O` objects."""
         return self.descr.lstrip("<>|=")[:1]
 
 
 def read_npy_header(file: IO[bytes]) -> ArrayHeader:
-    """Read the header from the beginning of a file.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Read the header at the beginning of a file."""
     start = file.read(_START)
     if start[:6] != _MAGIC or len(start) < _START:
-        raise UsageError(f"it is no .npy file: it begins with {start[:6]!r}, not {_MAGIC!r}")
+        raise UsageError(f"not a .npy file: it begins with {start[:6]!r}, not {_MAGIC!r}")
     major = start[6]
     if major == 1:
         (length,), begin = struct.unpack("<H", start[8:10]), 10
     elif major in (2, 3):
         (length,), begin = struct.unpack("<I", start[8:12]), _START
     else:
-        raise UsageError(f"version {major} of the .npy format is not known")
+        raise UsageError(f"unknown version {major} of the .npy format")
     if length > _LONGEST:
-        raise UsageError(f"its header claims {length} bytes, where {_LONGEST} would be many")
+        raise UsageError(f"its header claims {length} bytes, the limit is {_LONGEST}")
     text = (start[begin:] + file.read(max(length - (_START - begin), 0))).decode("latin-1")
     found = _HEADER.fullmatch(text) if len(text) == length else None
     if found is None:
-        raise UsageError(f"its header is not of one plain array: {text[:80]!r}")
+        raise UsageError(f"its header does not describe one plain array: {text[:80]!r}")
     try:
         shape = tuple(int(part.rstrip("L")) for part in re.findall(r"\d+L?", found[3]))
-    except ValueError as error:  # a number of thousands of digits
-        raise UsageError(f"its shape is no shape: {error}") from error
+    except ValueError as error:  # a number with thousands of digits
+        raise UsageError(f"its shape is not valid: {error}") from error
     return ArrayHeader(found[1], shape, found[2] == "True", begin + length)
 
 
 def array_place(name: str, header: ArrayHeader, size: int) -> FilePlace:
-    """Where the values of an array are.
-
-    Args:
-        name: of the file.
-        size: of the file, or of the member of an archive, in bytes.
-
-    Raises:
-        UsageError: torch has no such numbers, or the file is too short or too long.
-    """
+    """Where the values of an array are, in a file or archive member of `size` bytes."""
     order, code = header.descr[:1], header.descr.lstrip("<>|=")
     if code not in _NAMES:
-        reason = _REASONS.get(header.kind, "torch has none such")
+        reason = _REASONS.get(header.kind, "torch has no such dtype")
         raise UsageError(f"its dtype is {header.descr!r}: {reason}")
     stride = contiguous_stride(header.shape)
     if header.is_fortran:
@@ -129,8 +109,8 @@ def array_place(name: str, header: ArrayHeader, size: int) -> FilePlace:
     place = place_of(name, _NAMES[code], header.shape, stride, header.begin, room)
     if place.nbytes != room:
         raise UsageError(
-            f"its header says {header.shape} of {header.descr}, which is {place.nbytes} bytes, and "
-            f"{room} follow"
+            f"its header says {header.shape} of {header.descr}, which is {place.nbytes} bytes, but "
+            f"{room} bytes follow"
         )
     swaps = order == ">" and math.prod(header.shape) > 0 and code not in ("b1", "u1", "i1")
     return dataclasses.replace(place, is_swapped=swaps)
@@ -138,22 +118,15 @@ def array_place(name: str, header: ArrayHeader, size: int) -> FilePlace:
 
 # --- Archives, `.npz` -----------------------------------------------------------------------------
 
-# More than this no byte of the compressed kind can stand for.
+# The highest compression ratio that deflate can reach.
 _MOST_OF_DEFLATE = 1040
-# A member may unpack to this many times the whole file, or to so many bytes in any case.
+# A member may unpack to this many times the size of the file, and in any case to so many bytes.
 _MOST_TIMES = 64
-_ALWAYS_TAKEN = 64 << 20
+_ALWAYS_ACCEPTED = 64 << 20
 
 
 def read_arrays(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unreadable]]:
-    """The arrays of an archive, by their keys; those that cannot be read with the reason.
-
-    Args:
-        name: of the file, inside the dump.
-
-    Raises:
-        UsageError: the archive is damaged.
-    """
+    """The arrays of an archive by key, or why one cannot be read; `name` is in the dump."""
     size = path.stat().st_size
     with open_archive(path) as archive, path.open("rb") as file:
         for member in archive.infolist():
@@ -181,16 +154,16 @@ def _locate_member(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, size: int
 ) -> FilePlace:
     if member.compress_type != zipfile.ZIP_DEFLATED or member.flag_bits & 1:
-        raise UsageError("it is compressed in a way numpy does not write, or encrypted")
+        raise UsageError("it is encrypted, or compressed with a method that numpy does not use")
     claimed = member.file_size
     if claimed > member.compress_size * _MOST_OF_DEFLATE + 4096:
         raise UsageError(
-            f"{member.compress_size} compressed bytes claim to be {claimed}: more than they can be"
+            f"{member.compress_size} compressed bytes claim to unpack to {claimed}: impossible"
         )
-    if claimed > max(_MOST_TIMES * size, _ALWAYS_TAKEN):
+    if claimed > max(_MOST_TIMES * size, _ALWAYS_ACCEPTED):
         raise UsageError(
             f"it unpacks to {claimed} bytes, more than {_MOST_TIMES} times the file: if that is "
-            f"right, save it uncompressed"
+            f"correct, save it uncompressed"
         )
     try:
         with archive.open(member) as unpacked:
@@ -202,19 +175,15 @@ def _locate_member(
     return dataclasses.replace(place, key=member.filename, member=around, is_packed=True)
 
 
-# --- Files that hold no tensor --------------------------------------------------------------------
+# --- Files without a tensor -----------------------------------------------------------------------
 
 _LARGEST_OBJECT = 1 << 16
-# What numpy makes of Python's numbers.
+# The dtypes that numpy gives to Python's numbers.
 _PYTHON_NUMBERS = {"<i8": "<q", "<f8": "<d", "|b1": "<?", "<c16": "<dd"}
 
 
 def python_text(file: IO[bytes], header: ArrayHeader) -> str | None:
-    """A number of Python's as text; None for what is an array.
-
-    Args:
-        file: just behind its header.
-    """
+    """A Python number as text, from a file positioned after the header; None for an array."""
     code = _PYTHON_NUMBERS.get(header.descr)
     if code is None or header.shape:
         return None
@@ -223,33 +192,27 @@ def python_text(file: IO[bytes], header: ArrayHeader) -> str | None:
 
 
 def object_text(file: IO[bytes], header: ArrayHeader, size: int) -> str:
-    """Text, or an object that is pickled, as Python would write it.
-
-    Args:
-        file: just behind its header.
-        size: of the file, in bytes.
-
-    Raises:
-        UsageError: it is no plain value, or damaged.
-    """
+    """Text or a pickled object as Python prints it, from a file positioned after the header."""
     if size - header.begin > _LARGEST_OBJECT:
-        raise UsageError(f"it is no tensor, and {size - header.begin} bytes are much for text")
+        raise UsageError(
+            f"it is not a tensor, and its {size - header.begin} bytes are too many for text"
+        )
     data = file.read(_LARGEST_OBJECT)
     if header.kind == "O":
         return _describe_object(data, header)
     if header.shape:
-        raise UsageError(f"it is an array of text, shape {header.shape}, no tensor")
+        raise UsageError(f"it is an array of text of shape {header.shape}, not a tensor")
     code = "utf-32-be" if header.descr[:1] == ">" else "utf-32-le"
     try:
         text = data.decode(code if header.kind == "U" else "latin-1").rstrip("\0")
     except UnicodeDecodeError as error:
         raise UsageError(f"its text is damaged: {error}") from error
-    # Some write what is missing as the word for it.
+    # Some tools write the word None for a missing value.
     return text if text == "None" else repr(text)
 
 
 def _describe_object(data: bytes, header: ArrayHeader) -> str:
-    """An array of one object: a pickle, of which the last part is the list of objects."""
+    """An array of objects: the last part of its pickle's state is the list of objects."""
     tree, _ = follow(data)
     match tree:
         case Call(state=(_, _, _, _, [item])) if header.shape in ((), (1,)):
@@ -260,24 +223,21 @@ def _describe_object(data: bytes, header: ArrayHeader) -> str:
         case _:
             text = None
     if text is None:
-        raise UsageError("it holds objects of Python, pickled: none of them is made")
+        raise UsageError("it holds pickled Python objects, which paritas does not load")
     return text
 
 
 def summary_of(path: Path, place: FilePlace) -> Statistics:
-    """The statistics that a pair of the least and the greatest value amounts to.
+    """Statistics from a pair of minimum and maximum.
 
-    How many values there were is not in it (the count is 0). Of those that are not finite it shows
-    that there is one at least, which is the number given.
-
-    Raises:
-        UsageError: it is no such pair.
+    The number of values is unknown: the count is 0. The counts of NaN and Inf are lower bounds, 0
+    or 1.
     """
     if place.shape != (2,):
-        raise UsageError(f"shape {place.shape} is not a least and a greatest value")
+        raise UsageError(f"shape {place.shape} is not a pair of minimum and maximum")
     values = values_at(path, place)
     if values.is_complex():
-        raise UsageError("complex numbers have no least and greatest value")
+        raise UsageError("complex numbers have no minimum and maximum")
     low, high = (float(value) for value in values.tolist())
     pair = (low, high)
     return Statistics(

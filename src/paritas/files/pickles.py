@@ -1,8 +1,8 @@
-"""What a pickle says, without doing any of it.
+"""Read a pickle without executing it.
 
-A pickle is a program. Here it is only followed: containers, numbers and text come out as what they
-are; where it would look up a name or call something, a description of that takes the place of the
-result. Nothing is imported or called, so there is nothing that a hostile file could have done.
+A pickle is a program. This reader only follows it: containers, numbers and text come out as they
+are; where the program would look up a name or call something, a description takes the place of the
+result. Nothing is imported or called, so a hostile file can do nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _STOP, _NEW_LINE = b".\n"
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """A class, a function or a constant that the pickle asks for, by its full name."""
+    """A class, function or constant that the pickle looks up, by its full name."""
 
     path: str
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """What the pickle would call, with what, and what it would then tell the result."""
+    """What the pickle would call, with its arguments and the state it would set on the result."""
 
     what: Any
     arguments: Any
@@ -42,33 +42,33 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Persistent:
-    """What lies outside of the pickle: of torch's, a storage."""
+    """An object stored outside the pickle; for torch, a storage."""
 
     identity: Any
 
 
 class PickleWatch(Protocol):
-    """Sees all that a pickle asks for, also what it drops again; raises on what it refuses.
+    """Sees everything that a pickle looks up or calls, also what it discards; raises to refuse.
 
-    `at` is the byte where the instruction stands.
+    `at` is the byte offset of the instruction.
     """
 
     def see_name(self, name: Name, at: int) -> None:
-        """Something is looked up."""
+        """The pickle looks up a name."""
 
     def see_call(self, call: Call, at: int) -> None:
-        """Something is called. What it would tell the result is not known yet."""
+        """The pickle calls something; the state is not known yet."""
 
 
 class _Mark:
-    """Where on the stack a group begins."""
+    """Where a group begins on the stack."""
 
 
 _MARK = _Mark()
 
 
 class _PickleReader:
-    """Follows one pickle. Every length is held against what is left of the data."""
+    """Follows one pickle. Every length is checked against the remaining data."""
 
     def __init__(self, data: memoryview, begin: int, watch: PickleWatch | None) -> None:
         self._data = data
@@ -82,7 +82,7 @@ class _PickleReader:
     def run(self) -> Any:
         while True:
             self._instruction = self.at
-            code = self._take(1)[0]
+            code = self.take(1)[0]
             if code == _STOP:
                 return self.pop()
             step = _STEPS.get(code)
@@ -90,7 +90,7 @@ class _PickleReader:
                 raise UsageError(f"its pickle has the unknown instruction {code:#04x}")
             step(self)
 
-    def _take(self, count: int) -> memoryview:
+    def take(self, count: int) -> memoryview:
         end = self.at + count
         if end > len(self._data):
             raise UsageError(f"its pickle ends {end - len(self._data)} bytes too early")
@@ -99,19 +99,19 @@ class _PickleReader:
         return part
 
     def _number(self, code: str) -> Any:
-        return struct.unpack(code, self._take(struct.calcsize(code)))[0]
+        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
 
     def _line(self) -> str:
         end = self.at
         while end < len(self._data) and self._data[end] != _NEW_LINE:
             end += 1
-        text = bytes(self._take(end - self.at))
-        self._take(1)
+        text = bytes(self.take(end - self.at))
+        self.take(1)
         return text.decode("utf-8", "replace")
 
     def pop(self) -> Any:
         if not self._stack or self._stack[-1] is _MARK:
-            raise UsageError("its pickle takes what it has not put down")
+            raise UsageError("its pickle pops from an empty stack")
         return self._stack.pop()
 
     def _top(self) -> Any:
@@ -125,16 +125,16 @@ class _PickleReader:
                 group = self._stack[place + 1 :]
                 del self._stack[place:]
                 return group
-        raise UsageError("its pickle ends a group that it has not begun")
+        raise UsageError("its pickle ends a group that was never begun")
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
 
     def text(self, code: str) -> None:
-        self.push(bytes(self._take(self._number(code))).decode("utf-8", "replace"))
+        self.push(bytes(self.take(self._number(code))).decode("utf-8", "replace"))
 
     def raw(self, code: str) -> None:
-        self.push(bytes(self._take(self._number(code))))
+        self.push(bytes(self.take(self._number(code))))
 
     def number(self, code: str) -> None:
         self.push(self._number(code))
@@ -143,7 +143,7 @@ class _PickleReader:
         length = self._number(code)
         if not 0 <= length <= _LONGEST_INTEGER:
             raise UsageError(f"its pickle has an integer of {length} bytes")
-        self.push(int.from_bytes(self._take(length), "little", signed=True))
+        self.push(int.from_bytes(self.take(length), "little", signed=True))
 
     def group(self, kind: Callable[[list[Any]], Any]) -> None:
         self.push(kind(self.take_group()))
@@ -151,33 +151,24 @@ class _PickleReader:
     def mapping(self) -> None:
         group = self.take_group()
         self.push({})
-        self._set(group)
+        self.assign(group)
 
     def last(self, count: int) -> None:
         items = [self.pop() for _ in range(count)]
         self.push(tuple(reversed(items)))
 
-    def extend(self) -> None:
-        self._extend(self.take_group())
-
-    def append(self) -> None:
-        self._extend([self.pop()])
-
-    def _extend(self, items: list[Any]) -> None:
+    def extend(self, items: list[Any]) -> None:
         target = self._top()
         if isinstance(target, list):
             target.extend(items)
-        elif not isinstance(target, Call):  # an object that is filled: what with, is not of use
+        elif not isinstance(target, Call):  # the contents of an unknown object are not needed
             raise UsageError(f"its pickle puts items into a {type(target).__name__}")
-
-    def set_items(self) -> None:
-        self._set(self.take_group())
 
     def set_item(self) -> None:
         value = self.pop()
-        self._set([self.pop(), value])
+        self.assign([self.pop(), value])
 
-    def _set(self, group: list[Any]) -> None:
+    def assign(self, group: list[Any]) -> None:
         target = self._top()
         if len(group) % 2:
             raise UsageError("its pickle has a key without a value")
@@ -186,7 +177,7 @@ class _PickleReader:
         if not isinstance(target, dict):
             raise UsageError(f"its pickle puts keys into a {type(target).__name__}")
         for key, value in zip(group[::2], group[1::2], strict=True):
-            # A key of many storeys would be hashed by recursion without an end.
+            # Hashing a deeply nested key could recurse without limit.
             if not isinstance(key, _PLAIN):
                 self._keys += 1
                 target[f"<{type(key).__name__} {self._keys}>"] = value
@@ -196,7 +187,7 @@ class _PickleReader:
     def get(self, code: str) -> None:
         number = self._number(code)
         if number not in self._memo:
-            raise UsageError(f"its pickle recalls value {number}, which it has not kept")
+            raise UsageError(f"its pickle reads memo {number}, which was never written")
         self.push(self._memo[number])
 
     def put(self, code: str) -> None:
@@ -207,15 +198,15 @@ class _PickleReader:
 
     def name(self) -> None:
         module = self._line()
-        self._ask(Name(f"{module}.{self._line()}"))
+        self._look_up(Name(f"{module}.{self._line()}"))
 
     def stack_name(self) -> None:
         name, module = self.pop(), self.pop()
         if not (isinstance(name, str) and isinstance(module, str)):
-            raise UsageError("its pickle asks for something without a name")
-        self._ask(Name(f"{module}.{name}"))
+            raise UsageError("its pickle looks up something that is not a name")
+        self._look_up(Name(f"{module}.{name}"))
 
-    def _ask(self, name: Name) -> None:
+    def _look_up(self, name: Name) -> None:
         if self._watch is not None:
             self._watch.see_name(name, self._instruction)
         self.push(name)
@@ -237,25 +228,16 @@ class _PickleReader:
         if isinstance(target, Call):
             target.state = state
 
-    def persistent(self) -> None:
-        self.push(Persistent(self.pop()))
-
-    def add_items(self) -> None:
-        self._extend(self.take_group())
-
-    def skip_frame(self) -> None:
-        self._take(8)
-
     def skip_version(self) -> None:
-        version = self._take(1)[0]
+        version = self.take(1)[0]
         if version > _LAST_VERSION:
             raise UsageError(
-                f"its pickle is of version {version}, and {_LAST_VERSION} is the last known"
+                f"its pickle has version {version}; the latest known one is {_LAST_VERSION}"
             )
 
 
 def _make_container(call: Call) -> Any:
-    """The one class that is only a container is made at once; all else stays a description."""
+    """Make an OrderedDict at once, as it is only a container; other calls stay descriptions."""
     arguments = call.arguments
     if isinstance(call.what, Name) and call.what.path == "collections.OrderedDict":
         pairs = arguments[0] if isinstance(arguments, tuple) and arguments else []
@@ -280,17 +262,17 @@ _STEPS: dict[int, Callable[[_PickleReader], Any]] = {
     0x4B: lambda r: r.number("<B"),
     0x4D: lambda r: r.number("<H"),
     0x4E: lambda r: r.push(None),
-    0x51: _PickleReader.persistent,
+    0x51: lambda r: r.push(Persistent(r.pop())),
     0x52: _PickleReader.call,
     0x54: lambda r: r.text("<I"),
     0x55: lambda r: r.text("<B"),
     0x58: lambda r: r.text("<I"),
     0x5D: lambda r: r.push([]),
-    0x61: _PickleReader.append,
+    0x61: lambda r: r.extend([r.pop()]),
     0x62: _PickleReader.build,
     0x63: _PickleReader.name,
     0x64: _PickleReader.mapping,
-    0x65: _PickleReader.extend,
+    0x65: lambda r: r.extend(r.take_group()),
     0x68: lambda r: r.get("<B"),
     0x6A: lambda r: r.get("<I"),
     0x6C: lambda r: r.group(list),
@@ -298,7 +280,7 @@ _STEPS: dict[int, Callable[[_PickleReader], Any]] = {
     0x72: lambda r: r.put("<I"),
     0x73: _PickleReader.set_item,
     0x74: lambda r: r.group(tuple),
-    0x75: _PickleReader.set_items,
+    0x75: lambda r: r.assign(r.take_group()),
     0x7D: lambda r: r.push({}),
     0x80: _PickleReader.skip_version,
     0x81: _PickleReader.call,
@@ -313,46 +295,35 @@ _STEPS: dict[int, Callable[[_PickleReader], Any]] = {
     0x8D: lambda r: r.text("<Q"),
     0x8E: lambda r: r.raw("<Q"),
     0x8F: lambda r: r.push([]),
-    0x90: _PickleReader.add_items,
+    0x90: lambda r: r.extend(r.take_group()),
     0x91: lambda r: r.group(list),
     0x92: _PickleReader.call_with_names,
     0x93: _PickleReader.stack_name,
     0x94: _PickleReader.memoize,
-    0x95: _PickleReader.skip_frame,
+    0x95: lambda r: r.take(8),
     0x96: lambda r: r.raw("<Q"),
 }
 
 
 def follow(data: bytes, begin: int = 0, watch: PickleWatch | None = None) -> tuple[Any, int]:
-    """What a pickle would make, and the byte behind it. A set comes out as a list.
-
-    Args:
-        watch: is shown every name and every call, as they stand in the pickle.
-
-    Raises:
-        UsageError: it is damaged, or larger than the description of tensors can be.
-    """
+    """What a pickle would make, and the byte after it. A set becomes a list."""
     if len(data) - begin > _LONGEST:
-        raise UsageError(f"its pickle has {len(data) - begin} bytes, more than {_LONGEST}")
+        raise UsageError(f"its pickle has {len(data) - begin} bytes, the limit is {_LONGEST}")
     reader = _PickleReader(memoryview(data), begin, watch)
     return reader.run(), reader.at
 
 
 def leaves(tree: Any, most: int) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What is no container in a tree of lists, tuples and dicts, with the way to it.
+    """The leaves of a tree of lists, tuples and dicts, each with its keys.
 
-    Args:
-        most: how many there can be. Parts may be shared, and so be far more than the pickle.
-
-    Raises:
-        UsageError: there are more, or the tree is too deep.
+    `most` limits its parts: shared parts can make a tree far larger than its pickle.
     """
     waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     seen = 0
     while waiting:
         seen += 1
         if seen > most:
-            raise UsageError(f"it has more than {most} parts, more than its size can mean")
+            raise UsageError(f"it has more than {most} parts, too many for its size")
         way, part = waiting.pop()
         items: Any
         if isinstance(part, dict):
@@ -363,18 +334,15 @@ def leaves(tree: Any, most: int) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield way, part
             continue
         if len(way) >= _DEEPEST:
-            raise UsageError(f"it is deeper than {_DEEPEST} containers")
+            raise UsageError(f"it is nested deeper than {_DEEPEST} containers")
         if len(waiting) + len(part) > most:
-            raise UsageError(f"it has more than {most} parts, more than its size can mean")
-        waiting.extend(((*way, _shorten_key(key)), item) for key, item in reversed(list(items)))
-
-
-def _shorten_key(key: Any) -> str:
-    return key if isinstance(key, str) else repr(key)
+            raise UsageError(f"it has more than {most} parts, too many for its size")
+        for key, item in reversed(list(items)):
+            waiting.append(((*way, key if isinstance(key, str) else repr(key)), item))
 
 
 def plain_text(value: Any) -> str | None:
-    """A number, text or name as Python would write it; None if it is something else."""
+    """A number, text or name as Python would print it; None for anything else."""
     if isinstance(value, Name):
         return value.path
     if isinstance(value, _PLAIN):

@@ -1,4 +1,4 @@
-"""What the index of a dump says: of the run, of each rank, of each recorded value."""
+"""The contents of a dump's index: the run, each rank, each recorded value."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 
-# What has `gc=False` below holds no cycles, and there are tens of thousands of each: Python's
-# collector would walk them all, again and again, while an index is read.
+# The structs with `gc=False` hold no cycles, and an index has tens of thousands of them: Python's
+# garbage collector would walk them all again and again.
 
-# "file" and "tensor": what a file of another tool does not say.
+# "file" and "tensor": values from another tool's file that does not say more.
 Source = Literal["eager", "fx", "fused", "file"]
 Level = Literal["module", "op", "node", "buffer", "parameter", "tensor"]
 Phase = Literal["forward", "backward"]
@@ -29,26 +29,26 @@ Layout = Literal["packed", "msit", "ge", "ge-7.1.0"]
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """The place in a program at which a value was seen.
+    """The place in a program where a value was recorded.
 
-    In the backward pass of eager code a site holds the gradient of what the same name holds in the
-    forward pass; graphs of the backward pass have nodes of their own.
+    In the backward pass of eager code, a site holds the gradient of what the same name holds in the
+    forward pass; backward graphs have nodes of their own.
 
     Attributes:
-        source: which program was looked at: eager code, a graph run op by op, fused code.
-        level: what is named: a module's or an operator's call, a graph's node, a buffer of fused
+        source: the program: eager code, a graph run op by op, fused code.
+        level: what `name` names: the call of a module or operator, a graph node, a buffer of fused
             code, a parameter (its gradient).
-        name: path of the module; module path and operator; node; parameter.
-        position: which argument or result, dotted where it lies in a container: "0", "1.0", "mask".
+        name: module path; module path and operator; node; parameter.
+        position: which argument or result, dotted inside a container: "0", "1.0", "mask".
         op: the operator, for example `aten.mm.default`, or the class of the module.
-        module: path of the module that it belongs to.
+        module: path of the module it belongs to.
         line: the user's line, `file.py:18, in forward`.
         code: the text of that line.
-        graph: the graph that a node or buffer belongs to.
+        graph: the graph of a node or buffer.
         kernel: the kernel or operator of the compiled code that wrote a buffer.
-        nodes: the nodes of the graph that a value stands for, in order; the last is its value. Of
-            what a node or a kernel is given, that is the node which made it.
-        exact: whether the buffer is known to hold the very value of that last node.
+        nodes: the graph nodes that the value stands for, in order; it is the value of the last. For
+            an input of a node or kernel, the node that made it.
+        exact: whether the buffer is known to hold exactly the value of that last node.
         call: which call of that name in this step, from 0.
     """
 
@@ -70,7 +70,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def id(self) -> str:
-        """The canonical name, unique within a step of a rank."""
+        """The canonical name, unique within one step of a rank."""
         scope = f"{self.graph}/" if self.graph else ""
         tapped = "~" if self.level == "node" and self.source == "fused" else ""
         place = f"{self.side}.{self.position}"
@@ -78,13 +78,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TensorFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """What a tensor was, besides its values.
+    """The properties of a tensor other than its values.
 
     Attributes:
         dtype: torch's name without `torch.`.
         offset: elements into the storage.
-        device: where it was.
-        requires_grad: as it was.
     """
 
     dtype: str
@@ -96,13 +94,12 @@ class TensorFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """Where the values are.
+    """Where values are stored.
 
     Attributes:
-        file: path relative to the folder of the dump.
+        file: path relative to the dump's folder.
         key: the name of the tensor in that file.
-        begin: byte in the file at which they begin (packed), 0 for a file of their own.
-        nbytes: how many bytes there are.
+        begin: first byte in the file (packed); 0 if the file holds one tensor.
         shape: as stored: dimensions of stride 0 are stored once.
     """
 
@@ -119,12 +116,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         sequence: counts the records of a rank, from 0.
         id: the site's canonical name.
-        tensor: None for a number, a string and the like.
-        value: what is no tensor, as text that Python reads back.
+        tensor: None for numbers, strings and other values.
+        value: a value that is not a tensor, as a Python literal.
         digest: hash of the stored bytes, 32 hexadecimal digits.
-        payload: None where statistics are all that was asked for.
-        dtype: of a tensor of which statistics are all that is known, its shape is not; else it is
-            in `tensor`.
+        payload: None if only statistics were recorded.
+        dtype: of a tensor known only by its statistics; otherwise see `tensor`.
         sketch: where the linear sketch of the values is.
         alias_of: sequence number of the first record in this step that shares its memory.
     """
@@ -146,29 +142,28 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def is_summary(self) -> bool:
-        """Whether statistics of a tensor are all that is known, not even its shape."""
+        """Whether only the statistics of a tensor are known, not even its shape."""
         return self.tensor is None and self.value is None and self.statistics is not None
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it was a tensor, and no number, string or the like."""
+        """Whether it was a tensor."""
         return self.tensor is not None or self.is_summary
 
     @property
     def kind(self) -> str:
-        """What it was, as `float32[2,3]`; a question mark is for a shape that is not known."""
+        """For example `float32[2,3]`; a question mark stands for an unknown shape."""
         if self.tensor is not None:
             return f"{self.tensor.dtype}[{','.join(map(str, self.tensor.shape))}]"
         return f"{self.dtype or 'tensor'}[?]" if self.is_summary else "value"
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether looking at a graph changed what it computes.
+    """Whether recording a graph changed what it computes.
 
     Attributes:
         graph: its name, with the phase.
-        status: what a comparison of its outputs with and without recording said.
-        detail: in words.
+        status: from comparing its outputs with and without recording.
     """
 
     graph: str
@@ -177,18 +172,18 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a rank says of its part of the dump; written first, and once more when it is closed.
+    """The header of one rank's part of a dump; written first, and again when it is closed.
 
     Attributes:
-        format: the version of all this.
-        run: the same for all ranks of one run.
+        format: version of this format.
+        run: the same for all ranks of a run.
         data: whole tensors, or statistics of them.
         taps: whether every node of fused code was materialised, which may change the fusion.
-        selection: what was asked for, in words.
+        selection: what to record, in words.
         observed: per graph, whether recording changed its outputs.
-        notes: what a reader should know.
-        closed: whether the run came to its end; otherwise the dump ends where the run did.
-        records: how many there are, once closed.
+        notes: remarks for the reader.
+        closed: whether the run finished; otherwise the dump ends where the run stopped.
+        records: number of records, once closed.
     """
 
     run: str
@@ -212,15 +207,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Entry(msgspec.Struct, kw_only=True, gc=False):
-    """A value to be written; a struct, as one is made in a fourth of the time of a dataclass.
+    """A value to be written; see `Record`. A struct is four times faster to make than a dataclass.
 
     Attributes:
-        stored: contiguous, on the CPU, as `as_stored` gives it. None for statistics alone, for
-            what is no tensor, and for bytes of a digest that was written before.
-        digest: of those bytes; empty, it is found out, best for large tensors that are likely new.
-        sketch: float32 or float64, of one dimension.
-
-    The others are as in `Record`.
+        stored: contiguous and on the CPU, from `as_stored`. None for statistics alone, for values
+            other than tensors, and for bytes that were written before under the same digest.
+        digest: of those bytes; if empty, it is computed, which suits large new tensors.
+        sketch: float32 or float64, one-dimensional.
     """
 
     sequence: int
@@ -242,9 +235,9 @@ class RankDump:
     """What one rank recorded.
 
     Attributes:
-        state: closed by the run; still being written; or cut off when the run was.
+        state: closed by the run; still being written; or cut off with the run.
         records: in the order of recording.
-        problems: what is damaged or missing.
+        problems: descriptions of damaged or missing data.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Files of safetensors: read in place, and written while they grow."""
+"""safetensors files: read in place, and written incrementally."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import io
 import os
-import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from paritas.errors import UsageError
-from paritas.files.dtypes import in_safetensors
+from paritas.files.dtypes import SAFETENSORS_NAMES, in_safetensors
 from paritas.files.tensor_bytes import contiguous_stride, place_of
 from paritas.files.torch_files import Unreadable
 
@@ -31,28 +30,12 @@ if TYPE_CHECKING:
 
 # --- Reading --------------------------------------------------------------------------------------
 
-_LARGEST_HEADER = 100_000_000  # what safetensors itself takes
-_LENGTH_FIELD = struct.Struct("<Q")
-_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
+_LARGEST_HEADER = 100_000_000  # the limit of safetensors itself
+_LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
+_NAMES = {name: str(dtype).removeprefix("torch.") for dtype, name in SAFETENSORS_NAMES.items()} | {
     "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
     "F4": "float4_e2m1fn_x2",
 }
 
@@ -64,22 +47,15 @@ class _TensorEntry(msgspec.Struct, frozen=True):
 
 
 def read_entries(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unreadable]]:
-    """The tensors of a file, by their keys, in the order of their bytes.
-
-    Args:
-        name: of the file, inside the dump.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """The tensors of a file by key, or why one cannot be read; `name` is its path in the dump."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(_LENGTH_FIELD.size)
-        length = _LENGTH_FIELD.unpack(start)[0] if len(start) == _LENGTH_FIELD.size else 0
-        if not 0 < length <= min(_LARGEST_HEADER, size - _LENGTH_FIELD.size):
+        start = file.read(_LENGTH_BYTES)
+        length = int.from_bytes(start, "little") if len(start) == _LENGTH_BYTES else 0
+        if not 0 < length <= min(_LARGEST_HEADER, size - _LENGTH_BYTES):
             raise UsageError(
-                f"its header claims {length} bytes and the file has {size}: it is damaged, or no "
-                f"safetensors file"
+                f"its header claims {length} bytes and the file has {size}: it is damaged, or not "
+                f"a safetensors file"
             )
         text = file.read(length)
     try:
@@ -88,7 +64,7 @@ def read_entries(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unrea
         entries = {key: msgspec.json.decode(raw, type=_TensorEntry) for key, raw in found.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"its header is damaged: {error}") from error
-    begin = _LENGTH_FIELD.size + length
+    begin = _LENGTH_BYTES + length
     for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         try:
             yield key, _locate_entry(name, key, entry, begin, size)
@@ -99,39 +75,38 @@ def read_entries(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unrea
 def _locate_entry(name: str, key: str, entry: _TensorEntry, begin: int, size: int) -> FilePlace:
     dtype = _NAMES.get(entry.dtype)
     if dtype is None:
-        raise UsageError(f"its dtype {entry.dtype[:32]!r} is not known")
+        raise UsageError(f"unknown dtype {entry.dtype[:32]!r}")
     shape = tuple(entry.shape)
-    if dtype == "float4_e2m1fn_x2":  # torch counts the bytes, of two numbers each
+    if dtype == "float4_e2m1fn_x2":  # torch counts bytes of two numbers each
         if not shape or shape[-1] % 2:
-            raise UsageError(f"shape {shape} of numbers of four bits does not fill its bytes")
+            raise UsageError(f"shape {shape} of 4-bit numbers does not fill whole bytes")
         shape = (*shape[:-1], shape[-1] // 2)
     first, last = entry.data_offsets
     if not 0 <= first <= last <= size - begin:
-        raise UsageError(f"its bytes {first} to {last} are not in the file: it was cut off")
+        raise UsageError(f"its bytes {first} to {last} are not in the file: the file is truncated")
     place = place_of(name, dtype, shape, contiguous_stride(shape), begin + first, last - first)
     if place.nbytes != last - first:
-        raise UsageError(f"shape {shape} of {dtype} does not take {last - first} bytes")
+        raise UsageError(f"shape {shape} of {dtype} takes {place.nbytes} bytes, not {last - first}")
     return dataclasses.replace(place, key=key)
 
 
-# --- Writing a file that grows --------------------------------------------------------------------
+# --- Writing incrementally ------------------------------------------------------------------------
 
-# The file begins with the length of a header that is not there yet, and with room for it. Payloads
-# are appended behind; what is appended can be read at once by its place in the file. Closing writes
-# the header into the room, filled up with spaces.
+# The file begins with the length of a header that does not exist yet, and with room for it.
+# Payloads are appended after that room and can be read at once by their offset. Closing writes the
+# header into the room, padded with spaces.
 
 LARGEST_FILE = 1 << 30
 _LEAST_ROOM = 64 << 10
 _MOST_ROOM = 4 << 20
-_LENGTH_BYTES = 8  # bytes of the length that a safetensors file begins with
 _METADATA = b'{"__metadata__":{"format":"pt","writer":"paritas"}'
-_NEAR = 256 << 10  # bytes that stay in a processor's cache
-_LONGEST_FILLER = 160  # bytes that the entry of one filler takes in a header, at most
-_MOST_AT_ONCE = 1024  # buffers that systems take in one call
+_CACHED = 256 << 10  # bytes that stay in a processor's cache
+_LONGEST_FILLER = 160  # the largest header entry of a filler, in bytes
+_MOST_AT_ONCE = 1024  # the most buffers that systems accept in one call
 
 
 class PackedPiece(NamedTuple):
-    """A payload that is in a file; `begin` counts from the start of the file."""
+    """A payload in a file; `begin` is an offset from the start of the file."""
 
     key: str
     dtype: torch.dtype
@@ -141,7 +116,7 @@ class PackedPiece(NamedTuple):
 
 
 def write_whole(file: io.FileIO, data: Any, whole: int) -> None:
-    """Write all of so many bytes: the system may take less than it was given."""
+    """Write all the bytes: the system may accept fewer in one call."""
     done = file.write(data)
     if done == whole:
         return
@@ -151,40 +126,43 @@ def write_whole(file: io.FileIO, data: Any, whole: int) -> None:
 
 
 def _write_all(file: io.FileIO, buffers: list[Any]) -> None:
-    """Write buffers one behind the other, in one call if the system has such a call."""
+    """Write buffers one after the other, in one system call where possible."""
     done = 0
     if len(buffers) > 1 and hasattr(os, "writev"):
         done = os.writev(file.fileno(), buffers)
     for data in buffers:
         length = data.nbytes if isinstance(data, np.ndarray) else len(data)
-        if done < length:  # the system may take less than it was given
+        if done < length:  # the system may accept fewer bytes than given
             rest = memoryview(data).cast("B")[done:] if done else data
             write_whole(file, rest, length - done)
         done = max(0, done - length)
 
 
+def _write_length(file: io.FileIO, room: int) -> None:
+    write_whole(file, (room - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little"), _LENGTH_BYTES)
+
+
 def header_room(number: int) -> int:
-    """Room for the header of a dump's n-th file: small dumps stay small, large ones have few."""
+    """Room for the header of a dump's n-th file: small at first, larger in large dumps."""
     return min(_LEAST_ROOM << min(number, 16), _MOST_ROOM)
 
 
 class PackedFile:
     """One data file, open for appending.
 
-    Small payloads are gathered, and go to the system together when `flush` is called: of each, a
-    call to the system would take longer than its bytes do.
+    Small payloads are collected and written together by `flush`: a system call for each would take
+    longer than writing its bytes.
 
     Attributes:
-        path: where it is.
-        end: bytes that are in it, or wait to be.
+        end: bytes in the file, including those still to be flushed.
     """
 
     def __init__(self, path: Path, *, number: int = 0, largest: int = LARGEST_FILE) -> None:
-        """Make the file, and reserve its header, so that a full disk does not keep it from closing.
+        """Create the file and reserve its header, so that it can be closed on a full disk.
 
         Args:
-            number: which file of the dump it is, from 0.
-            largest: bytes of payloads after which it takes no more; a larger one goes in alone.
+            number: index of the file in the dump, from 0.
+            largest: limit on payload bytes; a larger payload gets a file of its own.
         """
         self.path = path
         self._largest = largest
@@ -194,15 +172,11 @@ class PackedFile:
         self._entries: list[bytes] = []
         self._keys: dict[str, int] = {}
         self._fillers = 0
-        self._buffers: list[Any] = []  # what waits; the last entries are theirs, one each
+        self._buffers: list[Any] = []  # to be flushed; the last entries, one each
         try:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._file.fileno(), 0, self._room)
-            write_whole(
-                self._file,
-                (self._room - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little"),
-                _LENGTH_BYTES,
-            )
+            _write_length(self._file, self._room)
             self._file.seek(self._room)
         except BaseException:
             self._file.close()
@@ -211,8 +185,8 @@ class PackedFile:
         self.end = self._written = self._room
 
     def has_room(self, key: str, tensor: Tensor) -> bool:
-        """Whether the values of a tensor still go into this file."""
-        # Each letter may be escaped, each extent have twenty digits.
+        """Whether the values of a tensor fit into this file."""
+        # Every character may need escaping; an extent has up to twenty digits.
         entry = 6 * len(key) + 22 * tensor.dim() + 3 * _LONGEST_FILLER
         if self._used + entry > self._room - _LENGTH_BYTES:
             return False
@@ -222,37 +196,31 @@ class PackedFile:
     def append(
         self, key: str, tensor: Tensor, data: Any, hasher: xxhash.xxh3_128 | None = None
     ) -> tuple[str, int]:
-        """Write the values of a contiguous CPU tensor; its key and where in the file they begin.
+        """Write the values of a contiguous CPU tensor; return their key and offset.
 
-        If it fails, what was written of it is taken back, and the file is as it was.
-
-        Args:
-            data: its `raw_bytes`.
-            hasher: is given them, piece by piece as they are written.
+        `data` is its `raw_bytes`; `hasher` is updated with them while they are written. If it
+        fails, the partial write is undone.
         """
         if hasher is not None:
             self.flush()
-        placed = self._place(key, tensor, data)
+        placed = self._add(key, tensor, data)
         self.flush(hasher)
         return placed
 
     def gather(self, key: str, tensor: Tensor, data: Any) -> tuple[str, int]:
-        """Take the values of a contiguous CPU tensor, which `flush` writes; where they will be.
+        """Collect the values of a contiguous CPU tensor for `flush`; return their key and offset.
 
-        They must not change until then. Failures are those of `flush`, which is called when enough
-        was gathered.
-
-        Args:
-            data: its `raw_bytes`.
+        `data` is its `raw_bytes`, which must not change until then. Calls `flush` when enough is
+        collected.
         """
-        placed = self._place(key, tensor, data)
-        if self.end - self._written >= _NEAR:
-            self.flush()  # while what was hashed just now is near
+        placed = self._add(key, tensor, data)
+        if self.end - self._written >= _CACHED:
+            self.flush()  # while the bytes just hashed are in the cache
         return placed
 
-    def _place(self, key: str, tensor: Tensor, data: Any) -> tuple[str, int]:
+    def _add(self, key: str, tensor: Tensor, data: Any) -> tuple[str, int]:
         dtype, nbytes = tensor.dtype, tensor.nbytes
-        # Nothing to align in what is empty.
+        # Empty tensors need no alignment.
         over = self.end % dtype.itemsize if nbytes else 0
         if over:
             self._fillers += 1
@@ -266,18 +234,15 @@ class PackedFile:
         return key, begin
 
     def flush(self, hasher: xxhash.xxh3_128 | None = None) -> None:
-        """Write what was gathered.
+        """Write what was collected; `hasher` is updated with the last payload.
 
-        If that fails, the file ends behind the last payload that could be written whole.
-
-        Args:
-            hasher: is given the last payload, piece by piece as it is written.
+        If that fails, the file ends after the last payload that was written completely.
         """
         buffers = self._buffers
         if not buffers:
             return
         try:
-            # Where the file stands is not known after an interruption.
+            # After an interruption the position of the file is unknown.
             self._file.seek(self._written)
             if hasher is not None:
                 _write_all(self._file, buffers[:-1])
@@ -286,30 +251,30 @@ class PackedFile:
                 for first in range(0, len(buffers), _MOST_AT_ONCE):
                     _write_all(self._file, buffers[first : first + _MOST_AT_ONCE])
         except BaseException:
-            self._take_back()
+            self._undo()
             raise
         self._buffers = []
         self._written = self.end
 
     def close(self) -> None:
-        """Write what waits, and the header."""
+        """Flush, and write the header."""
         try:
             self.flush()
-            self._file.truncate(self.end)  # where what failed could not be taken back
+            self._file.truncate(self.end)  # a failed write may not have been undone
             _write_header(self._file, self._entries, self._room)
         finally:
             self._file.close()
 
     def _write_hashing(self, data: Any, hasher: xxhash.xxh3_128) -> None:
-        """Hash what the processor is about to copy anyway, while it is near."""
+        """Hash each block just before it is written, while it is in the cache."""
         whole = memoryview(data).cast("B")
-        for begin in range(0, len(whole), _NEAR):
-            piece = whole[begin : begin + _NEAR]
+        for begin in range(0, len(whole), _CACHED):
+            piece = whole[begin : begin + _CACHED]
             hasher.update(piece)
             write_whole(self._file, piece, len(piece))
 
-    def _take_back(self) -> None:
-        """After a failure: forget what waits, but for what was written whole."""
+    def _undo(self) -> None:
+        """After a failure, keep only what was written completely."""
         reached = self._file.tell()
         buffers, self._buffers = self._buffers, []
         first = len(self._entries) - len(buffers)
@@ -323,7 +288,7 @@ class PackedFile:
         self._used -= sum(len(entry) + 1 for entry in self._entries[first + kept :])
         del self._entries[first + kept :]
         self.end = self._written
-        # If that fails, there are bytes behind the last payload which no index line points to.
+        # If this fails, bytes remain after the last payload; no index line points to them.
         with contextlib.suppress(OSError):
             self._file.truncate(self.end)
             self._file.seek(self.end)
@@ -355,7 +320,7 @@ def _describe_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _encode_entry(key: str, described: str, begin: int, nbytes: int) -> bytes:
-    """What the header says of one payload, whose bytes are counted from behind the header."""
+    """The header entry of one payload; offsets count from the end of the header."""
     facts = f':{{{described},"data_offsets":[{begin},{begin + nbytes}]}}'
     return _encode(key) + facts.encode()
 
@@ -363,8 +328,10 @@ def _encode_entry(key: str, described: str, begin: int, nbytes: int) -> bytes:
 def _write_header(file: io.FileIO, entries: Iterable[bytes], room: int) -> None:
     header = b",".join((_METADATA, *entries)) + b"}"
     if len(header) > room - _LENGTH_BYTES:
-        raise ValueError(f"a header of {len(header)} bytes in a room of {room - _LENGTH_BYTES}")
-    # The brace comes last: a file that begins with it is complete.
+        raise ValueError(
+            f"a header of {len(header)} bytes does not fit into {room - _LENGTH_BYTES} bytes"
+        )
+    # The brace comes last: a header that begins with it is complete.
     file.seek(_LENGTH_BYTES + 1)
     rest = room - _LENGTH_BYTES - 1
     write_whole(file, header[1:].ljust(rest), rest)
@@ -379,25 +346,19 @@ def is_complete(path: Path) -> bool:
 
 
 def complete(path: Path, pieces: Iterable[PackedPiece]) -> None:
-    """Give a file whose writer was killed the header that it lacks.
-
-    Args:
-        pieces: of the payloads that are known; what lies between and behind becomes filler.
-    """
+    """Write the missing header of a file whose writer was killed; unknown bytes become filler."""
     ordered = sorted(pieces, key=lambda piece: (piece.begin, piece.nbytes))
     with io.FileIO(path, "r+b") as file:
         room = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES) or b"", "little")
         if room == _LENGTH_BYTES and not ordered:
-            # The writer was killed over the making of the file.
+            # The writer was killed while it created the file.
             room = _LEAST_ROOM
             file.truncate(room)
             file.seek(0)
-            write_whole(
-                file, (room - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little"), _LENGTH_BYTES
-            )
+            _write_length(file, room)
         size = file.seek(0, io.SEEK_END)
         if size < room or not _LEAST_ROOM <= room <= _MOST_ROOM:
-            raise ValueError(f"{path} begins with no length of a header, or is shorter than that")
+            raise ValueError(f"{path} does not begin with a header length, or is too short for it")
         entries: list[bytes] = []
         end = room
         last = PackedPiece(".filler.end", torch.uint8, (0,), size, 0)

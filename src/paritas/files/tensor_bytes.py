@@ -1,4 +1,4 @@
-"""The bytes of a tensor in a file: where they are, mapped or read, and checked."""
+"""The bytes of a tensor in a file: located, mapped or read, and checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ import torch
 from paritas.errors import UsageError
 from paritas.files.dtypes import known_dtype
 from paritas.files.records import Payload, TensorFacts
-from paritas.files.trees import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,24 +31,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- Checksums that were verified before ----------------------------------------------------------
+# --- Verified checksums ---------------------------------------------------------------------------
 
-# Bytes that are sooner hashed than remembered.
+# Fewer bytes are faster to hash again than to remember.
 _FEW = 1 << 16
-# Some 300 bytes each: beyond that it begins anew, so that memory does not grow with the dump.
+# About 300 bytes each: beyond this the cache starts over, so memory does not grow with the dump.
 _MOST_KEPT = 1 << 16
 
 
 class CheckedBytes:
-    """Remembers what fits its checksum, so that bytes of many records are read once for it.
+    """Remembers which bytes match their checksum, so that shared bytes are checked once.
 
-    What does not fit is not remembered, nor what was written to since. Threads may share it.
+    Mismatches are not remembered, and a file that was written to is checked again. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], None] = {}
 
-    def misfit(
+    def mismatch(
         self,
         path: str | os.PathLike[str],
         begin: int,
@@ -57,11 +56,7 @@ class CheckedBytes:
         checksum: str | int,
         compute: Callable[[], str | int],
     ) -> str | int | None:
-        """The checksum that these bytes have, or None where it is the one they should have.
-
-        Args:
-            checksum: the one they should have.
-            compute: finds the one they have.
+        """The actual checksum of these bytes if it differs from `checksum`, otherwise None.
 
         Raises:
             OSError: the file cannot be read.
@@ -69,7 +64,7 @@ class CheckedBytes:
         if nbytes < _FEW:
             found = compute()
             return None if found == checksum else found
-        facts = os.stat(path)  # noqa: PTH116  (asked for each tensor)
+        facts = os.stat(path)  # noqa: PTH116  (called for each tensor)
         place = (os.fspath(path), facts.st_ino, facts.st_mtime_ns, facts.st_size)
         key = (*place, begin, nbytes, checksum)
         if key in self._known:
@@ -85,18 +80,17 @@ class CheckedBytes:
 
 # --- Mapped files ---------------------------------------------------------------------------------
 
-# A mapping costs no memory of its own: the pages are those of the system's file cache, which it may
-# take back at any time. For few bytes it takes longer to set up and to take down than to read them.
+# A mapping uses the system's file cache and no memory of its own. For few bytes, reading is faster.
 #
-# A file must not shrink while it is mapped: whoever touches a page that is gone is ended by the
-# system. Writers of dumps append to files, or remove them, which leaves a mapping whole.
+# A file must not shrink while it is mapped: the system kills a process that touches a missing page.
+# Writers of dumps append to files or remove them, which leaves mappings intact.
 
-# Measured: up to here, reading is quicker than mapping.
+# Measured: below this, reading is faster than mapping.
 LEAST_MAPPED = 256 << 10
-# To go through: mapped, and so large that to map them takes no time beside it.
+# Block size for iterating: so large that mapping it costs nothing in comparison.
 _VIEWED_BLOCK = 16 << 20
 _MOST_OPEN = 16
-# A mapping of Python's keeps a descriptor, and a process has 1024 of them by default.
+# A Python mapping keeps a descriptor, and a process has 1024 of them by default.
 _MOST_MAPPED = 256
 
 _preadv: Any = getattr(os, "preadv", None)
@@ -104,10 +98,13 @@ _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 class OpenFiles:
-    """Reads from files, of which it keeps a few open. Threads may share it.
+    """Reads from files and keeps a few of them open. Thread-safe.
+
+    Its methods raise `UsageError` if a file is too short, and `OSError` if it cannot be read.
+    `name` is the name of the file in messages.
 
     Attributes:
-        checked: which bytes of them fit their checksum.
+        checked: which bytes match their checksum.
     """
 
     def __init__(self) -> None:
@@ -116,20 +113,12 @@ class OpenFiles:
         self._files: OrderedDict[str, _Descriptor] = OrderedDict()
 
     def read(self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str) -> Tensor:
-        """Bytes of a file, in memory of their own.
-
-        Args:
-            name: what the file is called in messages.
-
-        Raises:
-            UsageError: the file ends before them.
-            OSError: the file cannot be read.
-        """
+        """Bytes of a file, in memory of their own."""
         file = self._open(path, begin + nbytes, name)
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8)
         if nbytes < LEAST_MAPPED:
-            # Torch takes longer to make memory than Python, where it is little.
+            # For few bytes, Python allocates faster than torch.
             few = bytearray(nbytes)
             file.fill(memoryview(few), begin, name)
             return torch.frombuffer(few, dtype=torch.uint8)
@@ -140,29 +129,21 @@ class OpenFiles:
     def view(
         self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str, *, itemsize: int
     ) -> Tensor:
-        """Bytes of a file, without memory of their own if they are many and lie as torch needs it.
+        """Bytes of a file; mapped if they are many and aligned to `itemsize`, otherwise read.
 
-        Whoever writes into them writes into a copy; the file stays as it is.
-
-        Args:
-            name: what the file is called in messages.
-            itemsize: the numbers that they are must begin at a multiple of their own size.
-
-        Raises:
-            UsageError: the file ends before them.
-            OSError: the file cannot be read.
+        Writing to the result changes a private copy, not the file.
         """
         if nbytes < LEAST_MAPPED or begin % itemsize or len(_mapped) >= _MOST_MAPPED:
             return self.read(path, begin, nbytes, name)
         file = self._open(path, begin + nbytes, name)
         skipped = begin % mmap.ALLOCATIONGRANULARITY
         try:
-            # It holds the length against the file's own: nothing is mapped that is not there.
+            # mmap checks the length against the file.
             found = mmap.mmap(
                 file.number, skipped + nbytes, access=mmap.ACCESS_COPY, offset=begin - skipped
             )
         except (OSError, ValueError):
-            # A file system without mappings, too many of them, or a file that has just shrunk.
+            # No mappings on this file system, too many of them, or the file has just shrunk.
             return self.read(path, begin, nbytes, name)
         _mapped.add(found)
         return torch.frombuffer(found, dtype=torch.uint8, offset=skipped, count=nbytes)
@@ -170,24 +151,19 @@ class OpenFiles:
     def blocks(
         self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str
     ) -> Iterator[memoryview]:
-        """Bytes of a file, one block after the other: however many there are, few are held.
-
-        Raises:
-            UsageError: the file ends before them.
-            OSError: the file cannot be read.
-        """
+        """Bytes of a file in blocks of bounded size."""
         end = begin + nbytes
         for place in range(begin, end, _VIEWED_BLOCK):
             block = self.view(path, place, min(_VIEWED_BLOCK, end - place), name, itemsize=1)
             yield block.numpy().data
 
     def _open(self, path: str | os.PathLike[str], least: int, name: str) -> _Descriptor:
-        """The file, which is still the one of that name and has so many bytes at least."""
+        """The open file, checked to be still the one of that name and long enough."""
         key = os.fspath(path)
-        facts = os.stat(key)  # noqa: PTH116  (asked for each tensor)
+        facts = os.stat(key)  # noqa: PTH116  (called for each tensor)
         if facts.st_size < least:
             raise UsageError(
-                f"{name} ends at byte {facts.st_size}, before byte {least}: it was cut off"
+                f"{name} ends at byte {facts.st_size}, before byte {least}: it is truncated"
             )
         with self._lock:
             found = self._files.get(key)
@@ -195,19 +171,19 @@ class OpenFiles:
                 self._files.move_to_end(key)
                 return found
         if not stat.S_ISREG(facts.st_mode):
-            raise UsageError(f"{name} is no file")
+            raise UsageError(f"{name} is not a regular file")
         opened = _Descriptor(key)
         with self._lock:
             self._files[key] = opened
             self._files.move_to_end(key)
             if len(self._files) > _MOST_OPEN:
-                # Who still reads from it keeps it open.
+                # A reader that still uses it keeps it open.
                 self._files.popitem(last=False)
         return opened
 
 
 class _Descriptor:
-    """A file that is open for as long as somebody holds this."""
+    """A file that stays open while this object is referenced."""
 
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -215,24 +191,25 @@ class _Descriptor:
         self.identity = (facts.st_dev, facts.st_ino)
         self._lock = threading.Lock()
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At interpreter exit `os` may already be gone; the default argument keeps its function.
         number = getattr(self, "number", None)
         if number is not None:
-            os.close(number)
+            close(number)
 
     def fill(self, room: memoryview, begin: int, name: str) -> None:
-        """Read as many bytes as there is room for."""
+        """Read until `room` is full."""
         done = 0
         while done < len(room):
             count = self._take(room[done:], begin + done)
             if not count:
-                raise UsageError(f"{name} was cut off while it was read")
+                raise UsageError(f"{name} was truncated while it was read")
             done += count
 
     def _take(self, room: memoryview, begin: int) -> int:
         if _preadv is not None:
             return int(_preadv(self.number, [room], begin))
-        with self._lock:  # where the system cannot read at a place without going there
+        with self._lock:  # this system cannot read at an offset
             os.lseek(self.number, begin, os.SEEK_SET)
             data = os.read(self.number, len(room))
             room[: len(data)] = data
@@ -240,11 +217,11 @@ class _Descriptor:
 
 
 def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as numbers, in the same memory."""
+    """Bytes as numbers, without a copy."""
     if dtype is not torch.complex32:
         return raw.view(dtype)
     with warnings.catch_warnings():
-        # Torch warns that few operators know half complex numbers. None is asked for any here.
+        # torch warns that few operators support complex32; none is used here.
         warnings.simplefilter("ignore", UserWarning)
         return raw.view(dtype)
 
@@ -258,13 +235,12 @@ _READ_BLOCK = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """The member of a zip archive that values lie in.
+    """The member of a zip archive that holds values.
 
     Attributes:
         begin: byte of the file at which it begins.
-        nbytes: how many bytes it has there.
-        crc: the checksum that the archive has of it; 0 where who wrote it left that out, as torch
-            does if asked to.
+        nbytes: its size in the file.
+        crc: its checksum in the archive; 0 if the writer left it out, which torch can do.
     """
 
     name: str
@@ -278,17 +254,17 @@ class FilePlace:
     """Where the values of a tensor are.
 
     Attributes:
-        file: path inside the folder of the dump.
+        file: path inside the dump's folder.
         key: the name of the tensor, or of the member, in that file.
         dtype: torch's name.
-        stride: of the values from `begin` on, in elements.
-        begin: byte of the file, or of the unpacked member, at which they begin.
-        nbytes: how many bytes they lie in.
-        member: of an archive, that they are in.
-        is_packed: whether that is compressed.
+        stride: in elements, from `begin` on.
+        begin: first byte in the file, or in the unpacked member.
+        nbytes: bytes from the first value to the last.
+        member: the archive member that holds them.
+        is_packed: whether that member is compressed.
         is_swapped: whether the bytes of a number are in the other order.
-        is_conjugate: whether the file leaves the sign of the imaginary parts to be turned.
-        is_negated: whether it leaves the sign of all values to be turned.
+        is_conjugate: whether the values still have to be conjugated.
+        is_negated: whether the values still have to be negated.
     """
 
     file: str
@@ -309,7 +285,7 @@ class FilePlace:
 
     @property
     def facts(self) -> TensorFacts:
-        """What the tensor was."""
+        """The tensor's properties, for a record."""
         return TensorFacts(
             dtype=self.dtype,
             shape=self.shape,
@@ -321,14 +297,14 @@ class FilePlace:
 
     @property
     def payload(self) -> Payload:
-        """Where it is, for a record."""
+        """The values' location, for a record."""
         return Payload(
             file=self.file, key=self.key, begin=self.begin, nbytes=self.nbytes, shape=self.shape
         )
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of values in row-major order."""
+    """The strides of a row-major tensor."""
     stride: list[int] = []
     step = 1
     for extent in reversed(shape):
@@ -340,44 +316,24 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 def place_of(
     file: str, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], begin: int, room: int
 ) -> FilePlace:
-    """A place whose numbers were checked: before any memory is taken for them.
-
-    Args:
-        begin: byte at which the first value is.
-        room: how many bytes there are from there on.
-
-    Raises:
-        UsageError: they are no tensor's, or reach beyond what is there.
-    """
+    """A place, checked before any memory is allocated; there are `room` bytes from `begin` on."""
     itemsize = known_dtype(dtype).itemsize
     if len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
-        raise UsageError(f"a shape of {len(shape)} numbers has strides of {len(stride)}")
+        raise UsageError(f"a shape of {len(shape)} dimensions has {len(stride)} strides")
     if min((*shape, *stride, begin), default=0) < 0:
-        raise UsageError(f"shape {shape}, strides {stride} or their begin {begin} is negative")
-    # Of an empty tensor too: torch multiplies the other extents all the same.
+        raise UsageError(f"shape {shape}, strides {stride} or begin {begin} is negative")
+    # Also for an empty tensor: torch multiplies the other extents anyway.
     if math.prod(max(extent, 1) for extent in shape) * itemsize > _MOST_BYTES:
         raise UsageError(f"shape {shape} is larger than any memory")
     last = sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
     nbytes = 0 if 0 in shape else (1 + last) * itemsize
     if nbytes > max(room, 0):
-        raise UsageError(f"shape {shape} of {dtype} takes {nbytes} bytes, and there are {room}")
+        raise UsageError(f"shape {shape} of {dtype} takes {nbytes} bytes, but there are {room}")
     return FilePlace(file=file, dtype=dtype, shape=shape, stride=stride, begin=begin, nbytes=nbytes)
 
 
-def read_values(path: Path, place: FilePlace) -> Tensor:
-    """The tensor at a place of a dump; see `values_at`."""
-    return values_at(locate(path, place.file), place)
-
-
 def values_at(file: Path, place: FilePlace, files: OpenFiles | None = None) -> Tensor:
-    """The tensor at a place of a file; dimensions that repeat values are not written out.
-
-    Args:
-        files: to read by, for who reads many from one file.
-
-    Raises:
-        UsageError: the file has changed, is damaged or is gone.
-    """
+    """The tensor at a place of a file; repeated dimensions are not materialised."""
     dtype = known_dtype(place.dtype)
     if not place.nbytes:
         return torch.empty(place.shape, dtype=dtype)
@@ -394,13 +350,9 @@ def values_at(file: Path, place: FilePlace, files: OpenFiles | None = None) -> T
 
 
 def view_at(file: Path, place: FilePlace, files: OpenFiles, *, check: bool = False) -> Tensor:
-    """The same, in memory of its own only where it must be: small, compressed, or rearranged.
+    """Like `values_at`, but mapped unless it is small, compressed or rearranged.
 
-    Args:
-        check: hold what is mapped against its checksum, too; what is read always is.
-
-    Raises:
-        UsageError: the file has changed, is damaged or is gone.
+    `check` also verifies the checksum of mapped values; values that are read are always verified.
     """
     if not place.nbytes or place.is_packed or place.is_swapped:
         return values_at(file, place, files)
@@ -412,13 +364,10 @@ def view_at(file: Path, place: FilePlace, files: OpenFiles, *, check: bool = Fal
 
 
 def verify_at(file: Path, place: FilePlace, files: OpenFiles) -> bool:
-    """Hold the member of an archive that values are in against its checksum.
+    """Verify the checksum of the archive member that holds the values.
 
     Returns:
-        Whether it has one. Nothing but archives has any.
-
-    Raises:
-        UsageError: it does not fit, or the file is gone.
+        Whether it has a checksum. Only archives have them.
     """
     member = place.member
     if member is None or not member.crc:
@@ -431,27 +380,27 @@ def verify_at(file: Path, place: FilePlace, files: OpenFiles) -> bool:
         )
         return functools.reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
 
-    found = files.checked.misfit(*where, member.crc, compute)
+    found = files.checked.mismatch(*where, member.crc, compute)
     if found is not None:
         raise UsageError(
-            f"{member.name} of {place.file} is not what was written: its checksum is {found:08x}, "
-            f"and the archive says {member.crc:08x}; the file is damaged: copy or record it again"
+            f"{member.name} of {place.file} has checksum {found:08x}, but the archive says "
+            f"{member.crc:08x}: the file is damaged; copy or record it again"
         )
     return True
 
 
 def bools(raw: Tensor) -> Tensor:
-    """Bytes as bools: one other than 0 and 1 is none, and torch may take it for anything."""
+    """Bytes as bools; torch may misread a bool byte other than 0 and 1, so these are converted."""
     return raw.view(torch.bool) if int(raw.max()) <= 1 else raw.ne(0)
 
 
 def fill(file: IO[bytes], room: memoryview, name: str) -> None:
-    """Read as many bytes as there is room for."""
+    """Read until `room` is full."""
     done = 0
     while done < len(room):
         block = file.read(min(_READ_BLOCK, len(room) - done))
         if not block:
-            raise UsageError(f"{name} ends {len(room) - done} bytes too early: it was cut off")
+            raise UsageError(f"{name} ends {len(room) - done} bytes too early: it is truncated")
         room[done : done + len(block)] = block
         done += len(block)
 
@@ -476,7 +425,7 @@ def _read_packed(file: Path, place: FilePlace) -> Tensor:
         fill(unpacked, memoryview(skipped), place.key)
         raw = torch.empty(place.nbytes, dtype=torch.uint8)
         fill(unpacked, raw.numpy().data, place.key)
-        if unpacked.read(1):  # only at its end is it held against its checksum
+        if unpacked.read(1):  # zipfile verifies the checksum only at the end
             raise UsageError(f"{place.key} of {place.file} has more bytes than its header says")
         return raw
 

@@ -1,6 +1,6 @@
-"""Trees of files: found in a folder without leaving it, or fetched from elsewhere.
+"""Trees of files: found in a folder without leaving it, or fetched from a URL.
 
-Nothing here imports torch: the command line asks before it loads anything large.
+Nothing here imports torch: the command line uses it before it loads anything large.
 """
 
 from __future__ import annotations
@@ -36,67 +36,60 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class FoundFile:
-    """A file of the dump.
-
-    Attributes:
-        name: its path inside the folder of the dump, with `/`.
-        size: in bytes.
-    """
+    """A file of the dump; `name` is its path inside the dump's folder, with `/`."""
 
     name: str
     size: int
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The folders it is in, and its own name."""
+        """The folders it is in, and its name."""
         return tuple(self.name.split("/"))
 
 
 class Problems:
-    """What could not be understood: the first ones in words, of the rest the number."""
+    """Collects descriptions of problems; beyond a limit, it only counts them."""
 
-    def __init__(self) -> None:
-        self._told: list[str] = []
+    def __init__(self, most: int = _MOST_LISTED) -> None:
+        self._most = most
+        self._texts: list[str] = []
         self._more = 0
 
     def add(self, text: str) -> None:
-        """Note one."""
-        if len(self._told) < _MOST_LISTED:
-            self._told.append(text)
+        """Add one."""
+        if len(self._texts) < self._most:
+            self._texts.append(text)
         else:
             self._more += 1
 
     def all(self) -> list[str]:
-        """All of them, as far as they are told."""
-        return self._told + ([f"and {self._more} more problems"] if self._more else [])
+        """The first ones, and the number of the rest."""
+        return self._texts + ([f"and {self._more} more problems"] if self._more else [])
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """To sort by: `INPUT.10` comes after `INPUT.2`."""
+    """A sort key that puts `INPUT.10` after `INPUT.2`."""
     parts = (part for part in _DIGITS.split(text) if part)
     return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts)
 
 
 class Folder:
-    """The files of a dump. Nothing outside of its folder is a part of it."""
+    """The files of a dump. Nothing outside its folder belongs to it."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is the folder, or the only file; somebody named it, so it may be a link."""
+        """`path` is the folder, or the only file; the user named it, so it may be a link."""
         self.path = path
         self.is_folder = path.is_dir()
         self._real = os.path.realpath(path if self.is_folder else path.parent)
-        # Folders that were looked at: to follow each path from its root takes long.
+        # Folders already checked: resolving every path takes long.
         self._inside: dict[str, bool] = {}
 
     def find(self, accepts: Callable[[str], bool], problems: Problems) -> list[FoundFile]:
-        """The files whose names are accepted, sorted as people count.
+        """The files with accepted names, in natural order.
 
         Args:
             accepts: whether a file of this name (without folders) is wanted.
-            problems: what is wanted but cannot be taken is noted here.
-
-        Raises:
-            UsageError: there are more files than any dump has.
+            problems: receives the wanted files that cannot be used.
         """
         if not self.is_folder:
             return [FoundFile(self.path.name, self.path.stat().st_size)]
@@ -108,31 +101,29 @@ class Folder:
                 name = f"{folder}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     if depth >= _DEEPEST:
-                        problems.add(f"{name} lies deeper than {_DEEPEST} folders")
+                        problems.add(f"{name} is nested deeper than {_DEEPEST} folders")
                     else:
                         waiting.append((f"{name}/", depth + 1))
                 elif accepts(entry.name):
                     self._take(name, found, problems)
                 if len(found) > _MOST_FILES:
-                    raise UsageError(f"{self.path} has more than {_MOST_FILES} files: give a part")
+                    raise UsageError(
+                        f"{self.path} has more than {_MOST_FILES} files: give one of its folders"
+                    )
         return sorted(found, key=lambda one: natural_key(one.name))
 
     def locate(self, name: str) -> Path:
-        """A file of the dump, which may have changed since it was found.
-
-        Raises:
-            UsageError: it is gone, or leads out of the dump.
-        """
-        place = os.path.join(self._real, name)  # noqa: PTH118  (asked for each tensor)
+        """The path of a file of the dump, checked again."""
+        place = os.path.join(self._real, name)  # noqa: PTH118  (called for each tensor)
         try:
             is_plain = stat.S_ISREG(os.stat(place).st_mode)  # noqa: PTH116
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"{name} is missing: {reason}") from error
         if not is_plain:
-            raise UsageError(f"{name} is no file")
+            raise UsageError(f"{name} is not a regular file")
         if self.is_folder and not self._is_inside(place):
-            raise UsageError(f"{name} is a link to outside of the dump")
+            raise UsageError(f"{name} is a link to outside the dump")
         return Path(place)
 
     def _is_inside(self, place: str) -> bool:
@@ -151,23 +142,13 @@ class Folder:
             name.encode()
             found.append(FoundFile(name, self.locate(name).stat().st_size))
         except UnicodeEncodeError:
-            problems.add(f"the name {name!a} is no text; it is left out")
+            problems.add(f"skipped {name!a}: its name is not valid text")
         except (UsageError, OSError) as error:
-            problems.add(f"{error}; it is left out")
-
-
-def find_files(path: Path, accepts: Callable[[str], bool], problems: Problems) -> list[FoundFile]:
-    """See `Folder.find`."""
-    return Folder(path).find(accepts, problems)
-
-
-def locate(path: Path, name: str) -> Path:
-    """See `Folder.locate`, which is quicker for many files."""
-    return Folder(path).locate(name)
+            problems.add(f"skipped: {error}")
 
 
 def glimpse(path: Path) -> Iterator[str]:
-    """Names of some of the files of a dump, relative to its folder: enough to tell its kind."""
+    """The relative names of some of the files of a dump, to detect its kind."""
     if not path.is_dir():
         yield path.name
         return
@@ -192,31 +173,28 @@ def _list_entries(folder: Path, problems: Problems | None = None) -> Iterator[os
             problems.add(f"{folder} cannot be read: {error.strerror or error}")
 
 
-# --- Files behind a URL ---------------------------------------------------------------------------
+# --- Files at a URL -------------------------------------------------------------------------------
 
-# What a store calls its files is its own affair: no name leads out of the folder that they go to.
+# A store chooses its own file names; none may lead out of the target folder.
 
-# A scheme has two letters at least: one is a drive of Windows'.
+# A scheme has at least two letters: one letter is a Windows drive.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:://|::)")
 _COPIED_BLOCK = 4 << 20
 _LOCAL = ("file", "local")
-# What would be more than the name of one file or folder.
+# Characters that the name of a single file or folder cannot contain.
 _FORBIDDEN = "/\\:\0" if os.name == "nt" else "/\0"
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether it is to be reached by fsspec, rather than a path of this machine."""
+    """Whether this is a URL for fsspec rather than a local path."""
     return isinstance(path, str) and _URL.match(path) is not None
 
 
 @contextlib.contextmanager
 def local_copy(path_or_url: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path on this machine: the given one, or that of a copy, which is removed in the end.
+    """A local path: the given one, or a temporary copy.
 
-    A URL of a place on this machine (`file://`) is that place: it is not copied.
-
-    Raises:
-        UsageError: nothing is there, or nobody knows how to get there.
+    A URL of a local file (`file://`) is not copied.
     """
     if not is_url(path_or_url):
         yield Path(path_or_url)
@@ -229,15 +207,7 @@ def local_copy(path_or_url: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_to(url_or_path: str | os.PathLike[str], folder: Path) -> None:
-    """Put the files of a folder somewhere; what is there of other names stays.
-
-    Args:
-        url_or_path: the folder that they go to, which is made where it is missing.
-        folder: on this machine.
-
-    Raises:
-        UsageError: it cannot be written to.
-    """
+    """Copy the files of a local folder to a folder, which is created; other files there stay."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not is_url(url_or_path):
         for file in files:
@@ -256,11 +226,7 @@ def write_to(url_or_path: str | os.PathLike[str], folder: Path) -> None:
 
 
 def names_at(url: str) -> set[str]:
-    """The names of what is at a URL; none where nothing is there yet.
-
-    Raises:
-        UsageError: it cannot be reached.
-    """
+    """The names at a URL; empty if nothing is there."""
     with _translate_errors(url):
         store, root = _connect(url)
         if not store.exists(root):
@@ -270,14 +236,14 @@ def names_at(url: str) -> set[str]:
 
 @contextlib.contextmanager
 def _translate_errors(url: str) -> Iterator[None]:
-    """Whatever a store raises becomes one message: each has exceptions of its own."""
+    """Turn whatever a store raises into one message: every store has its own exceptions."""
     try:
         yield
     except UsageError:
         raise
     except Exception as error:
-        told = str(error) or type(error).__name__
-        raise UsageError(f"{_without_password(url)} cannot be reached: {told}") from error
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"{_without_password(url)} cannot be reached: {reason}") from error
 
 
 def _without_password(url: str) -> str:
@@ -286,20 +252,20 @@ def _without_password(url: str) -> str:
 
 
 def _connect(url: str) -> tuple[Any, str]:
-    """The store that a URL is of, and the path there."""
+    """The fsspec file system of a URL, and the path in it."""
     try:
-        fsspec: Any = importlib.import_module("fsspec")  # it has no types
+        fsspec: Any = importlib.import_module("fsspec")  # untyped
     except ImportError as error:
         raise UsageError(
             f"{_without_password(url)} needs fsspec, which is not installed: pip install fsspec"
         ) from error
     try:
         store, path = fsspec.core.url_to_fs(url)
-    except ValueError as error:  # a protocol that it has never heard of
+    except ValueError as error:  # an unknown protocol
         known = ", ".join(sorted(fsspec.available_protocols()))
         raise UsageError(
-            f"{_without_password(url)}: fsspec knows no such place ({error}): "
-            f"install the package that brings it, or give one of {known}"
+            f"{_without_password(url)}: fsspec does not know this protocol ({error}): install the "
+            f"package that provides it, or use one of {known}"
         ) from error
     except ImportError as error:  # it says which package is missing
         raise UsageError(f"{_without_password(url)}: {error}") from error
@@ -310,23 +276,25 @@ def _copy_tree(url: str, folder: Path) -> Path:
     store, root = _connect(url)
     if _is_local(store) and store.exists(root):
         return Path(root)
-    # Otherwise an earlier listing may be remembered, of a dump that has grown since.
+    # Drop cached listings: the dump may have grown.
     store.invalidate_cache()
     if not store.exists(root):
-        raise UsageError(f"{_without_password(url)} is not there: give a dump")
+        raise UsageError(f"{_without_password(url)} does not exist: give the URL of a dump")
     if store.isfile(root):
-        target = folder / _own_name(posixpath.basename(root.rstrip("/")), url)
+        target = folder / _check_name(posixpath.basename(root.rstrip("/")), url)
         _fetch(store, root, target)
         return target
-    # Of the same name, which may say which step or rank it is.
+    # Keep the name: it may contain the step or rank.
     name = posixpath.basename(root.rstrip("/"))
     top = folder / (name if name and _is_plain(name) else "dump")
     top.mkdir()
     names = store.find(root)
     if not names:
-        raise UsageError(f"{_without_password(url)} is empty: give a dump")
+        raise UsageError(f"{_without_password(url)} is empty: give the URL of a dump")
     if len(names) > _MOST_FILES:
-        raise UsageError(f"{_without_password(url)} has more than {_MOST_FILES} files: give a part")
+        raise UsageError(
+            f"{_without_password(url)} has more than {_MOST_FILES} files: give one of its folders"
+        )
     for name in names:
         target = top.joinpath(*_parts_inside(str(name), root, url))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -345,18 +313,18 @@ def _fetch(store: Any, name: str, target: Path) -> None:
 
 
 def _parts_inside(name: str, root: str, url: str) -> list[str]:
-    """The folders and the name of a file, below that of the dump."""
+    """The path of a file relative to the dump, as parts."""
     above = root.rstrip("/") + "/"
     if not name.startswith(above):
         raise UsageError(f"{_without_password(url)} lists {name!r}, which is not below {root!r}")
     parts = name.removeprefix(above).split("/")
-    return [_own_name(part, url) for part in parts]
+    return [_check_name(part, url) for part in parts]
 
 
-def _own_name(part: str, url: str) -> str:
+def _check_name(part: str, url: str) -> str:
     if not _is_plain(part):
         raise UsageError(
-            f"{_without_password(url)} has a file with {part!r} in its name: it is not copied"
+            f"{_without_password(url)} has a file with {part!r} in its name, which is not allowed"
         )
     return part
 

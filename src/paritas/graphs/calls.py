@@ -1,4 +1,4 @@
-"""The calls of a graph, the values they are given, and which of them ask the same question."""
+"""The calls of a graph, the values they receive, and which calls are equivalent for a check."""
 
 from __future__ import annotations
 
@@ -34,21 +34,15 @@ if TYPE_CHECKING:
 
 # --- A graph as it was read -----------------------------------------------------------------------
 
-# Readers fill this in; nothing here has been run. Sizes that a graph keeps as symbols are the
-# numbers they had when it was made.
+# Readers fill this in; nothing here has been run. Symbolic sizes are replaced by the numbers they
+# had when the graph was made.
 
 Kind = Literal["input", "parameter", "buffer", "constant", "intermediate"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorValue:
-    """A tensor of the graph.
-
-    Attributes:
-        name: what the graph calls it; the same value has the same name wherever it is used.
-        kind: where it comes from.
-        requires_grad: whether a gradient is asked of it.
-    """
+    """A tensor of the graph. The same value has the same name wherever it is used."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +52,7 @@ class TensorValue:
 
     @property
     def bytes(self) -> int:
-        """How much memory it takes."""
+        """The memory it takes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -67,21 +61,19 @@ class GraphCall:
     """One node of a graph.
 
     Attributes:
-        position: in the order of the graph, counted from 0.
-        name: what the graph calls the node.
-        operator: what it calls, in full: `torch.nn.functional.linear`, `aten.mm.default`.
-        args: positional arguments; a `TensorValue` wherever a tensor is given, also inside lists,
-            tuples, dicts and slices, and plain values otherwise.
-        kwargs: arguments by name.
-        outputs: the tensors it gives, in their order.
-        annotation: how the graph itself says that it can be split, in the language of
-            `partition.annotations`, or the one split of it; None if it does not say.
+        position: in graph order, counted from 0.
+        operator: the full name: `torch.nn.functional.linear`, `aten.mm.default`.
+        args: with a `TensorValue` in place of each tensor, also inside lists, tuples, dicts and
+            slices.
+        outputs: the tensors it returns, in order.
+        annotation: how the graph says it can be split, in the language of `partition.annotations`,
+            or a single split; None if the graph says nothing.
         source: the user's file and line, `model.py:30`.
         code: the text of that line.
-        module: path of the module it was called in.
-        function: what it calls, where the graph is in memory and holds it.
-        idle: why there is nothing to check of it: it takes a tuple apart, is a backward pass.
-        obstacle: why it cannot be checked, as far as the reader can tell.
+        module: path of the module that makes the call.
+        function: the function called, if the graph is in memory and holds it.
+        idle: why there is nothing to check, for example because it unpacks a tuple.
+        obstacle: why the reader knows that it cannot be checked.
     """
 
     position: int
@@ -99,12 +91,12 @@ class GraphCall:
     obstacle: str = ""
 
     def tensors(self) -> Iterator[TensorValue]:
-        """The tensors it is given, in order."""
+        """The input tensors, in order."""
         yield from tensor_values((self.args, dict(self.kwargs)))
 
     @property
     def site(self) -> CallSite:
-        """Where it stands."""
+        """Where the call is in the graph."""
         return CallSite(
             position=self.position,
             node=self.name,
@@ -119,13 +111,13 @@ class Graph:
     """A graph that was read.
 
     Attributes:
-        name: the file, or what else it came from, for people.
+        name: where it came from, for people.
         kind: `torch.export`, `fx` or `nnscaler`.
         calls: every node that calls something, in order.
-        values: value by name, of inputs, parameters and buffers.
-        state: what parameters, buffers and constants are, as far as the graph holds it; fetched on
-            demand, because it may be large.
-        notes: what a reader should know: what was left out and why.
+        values: inputs, parameters and buffers by name.
+        state: returns the parameters, buffers and constants that the graph holds; called only when
+            needed, because they may be large.
+        notes: what was left out and why.
     """
 
     name: str
@@ -146,7 +138,7 @@ def tensor_values(tree: Any) -> Iterator[TensorValue]:
 
 
 def items_in(tree: Any) -> Iterator[Any]:
-    """What an argument holds that is no container, in order."""
+    """The items of an argument that are not containers, in order."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list | tuple):
@@ -157,7 +149,7 @@ def items_in(tree: Any) -> Iterator[Any]:
 
 
 def map_items(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The same argument with something else in place of what is no container."""
+    """Apply `change` to each item of an argument that is not a container."""
     if isinstance(tree, Mapping):
         return {key: map_items(item, change) for key, item in tree.items()}
     if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
@@ -167,7 +159,7 @@ def map_items(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
-# --- How a graph is to be checked -----------------------------------------------------------------
+# --- How to check a graph -------------------------------------------------------------------------
 
 Source = Literal["declared", "library", "discover", "all"]
 OPTION_SOURCES = ("declared", "library", "discover", "all")
@@ -175,22 +167,9 @@ OPTION_SOURCES = ("declared", "library", "discover", "all")
 
 @dataclasses.dataclass(frozen=True)
 class GraphSettings:
-    """What is asked of every operator of a graph.
+    """How every operator of a graph is checked; see `verify_graph`.
 
-    Attributes:
-        options: where splits come from: those the graph declares, those the library knows, those
-            that running the operator shows; `all` has every one of them. None takes what the graph
-            declares, and asks the library about calls of which it declares nothing.
-        ranks: over how many ranks each is split.
-        cap: no dimension is longer than this; None leaves the shapes as they are.
-        seed: of drawn values and of the checks.
-        strict: count `unstable` as a failure.
-        imports: modules to import first: they bring operators, annotations and functions of yours.
-            A graph's own names are never imported beyond torch's operators.
-        device: where operators run, for example `cuda`; None is the host.
-        confirm: by what ranks that are processes talk, on which each split is checked once more;
-            None leaves it at simulated ranks.
-        memory: bytes that the values of one call may take at most.
+    `memory` is the most bytes that the values of one call may take.
     """
 
     options: Source | None = None
@@ -206,32 +185,32 @@ class GraphSettings:
     def __post_init__(self) -> None:
         if self.options is not None and self.options not in OPTION_SOURCES:
             known = ", ".join(OPTION_SOURCES)
-            raise UsageError(f"options={self.options!r}: known are {known}")
+            raise UsageError(f"options={self.options!r} is unknown; use one of {known}")
         if not self.ranks or any(type(n) is not int or n < 2 for n in self.ranks):  # noqa: PLR2004
-            raise UsageError(f"ranks={self.ranks!r}: give whole numbers from 2 on")
+            raise UsageError(f"ranks={self.ranks!r}: give integers of 2 or more")
         if self.cap is not None and (type(self.cap) is not int or self.cap < 1):
-            raise UsageError(f"cap={self.cap!r}: give the longest dimension, 1 or more")
+            raise UsageError(f"cap={self.cap!r}: give the longest dimension allowed, 1 or more")
 
 
-# --- The tensors that a call is given -------------------------------------------------------------
+# --- The input tensors of a call ------------------------------------------------------------------
 
-# A graph knows shapes and dtypes. What an operator takes of them (indices of its table, a positive
-# variance, a mask) is known by the operator's name.
+# A graph knows shapes and dtypes. The operator's name says which values suit it: table indices, a
+# positive variance, a mask.
 
-# Positions of a subscript: `x[a, b]` is given as x, a, b.
+# The arguments of `x[a, b]` are x, a, b.
 _SUBSCRIPT = "nnscaler.runtime.function.fullslice"
 _INDEXED_BY_LIST = {"aten.index", "aten.index_put", "torch.index_put", "torch.Tensor.index_put"}
 
 
 @dataclasses.dataclass(frozen=True)
 class CallValues:
-    """What a call is given, a tensor wherever the graph has a `TensorValue`."""
+    """The arguments of a call, with a tensor in place of each `TensorValue`."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def map(self, change: Callable[[Any], Any]) -> CallValues:
-        """The same call, with other values."""
+        """The same call with `change` applied to each value."""
         return CallValues(map_items(self.args, change), map_items(self.kwargs, change))
 
 
@@ -240,14 +219,26 @@ def values_for(
     kwargs: Mapping[str, Any],
     tensor_of: Callable[[TensorValue], torch.Tensor],
 ) -> CallValues:
-    """The arguments with tensors in their places."""
+    """The arguments with `TensorValue`s replaced by tensors."""
     return CallValues(args, kwargs).map(
         lambda item: tensor_of(item) if isinstance(item, TensorValue) else item
     )
 
 
+def copied(given: CallValues) -> CallValues:
+    """Copies that later calls do not modify; one tensor passed twice stays one."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        return copies.setdefault(id(item), item.detach().clone())
+
+    return given.map(copy)
+
+
 def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of a model as people give them, by position and by name."""
+    """Model inputs as users pass them, split into positional and named arguments."""
     if isinstance(inputs, Inputs):
         return inputs.args, inputs.kwargs
     if isinstance(inputs, Mapping):
@@ -257,25 +248,27 @@ def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallValues:
-    """Tensors of these shapes without contents: for what follows from shapes alone."""
+def on_meta(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallValues:
+    """The arguments with meta tensors, for what depends on shapes alone."""
 
-    def made(value: TensorValue) -> torch.Tensor:
+    def empty(value: TensorValue) -> torch.Tensor:
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    return values_for(args, kwargs, made)
+    return values_for(args, kwargs, empty)
 
 
-def ungraded(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Place]:
-    """The arguments of which no gradient is asked: the graph says so, or the operator takes none.
+def without_gradient_in(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> frozenset[Place]:
+    """The arguments that get no gradient: the graph says so, or the operator gives none.
 
-    A list of tensors is asked for gradients as soon as one of its tensors is.
+    A list of tensors gets gradients if any of its tensors does.
     """
-    asked = _wanted_arguments(name, args, kwargs)
+    wanted = _wanted_arguments(name, args, kwargs)
     places: set[Place] = set()
     for place, value in _places(args, kwargs):
         tensors = list(tensor_values(value))
-        if tensors and (is_buffer(asked, place) or not any(t.requires_grad for t in tensors)):
+        if tensors and (is_buffer(wanted, place) or not any(t.requires_grad for t in tensors)):
             places.add(place)
     return frozenset(places)
 
@@ -283,33 +276,31 @@ def ungraded(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fro
 def draw_values(
     name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
 ) -> CallValues:
-    """Tensors that fit the operator, the same for the same seed.
+    """Draw tensors that suit the operator, the same for the same seed.
 
-    A value that is given twice is one tensor: `x * x` is no product of two random tensors.
-
-    Raises:
-        UsageError: no values of these shapes and dtypes can fit.
+    A value used twice is one tensor: `x * x` is not the product of two random tensors.
     """
-    asked = _wanted_arguments(name, args, kwargs)
+    wanted = _wanted_arguments(name, args, kwargs)
     uses: dict[str, list[tuple[Place, str, TensorValue]]] = {}
-    for place, path, value in _uses(args, kwargs):
+    for (place, *keys), value in tensors_by_path(args, kwargs):
+        path = "".join([str(place), *(f"[{key!r}]" for key in keys)])
         uses.setdefault(value.name, []).append((place, path, value))
     sizes = _subscripts(name, args)
-    drawn = {key: _draw_tensor(asked, found, sizes, seed) for key, found in uses.items()}
+    drawn = {key: _draw_tensor(wanted, found, sizes, seed) for key, found in uses.items()}
 
     def tensor_of(value: TensorValue) -> torch.Tensor:
         if value.name not in drawn:
-            raise UsageError(f"tensor {value.name} stands inside a slice, where it cannot be drawn")
+            raise UsageError(f"tensor {value.name} is inside a slice, where no value can be drawn")
         return drawn[value.name]
 
     return values_for(args, kwargs, tensor_of)
 
 
 def _draw_tensor(
-    asked: WantedCall, uses: list[tuple[Place, str, TensorValue]], sizes: dict[str, int], seed: int
+    wanted: WantedCall, uses: list[tuple[Place, str, TensorValue]], sizes: dict[str, int], seed: int
 ) -> torch.Tensor:
-    """One tensor: as its most demanding use wants it."""
-    domain_at = [(use, domain_of(asked, use[0])) for use in uses]
+    """Draw one tensor that meets the strictest of its uses."""
+    domain_at = [(use, domain_of(wanted, use[0])) for use in uses]
     demanding = [use for use, domain in domain_at if domain is not domains.normal]
     indexing = [use for use in uses if use[1] in sizes and not use[2].dtype.is_floating_point]
     place, path, value = (indexing or demanding or uses)[0]
@@ -317,7 +308,7 @@ def _draw_tensor(
     if indexing and value.dtype != torch.bool:
         return domains.indices(0, sizes[path])(value.shape, generator).to(value.dtype)
     info = TensorInfo("shape", value.shape, value.dtype, generator=generator)
-    return make_value(asked, place, info, seed)  # type: ignore[no-any-return]
+    return make_value(wanted, place, info, seed)  # type: ignore[no-any-return]
 
 
 def _wanted_arguments(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WantedCall:
@@ -337,27 +328,27 @@ def _places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Plac
     return [*enumerate(args), *kwargs.items()]
 
 
-def _uses(
+def tensors_by_path(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Place, str, TensorValue]]:
-    """Every tensor of the call: in which argument, where in it, which."""
+) -> Iterator[tuple[tuple[Any, ...], TensorValue]]:
+    """Every tensor of a call, with its argument's place and the keys inside that argument."""
 
-    def below(place: Place, path: str, value: Any) -> Iterator[tuple[Place, str, TensorValue]]:
+    def below(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], TensorValue]]:
         if isinstance(value, TensorValue):
-            yield place, path, value
+            yield path, value
         elif isinstance(value, (list, tuple)):
             for at, item in enumerate(value):
-                yield from below(place, f"{path}[{at}]", item)
+                yield from below((*path, at), item)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                yield from below(place, f"{path}[{key!r}]", item)
+                yield from below((*path, key), item)
 
     for place, value in _places(args, kwargs):
-        yield from below(place, str(place), value)
+        yield from below((place,), value)
 
 
 def _subscripts(name: str, args: tuple[Any, ...]) -> dict[str, int]:
-    """How long the dimension is that a tensor of indices picks from, by the path of that tensor."""
+    """The length of the dimension that each index tensor picks from, by tensor path."""
     if not args or not isinstance(args[0], TensorValue):
         return {}
     if name == _SUBSCRIPT:
@@ -384,17 +375,17 @@ def _subscripts(name: str, args: tuple[Any, ...]) -> dict[str, int]:
 
 
 def _dims_of(item: Any) -> int:
-    """How many dimensions an item of a subscript speaks for."""
+    """The number of dimensions that one item of a subscript covers."""
     if item is None or item is Ellipsis:
         return 0
     masks = isinstance(item, TensorValue) and item.dtype == torch.bool
     return len(item.shape) if masks else 1
 
 
-# --- A call in a line, and as a key ---------------------------------------------------------------
+# --- A call as one line of text, and as a key -----------------------------------------------------
 
 _LONGEST = 120
-# An object without a text of its own shows where it lies, which is elsewhere each time.
+# The default repr of an object has its address, which differs in each process.
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHORT = {
     torch.float64: "f64",
@@ -413,19 +404,16 @@ _SHORT = {
 
 
 def signature_of(call: GraphCall) -> str:
-    """`linear(f32[16, 8], f32[32, 8], bias=None)`, cut at the end where it is too long."""
+    """`linear(f32[16, 8], f32[32, 8], bias=None)`, shortened if it is too long."""
     name = call.operator
     parts = name.split(".")
-    # Of `aten.mm.default` the overload says nothing alone.
-    short = ".".join(parts[-2:]) if _is_overload(name) else parts[-1]
-    told = [_value_text(value) for value in call.args]
-    told += [f"{key}={_value_text(value)}" for key, value in call.kwargs.items()]
-    text = f"{short}({', '.join(told)})"
+    # The overload of `aten.mm.default` means nothing alone.
+    is_overload = name.removeprefix("torch.ops.").startswith(("aten.", "prims."))
+    short = ".".join(parts[-2:]) if is_overload else parts[-1]
+    arguments = [_value_text(value) for value in call.args]
+    arguments += [f"{key}={_value_text(value)}" for key, value in call.kwargs.items()]
+    text = f"{short}({', '.join(arguments)})"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 5]} ...)"
-
-
-def _is_overload(name: str) -> bool:
-    return name.removeprefix("torch.ops.").startswith(("aten.", "prims."))
 
 
 def _value_text(value: Any) -> str:
@@ -450,94 +438,76 @@ def _value_text(value: Any) -> str:
 
 
 def key_of(call: GraphCall, settings: GraphSettings) -> str:
-    """The same for calls of which the same is asked, and for no others.
+    """The same for calls that need the same check, and for no others.
 
-    Names of values do not count, but which of them are one and the same does.
+    Value names do not count, but which arguments are the same value does.
     """
     names: dict[str, int] = {}
 
-    def told(value: Any) -> Any:
+    def described(value: Any) -> Any:
         if isinstance(value, TensorValue):
             same = names.setdefault(value.name, len(names))
             return ("tensor", same, value.shape, str(value.dtype), value.requires_grad)
         if isinstance(value, Mapping):
-            return ("dict", [(str(key), told(item)) for key, item in value.items()])
+            return ("dict", [(str(key), described(item)) for key, item in value.items()])
         if isinstance(value, (list, tuple)):
-            return (type(value).__name__, [told(item) for item in value])
+            return (type(value).__name__, [described(item) for item in value])
         if isinstance(value, slice):
-            return ("slice", told(value.start), told(value.stop), told(value.step))
+            return ("slice", *map(described, (value.start, value.stop, value.step)))
         return (type(value).__name__, repr(value))
 
-    if call.idle:  # nothing is asked of it
-        return _digest_question((call.operator, call.idle))
-    question = (
-        call.operator,
-        _function_body(call.function),
-        _registered_rule(call),
-        told(call.args),
-        sorted((str(key), told(value)) for key, value in call.kwargs.items()),
-        [(value.shape, str(value.dtype)) for value in call.outputs],
-        call.annotation,
-        call.idle,
-        call.obstacle,
-        sorted(dataclasses.asdict(settings).items(), key=lambda item: item[0]),
-    )
-    return _digest_question(question)
-
-
-def _digest_question(question: tuple[Any, ...]) -> str:
+    question: tuple[Any, ...] = (call.operator, call.idle)
+    if not call.idle:  # an idle call is not checked: its arguments do not matter
+        question = (
+            call.operator,
+            _function_body(call.function),
+            _registered_rule(call),
+            described(call.args),
+            sorted((str(key), described(value)) for key, value in call.kwargs.items()),
+            [(value.shape, str(value.dtype)) for value in call.outputs],
+            call.annotation,
+            call.idle,
+            call.obstacle,
+            sorted(dataclasses.asdict(settings).items(), key=lambda item: item[0]),
+        )
     return hashlib.sha256(repr(question).encode()).hexdigest()[:24]
 
 
 def _function_body(function: Any) -> tuple[Any, ...]:
-    """Tells functions of one name from each other: lambdas, and what a script defines twice."""
+    """Distinguishes functions of one name: lambdas, and what a script defines twice."""
     code = getattr(function, "__code__", None)
     if code is None:
         return ()
-    held = list(map(_cell_value, function.__closure__ or ()))
-    said = (code.co_consts, function.__defaults__, function.__kwdefaults__, held)
-    return (
-        code.co_filename,
-        code.co_firstlineno,
-        code.co_code.hex(),
-        ADDRESS.sub("", _safe_repr(said)),
-    )
-
-
-def _safe_repr(said: Any) -> str:
+    cells = list(map(_cell_value, function.__closure__ or ()))
+    constants = (code.co_consts, function.__defaults__, function.__kwdefaults__, cells)
     try:
-        return repr(said)
-    except Exception as error:  # noqa: BLE001  (an object's own: its key says that it has no text)
-        return type(error).__name__
+        text = repr(constants)
+    except Exception as error:  # noqa: BLE001  (the object's own; its type becomes part of the key)
+        text = type(error).__name__
+    return (code.co_filename, code.co_firstlineno, code.co_code.hex(), ADDRESS.sub("", text))
 
 
 def _cell_value(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing yet
+    except ValueError:  # still empty
         return None
 
 
 def _registered_rule(call: GraphCall) -> tuple[Any, ...]:
-    """The rule that a user registered for the operator: another one is another question."""
+    """The rule a user registered for the operator: another rule needs another check."""
     rules = [registration(call.operator)]
     if call.function is not None:
         rules.append(registration(call.function))
     return tuple(rule if isinstance(rule, str) else _function_body(rule) for rule in rules if rule)
 
 
-# --- Calls that ask the same question are checked once --------------------------------------------
+# --- Calls that need the same check are checked once ----------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class CallGroup:
-    """Calls of one operator on arguments of one kind.
-
-    Attributes:
-        number: in the order of first calls, from 0.
-        key: the same for the same question.
-        calls: in the order of the graph.
-    """
+    """Calls that one check covers, in graph order. Groups are numbered by their first calls."""
 
     number: int
     key: str
@@ -545,17 +515,17 @@ class CallGroup:
 
     @property
     def first(self) -> GraphCall:
-        """The call that is checked for all of them."""
+        """The call that is checked for the group."""
         return self.calls[0]
 
     @property
     def sites(self) -> tuple[CallSite, ...]:
-        """Where all of them stand."""
+        """Where all the calls are."""
         return tuple(call.site for call in self.calls)
 
 
 def group_calls(graph: Graph, settings: GraphSettings) -> tuple[CallGroup, ...]:
-    """Put calls that ask the same together; every call of the graph is in one group."""
+    """Group the calls that need the same check; every call of the graph is in one group."""
     found: dict[str, list[GraphCall]] = {}
     for call in graph.calls:
         found.setdefault(key_of(call, settings), []).append(call)
@@ -564,11 +534,11 @@ def group_calls(graph: Graph, settings: GraphSettings) -> tuple[CallGroup, ...]:
     )
 
 
-# --- telling one graph from another ---------------------------------------------------------------
+# --- Digests: which graph is it, and with which values? -------------------------------------------
 
 
 def calls_digest(calls: Iterable[GraphCall]) -> str:
-    """The same for graphs that make the same calls of the same functions in the same order."""
+    """The same for graphs that call the same functions with the same arguments in order."""
     digest = hashlib.sha256()
     for call in calls:
         text = repr(dataclasses.replace(call, function=None))
@@ -578,7 +548,7 @@ def calls_digest(calls: Iterable[GraphCall]) -> str:
 
 
 def _code_of(function: Callable[..., Any] | None) -> bytes:
-    """What a function in memory does, as far as that shows: one mended meanwhile is another."""
+    """The bytecode of a function in memory: a corrected function counts as another."""
     code = getattr(function, "__code__", None)
     if code is None:
         return b""
@@ -587,7 +557,7 @@ def _code_of(function: Callable[..., Any] | None) -> bytes:
 
 
 def values_digest(tree: Any) -> str:
-    """The same for the same tensors: of sample inputs, and of the weights that they meet."""
+    """The same for the same tensors: sample inputs and the weights they are used with."""
     digest = hashlib.sha256()
     _add_values(digest, tree)
     return digest.hexdigest()

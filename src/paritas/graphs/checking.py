@@ -1,4 +1,4 @@
-"""One call of a graph, checked: whole, and split in each way that is asked for."""
+"""Checks one call of a graph: the whole operator against each requested split."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paritas.graphs.calls import (
     key_of,
     signature_of,
     tensor_values,
-    ungraded,
+    without_gradient_in,
 )
-from paritas.graphs.operators import bytes_words, capped, foretold, most_bytes, subject_of
-from paritas.partition.annotation import Annotation, Option, expand
+from paritas.graphs.operators import bytes_words, capped, most_bytes, predict_results, subject_of
+from paritas.partition.annotation import Annotation, CannotSplitError, Option, expand
 from paritas.partition.library import annotation_for
 from paritas.partition.library.registry import is_registered
 from paritas.partition.recipe_checks import Wholes, confirmation, drifting, examine_recipe
@@ -35,6 +35,7 @@ from paritas.results.graph_reports import (
 )
 from paritas.results.items import ItemKind, harness
 from paritas.results.placements import Partial, Shard
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from paritas.results.graph_reports import RuleOrigin
 
 
-# --- The ways to split a call: claimed, known, found by running -----------------------------------
+# --- The ways to split a call: declared, known to the library, discovered -------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +55,11 @@ class SplitOption:
     """One way to split a call over a number of ranks.
 
     Attributes:
-        idx: the first tensor that is split, by position: the inputs, then the outputs.
-        dim: its dimension.
+        idx: position of the first tensor that is split; inputs come before outputs.
+        dim: the dimension along which that tensor is split.
         split: what is split, in the words of the rule.
         rule: the annotation.
-        even: whether all ranks have equal parts.
+        even: whether all ranks get parts of equal size.
     """
 
     idx: int
@@ -72,14 +73,14 @@ class SplitOption:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """What there is to check of a call over a number of ranks.
+    """The splits of a call that can be checked over a number of ranks.
 
     Attributes:
         options: the splits, even ones first.
         left_out: what could not be split, and why.
-        missing: sources that know no rule.
-        fault: why an annotation of the graph's or the user's is wrong before anything is run.
-        faulty: which of the two.
+        missing: why a source has no rule.
+        fault: why an annotation of the graph or the user is wrong before anything runs.
+        faulty: where that annotation comes from.
     """
 
     options: tuple[SplitOption, ...] = ()
@@ -92,18 +93,17 @@ class Offer:
 def annotation_of(
     name: str, call: OperatorCall, declared: str | Recipe | None, settings: GraphSettings
 ) -> Annotation | None:
-    """The rule that says which lengths belong together; None where none fits."""
+    """The rule that says which lengths belong together; None if no rule fits."""
     if isinstance(declared, Recipe):
         return None
-    asked = _rule_sources(declared, settings)
     try:
-        if "declared" in asked and declared is not None:
+        if "declared" in _rule_sources(declared, settings) and declared is not None:
             annotation: Annotation | None = Annotation.parse(declared)
         else:
             annotation = annotation_for(name, call.args, call.kwargs)
         if annotation is not None:
             annotation.check(call)
-    except (UsageError, RuntimeError):  # a rule may look at values, and here there are none
+    except (UsageError, RuntimeError):  # a rule may read values, and meta tensors have none
         return None
     return annotation
 
@@ -115,7 +115,7 @@ def offers(
     settings: GraphSettings,
     ranks: int,
 ) -> Offer:
-    """Everything that is asked for, each split once, under the first source that has it."""
+    """The splits from every requested source, each once, under the first source that has it."""
     if isinstance(declared, Recipe):
         return Offer((option_of(declared, call),))
     found: dict[Any, SplitOption] = {}
@@ -155,20 +155,19 @@ def _find_rule(
     if source == "declared":
         if declared is not None:
             return Annotation.parse(declared), "declared"
-        missing.append("the graph declares no split of it; --options library looks for a rule")
+        missing.append("the graph declares no split for it; try --options library")
         return None
     known = annotation_for(name, call.args, call.kwargs) or annotation_for(
         call.function, call.args, call.kwargs
     )
     if known is not None:
         return known, "registered" if _is_claimed(name, call) else "library"
-    hint = "--options discover looks for one"
-    missing.append(f"the library has no rule for such a call of {name}; {hint}")
+    missing.append(f"the library has no rule for this call of {name}; try --options discover")
     return None
 
 
 def _is_claimed(name: str, call: OperatorCall) -> bool:
-    """Whether the rule is the user's own: one that does not fit is as wrong as the graph's."""
+    """Whether the user registered the rule: then a rule that does not fit is a failure."""
     return is_registered(name) or is_registered(call.function)
 
 
@@ -182,15 +181,18 @@ def _annotated_splits(
         identifier = expansion.first_factor(dims[option.dim]).name
         try:
             recipe = annotation.recipe(call, Option(option.idx, option.dim, ranks))
+        except CannotSplitError as error:
+            left.append(error.obstacle)
+            continue
         except UsageError as error:
-            left.append(str(error).rpartition("`: ")[2] or str(error))
+            left.append(str(error))
             continue
         length = expansion.lengths.get(identifier)
         even = length is None or length % ranks == 0
         if not even and Partial("avg") in recipe.outputs:
             left.append(
-                f"{identifier} has length {length}: {ranks} ranks would have unequal parts, whose "
-                "means do not average to that of the whole"
+                f"{identifier} has length {length}: the average of the means of {ranks} unequal "
+                "parts is not the mean of the whole"
             )
             continue
         yield SplitOption(
@@ -203,9 +205,9 @@ def _annotated_splits(
             even=even,
         )
     if not options:
-        why = [f"{name} {reason}" for name, reason in expansion.frozen.items() if name.isalnum()]
-        told = ", ".join(why) or "no dimension has a name"
-        left.append(f"`{annotation.text}` lets nothing be split: {told}")
+        frozen = [f"{name} {reason}" for name, reason in expansion.frozen.items() if name.isalnum()]
+        why = ", ".join(frozen) or "no dimension has a name"
+        left.append(f"`{annotation.text}` allows no split: {why}")
 
 
 def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> Iterator[SplitOption]:
@@ -219,17 +221,17 @@ def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> It
             idx, dim, words, str(one.annotation or ""), "discovered", one.recipe, even=True
         )
     if not right:
-        missing.append(f"running {call.name} over {ranks} ranks shows no split to be right")
+        missing.append(f"running {call.name} over {ranks} ranks found no correct split")
 
 
 def option_of(recipe: Recipe, call: OperatorCall) -> SplitOption:
-    """A recipe as it is: nobody claims of it that the parts are equal."""
+    """A single recipe as an option. Nothing claims that its parts are equal."""
     idx, dim = _first_split(recipe, call)
     return SplitOption(idx, dim, recipe.split_words, recipe.words or "a recipe", "declared", recipe)
 
 
 def _first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
-    """Which tensor a recipe splits first, and along which dimension."""
+    """The first tensor that a recipe splits, and the dimension."""
     places = [*range(len(call.args)), *call.kwargs]
     for at, place in enumerate(places):
         placement = recipe.placement(place)
@@ -242,23 +244,23 @@ def _first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
 
 
 def _recipe_meaning(recipe: Recipe, call: OperatorCall) -> Any:
-    """What a recipe does, whatever it is called and whether it names what it leaves whole."""
+    """What a recipe does, regardless of its name and of what it says is replicated."""
     places = [*range(len(call.args)), *call.kwargs]
     inputs = tuple(recipe.placement(place) for place in places)
     return inputs, recipe.outputs, frozenset(recipe.numbers)
 
 
-# --- What a check compared, in a few figures and words: losses, gradients, the gravest finding ----
+# --- A check in a few figures: losses, gradients, the worst finding -------------------------------
 
-# A gradient is a multiple of another if so little of it is left over.
+# The largest relative residual at which a gradient counts as a multiple of another.
 _LEFT_OVER = 1e-6
-# A factor is told as a number of the whole's if it is so near to it.
+# How far the factors of several gradients may differ and still be reported as one.
 _NEAR = 1e-4
 _LONGEST = 400
 
 
 def sum_of_results(seen: OperatorRun | None) -> float | None:
-    """The sum of all floating results; None where there is none, or the run failed."""
+    """The sum of all floating-point results; None if there is none or the run failed."""
     if seen is None or seen.error is not None:
         return None
     sums = [
@@ -272,26 +274,26 @@ def sum_of_results(seen: OperatorRun | None) -> float | None:
 
 
 def gradient_words(examined: ExaminedRecipe) -> str:
-    """`2 equal; gradient of args[1]: different, 2x`; empty where no gradient was compared."""
+    """`2 equal; gradient of args[1]: different, 2x`; empty if no gradient was compared."""
     verdict = examined.verdict
     found = [one for one in verdict.findings if one.item.kind is ItemKind.GRADIENT]
     whole = [one for one in verdict.findings if one.item.kind is ItemKind.GRADIENTS]
     bad = [one for one in found if not one.status.passes(strict=True)]
-    told = [f"{len(found) - len(bad)} equal"] if len(found) > len(bad) else []
+    words = [f"{len(found) - len(bad)} equal"] if len(found) > len(bad) else []
     for one in bad:
         factor = _factor(examined, one)
-        told.append(f"{one.path}: {one.status}{', ' * bool(factor)}{factor}")
-    told += [f"{one.status}: {one.reason}" for one in whole]
-    if not told:
+        words.append(f"{one.path}: {one.status}{', ' * bool(factor)}{factor}")
+    words += [f"{one.status}: {one.reason}" for one in whole]
+    if not words:
         runs = () if examined.lifted is None else examined.lifted[0].gradients
         values = [value for gradients in runs for value in gradients.values()]
         unused = bool(values) and all(value is None for value in values)
-        return "none: nothing depends on the arguments" if unused else ""
-    return "; ".join(told)
+        return "none: no result depends on the arguments" if unused else ""
+    return "; ".join(words)
 
 
 def _factor(examined: ExaminedRecipe, finding: Finding) -> str:
-    """By what the ranks' gradient is the whole's, if it is a multiple of it: `2x`."""
+    """The multiple that the ranks' gradient is of the unsplit one, for example `2x`."""
     if examined.lifted is None or finding.status is not Status.DIFFERENT:
         return ""
     whole, split = examined.lifted
@@ -324,7 +326,7 @@ def _multiple(expected: Tensor, got: Tensor) -> float | None:
 
 
 def reason_of(verdict: Verdict) -> str:
-    """Why a verdict does not pass: its gravest finding, and how many others there are."""
+    """Why a verdict does not pass: its worst finding, and how many others there are."""
     if verdict.passed:
         return ""
     if not verdict.failures:
@@ -341,9 +343,9 @@ def reason_of(verdict: Verdict) -> str:
 
 # --- The check of one call ------------------------------------------------------------------------
 
-# Whatever goes wrong on the way becomes the result of this call; the rest of the graph goes on.
+# Any error becomes the result of this call; the rest of the graph is still checked.
 
-# A check changes the default dtype and the random state of the process: one at a time.
+# A check changes the default dtype and the random state of the process: run one at a time.
 _ALONE = threading.RLock()
 _MOST_NAMED = 3
 
@@ -351,13 +353,10 @@ _MOST_NAMED = 3
 def check_call(
     call: GraphCall, settings: GraphSettings, values: CallValues | None = None
 ) -> OperatorResult:
-    """Check one call of a graph.
+    """Check one call of a graph; exceptions of the operator become the result.
 
     Args:
-        values: what the call was given when the graph ran; otherwise fitting values are drawn.
-
-    Returns:
-        How it ended, with this call as its only site. Nothing that the operator raises gets out.
+        values: the arguments the call had when the graph ran; None draws suitable ones.
     """
     started = time.perf_counter()
     with _ALONE:
@@ -399,8 +398,8 @@ def _check_subject(
         return _CallOutcome(CallOutcome.UNSUPPORTED, call.obstacle)
     subject = subject_of(call, settings.imports)
     if not any(value.shape for value in call.tensors()):
-        given = "tensors without dimensions" if next(call.tensors(), None) else "no tensor"
-        return _CallOutcome(CallOutcome.NOTHING, f"it is given {given}: there is nothing to split")
+        given = "only 0-d tensors" if next(call.tensors(), None) else "no tensor"
+        return _CallOutcome(CallOutcome.NOTHING, f"it receives {given}: there is nothing to split")
     subject, operator_call, notes = prepare_call(subject, call, settings, values)
     return _roll_up_splits(_Splits(subject, call, settings, operator_call), notes)
 
@@ -411,69 +410,52 @@ def prepare_call(
     settings: GraphSettings,
     values: CallValues | None = None,
 ) -> tuple[GraphSubject, OperatorCall, list[str]]:
-    """What is run, with its tensors: capped if that is asked for, the same for the same settings.
+    """The subject to run, its call with tensors, and notes about both.
 
-    Returns:
-        What is run, the call with its tensors, and notes about both.
-
-    Raises:
-        UsageError: no values can be drawn, or they would take too much memory.
+    Dimensions are capped if the settings say so. The same settings give the same call.
     """
     notes: list[str] = []
-    if values is None:
-        subject, told = _shrunk(subject, call, settings)
-        notes += told
+    if settings.cap is not None and values is None:
+        annotation = annotation_of(subject.name, subject.meta_call(), call.annotation, settings)
+        declared = call.annotation is not None and settings.options in {None, "declared", "all"}
+        subject, note = capped(subject, call.outputs, settings, annotation, declared=declared)
+        notes += [note] if note else []
     elif settings.cap is not None and any(
         n > settings.cap for t in call.tensors() for n in t.shape
     ):
-        notes.append("not capped: recorded values are used as they are")
+        notes.append("not capped: recorded values keep their shapes")
     _refuse_huge(subject, call, settings)
-    operator_call, told = _operator_call(subject, settings, values)
-    return subject, operator_call, [*notes, *told]
-
-
-def _shrunk(
-    subject: GraphSubject, call: GraphCall, settings: GraphSettings
-) -> tuple[GraphSubject, list[str]]:
-    """With no dimension longer than the cap, if that is asked for and can be done."""
-    if settings.cap is None:
-        return subject, []
-    annotation = annotation_of(subject.name, subject.hollow(), call.annotation, settings)
-    declared = call.annotation is not None and settings.options in {None, "declared", "all"}
-    small = capped(subject, call.outputs, settings, annotation, declared=declared)
-    if small is None:
-        return subject, []
-    return small.subject, [small.note]
+    operator_call, note = _operator_call(subject, settings, values)
+    return subject, operator_call, [*notes, note]
 
 
 def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings) -> None:
-    """Raise `UsageError` if the values would take more memory than is allowed."""
+    """Raise `UsageError` if the values would take more memory than allowed."""
     tensors = {one.name: one for one in tensor_values((subject.args, dict(subject.kwargs)))}
     given = sum(one.bytes for one in tensors.values())
     if (given + most_bytes(subject)) * max(settings.ranks) <= settings.memory:
         return
-    made = foretold(subject)
+    made = predict_results(subject)
     results = made.bytes if made is not None else sum(one.bytes for one in call.outputs)
     need = (given + results) * max(settings.ranks)
     if need > settings.memory:
         raise UsageError(
-            f"its values take {bytes_words(given + results)}, {bytes_words(need)} with those of "
-            f"{max(settings.ranks)} ranks, more than the {bytes_words(settings.memory)} allowed; "
-            "--cap N checks it with shorter dimensions"
+            f"its values take {bytes_words(given + results)}, and {bytes_words(need)} with those "
+            f"of {max(settings.ranks)} ranks; {bytes_words(settings.memory)} are allowed. "
+            "Use --cap N to check it with shorter dimensions"
         )
 
 
 def _operator_call(
     subject: GraphSubject, settings: GraphSettings, values: CallValues | None
-) -> tuple[OperatorCall, list[str]]:
-    """The call with its tensors."""
+) -> tuple[OperatorCall, str]:
     if values is None:
         values = draw_values(subject.name, subject.args, subject.kwargs, settings.seed)
         note = f"values drawn with seed {settings.seed}"
     else:
         values = subject.spread(values)
-        note = "values recorded from a run of the graph"
-    # Devices that a graph names are those of another machine: everything is checked on this.
+        note = "values recorded in a run of the graph"
+    # The graph may name devices of another machine: everything runs on this one.
     device = torch.device(settings.device or "cpu")
     values = values.map(lambda item: moved(item, device))
     made = OperatorCall(
@@ -481,34 +463,28 @@ def _operator_call(
         values.args,
         dict(values.kwargs),
         name=subject.name,
-        without_gradient=ungraded(subject.name, subject.args, subject.kwargs),
+        without_gradient=without_gradient_in(subject.name, subject.args, subject.kwargs),
         seed=settings.seed,
     )
-    return made, [note]
+    return made, note
 
 
 # --- the splits -----------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
 class _Splits:
     """All splits of one call, over all numbers of ranks."""
 
-    def __init__(
-        self,
-        subject: GraphSubject,
-        call: GraphCall,
-        settings: GraphSettings,
-        operator_call: OperatorCall,
-    ) -> None:
-        self.subject = subject
-        self.call = call
-        self.settings = settings
-        self.operator_call = operator_call
-        self.results: list[OptionResult] = []
-        self.left_out: list[str] = []
-        self.missing: list[str] = []
-        self.drifting: list[str] = []
-        self.wholes = Wholes()
+    subject: GraphSubject
+    call: GraphCall
+    settings: GraphSettings
+    operator_call: OperatorCall
+    results: list[OptionResult] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    drifting: list[str] = dataclasses.field(default_factory=list)
+    wholes: Wholes = dataclasses.field(default_factory=Wholes)
 
     def check(self) -> None:
         for ranks in self.settings.ranks:
@@ -537,10 +513,9 @@ class _Splits:
         )
         found = result.confirmation.simulated if result.confirmation else result.status
         if option.origin == "declared" and not option.even and not found.passes(strict=strict):
-            # A graph's annotation is a claim about equal parts.
+            # A declared annotation only claims that equal parts work.
             self.left_out.append(
-                f"{option.split} over {ranks} ranks: the parts would not be equal, and so it is "
-                f"{result.status}"
+                f"{option.split} over {ranks} ranks is {result.status}: the parts are not equal"
             )
             return
         self.drifting += drifting(result.verdict, self.operator_call, option.recipe)
@@ -549,7 +524,7 @@ class _Splits:
     def _figures(self, option: SplitOption, ranks: int) -> dict[str, Any]:
         settings = self.settings
         try:
-            with quietly():  # torch warns about parts that make no sense
+            with quietly():  # torch warns about odd parts
                 examined = examine_recipe(
                     self.operator_call,
                     option.recipe,
@@ -576,7 +551,7 @@ class _Splits:
     def _confirmed(
         self, simulated: Verdict, option: SplitOption, ranks: int
     ) -> tuple[Verdict, Confirmation | None]:
-        """With what real ranks say of it, if they are to be asked."""
+        """Add the verdict of real ranks, if requested."""
         settings = self.settings
         if settings.confirm is None:
             return simulated, None
@@ -590,18 +565,23 @@ class _Splits:
                 strict=settings.strict,
                 imports=settings.imports,
             )
-        except UsageError as error:  # the ranks cannot be given it: simulated ones still say what
-            real = _unverified(f"on {settings.confirm} ranks", str(error))
+        except UsageError as error:  # real ranks cannot run it: keep the simulated verdict
+            finding = Finding(
+                item=harness(f"on {settings.confirm} ranks"),
+                aspect=Aspect.HARNESS,
+                status=Status.UNVERIFIED,
+                reason=str(error),
+            )
+            real = Verdict(findings=(finding,))
         merged = Verdict.merge([simulated, real])
-        told = Confirmation(
+        return merged, Confirmation(
             backend=settings.confirm, status=real.status, simulated=simulated.status
         )
-        return merged, told
 
     def other_shapes(self) -> list[str]:
-        """A note where the operator, run here, gives other shapes than the graph has."""
+        """A note if the operator returns other shapes here than in the graph."""
         seen = self.wholes.native
-        known = self.subject.args == self.call.args  # not capped, not spread
+        known = self.subject.args == self.call.args  # neither capped nor an unpacked subscript
         if seen is None or seen.error is not None or not known or not self.call.outputs:
             return []
         made = [
@@ -612,10 +592,10 @@ class _Splits:
         said = [value.shape for value in self.call.outputs]
         if made == said:
             return []
-        return [f"run here it gives {made}, where the graph has {said}"]
+        return [f"it returns {made} here, but {said} in the graph"]
 
     def _wrong_claim(self, offer: Offer, ranks: int) -> OptionResult:
-        """An annotation is none, or does not fit: the claim itself is wrong."""
+        """The result for an annotation that cannot be parsed or does not fit the call."""
         finding = Finding(
             item=harness("annotation"),
             aspect=Aspect.STRUCTURE,
@@ -636,40 +616,34 @@ class _Splits:
         )
 
 
-def _unverified(path: str, reason: str) -> Verdict:
-    item = harness(path)
-    finding = Finding(item=item, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
-    return Verdict(findings=(finding,))
-
-
 def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:
-    """Roll the splits up into an outcome."""
+    """Check all splits and combine their results."""
     splits.check()
     results, left = splits.results, list(dict.fromkeys(splits.left_out))
     strict = splits.settings.strict
     if not results:
         why = list(dict.fromkeys([*splits.missing, *left]))
         return _CallOutcome(
-            CallOutcome.NOTHING, _list_reasons(why) or "nothing can be split", (), tuple(notes)
+            CallOutcome.NOTHING,
+            enumerated(why, _MOST_NAMED, between="; ") or "nothing can be split",
+            (),
+            tuple(notes),
         )
     if left:
-        notes.append(f"left out: {_list_reasons(left)}")
+        notes.append(f"left out: {enumerated(left, _MOST_NAMED, between='; ')}")
     notes += splits.other_shapes()
     notes += dict.fromkeys(note for one in results for note in one.verdict.notes)
     bad = [one for one in results if not one.status.passes(strict=strict)]
     wrong = [one for one in bad if one.status is not Status.UNVERIFIED]
     if not bad:
         own = ", ".join(dict.fromkeys(splits.drifting))
-        told = f"outputs and gradients are right; after the call each rank has its own {own}"
-        return _CallOutcome(CallOutcome.VERIFIED, told if own else "", tuple(results), tuple(notes))
+        reason = f"outputs and gradients are right; after the call each rank has its own {own}"
+        return _CallOutcome(
+            CallOutcome.VERIFIED, reason if own else "", tuple(results), tuple(notes)
+        )
     gravest = max(wrong or bad, key=lambda one: one.status.gravity)
     where = f"{gravest.split}, {gravest.ranks} ranks"
     more = f"; {len(wrong or bad)} of {len(results)} splits" if len(results) > 1 else ""
     reason = f"{where}: {gravest.reason or gravest.status}{more}"
     outcome = CallOutcome.FAILED if wrong else CallOutcome.UNSUPPORTED
     return _CallOutcome(outcome, reason, tuple(results), tuple(notes))
-
-
-def _list_reasons(reasons: list[str]) -> str:
-    more = len(reasons) - _MOST_NAMED
-    return "; ".join(reasons[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""What is in nnScaler's graph checkpoints, as inert data: what may be named, records, values."""
+"""The contents of nnScaler graph checkpoints as inert data: allowed names, records, values."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from paritas.errors import UsageError
 from paritas.files.pickles import Call, Name, plain_text
 from paritas.graphs.calls import Kind, TensorValue, tensor_values
 
-# --- What a graph checkpoint may ask for: everything else is refused, by name ---------------------
+# --- The names that a graph checkpoint may contain ------------------------------------------------
 
-# The pickle is only followed, so that no name of it is ever looked up and nothing is called. The
-# list is here for the meaning: a file that asks for more than nnScaler writes is damaged, of
-# another version, or made to harm whoever unpickles it, and none of these is a graph to be
-# verified.
+# The pickle is parsed, never loaded: no name is looked up and nothing is called. A file with names
+# that nnScaler does not write is damaged, from another version, or made to harm whoever unpickles
+# it. It is refused.
 
 _DIMOPS = "nnscaler.graph.function.dimops"
-# Plain attribute objects: each is made without arguments, and then told its attributes.
+# Plain attribute objects: each is created without arguments, and then its attributes are set.
 CLASSES = {
     "nnscaler.graph.graph.IRGraph",
     "nnscaler.graph.segment.IRSegment",
@@ -46,9 +45,9 @@ _OTHERS = {
     _DILL, "builtins.getattr", "builtins.setattr", "collections.OrderedDict", "torch.Size",
     "torch.device",
 }  # fmt: skip
-# Written down as references and never called: functions that make nodes, the namespaces of such
-# functions, types in their signatures, dtypes, memory formats (of whatever module pickle found to
-# have torch first) and the classes of modules.
+# Referred to and never called: functions that make nodes, the namespaces of these functions, types
+# in their signatures, dtypes, memory formats (under any module that imports torch, because pickle
+# takes the first it finds) and module classes.
 _REFERENCES = re.compile(
     r"nnscaler\.graph\.function\.(?:function|wrapnn)\.\w+"
     r"|nnscaler\.graph\.(?:function\.\w+|parser\.register)\.__dict__"
@@ -61,35 +60,31 @@ _REFERENCES = re.compile(
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*){1,30}")
 _TYPES = {"object", "int", "float", "bool", "str", "tuple", "list", "dict", "slice", "NoneType"}
 _LONGEST_NAME = 300
-_VERSION = "a checkpoint of another version: nnScaler 0.9 is known"
+_VERSION = "the checkpoint is from another version; paritas reads those of nnScaler 0.9"
 
 
 def loaded_type(value: Any) -> str:
-    """The builtin type that dill's way to name one stands for; empty for anything else."""
+    """The builtin type that dill's `_load_type` stands for; empty for anything else."""
     match value:
         case Call(what=Name(path="dill._dill._load_type"), arguments=(str(name),)):
             return name
     return ""
 
 
-class Gate:
-    """Sees every name and call of a checkpoint.
-
-    Args:
-        modules: those of the user, the names of which may be referred to as well.
-    """
+class NameGuard:
+    """Refuses unexpected names and calls of a checkpoint; those of `modules` are allowed."""
 
     def __init__(self, modules: Iterable[str] = ()) -> None:
         self._prefixes = tuple(f"{module}." for module in modules)
         self._strangers: dict[str, int] = {}
 
     def see_name(self, name: Name, at: int) -> None:
-        """Refuse what no graph has; remember what only a module's class can be."""
+        """Refuse a name that no graph has; remember one that may be a module class."""
         path = name.path
         if path in CLASSES or path in _DILL_MAKERS or path in _OTHERS or path == _REDUCE_TYPE:
             return
         if len(path) > _LONGEST_NAME or not _DOTTED.fullmatch(path):
-            _refuse_name(path, at, "it is no name")
+            _refuse_name(path, at, "this is not a valid name")
         if _REFERENCES.fullmatch(path) or path.startswith(self._prefixes):
             return
         top = path.partition(".")[0]
@@ -97,88 +92,82 @@ class Gate:
             _refuse_name(path, at, _VERSION)
         if top == "dill":
             _refuse_name(
-                path, at, "code or a class of the script itself: keep the model in a module"
+                path, at, "it is code or a class of the script itself; put the model in a module"
             )
         if top in sys.stdlib_module_names or top == "torch":
-            _refuse_name(path, at, "no graph of nnScaler has it: do not unpickle this file")
+            _refuse_name(path, at, "nnScaler graphs do not contain it; do not unpickle this file")
         self._strangers.setdefault(path, at)
 
     def see_call(self, call: Call, at: int) -> None:
-        """Refuse any call that graphs do not have in this very form."""
+        """Refuse a call that graphs do not contain in exactly this form."""
         if isinstance(call.what, Name):
             if not _is_known(call.what.path, call.arguments):
-                _refuse_name(call.what.path, at, f"called with {_brief_text(call.arguments)}")
+                _refuse_name(call.what.path, at, f"it is called with {_brief_text(call.arguments)}")
         elif not _is_known_result(call):
-            _refuse_name(_brief_text(call.what), at, f"called with {_brief_text(call.arguments)}")
+            _refuse_name(
+                _brief_text(call.what), at, f"it is called with {_brief_text(call.arguments)}"
+            )
 
     def close(self, module_classes: Iterable[str]) -> None:
-        """Refuse names that are not known and are no class of a module of the model."""
+        """Refuse unknown names that are not module classes of the model."""
         classes = set(module_classes)
         for path, at in self._strangers.items():
             if path not in classes:
                 module = path.rpartition(".")[0]
-                hint = f"if it is yours, name its module (`--import {module}`)"
-                _refuse_name(path, at, f"no class of a module of the model, and unknown: {hint}")
+                hint = f"if it is yours, import its module (`--import {module}`)"
+                _refuse_name(path, at, f"it is not a module class of the model; {hint}")
 
 
 def _is_known(path: str, arguments: Any) -> bool:
-    """Whether a call of a name is one that graphs have."""
+    """Whether a call of a name occurs in graphs."""
     if path in CLASSES or path == "collections.OrderedDict":
         return bool(arguments == ())
     match path, arguments:
-        case "nnscaler.graph.function.dimops.DimAnno.ReduceType", ("" | "+" | "^",):
-            known = True
-        case "torch.Size", (tuple(),):
-            known = True
-        case "torch.device", (str(),) | (str(), int()):
-            known = True
-        case "builtins.getattr", (Name("dill._dill"), "_setattr", Name("builtins.setattr")):
-            known = True
-        case _:
-            known = path in _DILL_MAKERS and _is_known_of_dill(path, arguments)
-    return known
+        case (
+            ("nnscaler.graph.function.dimops.DimAnno.ReduceType", ("" | "+" | "^",))
+            | ("torch.Size", (tuple(),))
+            | ("torch.device", (str(),) | (str(), int()))
+            | ("builtins.getattr", (Name("dill._dill"), "_setattr", Name("builtins.setattr")))
+        ):
+            return True
+    return path in _DILL_MAKERS and _is_known_of_dill(path, arguments)
 
 
 def _is_known_of_dill(path: str, arguments: Any) -> bool:
-    """Whether dill is asked for something that graphs have. Code of a rule is one such thing."""
+    """Whether a call of dill occurs in graphs, including the code of a split rule."""
     match path.removeprefix(f"{_DILL}."), arguments:
         case "_load_type", (str(kind),):
-            known = kind in _TYPES
-        case "_eval_repr", ("Ellipsis",):
-            known = True
+            return kind in _TYPES
         case "_create_namedtuple", (str(), tuple(fields), str()):
-            known = all(isinstance(field, str) for field in fields)
-        case ("_create_cell", (_,)) | ("_create_code", tuple()):
-            known = True
+            return all(isinstance(field, str) for field in fields)
         case "_create_function", (Call(what=Name("dill._dill._create_code")), Name(scope), *_):
-            known = scope.endswith(".__dict__")
-        case _:
-            known = False
-    return known
+            return scope.endswith(".__dict__")
+        case ("_eval_repr", ("Ellipsis",)) | ("_create_cell", (_,)) | ("_create_code", tuple()):
+            return True
+    return False
 
 
 def _is_known_result(call: Call) -> bool:
-    """Whether a call of what a call gave is one that graphs have.
+    """Whether a call of another call's result occurs in graphs.
 
-    That is an object of a builtin type, a named tuple, or a cell of a closure that dill fills.
+    That is an object of a builtin type, a named tuple, or dill filling a closure cell.
     """
     match call.what, call.arguments:
-        case Call(what=Name(path="dill._dill._load_type"), arguments=("object",)), ():
-            return True
-        case Call(what=Name(path="dill._dill._load_type"), arguments=("slice",)), (_, _, _):
-            return True
-        case Call(what=Name(path="dill._dill._create_namedtuple")), tuple():
-            return True
         case (
-            Call(what=Name(path="builtins.getattr")),
-            (Call(what=Name(path="dill._dill._create_cell")), "cell_contents", _),
+            (Call(what=Name("dill._dill._load_type"), arguments=("object",)), ())
+            | (Call(what=Name("dill._dill._load_type"), arguments=("slice",)), (_, _, _))
+            | (Call(what=Name("dill._dill._create_namedtuple")), tuple())
+            | (
+                Call(what=Name("builtins.getattr")),
+                (Call(what=Name("dill._dill._create_cell")), "cell_contents", _),
+            )
         ):
             return True
     return False
 
 
 def _brief_text(value: Any) -> str:
-    """A few words that are not longer for a large or self-containing value."""
+    """A short text, even for a large or recursive value."""
     if isinstance(value, Name):
         return f"{value.path:.60}"
     if isinstance(value, str):
@@ -198,16 +187,16 @@ def _brief_text(value: Any) -> str:
 
 
 def _refuse_name(path: str, at: int, why: str) -> NoReturn:
-    raise UsageError(f"it asks for `{path:.{_LONGEST_NAME}}` at byte {at}: {why}")
+    raise UsageError(f"it refers to `{path:.{_LONGEST_NAME}}` at byte {at}: {why}")
 
 
-# --- The objects of a checkpoint as inert records: a class by name, and its attributes ------------
+# --- The objects of a checkpoint as inert records: a class name and attributes --------------------
 
 LONGEST_TEXT = 10_000
 
 
 class CheckpointRecord:
-    """One object: the name of its class, and what the file says of its attributes."""
+    """One object: its class name and the attributes in the file."""
 
     def __init__(self, kind: str, identity: int, fields: Mapping[Any, Any]) -> None:
         self.kind = kind
@@ -217,71 +206,72 @@ class CheckpointRecord:
     @property
     def words(self) -> str:
         """What to call it in a message."""
-        told = (self._fields.get("name"), self._fields.get("_id"))
-        parts = [self.kind, *(str(part)[:60] for part in told if isinstance(part, (str, int)))]
+        named = (self._fields.get("name"), self._fields.get("_id"))
+        parts = [self.kind, *(str(part)[:60] for part in named if isinstance(part, (str, int)))]
         return " ".join(parts)
 
     def get(self, name: str) -> Any:
-        """An attribute; None if it is not there."""
+        """An attribute; None if it is missing."""
         return self._fields.get(name)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._fields:
-            known = "a checkpoint of another version: nnScaler 0.9 is known"
-            raise UsageError(f"{self.words} has no `{name}`: {known}")
+            raise UsageError(f"{self.words} has no `{name}`: {_VERSION}")
         return self._fields[name]
 
     def items(self, name: str) -> tuple[Any, ...]:
-        """An attribute that is a list or a tuple."""
+        """An attribute that must be a list or a tuple."""
         value = self[name]
         if not isinstance(value, (list, tuple)):
-            raise self.wrong(name, value, "a list is due")
+            raise self.wrong(name, value, "a list")
         return tuple(value)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """An attribute that is a dict with text for keys."""
+        """An attribute that must be a dict with string keys."""
         value = self[name]
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            raise self.wrong(name, value, "a dict with names is due")
+            raise self.wrong(name, value, "a dict with string keys")
         return dict(value)
 
     def text(self, name: str) -> str:
-        """An attribute that is text."""
+        """An attribute that must be a string."""
         value = text_of(self[name])
         if value is None:
-            raise self.wrong(name, self[name], "text is due")
+            raise self.wrong(name, self[name], "a string")
         return value
 
     def number(self, name: str) -> int:
-        """An attribute that is a whole number."""
+        """An attribute that must be an integer."""
         value = self[name]
         if type(value) is not int:
-            raise self.wrong(name, value, "a whole number is due")
+            raise self.wrong(name, value, "an integer")
         return value
 
     def flag(self, name: str) -> bool:
-        """An attribute that is True or False; False if it is not there."""
+        """An attribute that must be True or False; False if it is missing."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise self.wrong(name, value, "True or False is due")
+            raise self.wrong(name, value, "True or False")
         return bool(value)
 
     def record(self, name: str, *kinds: str) -> CheckpointRecord:
-        """An attribute that is an object of one of these classes."""
+        """An attribute that must be an object of one of these classes."""
         found = record_of(self[name])
         if found is None or found.kind not in kinds:
-            raise self.wrong(name, self[name], f"{' or '.join(kinds)} is due")
+            raise self.wrong(name, self[name], " or ".join(kinds))
         return found
 
-    def wrong(self, name: str, value: Any, due: str) -> UsageError:
-        """What to raise of an attribute that cannot be meant."""
+    def wrong(self, name: str, value: Any, expected: str) -> UsageError:
+        """The error for an attribute with an unexpected value."""
         found = record_of(value)
         have = type(value).__name__ if found is None else found.kind
-        return UsageError(f"`{name}` of {self.words} is {have}: {due}, the file is damaged")
+        return UsageError(
+            f"`{name}` of {self.words} is {have}, expected {expected}: the file is damaged"
+        )
 
 
 def record_of(value: Any) -> CheckpointRecord | None:
-    """The record that a description of an object is; None if it is of no class of nnScaler."""
+    """The described object as a record; None if its class is not one of nnScaler's."""
     match value:
         case Call(what=Name(path=path), state=state) if path in CLASSES:
             fields = state if isinstance(state, dict) else {}
@@ -290,24 +280,20 @@ def record_of(value: Any) -> CheckpointRecord | None:
 
 
 def records_of(owner: CheckpointRecord, name: str, *kinds: str) -> Iterator[CheckpointRecord]:
-    """The objects in a list of an object."""
+    """The objects in a list attribute of an object."""
     for value in owner.items(name):
         found = record_of(value)
         if found is None or (kinds and found.kind not in kinds):
-            raise owner.wrong(name, value, f"{' or '.join(kinds) or 'a node'} is due in it")
+            raise owner.wrong(name, value, f"a list of {' or '.join(kinds) or 'nodes'}")
         yield found
 
 
 def text_of(value: Any) -> str | None:
-    """Text of a length that can be meant; None if it is no text.
-
-    Raises:
-        UsageError: it is longer.
-    """
+    """A string of plausible length; None for anything else."""
     if not isinstance(value, str):
         return None
     if len(value) > LONGEST_TEXT:
-        raise UsageError(f"it has a text of {len(value)} letters, more than {LONGEST_TEXT}")
+        raise UsageError(f"it has a string of {len(value)} characters; {LONGEST_TEXT} are allowed")
     return value
 
 
@@ -329,14 +315,10 @@ _DEVICE = re.compile(r"[a-z]{1,20}(:\d{1,4})?")
 
 
 class CheckpointValues:
-    """Turns descriptions into values, and gives every tensor one name throughout the graph.
+    """Turns descriptions into values, and gives each tensor one name in the whole graph.
 
-    Args:
-        most: how many parts the arguments of all nodes can have together. Parts may be shared, and
-            so be far more than the file.
-
-    Attributes:
-        missing: what of the last arguments the file has no value of.
+    Shared parts count each time, so a small file can describe very many: at most `most` are read.
+    `missing` lists the last arguments without a value in the file.
     """
 
     def __init__(self, most: int) -> None:
@@ -349,27 +331,32 @@ class CheckpointValues:
         self._parts = 0
 
     def inputs(self, tree: Any) -> list[TensorValue]:
-        """The tensors that the graph is given; from then on they are known as such."""
+        """The input tensors of the graph; later uses of them have kind `input`."""
         self._collecting = True
         found = list(tensor_values(self.arguments(tree)))
         self._collecting = False
         return found
 
     def arguments(self, tree: Any) -> Any:
-        """The arguments of a node: tensors as `TensorValue`, all else as it is."""
+        """The arguments of a node, with tensors as `TensorValue`."""
         self.missing = []
         return self._value(tree, 0)
 
     def _value(self, value: Any, depth: int) -> Any:
         self._parts += 1
         if depth > _DEEPEST or self._parts > self._most:
-            limits = f"more than {_DEEPEST} deep, or {self._most} parts in all"
-            raise UsageError(f"its arguments are larger than any can be: {limits}")
+            raise UsageError(
+                f"its arguments are nested more than {_DEEPEST} deep, or have more than "
+                f"{self._most} parts in total"
+            )
         record = record_of(value)
         if record is not None:
             return self._object(record, depth)
         if isinstance(value, dict):
-            return {self._key(key): self._value(item, depth + 1) for key, item in value.items()}
+            return {
+                text_of(key) if isinstance(key, str) else key: self._value(item, depth + 1)
+                for key, item in value.items()
+            }
         if isinstance(value, list):
             return [self._value(item, depth + 1) for item in value]
         if isinstance(value, tuple):
@@ -377,9 +364,6 @@ class CheckpointValues:
         if isinstance(value, str):
             return text_of(value)
         return self._leaf(value, depth)
-
-    def _key(self, key: Any) -> Any:
-        return text_of(key) if isinstance(key, str) else key
 
     def _leaf(self, value: Any, depth: int) -> Any:
         match value:
@@ -406,7 +390,7 @@ class CheckpointValues:
     def _device(self, text: str) -> torch.device | None:
         try:
             return torch.device(text)
-        except RuntimeError:  # a kind of device that this build of torch does not know
+        except RuntimeError:  # a device type that this build of torch does not know
             self.missing.append(f"the device {text!r}")
             return None
 
@@ -414,7 +398,7 @@ class CheckpointValues:
         if record.kind in ("IRSubTensor", "IRFullTensor"):
             return self.tensor(record)
         if record.kind != "IRObject":
-            raise UsageError(f"{record.words} stands among the arguments of a node")
+            raise UsageError(f"{record.words} is an argument of a node, where it cannot be")
         value = record["_value"]
         if isinstance(value, Call) and loaded_type(value.what) == "object":
             self.missing.append(f"`{record.text('name'):.60}`")
@@ -424,14 +408,14 @@ class CheckpointValues:
     # --- tensors ----------------------------------------------------------------------------------
 
     def tensor(self, record: CheckpointRecord) -> TensorValue:
-        """A tensor: what a node has of it, under the name of the whole."""
+        """A tensor with the shape the node sees and the name of the full tensor."""
         whole = record
         if record.kind == "IRSubTensor":
             whole = record.record("_full_tensor", "IRFullTensor")
         dtype = whole["_dtype"]
         if not isinstance(dtype, Name) or dtype.path not in _DTYPES:
-            raise whole.wrong("_dtype", dtype, "a dtype of torch is due")
-        # A tensor without dimensions is written as one with a single element, and a flag.
+            raise whole.wrong("_dtype", dtype, "a torch dtype")
+        # A 0-d tensor is written as one with a single element, and a flag.
         shape = () if whole.flag("_is_scalar_tensor") else _shape(record)
         return TensorValue(
             name=self._name(whole),
@@ -464,9 +448,9 @@ class CheckpointValues:
 def _shape(record: CheckpointRecord) -> tuple[int, ...]:
     shape = record.items("_shape")
     if len(shape) > _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
-        raise record.wrong("_shape", shape, "the lengths of dimensions are due")
+        raise record.wrong("_shape", shape, "dimension lengths")
     if math.prod(shape) > _MOST_ELEMENTS:
-        raise UsageError(f"{record.words} has the shape {shape}: no tensor is so large")
+        raise UsageError(f"{record.words} has the shape {shape}, which is too large for a tensor")
     return shape
 
 
@@ -474,5 +458,5 @@ def _kind_of_value(value: Any) -> str:
     if isinstance(value, Name):
         return f"`{value.path:.60}`"
     if isinstance(value, Call) and isinstance(value.what, Name):
-        return f"what `{value.what.path:.60}` gives"
+        return f"the result of `{value.what.path:.60}`"
     return f"a {type(value).__name__}"

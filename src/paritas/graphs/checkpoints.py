@@ -1,4 +1,4 @@
-"""Reads graph checkpoints of nnScaler, without nnScaler and without doing what is in them."""
+"""Reads nnScaler graph checkpoints, without nnScaler and without running their code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, first_line
 from paritas.files.pickles import Call, Name, follow
 from paritas.graphs.calls import Graph, GraphCall, TensorValue, tensor_values
 from paritas.graphs.checkpoint_records import (
     CheckpointRecord,
     CheckpointValues,
-    Gate,
+    NameGuard,
     record_of,
     records_of,
     text_of,
@@ -24,18 +24,18 @@ from paritas.partition.annotation import Annotation
 
 # --- How a node can be split, as an annotation ----------------------------------------------------
 
-# nnScaler has four sources for this: the annotation, rules that a node has besides, functions that
-# make the nodes of the ranks and work some arguments out again, and functions that write the code
-# of a rank. All but the first are code. It is not run; what the known pieces of it do is written as
-# arguments that go with the split (`size[0]=a`, `process_group=ranks(n)`), and a node with any
-# other has no annotation here: the library, or running the operator, has to say.
+# In nnScaler, four things say how: the annotation, additional rules of a node, functions that make
+# the nodes of the ranks and recompute some arguments, and functions that write the code of a rank.
+# All but the first are code, which is not run. What the known functions do is written as arguments
+# that change with the split (`size[0]=a`, `process_group=ranks(n)`). A node with any other function
+# gets no annotation here: the library, or running the operator, must provide one.
 
-# What the code of these modifiers does: it divides the item of the new shape that is split.
+# This modifier divides the item of the new shape that is split.
 _RESHAPE = "_reshape_anno.<locals>.modifier"
 _SHAPE_ARGUMENTS = ("size", "shape")
-# A node that is made by this function has the bounds of its part of the table as arguments.
+# A node made by this function has the bounds of its part of the table as arguments.
 _EMBEDDING = "nnscaler.graph.function.function.CubeEmbedding"
-# The norms of images, and where instance norm has its running statistics.
+# Image norms, and the positions of the running statistics of instance norm.
 _BATCH_NORM = "nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func"
 _INSTANCE_NORM = "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func"
 _IMAGES, _STATISTICS = 4, (3, 4)
@@ -45,12 +45,7 @@ _MOST = 64  # dimensions of a tensor, factors of a dimension
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a node declares.
-
-    Attributes:
-        text: the annotation; None where it cannot be written.
-        note: what could not be written, and why.
-    """
+    """The split annotation of a node; None, with a note, if it could not be derived."""
 
     text: str | None
     note: str = ""
@@ -61,9 +56,9 @@ class _DeclaredTensor:
     """A tensor of an annotation.
 
     Attributes:
-        dims: each the identifiers of its factors.
-        whole_gradient: identifiers whose splits leave its gradient whole on each rank.
-        own: the identifier whose split leaves each rank with what it wrote there itself.
+        dims: for each dimension, the identifiers of its factors.
+        whole_gradient: identifiers for which a split leaves the full gradient on each rank.
+        own: the identifier for which a split leaves each rank with its own values in this tensor.
     """
 
     dims: tuple[tuple[str, ...], ...]
@@ -71,7 +66,7 @@ class _DeclaredTensor:
     own: str = ""
 
     def spell(self, suffixes: Mapping[str, str]) -> str:
-        """As the language has it."""
+        """The tensor in the annotation language."""
         if self.dims == (("?",),):
             return "/" if "" in self.whole_gradient else "?"
         text = " ".join(_spell_dim(dim, suffixes) for dim in self.dims) or "1"
@@ -89,7 +84,7 @@ def declared_annotation(
     kwargs: Mapping[str, Any],
     outputs_given: tuple[Any, ...],
 ) -> Declared:
-    """The annotation of an `IRDimops`, laid over its arguments and results as they were read."""
+    """The annotation of an `IRDimops`, matched with its arguments and results."""
     anno = node.record("_anno", "OpAnno")
     suffixes: dict[str, str] = {}
     inputs = [_declare_tensor(each, suffixes) for each in records_of(anno, "_inputs", "ShapeAnno")]
@@ -98,63 +93,72 @@ def declared_annotation(
     ]
     if (len(inputs), len(outputs)) != (len(args), len(outputs_given)):
         said, has = f"{len(inputs)} -> {len(outputs)}", f"{len(args)} -> {len(outputs_given)}"
-        return Declared(None, f"{node.words}: its annotation is of {said} values, it has {has}")
+        return Declared(
+            None, f"{node.words}: its annotation has {said} values, but the node has {has}"
+        )
     inputs = [_without_dims(tensor, value) for tensor, value in zip(inputs, args, strict=True)]
     outputs = [
         _without_dims(tensor, value) for tensor, value in zip(outputs, outputs_given, strict=True)
     ]
     numbers = _embedding_bounds(node, inputs, kwargs)
-    numbers += _norm_group(node, inputs, suffixes)
-    inputs = _own_statistics(node, inputs, suffixes)
+    # The code that nnScaler generates for batch norm contains the group of the ranks.
+    samples = _batch_dimension(node, inputs, suffixes, _BATCH_NORM)
+    numbers += [f"process_group=ranks({samples})"] if samples else []
+    # Instance norm has no group: its running statistics cover each rank's own samples.
+    samples = _batch_dimension(node, inputs, suffixes, _INSTANCE_NORM)
+    inputs = [
+        dataclasses.replace(tensor, own=samples) if at in _STATISTICS else tensor
+        for at, tensor in enumerate(inputs)
+    ]
     notes = []
     if node.get("_no_grad_reduce_inputs"):
-        notes.append("which inputs' gradients are whole is told of the node: not looked at")
+        notes.append("the node lists inputs with full gradients: ignored")
     for rule in records_of(node, "_trans_rules", "TransformRule"):
         modifier = _modifier(rule)
         if modifier == _RESHAPE:
             number = _reshape_number(rule, outputs, kwargs)
             if number is None:
-                return Declared(None, f"{node.words}: a rule of it divides an unknown argument")
+                return Declared(None, f"{node.words}: one of its rules divides an unknown argument")
             numbers.append(number)
         elif modifier:
-            code = f"a rule of it is code (`{modifier:.80}`), which is not run"
-            return Declared(None, f"{node.words}: {code}: its splits are not read from the file")
-        elif not _says_the_same(rule, inputs, outputs, suffixes):
-            notes.append("a rule of it splits otherwise than its annotation: not looked at")
+            code = f"one of its rules is code (`{modifier:.80}`), which is not run"
+            return Declared(None, f"{node.words}: {code}; its splits are not read from the file")
+        elif not _repeats_annotation(rule, inputs, outputs, suffixes):
+            notes.append("one of its rules differs from its annotation: ignored")
     words = (", ".join(tensor.spell(suffixes) for tensor in side) for side in (inputs, outputs))
     text = " -> ".join(words).lstrip() + (f" ; {', '.join(numbers)}" if numbers else "")
     try:
         text = Annotation.parse(text).text
     except UsageError as why:
-        return Declared(None, f"{node.words}: {str(why).partition(chr(10))[0]}, in `{text:.200}`")
+        return Declared(None, f"{node.words}: {first_line(why)}, in `{text:.200}`")
     return Declared(text, f"{node.words}: {'; '.join(notes)}" if notes else "")
 
 
 def _declare_tensor(shape: CheckpointRecord, suffixes: dict[str, str]) -> _DeclaredTensor:
     dims = []
     if len(shape.items("_dims")) > _MOST:
-        raise shape.wrong("_dims", shape["_dims"], f"at most {_MOST} are due")
+        raise shape.wrong("_dims", shape["_dims"], f"at most {_MOST} dimensions")
     for dim in records_of(shape, "_dims", "DimAnno"):
         names, reduces = dim.items("_identifiers"), dim.items("_reduces")
         if not 0 < len(names) == len(reduces) <= _MOST:
-            raise dim.wrong("_identifiers", names, "a name for each suffix is due")
+            raise dim.wrong("_identifiers", names, "one name for each suffix")
         for name, reduce in zip(names, reduces, strict=True):
             suffix = _suffix(dim, reduce)
-            # What is frozen at one place is split nowhere; a sum is one wherever it is written.
+            # A dimension frozen in one tensor is frozen in all of them; the same holds for sums.
             if _FROZEN in (suffix, suffixes.get(_identifier(dim, name))):
                 suffixes[name] = _FROZEN
             else:
                 suffixes[name] = suffix or suffixes.get(name, "")
-        # Factors of 1 say nothing.
+        # Factors of 1 carry no information.
         dims.append(tuple(name for name in names if name != "1") or ("1",))
     reduced = shape.get("_no_grad_reduce_ids") or ()
     if not isinstance(reduced, (list, tuple)) or not all(isinstance(n, str) for n in reduced):
-        raise shape.wrong("_no_grad_reduce_ids", reduced, "names are due")
+        raise shape.wrong("_no_grad_reduce_ids", reduced, "names")
     return _DeclaredTensor(tuple(dims), tuple(reduced))
 
 
 def _without_dims(tensor: _DeclaredTensor, value: Any) -> _DeclaredTensor:
-    """A tensor that has no dimension is written with one, which cannot be split."""
+    """A 0-d tensor is written with one dimension, which cannot be split."""
     if isinstance(value, TensorValue) and value.shape == () and len(tensor.dims) == 1:
         return dataclasses.replace(tensor, dims=(("1",),))
     return tensor
@@ -163,7 +167,7 @@ def _without_dims(tensor: _DeclaredTensor, value: Any) -> _DeclaredTensor:
 def _identifier(dim: CheckpointRecord, name: Any) -> str:
     text = text_of(name)
     if text is None or not (text.isidentifier() or text.isdecimal() or text in ("*", "?")):
-        raise dim.wrong("_identifiers", name, "a name, a number, `*` or `?` is due")
+        raise dim.wrong("_identifiers", name, "a name, a number, `*` or `?`")
     return text
 
 
@@ -171,7 +175,7 @@ def _suffix(dim: CheckpointRecord, reduce: Any) -> str:
     match reduce:
         case Call(arguments=("" | "+" | "^" as suffix,)):
             return str(suffix)
-    raise dim.wrong("_reduces", reduce, "a kind of reduction is due")
+    raise dim.wrong("_reduces", reduce, "a reduction")
 
 
 def _spell_dim(dim: tuple[str, ...], suffixes: Mapping[str, str]) -> str:
@@ -179,7 +183,7 @@ def _spell_dim(dim: tuple[str, ...], suffixes: Mapping[str, str]) -> str:
     return factors[0] if len(factors) == 1 else f"({' '.join(factors)})"
 
 
-# --- what is code in nnScaler ---------------------------------------------------------------------
+# --- known functions of nnScaler ------------------------------------------------------------------
 
 
 def _embedding_bounds(
@@ -192,32 +196,13 @@ def _embedding_bounds(
     return [f"start:stop={inputs[1].dims[0][0]}"]
 
 
-def _norm_group(
-    node: CheckpointRecord, inputs: list[_DeclaredTensor], suffixes: Mapping[str, str]
-) -> list[str]:
-    """The code that is generated for a rank's batch norm has the group of the ranks in it."""
-    samples = _samples(node, inputs, suffixes, _BATCH_NORM)
-    return [f"process_group=ranks({samples})"] if samples else []
-
-
-def _own_statistics(
-    node: CheckpointRecord, inputs: list[_DeclaredTensor], suffixes: Mapping[str, str]
-) -> list[_DeclaredTensor]:
-    """That of instance norm has none: its running statistics are of each rank's own samples."""
-    samples = _samples(node, inputs, suffixes, _INSTANCE_NORM)
-    return [
-        dataclasses.replace(tensor, own=samples) if at in _STATISTICS else tensor
-        for at, tensor in enumerate(inputs)
-    ]
-
-
-def _samples(
+def _batch_dimension(
     node: CheckpointRecord,
     inputs: list[_DeclaredTensor],
     suffixes: Mapping[str, str],
     signature: str,
 ) -> str:
-    """The dimension of the samples of such a node, if it can be split."""
+    """The batch dimension of this kind of node, if it can be split."""
     if node.text("signature") != signature or not inputs or len(inputs[0].dims) != _IMAGES:
         return ""
     (name, *rest) = inputs[0].dims[0]
@@ -226,12 +211,12 @@ def _samples(
 
 
 def _modifier(rule: CheckpointRecord) -> str:
-    """The name of the code of a rule; empty if there is none."""
+    """The name of the function of a rule; empty if it has none."""
     match rule.items("_modifier"):
         case (None,):
             return ""
-        case (Call(what=Name(path="dill._dill._create_function"), state=(_, dict(told))),):
-            return text_of(told.get("__qualname__")) or "a function"
+        case (Call(what=Name(path="dill._dill._create_function"), state=(_, dict(fields))),):
+            return text_of(fields.get("__qualname__")) or "a function"
         case (Name(path=path),):
             return "" if path.endswith(".TransformRule.default_modifier") else path
     return "a function"
@@ -240,7 +225,7 @@ def _modifier(rule: CheckpointRecord) -> str:
 def _reshape_number(
     rule: CheckpointRecord, outputs: list[_DeclaredTensor], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """`size[2]=c`, of a rule that divides an item of the new shape."""
+    """`size[2]=c`, for a rule that divides an item of the new shape."""
     splits = _splits_by_tensor(rule, "_outputs")
     for argument in _SHAPE_ARGUMENTS:
         sizes = kwargs.get(argument)
@@ -254,7 +239,7 @@ def _reshape_number(
 
 
 def _splits_by_tensor(rule: CheckpointRecord, side: str) -> list[int | str]:
-    """What a rule does to each tensor: the dimension it splits, or what else it does."""
+    """For each tensor, the dimension that a rule splits, or what else it does."""
     found: list[int | str] = []
     for split in records_of(rule, side, "DimopSplit"):
         match split["dims"]:
@@ -267,13 +252,13 @@ def _splits_by_tensor(rule: CheckpointRecord, side: str) -> list[int | str]:
     return found
 
 
-def _says_the_same(
+def _repeats_annotation(
     rule: CheckpointRecord,
     inputs: list[_DeclaredTensor],
     outputs: list[_DeclaredTensor],
     suffixes: Mapping[str, str],
 ) -> bool:
-    """Whether a rule without code only repeats what the annotation says."""
+    """Whether a rule without a function only repeats the annotation."""
     names: set[str] = set()
     pairs = [
         *zip(inputs, _splits_by_tensor(rule, "_inputs"), strict=False),
@@ -305,21 +290,16 @@ _COMMENT = re.compile(
 )
 _IDLE = {
     "IRDataOperation": "it loads data: there is nothing to split",
-    "IRGraphAnchor": "a mark in the graph, which computes nothing",
+    "IRGraphAnchor": "it marks a place in the graph and computes nothing",
 }
-# Written to all of torch's softmax functions, and taken by those in `torch.nn.functional` alone.
+# nnScaler passes it to all softmax functions; only those in `torch.nn.functional` accept it.
 _ONLY_FOR_WARNINGS = "_stacklevel"
 _CONTAINERS = ("IRSegment", "IRGraph")
-_TAKING_APART = ("builtins.getattr", "_operator.getitem", "operator.getitem")
+_UNPACKING = ("builtins.getattr", "_operator.getitem", "operator.getitem")
 
 
 def flat_nodes(graph: CheckpointRecord) -> Iterator[CheckpointRecord]:
-    """Every node in order; those of a segment in its place.
-
-    Raises:
-        UsageError: one stands at two places, as in a segment that contains itself; or segments are
-            nested deeper than they can be.
-    """
+    """Every node in order, with the nodes of a segment in its place."""
     waiting = [records_of(graph, "_nodes")]
     seen = {graph.identity}
     while waiting:
@@ -328,7 +308,9 @@ def flat_nodes(graph: CheckpointRecord) -> Iterator[CheckpointRecord]:
             waiting.pop()
             continue
         if node.identity in seen or len(waiting) > _DEEPEST:
-            raise UsageError(f"{node.words} stands twice, or deeper than in {_DEEPEST} segments")
+            raise UsageError(
+                f"{node.words} occurs twice, or is nested in more than {_DEEPEST} segments"
+            )
         seen.add(node.identity)
         if node.kind in _CONTAINERS:
             waiting.append(records_of(node, "_nodes"))
@@ -337,7 +319,7 @@ def flat_nodes(graph: CheckpointRecord) -> Iterator[CheckpointRecord]:
 
 
 def module_classes(nodes: list[CheckpointRecord]) -> Iterator[str]:
-    """The names of the classes of the modules in which nodes were made."""
+    """The class names of the modules in which nodes were made."""
     for node in nodes:
         stack = node.get("_module_stack")
         if isinstance(stack, dict):
@@ -345,12 +327,7 @@ def module_classes(nodes: list[CheckpointRecord]) -> Iterator[str]:
 
 
 class CheckpointNodes:
-    """Makes calls of nodes.
-
-    Attributes:
-        counts: how many nodes there are of each class.
-        notes: what could not be said of a node, and why.
-    """
+    """Converts nodes to calls; counts their classes, and notes what could not be read."""
 
     def __init__(self, values: CheckpointValues) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
@@ -359,7 +336,7 @@ class CheckpointNodes:
         self._names: set[str] = set()
 
     def call(self, node: CheckpointRecord, position: int) -> GraphCall:
-        """A node as a call."""
+        """Convert one node."""
         self.counts[node.kind] += 1
         args = self._values.arguments(node.items("_inputs"))
         missing = list(self._values.missing)
@@ -373,8 +350,10 @@ class CheckpointNodes:
             declared = declared_annotation(node, args, kwargs, results)
             annotation = declared.text
             self.notes += [declared.note] if declared.note else []
-        idle = _idle_reason(node, gives_tensors=bool(outputs))
+        idle = _idle_reason(node, returns_tensors=bool(outputs))
         source, code = _node_source(node)
+        stack = node.get("_module_stack")
+        module = list(stack)[-1] if isinstance(stack, dict) and stack else None
         obstacle = f"the file has no value for {', '.join(missing[:5])}" if missing else ""
         return GraphCall(
             position=position,
@@ -386,56 +365,44 @@ class CheckpointNodes:
             annotation=annotation,
             source=source,
             code=code,
-            module=_node_module(node),
+            module=text_of(module) or "",
             idle=idle,
             obstacle="" if idle else obstacle,
         )
 
     def _name(self, node: CheckpointRecord, position: int) -> str:
-        name = _node_label(node)
+        name = f"{node.text('name')[:80]}_{node.number('_id')}"
         if name in self._names:
             name = f"{name}_at_{position}"
         self._names.add(name)
         return name
 
 
-def _node_label(node: CheckpointRecord) -> str:
-    return f"{node.text('name')[:80]}_{node.number('_id')}"
-
-
-def _idle_reason(node: CheckpointRecord, *, gives_tensors: bool) -> str:
+def _idle_reason(node: CheckpointRecord, *, returns_tensors: bool) -> str:
     if node.kind == "IRBpOperation":
         return "a backward pass, checked with its forward call"
     if node.kind == "IRPyFunc":
-        if node.text("signature") in _TAKING_APART:
+        if node.text("signature") in _UNPACKING:
             return "it reads a part or an attribute of a value: there is nothing to split"
-        if not gives_tensors:
-            return "Python on plain values, which gives no tensor"
+        if not returns_tensors:
+            return "Python code on plain values, which returns no tensor"
     return _IDLE.get(node.kind, "")
 
 
 def _node_source(node: CheckpointRecord) -> tuple[str, str]:
-    """File and line, and the code of the line."""
-    comment = node.get("_comment")
-    text = text_of(comment) or ""
+    """The file and line, and the code of that line."""
+    text = text_of(node.get("_comment")) or ""
     found = _COMMENT.match(text)
     if found is None:
         return "", text.strip()[:_LONGEST_CODE]
     return f"{found['file']}:{found['line']}", found["code"].strip()[:_LONGEST_CODE]
 
 
-def _node_module(node: CheckpointRecord) -> str:
-    stack = node.get("_module_stack")
-    if not isinstance(stack, dict) or not stack:
-        return ""
-    return text_of(list(stack)[-1]) or ""
-
-
 # --- The checkpoint -------------------------------------------------------------------------------
 
-# A checkpoint is a pickle by dill of `(counters, IRGraph)`: the nodes and tensors of a traced model
-# as plain attribute objects. It is followed, not unpickled (`dumps.foreign.pickles`); every name in
-# it is held against what such a file has (`ckp_names`); the rest of `ckp_*` reads the records.
+# A checkpoint is a dill pickle of `(counters, IRGraph)`: the nodes and tensors of a traced model as
+# plain attribute objects. It is parsed, not unpickled (`files.pickles`), and every name in it is
+# checked against those that such a file has (`NameGuard`).
 
 _LONGEST = 32 << 20
 _FIRST_BYTE = 0x80
@@ -445,12 +412,7 @@ _MOST_NOTES = 20
 def read_checkpoint(path: str | Path, *, modules: Iterable[str] = ()) -> Graph:
     """Read a graph that nnScaler wrote with `IRGraph.dump`.
 
-    Args:
-        modules: modules of yours that the file may refer to. They are not imported.
-
-    Raises:
-        UsageError: there is no such file, it is damaged, it is something else, or it asks for
-            anything that a graph does not need.
+    It may refer to names of `modules`, which are not imported.
     """
     path = Path(path)
     data = _bytes_of(path)
@@ -459,23 +421,23 @@ def read_checkpoint(path: str | Path, *, modules: Iterable[str] = ()) -> Graph:
     except UsageError as why:
         _refuse_file(path, str(why))
     except RecursionError:
-        _refuse_file(path, "it is nested deeper than any graph")
+        _refuse_file(path, "it is nested too deep")
 
 
 def _refuse_file(path: Path, why: str) -> NoReturn:
-    hint = "nothing of it was run; write it again with `IRGraph.dump` of nnScaler"
-    raise UsageError(f"{path} is no graph checkpoint that can be read: {why}\n  {hint}") from None
+    hint = "None of its code was run. Write it again with nnScaler's `IRGraph.dump`"
+    raise UsageError(f"{path} is not a readable graph checkpoint: {why}\n  {hint}") from None
 
 
 def _bytes_of(path: Path) -> bytes:
     if path.is_dir():
-        raise UsageError(f"{path} is a folder: give the graph checkpoint (.ckp) itself")
+        raise UsageError(f"{path} is a folder; give the graph checkpoint (.ckp) itself")
     try:
         size = path.stat().st_size
         if not path.is_file():
-            _refuse_file(path, "it is no plain file")
+            _refuse_file(path, "it is not a regular file")
         if size > _LONGEST:
-            _refuse_file(path, f"it has {size} bytes, more than {_LONGEST}")
+            _refuse_file(path, f"it has {size} bytes; {_LONGEST} are allowed")
         data = path.read_bytes()
     except OSError as why:
         raise UsageError(
@@ -484,18 +446,18 @@ def _bytes_of(path: Path) -> bytes:
     if not data:
         _refuse_file(path, "it is empty")
     if data[0] != _FIRST_BYTE:
-        _refuse_file(path, f"it is no pickle of version 2 to 5, but begins with {data[:8]!r}")
+        _refuse_file(path, f"it starts with {data[:8]!r}, which is not a pickle of protocol 2 to 5")
     return data
 
 
 def _read_graph(name: str, data: bytes, modules: tuple[str, ...]) -> Graph:
-    gate = Gate(modules)
-    tree, end = follow(data, watch=gate)
+    guard = NameGuard(modules)
+    tree, end = follow(data, watch=guard)
     if end != len(data):
         raise UsageError(f"{len(data) - end} bytes follow the end of its pickle")
     graph = _top_record(tree)
     records = list(flat_nodes(graph))
-    gate.close(module_classes(records))
+    guard.close(module_classes(records))
     values = CheckpointValues(most=len(data))
     given = values.inputs(graph.items("_inputs"))
     nodes = CheckpointNodes(values)
@@ -529,12 +491,12 @@ def _checkpoint_notes(
     graph: CheckpointRecord, nodes: CheckpointNodes, data: bytes
 ) -> tuple[str, ...]:
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(nodes.counts.items()))
-    version = f"a checkpoint as nnScaler 0.9 writes it, pickle version {data[1]}"
+    version = f"a checkpoint in the format of nnScaler 0.9, pickle protocol {data[1]}"
     notes = [
         f"graph {graph.text('name')[:80]}: {version}; its code was not run",
         f"nodes: {counts or 'none'}",
         *nodes.notes[:_MOST_NOTES],
     ]
     if len(nodes.notes) > _MOST_NOTES:
-        notes.append(f"and {len(nodes.notes) - _MOST_NOTES} more notes of this kind")
+        notes.append(f"and {len(nodes.notes) - _MOST_NOTES} more such notes")
     return tuple(notes)

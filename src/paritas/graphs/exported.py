@@ -1,4 +1,4 @@
-"""An exported program, `.pt2`, read as the description it is: nothing of it is executed."""
+"""Reads an exported program, `.pt2`, as plain data: none of its code runs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ from paritas.graphs.exported_values import (
     decode,
 )
 
-# --- The members of a `.pt2` archive, read without trusting them ----------------------------------
+# --- The members of a `.pt2` archive, which is not trusted ----------------------------------------
 
-# Torch's own loader unpickles what lies in such a file, and evaluates expressions that stand in it
-# as text. A graph that is only to be looked at needs neither: it is JSON, and weights are plain
-# bytes.
+# Torch's own loader unpickles parts of such a file and evaluates expressions in it. Reading needs
+# neither: the graph is JSON, and the weights are plain bytes.
 
 _HOW = "Save it with torch.export.save(torch.export.export(model, inputs), 'model.pt2')"
 _LONGEST_TEXT = 1 << 28
@@ -48,7 +47,7 @@ _NEWEST_ARCHIVE = 0
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file begins as a zip archive does."""
+    """Whether a file starts like a zip archive."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PK\x03\x04"
@@ -57,19 +56,9 @@ def is_zip(path: Path) -> bool:
 
 
 class Archive:
-    """A `.pt2` archive: what torch.export.save writes.
-
-    Attributes:
-        path: the file.
-        model: the name of the program in it.
-    """
+    """A `.pt2` archive, as torch.export.save writes it; `model` is the name of its program."""
 
     def __init__(self, path: Path) -> None:
-        """Look at the list of members.
-
-        Raises:
-            UsageError: it is no such archive, or holds something else than one program.
-        """
         self.path = path
         self._opened: zipfile.ZipFile | None = None
         try:
@@ -77,26 +66,26 @@ class Archive:
                 members = opened.infolist()
         except zipfile.BadZipFile as error:
             raise UsageError(
-                f"{path} is no whole zip archive ({error}): it is cut off or something else. {_HOW}"
+                f"{path} is truncated, or not a zip archive ({error}). {_HOW}"
             ) from None
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-        # A whole archive begins where the file does; of one that is cut off, zipfile may find an
-        # archive that lies inside.
+        # A complete archive starts where the file does. In a truncated one, zipfile may find an
+        # inner archive.
         if members and min(member.header_offset for member in members) > 0:
-            raise UsageError(f"{path} is no whole zip archive: it is cut off. {_HOW}")
+            raise UsageError(f"{path} is truncated: it is not a complete zip archive. {_HOW}")
         self._root = members[0].filename.split("/")[0] if members else ""
         self._members = {
             member.filename.removeprefix(f"{self._root}/"): member for member in members
         }
         if len(self._members) != len(members):
-            raise UsageError(f"{path} has two members of the same name. {_HOW}")
+            raise UsageError(f"{path} has two members with the same name. {_HOW}")
         self._check_format()
         self.model = self._program_name()
 
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
-        """Inside, the list of members is not read again for each of them."""
+        """Keep the archive open, so that its directory is read only once."""
         with zipfile.ZipFile(self.path) as opened:
             self._opened = opened
             try:
@@ -107,36 +96,24 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
-    def size(self, name: str) -> int:
-        """How many bytes a member has."""
-        return self._member(name).file_size
-
     def text(self, name: str) -> bytes:
-        """A member that is JSON or a short text.
-
-        Raises:
-            UsageError: it is missing, or far longer than any program.
-        """
-        if self.size(name) > _LONGEST_TEXT:
+        """A member that is JSON or a short text."""
+        size = self._member(name).file_size
+        if size > _LONGEST_TEXT:
             raise UsageError(
-                f"{self.path}: its member {name} has {self.size(name):,} bytes; "
-                f"a program has {_LONGEST_TEXT:,} at most"
+                f"{self.path}: its member {name} has {size:,} bytes; {_LONGEST_TEXT:,} are allowed"
             )
         return self.read(name)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a member.
-
-        Raises:
-            UsageError: it is missing, damaged or compressed.
-        """
+        """The bytes of a member."""
         member = self._member(name)
-        # Torch compresses nothing, so no member is longer than the file: a small file cannot
-        # be made to fill the memory.
+        # Torch compresses nothing, so no member is longer than the file. This stops a small file
+        # from filling the memory.
         if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
             raise UsageError(
-                f"{self.path}: its member {name} is compressed or encrypted, which torch never "
-                f"does. {_HOW}"
+                f"{self.path}: its member {name} is compressed or encrypted, but torch writes "
+                f"neither. {_HOW}"
             )
         if member.file_size > self.path.stat().st_size:
             raise UsageError(
@@ -156,7 +133,7 @@ class Archive:
     def _member(self, name: str) -> zipfile.ZipInfo:
         member = self._members.get(name)
         if member is None:
-            raise UsageError(f"{self.path} lacks its member {name}. {_HOW}")
+            raise UsageError(f"{self.path} has no member {name}. {_HOW}")
         return member
 
     def _check_format(self) -> None:
@@ -166,22 +143,22 @@ class Archive:
             if found != b"pt2" or version.strip() != b"%d" % _NEWEST_ARCHIVE:
                 raise UsageError(
                     f"{self.path} is an archive of format {found.decode('ascii', 'replace'):.20} "
-                    f"{version.decode('ascii', 'replace'):.20}; known is pt2 {_NEWEST_ARCHIVE}, "
-                    f"which torch 2.11 to 2.13 write. {_HOW}"
+                    f"{version.decode('ascii', 'replace'):.20}; paritas reads pt2 "
+                    f"{_NEWEST_ARCHIVE}, which torch 2.11 to 2.13 write. {_HOW}"
                 )
             return
         if "serialized_exported_program.json" in {name.split("/")[-1] for name in self._members}:
             raise UsageError(
-                f"{self.path} was saved by an older torch, in another layout than that of torch "
-                f"2.11 to 2.13, which is known. {_HOW} there"
+                f"{self.path} was saved by an older torch in a layout that paritas does not read. "
+                f"{_HOW} in torch 2.11 to 2.13"
             )
         if "data.pkl" in self._members:
             kind = "TorchScript program" if "constants.pkl" in self else "pickle (torch.save)"
             raise UsageError(
-                f"{self.path} is a {kind}, and loading it would run code that it holds. Give "
+                f"{self.path} is a {kind}, and loading it would run the code in it. Give "
                 f"module:factory, a function of yours that loads and returns it. Or: {_HOW}"
             )
-        raise UsageError(f"{self.path} is a zip archive, but none of a program. {_HOW}")
+        raise UsageError(f"{self.path} is a zip archive without a program. {_HOW}")
 
     def _program_name(self) -> str:
         names = [
@@ -196,30 +173,26 @@ class Archive:
         if len(names) > 1:
             shown = ", ".join(sorted(names))
             raise UsageError(
-                f"{self.path} holds {len(names)} programs ({shown:.200}): save each on its own"
+                f"{self.path} holds {len(names)} programs ({shown:.200}); save each in its own file"
             )
         return names[0]
 
 
-# --- The weights in a `.pt2` archive: plain bytes with a description beside them ------------------
+# --- The weights in a `.pt2` archive: plain bytes with a description ------------------------------
 
 
 def read_state(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constants, as far as the archive holds them as plain tensors.
+    """The parameters, buffers and constants that the archive holds as plain tensors.
 
     Args:
-        archive: where they are.
         wanted: name in the graph by name in the model.
-
-    Raises:
-        UsageError: a tensor's bytes are missing, or do not fit what is said of them.
     """
     try:
         with archive.kept_open():
-            _check_order_of_bytes(archive)
+            _check_byte_order(archive)
             return _read_folders(archive, wanted)
     except (OSError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{archive.path} was changed while it was read: {error}") from None
+        raise UsageError(f"{archive.path} changed while it was read: {error}") from None
 
 
 def _read_folders(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -229,7 +202,7 @@ def _read_folders(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torc
         if name not in archive:
             continue
         payloads = decode(archive.text(name), WeightPayloads, f"{archive.path}: {name}").config
-        read: dict[str, bytearray] = {}  # tied weights share their bytes, as they did
+        read: dict[str, bytearray] = {}  # tied weights share their bytes
         for key, payload in payloads.items():
             if key not in wanted:
                 continue
@@ -244,7 +217,7 @@ def _read_weight(
 ) -> torch.Tensor | None:
     meta = payload.tensor_meta
     if meta is None:
-        return None  # no tensor, but an object that only its own code can make
+        return None  # an object that only its own code can create
     if payload.use_pickle:
         return _unpickled(archive.read(member))
     if member not in read:
@@ -253,7 +226,7 @@ def _read_weight(
         return _strided(read[member], meta)
     except (Unknown, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise UsageError(
-            f"{archive.path}: the bytes of {member} do not fit what is said of them ({error})"
+            f"{archive.path}: the bytes of {member} do not match their description ({error})"
         ) from None
 
 
@@ -274,7 +247,7 @@ def _strided(raw: bytearray, meta: TensorMeta) -> torch.Tensor:
 
 
 def _unpickled(raw: bytes) -> torch.Tensor | None:
-    """A tensor of a class of its own, if torch can make it without running code of the file."""
+    """A tensor of its own class, if torch can load it without running code from the file."""
     try:
         found = torch.load(io.BytesIO(raw), weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
@@ -282,20 +255,20 @@ def _unpickled(raw: bytes) -> torch.Tensor | None:
     return found if type(found) in {torch.Tensor, torch.nn.Parameter} else None
 
 
-def _check_order_of_bytes(archive: Archive) -> None:
+def _check_byte_order(archive: Archive) -> None:
     found = archive.text("byteorder").decode("ascii", "replace") if "byteorder" in archive else ""
     if found and found != sys.byteorder:
         raise UsageError(
-            f"{archive.path} was written on a {found!r:.20}-endian machine, and this one is "
-            f"{sys.byteorder}-endian: save it again here"
+            f"{archive.path} was written on a {found!r:.20}-endian machine, but this one is "
+            f"{sys.byteorder}-endian; save it again here"
         )
 
 
-# --- Which line of the user's program a node comes from, and in which module ----------------------
+# --- The user's source line and module of a node --------------------------------------------------
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
-# Torch itself: installed, as it names its own files without their folder, or code that it wrote.
-_TORCHS = re.compile(
+# Frames of torch: installed, named without their folder, or generated.
+_TORCH_FRAME = re.compile(
     r"^<eval_with_key>|(^|(site|dist)-packages[/\\])torch[/\\]"
     r"|[/\\]torch[/\\](nn|_dynamo|functional|fx|_higher_order_ops|utils|export|_export|_ops)\b"
 )
@@ -304,17 +277,17 @@ _LONGEST_LINE = 300
 
 @functools.lru_cache(maxsize=1024)
 def source_of(trace: str) -> tuple[str, str]:
-    """File and line, and the text of it, of the innermost frame that is the user's, or torch's.
+    """The file and line, and its text, of the innermost frame of the user, or else of torch.
 
-    The file has its folder and no more: where it lay on the machine of the export tells nobody.
+    Only the last folder of the path is kept: the rest describes the machine of the export.
     """
     lines = trace.splitlines()
     best, users = ("", ""), False
     for position, text in enumerate(lines):
         found = _FRAME.search(text)
-        if found is None or (users and _TORCHS.search(found["file"])):
+        if found is None or (users and _TORCH_FRAME.search(found["file"])):
             continue
-        users = users or not _TORCHS.search(found["file"])
+        users = users or not _TORCH_FRAME.search(found["file"])
         code = lines[position + 1].strip() if position + 1 < len(lines) else ""
         code = "" if _FRAME.search(code) else code[:_LONGEST_LINE]
         best = (f"{_short_path(found['file'])}:{found['line']}", code)
@@ -337,13 +310,11 @@ def _short_path(file: str) -> str:
 
 # --- The program ----------------------------------------------------------------------------------
 
-# Operators that are not registered here are read like all others, under their names.
-
-APART = "takes a tuple apart"
-BRANCHES = "a higher-order operator; the calls inside its graphs are listed after it"
-BRACKET = "only says whether gradients are kept by the calls after it"
-NO_TENSOR = "gives no tensor"
-_SIZES = "works on sizes, not on tensors"
+UNPACKS = "unpacks a tuple"
+HIGHER_ORDER = "a higher-order operator; the calls inside its graphs are listed after it"
+_BRACKET = "only switches gradients on or off for the calls after it"
+_NO_TENSOR = "returns no tensor"
+_SIZES = "computes sizes, not tensors"
 _ASSUMES = "checks an assumption and computes nothing"
 
 _ASSERTION = re.compile(r"aten\.(_assert|_functional_assert|sym_constrain|_functional_sym)\w*\..*")
@@ -351,12 +322,12 @@ _OF_SIZES = re.compile(
     r"(aten\.sym_|operator\.|torch\.sym_|math\.|torch\.Tensor\.(size|dim|numel|stride)|getattr).*"
 )
 _GRAD_BRACKET = "higher_order.wrap_with_set_grad_enabled"
-# What a description of another form than the known makes of reading it.
+# What reading a description of an unexpected form may raise.
 _MISREAD = (LookupError, TypeError, ValueError, AttributeError, RecursionError, ArithmeticError)
 _POSITIONAL = 1
 _LONGEST_NAME = 200
 
-# By the key of a specification: where the name in the model stands, and what the input is.
+# By kind of input specification: the key of the name in the model, and the kind of value.
 _SPECIFIED: dict[str, tuple[str, Kind]] = {
     "parameter": ("parameter_name", "parameter"),
     "buffer": ("buffer_name", "buffer"),
@@ -365,43 +336,48 @@ _SPECIFIED: dict[str, tuple[str, Kind]] = {
 
 
 def read_exported(path: Path) -> Graph:
-    """The graph of a `.pt2` file.
-
-    Raises:
-        UsageError: it is no such file, is damaged, or comes from another version.
-    """
+    """Read the graph of a `.pt2` file."""
     archive = Archive(path)
-    told = f"{path}: models/{archive.model}.json"
-    text = archive.text(f"models/{archive.model}.json")
-    _check_version(decode(text, Versioned, told), path)
-    program = decode(text, ExportedProgramData, told)
+    member = f"models/{archive.model}.json"
+    where = f"{path}: {member}"
+    text = archive.text(member)
+    _check_version(decode(text, Versioned, where), path)
+    program = decode(text, ExportedProgramData, where)
     symbols = Symbols(program.range_constraints)
     part = program.graph_module.graph
     values = ExportedValues(part, symbols)
     try:
         names = _specify(program, values)
-        known = _inputs(part, values)
+        inputs = [given["as_tensor"]["name"] for given in part.inputs if "as_tensor" in given]
+        known = {name: values.tensor(name) for name in inputs}
         calls: list[GraphCall] = []
         _read_part(part, values, symbols, calls)
     except (Unknown, *_MISREAD) as error:
-        raise UsageError(f"{told} cannot be understood: {error!s:.200}") from None
+        raise UsageError(f"{where} cannot be read: {error!s:.200}") from None
+    version = program.schema_version
+    made = f"exported by torch {program.torch_version:.40}, schema {version.major}.{version.minor}"
     return Graph(
         name=path.name,
         kind="torch.export",
         calls=tuple(calls),
         values=known,
         state=lambda: read_state(archive, names),
-        notes=_program_notes(program, symbols),
+        notes=(made, *symbols.notes()),
     )
 
 
 def idle_reason(operator: str, outputs: tuple[TensorValue, ...]) -> str:
-    """Why there is nothing to check of an operator; empty if there is."""
+    """Why there is nothing to check for an operator; empty if there is something."""
     if _ASSERTION.fullmatch(operator):
         return _ASSUMES
     if outputs:
         return ""
-    return _SIZES if _OF_SIZES.fullmatch(operator) else NO_TENSOR
+    return _SIZES if _OF_SIZES.fullmatch(operator) else _NO_TENSOR
+
+
+def computes_no_tensor(operator: str) -> bool:
+    """Whether the name alone says so: it checks an assumption or computes sizes."""
+    return bool(_ASSERTION.fullmatch(operator) or _OF_SIZES.fullmatch(operator))
 
 
 def _check_version(found: Versioned, path: Path) -> None:
@@ -410,14 +386,14 @@ def _check_version(found: Versioned, path: Path) -> None:
         return
     age = "an older" if version.major < KNOWN_MAJOR else "a newer"
     raise UsageError(
-        f"{path} is a graph from {age} version: torch {found.torch_version:.40} wrote it in schema "
-        f"{version.major}.{version.minor}, and schema {KNOWN_MAJOR} (torch 2.11 to 2.13) is known. "
-        "Export it again with such a torch"
+        f"{path} is from {age} version: torch {found.torch_version:.40} wrote it in schema "
+        f"{version.major}.{version.minor}, but paritas reads schema {KNOWN_MAJOR}. Export it again "
+        "with torch 2.11 to 2.13"
     )
 
 
 def _specify(program: ExportedProgramData, values: ExportedValues) -> dict[str, str]:
-    """Tell the values what the inputs are; the name in the graph by that in the model."""
+    """Set the kinds of the inputs; returns the name in the graph by name in the model."""
     names: dict[str, str] = {}
     for specified in program.graph_module.signature.input_specs:
         ((kind, about),) = specified.items()
@@ -434,11 +410,6 @@ def _specify(program: ExportedProgramData, values: ExportedValues) -> dict[str, 
     return names
 
 
-def _inputs(part: GraphPart, values: ExportedValues) -> dict[str, TensorValue]:
-    named = [given["as_tensor"]["name"] for given in part.inputs if "as_tensor" in given]
-    return {name: values.tensor(name) for name in named}
-
-
 def _read_part(
     part: GraphPart, values: ExportedValues, symbols: Symbols, calls: list[GraphCall]
 ) -> None:
@@ -446,28 +417,29 @@ def _read_part(
     for node in part.nodes:
         call, made = _read_node(node, values, len(calls))
         calls.append(call)
-        for name, inner in _graphs_inside(node):
-            within = ExportedValues(inner, symbols, f"{call.name}.{name}.")
-            if call.idle == BRACKET:
-                _hand_on(call, inner, within)
+        for held in [one.arg["as_graph"] for one in node.inputs if "as_graph" in one.arg]:
+            inner = msgspec.convert(held["graph"], GraphPart)
+            within = ExportedValues(inner, symbols, f"{call.name}.{held['name']}.")
+            if call.operator == _GRAD_BRACKET:
+                _bind_outer_tensors(call, inner, within)
             _read_part(inner, within, symbols, calls)
-        # Of a higher-order operator the archive says whether one tensor is a tuple of one.
+        # For a higher-order operator the archive says whether one tensor is a 1-tuple.
         in_tuple = node.is_hop_single_tensor_return is False
-        calls.extend(_taken_apart(call, made, len(calls), in_tuple=in_tuple))
+        calls.extend(_unpacking_calls(call, made, len(calls), in_tuple=in_tuple))
 
 
-def _hand_on(call: GraphCall, inner: GraphPart, within: ExportedValues) -> None:
-    """Let a graph that is only put in brackets take and give the tensors around it."""
+def _bind_outer_tensors(call: GraphCall, inner: GraphPart, within: ExportedValues) -> None:
+    """Let the graph inside a grad-mode bracket use the tensors around it."""
     for held, tensors in ((inner.inputs, call.tensors()), (inner.outputs, iter(call.outputs))):
         for one, tensor in zip((x for x in held if "as_tensor" in x), tensors, strict=False):
-            within.hand_on(one["as_tensor"]["name"], tensor)
+            within.bind(one["as_tensor"]["name"], tensor)
 
 
 def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[GraphCall, list[Any]]:
-    """A call, and what it gives as it gives it: tensors, lists of them, numbers."""
+    """A call, and its results in their original structure: tensors, lists of them, numbers."""
     operator = _operator_name(node.target)
     bracket = operator == _GRAD_BRACKET
-    obstacle = BRANCHES if operator.startswith("higher_order.") and not bracket else ""
+    obstacle = HIGHER_ORDER if operator.startswith("higher_order.") and not bracket else ""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for given in node.inputs:
@@ -475,10 +447,10 @@ def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[Graph
             value = values.argument(given.arg)
         except Unknown as error:
             if "as_graph" not in given.arg:
-                obstacle = obstacle or f"{error}, which paritas does not read"
+                obstacle = obstacle or f"{error}, which paritas cannot read"
             value = None
         if given.kind is None:
-            obstacle = obstacle or f"the archive does not say how it is given {given.name!r:.40}"
+            obstacle = obstacle or f"the archive does not say how it receives {given.name!r:.40}"
         if given.kind == _POSITIONAL:
             args.append(value)
         else:
@@ -488,9 +460,9 @@ def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[Graph
         try:
             made.append(values.argument(one))
         except Unknown as error:
-            obstacle = obstacle or f"{error}, which paritas does not read"
+            obstacle = obstacle or f"{error}, which paritas cannot read"
     outputs = tuple(tensor_values(made))
-    idle = BRACKET if bracket else idle_reason(operator, outputs)
+    idle = _BRACKET if bracket else idle_reason(operator, outputs)
     name = f"{values.prefix}{node.name or _name_of(node, position)}"
     source, code = source_of(node.metadata.get("stack_trace", ""))
     module = module_of_stack(node.metadata.get("nn_module_stack", ""))
@@ -510,10 +482,10 @@ def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[Graph
     return call, made
 
 
-def _taken_apart(
+def _unpacking_calls(
     call: GraphCall, made: list[Any], position: int, *, in_tuple: bool
 ) -> list[GraphCall]:
-    """The calls that take a result apart: the archive leaves them out, and names what they give."""
+    """The calls that unpack a result: the archive omits them, but names their results."""
     results = made[0] if len(made) == 1 and isinstance(made[0], list) else made
     if results is made and len(made) < 2 and not in_tuple:  # noqa: PLR2004
         return []
@@ -529,15 +501,10 @@ def _taken_apart(
                 source=call.source,
                 code=call.code,
                 module=call.module,
-                idle=APART,
+                idle=UNPACKS,
             )
             found.append(part)
     return found
-
-
-def _graphs_inside(node: Node) -> list[tuple[str, GraphPart]]:
-    given = [one.arg["as_graph"] for one in node.inputs if "as_graph" in one.arg]
-    return [(str(one["name"]), msgspec.convert(one["graph"], GraphPart)) for one in given]
 
 
 def _operator_name(target: str) -> str:
@@ -546,15 +513,9 @@ def _operator_name(target: str) -> str:
 
 
 def _name_of(node: Node, position: int) -> str:
-    """What a node without a name is called: as its result, if it has one."""
+    """The name of an unnamed node: that of its result, if it has one."""
     for one in node.outputs:
         held: Mapping[str, Any] = next(iter(one.values()), {})
         if isinstance(held, Mapping) and ("name" in held or "as_name" in held):
             return str(held.get("name") or held.get("as_name"))
     return f"{_operator_name(node.target).split('.')[-2:][0]}_{position}"
-
-
-def _program_notes(program: ExportedProgramData, symbols: Symbols) -> tuple[str, ...]:
-    version = program.schema_version
-    made = f"exported by torch {program.torch_version:.40}, schema {version.major}.{version.minor}"
-    return (made, *symbols.notes())

@@ -1,4 +1,4 @@
-"""What stands in the JSON of an exported program: its schema, sizes, arguments."""
+"""The contents of an exported program's JSON: schema, symbolic sizes, arguments."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from paritas.errors import UsageError
 from paritas.graphs.calls import Kind, TensorValue
 
-# --- What stands in the JSON of an exported program, as far as it is needed -----------------------
+# --- The schema of an exported program's JSON, where it is needed ---------------------------------
 
-# Fields that are not named here are passed over: torch adds some with each minor version. What an
-# argument is (`{"as_int": 8}`) is left as it stands, for `exported_arguments` to tell.
+# Other fields are ignored: torch adds some with each minor version. An argument (`{"as_int": 8}`)
+# stays a dict here; `ExportedValues` reads it.
 
-# Torch counts it up with every breaking change: 8 from torch 2.7 to 2.13.
+# Torch increments it with every breaking change: 8 from torch 2.7 to 2.13.
 KNOWN_MAJOR = 8
 
 Union = dict[str, Any]
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class TensorMeta(msgspec.Struct, frozen=True):
-    """What is known of a tensor."""
+    """The description of a tensor."""
 
     dtype: int
     sizes: list[Union]
@@ -82,33 +82,32 @@ class GraphModule(msgspec.Struct, frozen=True):
 
 
 class SymbolRange(msgspec.Struct, frozen=True):
-    """Between what a symbol lies."""
+    """The range of a symbol."""
 
     min_val: int | None = None
     max_val: int | None = None
 
 
 class SchemaVersion(msgspec.Struct, frozen=True):
-    """Of this description."""
+    """The version of this schema."""
 
     major: int
     minor: int
 
 
 class Versioned(msgspec.Struct, frozen=True):
-    """What can be read of any version."""
+    """The part that can be read in any version."""
 
     schema_version: SchemaVersion
     torch_version: str = "<=2.4"
 
 
 class ExportedProgramData(msgspec.Struct, frozen=True):
-    """The whole."""
+    """The whole program."""
 
     graph_module: GraphModule
     schema_version: SchemaVersion
     range_constraints: dict[str, SymbolRange] = {}
-    verifiers: list[str] = []
     torch_version: str = "<=2.4"
 
 
@@ -121,61 +120,49 @@ class WeightPayload(msgspec.Struct, frozen=True):
 
 
 class WeightPayloads(msgspec.Struct, frozen=True):
-    """Those of all tensors, by name."""
+    """The payloads of all tensors, by name."""
 
     config: dict[str, WeightPayload]
 
 
-def decode(text: bytes, kind: type[T], told: str) -> T:
-    """JSON as one of these.
-
-    Raises:
-        UsageError: it is not JSON, or not of this form.
-    """
+def decode(text: bytes, kind: type[T], where: str) -> T:
+    """Decode JSON as one of these structs."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise UsageError(f"{told} cannot be understood: {error}") from None
+        raise UsageError(f"{where} cannot be read: {error}") from None
 
 
-# --- Sizes that an exported program keeps as symbols, as numbers ----------------------------------
+# --- The numbers of symbolic sizes ----------------------------------------------------------------
 
-# The program says which number each had when it was exported. Where it could not know (how many
-# elements are not zero), a number inside the symbol's range is taken. Expressions stand in the file
-# as the text of a Python call; it is parsed here, never evaluated.
+# The program says which number each symbol had during export. Where it could not know (how many
+# elements are not zero), a number inside the symbol's range is used. Expressions are stored as the
+# text of a Python call, which is parsed here and never evaluated.
 
 _LONGEST = 10_000
 _LARGEST = 1 << 62
-# Divisible by the numbers of ranks that people ask for.
+# Divisible by the usual numbers of ranks.
 _GUESS = 8
 
 
-class Unknown(Exception):  # noqa: N818  (no failure: a call with such an argument is told of)
-    """A value that the archive does not say, or in a way that is not known."""
+class Unknown(Exception):  # noqa: N818  (not a failure: the call is reported as unsupported)
+    """A value that the archive does not contain, or not in a known form."""
 
 
 class Symbols:
-    """The numbers that symbols stand for.
-
-    Attributes:
-        guessed: symbols of which no number was known, with the one taken.
-    """
+    """The numbers that symbols stand for; `guessed` has those that are not known."""
 
     def __init__(self, ranges: Mapping[str, SymbolRange]) -> None:
         self._ranges = ranges
         self.guessed: dict[str, int] = {}
 
     def notes(self) -> tuple[str, ...]:
-        """What was guessed, in words."""
+        """What was guessed, for people."""
         shown = ", ".join(f"{name} = {value}" for name, value in self.guessed.items())
         return (f"sizes that depend on values are guessed: {shown}",) if shown else ()
 
     def number(self, given: Mapping[str, Any]) -> int | float | bool:
-        """A `SymInt`, `SymFloat` or `SymBool` as the archive has it.
-
-        Raises:
-            Unknown: no number can be found.
-        """
+        """A `SymInt`, `SymFloat` or `SymBool` as the archive has it."""
         for key in ("as_int", "as_float", "as_bool"):
             if isinstance(given.get(key), int | float):
                 return given[key]  # type: ignore[no-any-return]
@@ -188,14 +175,10 @@ class Symbols:
         return self._evaluated(written.get("expr_str"))
 
     def size(self, given: Mapping[str, Any]) -> int:
-        """The length of a dimension.
-
-        Raises:
-            Unknown: it is no such length.
-        """
+        """The length of a dimension."""
         found = self.number(given)
         if type(found) is not int or not 0 <= found < _LARGEST:
-            raise Unknown(f"a dimension is {found!r:.40} long")
+            raise Unknown(f"a dimension has length {found!r:.40}")
         return found
 
     def _evaluated(self, text: Any) -> int | float | bool:
@@ -225,7 +208,9 @@ class Symbols:
         values = [self._value(one) for one in node.args]
         if name in {"Pow", "PowByNatural"} and (abs(values[0]) > _LARGEST or abs(values[1]) > 64):  # noqa: PLR2004
             raise ValueError
-        return _FUNCTIONS[name](*values) if name in _FUNCTIONS else _unknown(name)
+        if name not in _FUNCTIONS:
+            raise ValueError(name)
+        return _FUNCTIONS[name](*values)
 
     def guess(self, symbol: str) -> int:
         """A number inside the range of a symbol."""
@@ -234,10 +219,6 @@ class Symbols:
         high = within.max_val if within.max_val is not None else _LARGEST
         self.guessed[symbol] = max(low, min(_GUESS, high))
         return self.guessed[symbol]
-
-
-def _unknown(name: str) -> int:
-    raise ValueError(name)
 
 
 _FUNCTIONS: dict[str, Callable[..., int | float | bool]] = {
@@ -270,9 +251,9 @@ _FUNCTIONS: dict[str, Callable[..., int | float | bool]] = {
 }
 
 
-# --- The arguments of a node of an exported program: tensors by their names, all else as it is ----
+# --- The arguments of a node: tensors by name, everything else as values --------------------------
 
-# By the numbers that torch.export gives them.
+# By torch.export's numbers.
 DTYPES = {
     1: torch.uint8,
     2: torch.int8,
@@ -315,10 +296,10 @@ _NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def makes_gradients(dtype: torch.dtype, kind: Kind, *, stored: bool) -> bool:
-    """Whether a gradient is asked of a tensor.
+    """Whether a gradient is checked for a tensor.
 
-    An intermediate has one whatever the export says: exported in inference, it would have none, and
-    the backward pass of its operators would go unchecked.
+    Intermediates always have one, whatever the export says: a program exported for inference has
+    none, and the backward passes of its operators would go unchecked.
     """
     if not (dtype.is_floating_point or dtype.is_complex):
         return False
@@ -326,12 +307,12 @@ def makes_gradients(dtype: torch.dtype, kind: Kind, *, stored: bool) -> bool:
 
 
 class ExportedValues:
-    """What the names of a graph stand for.
+    """The values that the names of a graph stand for.
 
     Attributes:
-        prefix: before each name, so that a graph inside a graph has names of its own.
+        prefix: added to each name, so that a nested graph has its own names.
         kinds: of the inputs; everything else is computed.
-        plain: inputs that are no tensors.
+        plain: inputs that are not tensors.
     """
 
     def __init__(self, part: GraphPart, symbols: Symbols, prefix: str = "") -> None:
@@ -342,53 +323,45 @@ class ExportedValues:
         self.kinds: dict[str, Kind] = {}
         self.plain: dict[str, Any] = {}
 
-    def hand_on(self, name: str, value: TensorValue) -> None:
-        """Let a name stand for a tensor of the graph around this one."""
+    def bind(self, name: str, value: TensorValue) -> None:
+        """Let a name stand for a tensor of the enclosing graph."""
         self._found[name] = value
 
     def tensor(self, name: str) -> TensorValue:
-        """The tensor of a name.
-
-        Raises:
-            Unknown: there is none, or of a kind that is not known.
-        """
+        """The tensor with this name."""
         if name not in self._found:
             meta = self._part.tensor_values.get(name)
             if meta is None:
-                raise Unknown(f"nothing is said of the tensor {name!r:.80}")
+                raise Unknown(f"the tensor {name!r:.80} has no description")
             self._found[name] = self._described(name, meta)
         return self._found[name]
 
     def _described(self, name: str, meta: TensorMeta) -> TensorValue:
         dtype = DTYPES.get(meta.dtype)
         if dtype is None:
-            raise Unknown(f"the dtype of {name} has the unknown number {meta.dtype}")
+            raise Unknown(f"{name} has the unknown dtype number {meta.dtype}")
         if meta.layout != STRIDED:
-            raise Unknown(f"{name} is not strided but of layout {_LAYOUTS.get(meta.layout)}")
+            raise Unknown(f"{name} has layout {_LAYOUTS.get(meta.layout)}, not torch.strided")
         kind = self.kinds.get(name, "intermediate")
         shape = tuple(self._symbols.size(size) for size in meta.sizes)
         grad = makes_gradients(dtype, kind, stored=meta.requires_grad)
         return TensorValue(f"{self.prefix}{name}", shape, dtype, kind, grad)
 
     def argument(self, given: Mapping[str, Any]) -> Any:
-        """An argument as the operator is to be given it.
-
-        Raises:
-            Unknown: it is of a kind that is not known, or that only torch can make.
-        """
+        """An argument as the operator receives it."""
         if len(given) != 1:
             raise Unknown(f"an argument is given as {given!r:.80}")
         ((kind, value),) = given.items()
         read = _READERS.get(kind)
         if read is None:
-            raise Unknown(f"an argument is of the kind {kind.removeprefix('as_')!r:.40}")
+            raise Unknown(f"an argument has the kind {kind.removeprefix('as_')!r:.40}")
         try:
             return read(self, value)
         except (TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
             raise Unknown(f"an argument is given as {given!r:.80}") from error
 
     def number(self, given: Mapping[str, Any]) -> Any:
-        """A number, or the name of one."""
+        """A number, or the number that a name stands for."""
         if "as_name" not in given:
             return self._symbols.number(given)
         name = given["as_name"]
@@ -398,7 +371,7 @@ class ExportedValues:
         for known in (part.sym_int_values, part.sym_float_values, part.sym_bool_values):
             if name in known:
                 return self._symbols.number(known[name])
-        raise Unknown(f"nothing is said of the number {name!r:.80}")
+        raise Unknown(f"the number {name!r:.80} has no value")
 
 
 def _read_tensor(values: ExportedValues, given: Mapping[str, Any]) -> TensorValue:
@@ -418,17 +391,13 @@ def _read_numbers(values: ExportedValues, given: list[Any]) -> list[Any]:
 
 
 def _float(_values: ExportedValues, given: Any) -> float:
-    # JSON has no word for what is not finite.
+    # JSON has no literal for infinity and NaN.
     return _NOT_FINITE[given] if isinstance(given, str) else float(given)
 
 
 def _device(_values: ExportedValues, given: Mapping[str, Any]) -> torch.device:
     index = given.get("index")
     return torch.device(given["type"]) if index is None else torch.device(given["type"], index)
-
-
-def _read_named(values: ExportedValues, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: values.argument(value) for key, value in given.items()}
 
 
 def _as_it_is(_values: ExportedValues, given: Any) -> Any:
@@ -465,5 +434,7 @@ _READERS: dict[str, Callable[[ExportedValues, Any], Any]] = {
     "as_memory_format": lambda _values, given: _MEMORY_FORMATS[given],
     "as_layout": lambda _values, given: _LAYOUTS[given],
     "as_device": _device,
-    "as_string_to_argument": _read_named,
+    "as_string_to_argument": lambda values, given: {
+        key: values.argument(value) for key, value in given.items()
+    },
 }

@@ -1,7 +1,8 @@
-"""Graphs opened, whatever they are kept in: a file, or a program in memory."""
+"""Opens graphs from files and from programs in memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +35,9 @@ from paritas.graphs.calls import (
     tensor_values,
 )
 from paritas.graphs.exported import (
-    APART,
-    BRANCHES,
-    NO_TENSOR,
+    HIGHER_ORDER,
+    UNPACKS,
+    computes_no_tensor,
     idle_reason,
     is_zip,
     read_exported,
@@ -45,9 +46,9 @@ from paritas.graphs.exported import (
 from paritas.graphs.exported_values import SymbolRange, Symbols, makes_gradients
 from paritas.partition.library.registry import name_of
 
-# --- What a node of an FX graph calls, in full, as people write it --------------------------------
+# --- The full name of what a node of an FX graph calls --------------------------------------------
 
-# Where people find what torch keeps elsewhere.
+# The public modules, to which torch adds functions from elsewhere.
 _HOMES = {
     "torch.nn.functional": torch.nn.functional,
     "torch": torch,
@@ -70,73 +71,35 @@ def full_name(target: Callable[..., Any]) -> str:
         return name
     short = str(getattr(target, "__name__", ""))
     for home, module in _HOMES.items():
-        for spelt in (short, short.partition("_")[2]):  # torch.fft.fft is named fft_fft
+        for spelt in (short, short.partition("_")[2]):  # the name of torch.fft.fft is fft_fft
             if spelt and getattr(module, spelt, None) is target:
                 return f"{home}.{spelt}"
     return name
 
 
-# --- What the nodes of an FX graph stand for: tensors by name, numbers as numbers -----------------
+# --- The values of the nodes of an FX graph -------------------------------------------------------
 
-# None is a value too: that of a node which computes nothing.
+# None is a value too: that of a node without a result.
 UNKNOWN = object()
 
 
-def said_of(node: Node) -> Any:
-    """What the graph itself says of a node's value, or `UNKNOWN`."""
+def recorded_value(node: Node) -> Any:
+    """The value that the graph records for a node, or `UNKNOWN`."""
     for key in ("val", "example_value", "tensor_meta"):
         if key in node.meta:
             return node.meta[key]
     return UNKNOWN
 
 
-class Describing:
-    """Turns values into descriptions."""
-
-    def __init__(self, symbols: Symbols) -> None:
-        self._symbols = symbols
-
-    def result(self, value: Any, node: Node, prefix: str) -> Any:
-        """The result of a node; its parts bear the names of those that take it apart."""
-        if not isinstance(value, list | tuple) or _is_metadata(value):
-            return self.value(value, f"{prefix}{node.name}", "intermediate")
-        named = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
-        parts = [
-            self.value(one, f"{prefix}{named.get(at, f'{node.name}_unused_{at}')}", "intermediate")
-            for at, one in enumerate(value)
-        ]
-        return parts if isinstance(value, list) else tuple(parts)
-
-    def value(self, value: Any, name: str, kind: Kind) -> Any:
-        """A tensor as its description, a symbol as its number, all else as it is."""
-        if isinstance(value, torch.Tensor) or _is_metadata(value):
-            shape = tuple(self._number(size) for size in value.shape)
-            grad = makes_gradients(value.dtype, kind, stored=bool(value.requires_grad))
-            return TensorValue(name, shape, value.dtype, kind, grad)
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return self._number(value)
-        if isinstance(value, list | tuple):
-            parts = [self.value(one, f"{name}_{at}", kind) for at, one in enumerate(value)]
-            return parts if isinstance(value, list) else tuple(parts)
-        if isinstance(value, Mapping):
-            return {key: self.value(one, f"{name}_{key}", kind) for key, one in value.items()}
-        return value
-
-    def _number(self, value: Any) -> Any:
-        if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return value
-        return size_number(value, self._symbols.guess)
-
-
 def _is_metadata(value: Any) -> bool:
-    """Whether a value is what torch.fx's ShapeProp leaves: a tuple that describes a tensor."""
+    """Whether a value is a `TensorMetadata` of torch.fx's ShapeProp."""
     return hasattr(value, "_fields") and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-# --- Calls of modules, written out as the functions that the modules call -------------------------
+# --- Module calls, replaced by the functions that the modules call --------------------------------
 
-# A graph of `torch.fx.symbolic_trace` calls torch's own modules whole. A rule for splitting speaks
-# of `torch.nn.functional.linear`, not of a `Linear` somewhere in a model.
+# A graph of `torch.fx.symbolic_trace` calls torch's own modules as leaves. Split rules are about
+# `torch.nn.functional.linear`, not about a `Linear` in a model.
 
 _MOST_ROUNDS = 32
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -149,25 +112,25 @@ class _IntoEverything(Tracer):
         return False
 
 
-def written_out(module: GraphModule) -> GraphModule:
-    """The same graph with modules taken apart, as far as they can be traced.
+def with_modules_inlined(module: GraphModule) -> GraphModule:
+    """The same graph with module calls replaced by the functions inside, where they can be traced.
 
-    What is changed is a copy, which shares the tensors. Taken apart are also operators that only
-    put brackets around calls, as `torch.no_grad()` does.
+    The result is a copy that shares the tensors. Operators that only switch a mode for the calls
+    inside, such as `torch.no_grad()`, are inlined too.
     """
-    if not any(_inside(node) for node in module.graph.nodes):
+    if not any(_inner_path(node) for node in module.graph.nodes):
         return module
     result = copy_graph(module)
     left: set[Node] = set()
-    for _ in range(_MOST_ROUNDS):  # a module inside a module comes to light one round later
-        nodes = [node for node in result.graph.nodes if node not in left and _inside(node)]
+    for _ in range(_MOST_ROUNDS):  # each round exposes the modules one level deeper
+        nodes = [node for node in result.graph.nodes if node not in left and _inner_path(node)]
         if not nodes:
             break
-        left.update(node for node in nodes if not _write_out(result, node))
+        left.update(node for node in nodes if not _inline_call(result, node))
     return result
 
 
-def _inside(node: Node) -> str:
+def _inner_path(node: Node) -> str:
     """The path of the module that a node runs."""
     if node.op == "call_module":
         return str(node.target)
@@ -175,21 +138,28 @@ def _inside(node: Node) -> str:
     return str(inner.target) if isinstance(inner, Node) and inner.op == "get_attr" else ""
 
 
-def _write_out(module: GraphModule, node: Node) -> bool:
+def _inline_call(module: GraphModule, node: Node) -> bool:
     """Replace one call; False if its module cannot be traced."""
-    path = _inside(node)
+    path = _inner_path(node)
     try:
         target = module.get_submodule(path)
-        graph = _traced(target)
+        if isinstance(target, GraphModule):
+            graph = target.graph
+        else:
+            graph = _graph_by_hand(target) or _IntoEverything().trace(target)
         given = _bind_module_call(target, node)
-    except Exception:  # noqa: BLE001  (a module that decides by values; the call says so)
+    except Exception:  # noqa: BLE001  (its control flow depends on values; the call says so)
         return False
-    if not _replaceable(node, graph):
+    returned = graph.find_nodes(op="output")[0].args[0]
+    is_unpacked = isinstance(returned, list | tuple) and all(
+        user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
+    )
+    if not isinstance(returned, Node) and not is_unpacked:
         return False
     stack = dict(node.meta.get("nn_module_stack") or {})
     if node.op == "call_module":
         stack[node.name] = (path, type(target))
-    told = {"nn_module_stack": stack, "stack_trace": node.meta.get("stack_trace")}
+    origin = {"nn_module_stack": stack, "stack_trace": node.meta.get("stack_trace")}
     made: dict[Node, Any] = {}
     with module.graph.inserting_before(node):
         for inner in graph.nodes:
@@ -199,23 +169,10 @@ def _write_out(module: GraphModule, node: Node) -> bool:
                 made[inner] = copied = module.graph.node_copy(inner, made.__getitem__)
                 if inner.op in {"get_attr", "call_module"}:
                     copied.target = f"{path}.{inner.target}"
-                copied.meta = {**told, **inner.meta}
-    _replace(node, torch.fx.node.map_arg(_result(graph), made.__getitem__))
+                copied.meta = {**origin, **inner.meta}
+    _replace(node, torch.fx.node.map_arg(returned, made.__getitem__))
     module.graph.erase_node(node)
     return True
-
-
-def _result(graph: torch.fx.Graph) -> Any:
-    return graph.find_nodes(op="output")[0].args[0]
-
-
-def _replaceable(node: Node, graph: torch.fx.Graph) -> bool:
-    """Whether the users of a node can be given what a graph returns."""
-    if isinstance(_result(graph), Node):
-        return True
-    return isinstance(_result(graph), list | tuple) and all(
-        user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
-    )
 
 
 def _replace(node: Node, result: Any) -> None:
@@ -227,15 +184,9 @@ def _replace(node: Node, result: Any) -> None:
     for user in list(node.users):
         part = result[user.args[1]]
         if not isinstance(part, Node):
-            raise UsageError(f"{node.name} gives {part!r:.40}, which is computed by nothing")
+            raise UsageError(f"{node.name} returns {part!r:.40}, which no node computes")
         user.replace_all_uses_with(part)
         user.graph.erase_node(user)
-
-
-def _traced(module: nn.Module) -> torch.fx.Graph:
-    if isinstance(module, GraphModule):
-        return module.graph
-    return _by_hand(module) or _IntoEverything().trace(module)
 
 
 def _bind_module_call(module: nn.Module, node: Node) -> Mapping[str, Any]:
@@ -246,8 +197,8 @@ def _bind_module_call(module: nn.Module, node: Node) -> Mapping[str, Any]:
     return dict(zip(names, node.args[2:], strict=True))
 
 
-def _by_hand(module: Any) -> torch.fx.Graph | None:
-    """The graph of a module whose own code looks at its input to check it; None of any other."""
+def _graph_by_hand(module: Any) -> torch.fx.Graph | None:
+    """The graph of a module that reads its input to check it; None for other modules."""
     graph = torch.fx.Graph()
     x = graph.placeholder("input")
 
@@ -270,7 +221,7 @@ def _by_hand(module: Any) -> torch.fx.Graph | None:
     return graph
 
 
-# --- A graph that is in memory: what torch.export or torch.fx made of a model ---------------------
+# --- A graph in memory, from torch.export or torch.fx ---------------------------------------------
 
 _KINDS: dict[str, Kind] = {
     "PARAMETER": "parameter",
@@ -293,7 +244,7 @@ def read_program(program: ExportedProgram, name: str = "") -> Graph:
     ranges = {name: SymbolRange(*ends) for name, ends in symbol_ranges(program).items()}
     held = {**program.constants, **program.state_dict}
     state = {name: held[target] for name, target in targets.items() if target in held}
-    reader = _FxReader(written_out(program.graph_module), {}, kinds, Symbols(ranges))
+    reader = _FxReader(with_modules_inlined(program.graph_module), {}, kinds, Symbols(ranges))
     reader.read()
     return reader.graph(name or "exported program", "torch.export", state)
 
@@ -302,19 +253,15 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: 
     """The graph of an FX module.
 
     Args:
-        module: with `meta["val"]` at its nodes, as compilers pass it round, or without.
-        inputs: values of its placeholders by name, to find shapes where it has none.
-
-    Raises:
-        UsageError: nothing is known of any shape.
+        inputs: placeholder values by name, to infer shapes if the graph has none.
     """
-    unknown = all(said_of(node) is UNKNOWN for node in module.graph.nodes)
+    unknown = all(recorded_value(node) is UNKNOWN for node in module.graph.nodes)
     if unknown and inputs is None:
         raise UsageError(
-            f"the graph of {type(module).__name__} has no shapes (no node has meta['val']): "
-            "give sample inputs with it"
+            f"the graph of {type(module).__name__} has no shapes (no node has meta['val']); "
+            "pass sample inputs with it"
         )
-    whole = written_out(module)
+    whole = with_modules_inlined(module)
     found: dict[Node, Any] = {}
     if inputs is not None:
         names = [node.name for node in whole.graph.find_nodes(op="placeholder")]
@@ -324,35 +271,28 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: 
     return reader.graph(name or type(module).__name__, "fx", reader.state)
 
 
+@dataclasses.dataclass(eq=False)
 class _FxReader:
     """Reads the nodes of one graph in order."""
 
-    def __init__(
-        self,
-        module: GraphModule,
-        found: Mapping[Node, Any],
-        kinds: Mapping[str, Kind],
-        symbols: Symbols,
-    ) -> None:
-        self._symbols = symbols
-        self._module = module
-        self._found = found
-        self._kinds = kinds
-        self._made: dict[Node, Any] = {}
-        self._prefix = ""
-        self._describing = Describing(symbols)
-        self.calls: list[GraphCall] = []
-        self.values: dict[str, TensorValue] = {}
-        self.state: dict[str, torch.Tensor] = {}
+    module: GraphModule
+    found: Mapping[Node, Any]
+    kinds: Mapping[str, Kind]
+    symbols: Symbols
+    prefix: str = ""
+    calls: list[GraphCall] = dataclasses.field(default_factory=list)
+    values: dict[str, TensorValue] = dataclasses.field(default_factory=dict)
+    state: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    made: dict[Node, Any] = dataclasses.field(default_factory=dict)
 
     def graph(self, name: str, kind: str, state: Mapping[str, torch.Tensor]) -> Graph:
-        """What was read."""
-        notes = (f"read from memory, torch {torch.__version__}", *self._symbols.notes())
+        """The graph that was read."""
+        notes = (f"read from memory, torch {torch.__version__}", *self.symbols.notes())
         return Graph(name, kind, tuple(self.calls), self.values, lambda: state, notes)
 
     def read(self) -> None:
         """Read all nodes."""
-        for node in self._module.graph.nodes:
+        for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 self._read_input(node)
             elif node.op == "get_attr":
@@ -361,103 +301,126 @@ class _FxReader:
                 self._read_call(node)
 
     def _value(self, node: Node) -> Any:
-        return self._found[node] if node in self._found else said_of(node)
+        return self.found[node] if node in self.found else recorded_value(node)
+
+    def _describe(self, value: Any, name: str, kind: Kind = "intermediate") -> Any:
+        """A tensor as its description, a symbol as its number, anything else unchanged."""
+        if isinstance(value, torch.Tensor) or _is_metadata(value):
+            shape = tuple(self._describe(size, name) for size in value.shape)
+            grad = makes_gradients(value.dtype, kind, stored=bool(value.requires_grad))
+            return TensorValue(f"{self.prefix}{name}", shape, value.dtype, kind, grad)
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return size_number(value, self.symbols.guess)
+        if isinstance(value, list | tuple):
+            parts = [self._describe(one, f"{name}_{at}", kind) for at, one in enumerate(value)]
+            return parts if isinstance(value, list) else tuple(parts)
+        if isinstance(value, Mapping):
+            return {key: self._describe(one, f"{name}_{key}", kind) for key, one in value.items()}
+        return value
+
+    def _describe_result(self, value: Any, node: Node) -> Any:
+        """The result of a node; its parts have the names of the nodes that unpack it."""
+        if not isinstance(value, list | tuple) or _is_metadata(value):
+            return self._describe(value, node.name)
+        named = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
+        parts = [
+            self._describe(one, named.get(at, f"{node.name}_unused_{at}"))
+            for at, one in enumerate(value)
+        ]
+        return parts if isinstance(value, list) else tuple(parts)
 
     def _read_input(self, node: Node) -> None:
         value = self._value(node)
-        kind = self._kinds.get(node.name, "input")
+        kind = self.kinds.get(node.name, "input")
         if isinstance(value, torch.nn.Parameter):
             kind = "parameter"
-        if self._prefix:
-            kind = "intermediate"  # what the operator around this graph hands on
-        made = self._describing.value(value, f"{self._prefix}{node.name}", kind)
-        self._made[node] = None if made is UNKNOWN else made
-        if isinstance(made, TensorValue) and not self._prefix:
+        if self.prefix:
+            kind = "intermediate"  # passed in by the enclosing operator
+        made = self._describe(value, node.name, kind)
+        self.made[node] = None if made is UNKNOWN else made
+        if isinstance(made, TensorValue) and not self.prefix:
             self.values[made.name] = made
 
     def _read_attribute(self, node: Node) -> None:
-        held: Any = self._module
+        held: Any = self.module
         for part in str(node.target).split("."):
             held = getattr(held, part, None)
         if isinstance(held, torch.Tensor):
-            name = f"{self._prefix}{node.target}"
+            is_buffer = node.target in dict(self.module.named_buffers())
+            kind: Kind = "buffer" if is_buffer else "constant"
+            if isinstance(held, torch.nn.Parameter):
+                kind = "parameter"
+            name = f"{self.prefix}{node.target}"
             self.state[name] = held
-            self.values[name] = held = self._describing.value(held, name, self._kind_of(node, held))
-        self._made[node] = held
-
-    def _kind_of(self, node: Node, held: torch.Tensor) -> Kind:
-        if isinstance(held, torch.nn.Parameter):
-            return "parameter"
-        return "buffer" if node.target in dict(self._module.named_buffers()) else "constant"
+            self.values[name] = held = self._describe(held, str(node.target), kind)
+        self.made[node] = held
 
     def _read_call(self, node: Node) -> None:
         args = tuple(self._argument(one) for one in node.args)
         kwargs = {key: self._argument(one) for key, one in node.kwargs.items()}
-        apart = node.target is operator.getitem and _holds_tensors(args[0])
+        apart = (
+            node.target is operator.getitem
+            and not isinstance(args[0], TensorValue)
+            and any(True for _ in tensor_values(args[0]))
+        )
         value = self._value(node)
-        made = _picked(args) if apart else self._describing.result(value, node, self._prefix)
-        self._made[node] = None if made is UNKNOWN else made
+        made = _unpacked_item(args) if apart else self._describe_result(value, node)
+        self.made[node] = None if made is UNKNOWN else made
         outputs = tuple(tensor_values(made))
         name, function, obstacle = self._called(node)
-        idle = APART if apart else idle_reason(name, outputs)
-        if made is UNKNOWN and idle in {"", NO_TENSOR}:
-            idle, obstacle = "", "its shapes are unknown: give sample inputs with the graph"
+        idle = UNPACKS if apart else idle_reason(name, outputs)
+        if made is UNKNOWN and not apart and not computes_no_tensor(name):
+            idle, obstacle = "", "its shapes are unknown; pass sample inputs with the graph"
         source, code = source_of(node.meta.get("stack_trace") or "")
         call = GraphCall(
             position=len(self.calls),
-            name=f"{self._prefix}{node.name}",
+            name=f"{self.prefix}{node.name}",
             operator=name,
             args=_without_graphs(args),
             kwargs=_without_graphs(kwargs),
             outputs=outputs,
             source=source,
             code=code,
-            module=_module_of(node),
+            module=_module_path_of(node),
             function=function,
             idle="" if obstacle else idle,
             obstacle=obstacle,
         )
         self.calls.append(call)
         for one in (*node.args, *node.kwargs.values()):
-            inner = self._made.get(one) if isinstance(one, Node) else None
+            inner = self.made.get(one) if isinstance(one, Node) else None
             if isinstance(inner, GraphModule):
                 self._read_inside(inner, f"{call.name}.{one}.")
 
     def _read_inside(self, module: GraphModule, prefix: str) -> None:
-        reader = _FxReader(module, {}, {}, self._symbols)
-        reader._prefix = prefix
-        reader.calls, reader.values, reader.state = self.calls, self.values, self.state
-        reader.read()
+        held = (self.calls, self.values, self.state)
+        _FxReader(module, {}, {}, self.symbols, prefix, *held).read()
 
     def _called(self, node: Node) -> tuple[str, Callable[..., Any] | None, str]:
-        """What a node calls, the function, and why it cannot be checked."""
+        """The name of what a node calls, the function, and why it cannot be checked."""
         if node.op == "call_method":
             method = getattr(torch.Tensor, str(node.target), None)
             return f"torch.Tensor.{node.target}", method, ""
         if node.op == "call_module":
-            module = self._module.get_submodule(str(node.target))
+            module = self.module.get_submodule(str(node.target))
             name = f"{type(module).__module__}.{type(module).__qualname__}"
-            why = f"module {node.target} decides by what it is given, and cannot be taken apart"
-            return name, module, f"{why}: export the model with torch.export"
+            why = f"module {node.target} cannot be traced: its control flow depends on its inputs"
+            return name, module, f"{why}; export the model with torch.export"
         target: Any = node.target
         if is_higher_order(target):
-            return full_name(target), None, BRANCHES
+            return full_name(target), None, HIGHER_ORDER
         return full_name(target), target, ""
 
     def _argument(self, given: Any) -> Any:
         def item(one: Any) -> Any:
             if isinstance(one, slice):
                 return slice(*map(item, (one.start, one.stop, one.step)))
-            return self._made[one] if isinstance(one, Node) else one
+            return self.made[one] if isinstance(one, Node) else one
 
         return map_items(given, item)
 
 
-def _holds_tensors(value: Any) -> bool:
-    return not isinstance(value, TensorValue) and any(True for _ in tensor_values(value))
-
-
-def _picked(args: tuple[Any, ...]) -> Any:
+def _unpacked_item(args: tuple[Any, ...]) -> Any:
     try:
         return args[0][args[1]]
     except (LookupError, TypeError):
@@ -470,7 +433,7 @@ def _without_graphs(tree: Any) -> Any:
     return {key: None if isinstance(one, GraphModule) else one for key, one in tree.items()}
 
 
-def _module_of(node: Node) -> str:
+def _module_path_of(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return ""
@@ -479,25 +442,25 @@ def _module_of(node: Node) -> str:
     return "" if path.startswith("_empty_nn_module_stack") else path
 
 
-# --- Whatever a graph is kept in, opened ----------------------------------------------------------
+# --- Opening a graph of any kind ------------------------------------------------------------------
 
 _PAIR = 2
 _KNOWN = "a .pt2 of torch.export.save, a .ckp of nnScaler, or module:factory"
 
 
 def open_graph(source: Any, *, inputs: Any = None, imports: Sequence[str] = ()) -> Graph:
-    """Read a graph, without running anything that a file holds.
+    """Read a graph, without running any code from a file.
 
     Args:
-        source: a path (`.pt2`, `.ckp`); a `Graph`, which is given back; an `ExportedProgram`; a
-            `torch.fx.GraphModule`; an `nn.Module`, which is exported on the fly (non-strict, which
-            takes most models); or `(model, inputs)`.
+        source: a path (`.pt2`, `.ckp`); a `Graph`, which is returned; an `ExportedProgram`; a
+            `torch.fx.GraphModule`; an `nn.Module`, which is exported (non-strict, which works for
+            most models); or `(model, inputs)`.
         inputs: sample arguments: a tensor, a list or tuple of them, a dict by name, or `Inputs`.
-            Needed for an `nn.Module`, and for a graph module whose nodes say no shapes.
-        imports: modules of the user's, which a checkpoint may refer to; they are not imported here.
+            Required for an `nn.Module`, and for a graph module without shapes.
+        imports: your modules that a checkpoint may refer to; they are not imported here.
 
     Raises:
-        UsageError: it is nothing of these, cannot be read, or cannot be exported.
+        UsageError: it is something else, cannot be read, or cannot be exported.
     """
     if (
         isinstance(source, tuple)
@@ -516,7 +479,7 @@ def open_graph(source: Any, *, inputs: Any = None, imports: Sequence[str] = ()) 
     if isinstance(source, torch.nn.Module):
         return _export_model(source, inputs)
     raise UsageError(
-        f"a graph cannot be read from {type(source).__name__} {source!r:.80}; give {_KNOWN}, an "
+        f"cannot read a graph from {type(source).__name__} {source!r:.80}; give {_KNOWN}, an "
         "ExportedProgram, a torch.fx.GraphModule, or a model with its inputs"
     )
 
@@ -534,17 +497,17 @@ def _open_file(path: Path, imports: Sequence[str]) -> Graph:
         return read_exported(path)
     if path.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin"}:
         raise UsageError(
-            f"{path} is a pickle, and loading it would run code that it holds. Give "
+            f"{path} is a pickle, and loading it would run the code in it. Give "
             "module:factory, a function of yours that loads and returns it, or a .pt2 of "
             "torch.export.save"
         )
-    raise UsageError(f"{path} is no graph that paritas reads; give {_KNOWN}")
+    raise UsageError(f"{path} is not a graph that paritas can read; give {_KNOWN}")
 
 
 def _export_model(model: torch.nn.Module, inputs: Any) -> Graph:
     name = type(model).__name__
     if inputs is None:
-        raise UsageError(f"{name} is to be exported, but no inputs are given: give (model, inputs)")
+        raise UsageError(f"{name} cannot be exported without inputs; give (model, inputs)")
     args, kwargs = split_arguments(inputs)
     try:
         program = torch.export.export(model, args, kwargs, strict=False)
@@ -572,6 +535,6 @@ def _bind_placeholders(module: GraphModule, inputs: Any) -> dict[str, Any]:
         bound = inspect.Signature(given).bind(*args, **kwargs)
     except (TypeError, ValueError) as error:
         names = ", ".join(str(node.target) for node in nodes)
-        raise UsageError(f"the inputs do not fit the graph ({error}): it takes {names}") from None
+        raise UsageError(f"the inputs do not fit the graph ({error}); it takes {names}") from None
     bound.apply_defaults()
     return {node.name: bound.arguments[str(node.target)] for node in nodes}

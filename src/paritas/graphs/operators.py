@@ -1,4 +1,4 @@
-"""The operator of a call: the function that its name means, how large it gets, capped sizes."""
+"""The operator of a call: the function its name means, its result sizes, capped dimensions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from paritas.errors import UsageError
 from paritas.graphs.calls import (
     CallValues,
     TensorValue,
-    hollow,
     items_in,
     map_items,
+    on_meta,
     tensor_values,
 )
 from paritas.numerics.contents import leaves
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from paritas.partition.grammar import Dim
 
 
-# --- From the name that a graph gives an operator to the function, without trusting the graph -----
+# --- The function that an operator name means; the graph is not trusted ---------------------------
 
-# A file may name anything: `os.system`, `torch.load`, `torch.ops.aten.from_file`. What is run is
-# what the graph in memory holds, torch's own tensor operators, nnScaler's functions as paritas
-# wrote them, and functions of modules that the user, not the graph, asked to import. No name is
-# imported because a graph has it.
+# A file may name anything: `os.system`, `torch.load`, `torch.ops.aten.from_file`. Only these run:
+# functions held by a graph in memory, torch's own tensor operators, paritas's versions of
+# nnScaler's functions, and functions of modules that the user, not the graph, asked to import. A
+# name in a graph is never imported.
 
-# Where torch keeps tensor operators that people call; what else lies there is refused by name.
+# The modules with torch's public tensor operators; their other contents are refused by name.
 _HOMES: dict[str, Any] = {
     "torch": torch,
     "torch.Tensor": torch.Tensor,
@@ -60,8 +60,8 @@ _NNSCALER = (
     "nnscaler.graph.function.wrapnn.",
 )
 _SUBSCRIPT = "nnscaler.runtime.function.fullslice"
-# Operators that draw random numbers, and are programs' own all the same: they touch nothing but
-# torch's generator, which a check sets back.
+# Allowed operators that draw random numbers: they change only torch's generator, which a check
+# restores.
 _DRAWING = frozenset(
     """
     aten.alpha_dropout.default aten.bernoulli.default aten.bernoulli.p aten.dropout.default
@@ -69,45 +69,46 @@ _DRAWING = frozenset(
     """.split()  # noqa: SIM905
 )
 _DRAWING_NAMES = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"})
-# Beside those that share their name with an operator of aten: functions of torch that are written
-# in Python out of such operators, and methods that only convert. Each takes tensors and numbers,
-# and gives tensors.
+# In addition to the names that aten has: torch functions written in Python with such operators, and
+# methods that only convert. Each takes tensors and numbers, and returns tensors.
 _FURTHER = frozenset(
     """
     adaptive_max_pool2d adjoint bfloat16 bool contiguous double float half hardsigmoid int
     interpolate long normalize pixel_unshuffle type type_as unsafe_chunk softmin logsigmoid
     """.split()  # noqa: SIM905
 )
-# Python's operators on tensors, and the rule that each goes by.
-_PYTHON = {
-    "add": "torch.add",
+# Python's operators on tensors, and the operator whose rule applies.
+_SAME_NAMES = (
+    "add",
+    "sub",
+    "mul",
+    "pow",
+    "neg",
+    "abs",
+    "matmul",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+)
+_PYTHON = {name: f"torch.{name}" for name in _SAME_NAMES} | {
     "iadd": "torch.add",
-    "sub": "torch.sub",
     "isub": "torch.sub",
-    "mul": "torch.mul",
     "imul": "torch.mul",
     "truediv": "torch.true_divide",
     "itruediv": "torch.true_divide",
     "floordiv": "torch.floor_divide",
     "mod": "torch.remainder",
-    "pow": "torch.pow",
-    "neg": "torch.neg",
     "pos": "torch.positive",
-    "abs": "torch.abs",
-    "matmul": "torch.matmul",
     "and_": "torch.bitwise_and",
     "or_": "torch.bitwise_or",
     "xor": "torch.bitwise_xor",
     "invert": "torch.bitwise_not",
-    "eq": "torch.eq",
-    "ne": "torch.ne",
-    "lt": "torch.lt",
-    "le": "torch.le",
-    "gt": "torch.gt",
-    "ge": "torch.ge",
     "getitem": "torch.Tensor.__getitem__",
 }
-# The same operator of aten and of torch, in the words of the one that the library has.
+# The same operator of aten and of torch: the second is the library's spelling.
 _ALIASES = {
     "aten.adaptive_avg_pool1d": "torch.nn.functional.adaptive_avg_pool1d",
     "aten.adaptive_avg_pool2d": "torch.nn.functional.adaptive_avg_pool2d",
@@ -131,14 +132,14 @@ def _dropout_and_mask(
     p: float,
     train: bool | None,  # noqa: FBT001  (aten's own)
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `aten.native_dropout` means, with its draw where a rank can be given its part of it."""
+    """`aten.native_dropout`, with a draw that can be divided among the ranks."""
     if train is False:
         return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
     kept = torch.empty_like(tensor).bernoulli_(1 - p)
     return tensor * kept * (1 / (1 - p) if p < 1 else 0.0), kept.bool()
 
 
-# Run in place of operators that cannot be run on parts of a tensor, rank by rank.
+# Replacements for operators that cannot run on parts of a tensor, rank by rank.
 _SAME_MEANING: dict[str, Callable[..., Any]] = {
     "aten.detach_": torch.detach,
     "torch.Tensor.detach_": torch.detach,
@@ -148,11 +149,11 @@ _SAME_MEANING: dict[str, Callable[..., Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class GraphSubject:
-    """What is run for a call, and the name by which rules and fitting values are looked up.
+    """What runs for a call, and the name for looking up rules and suitable values.
 
     Attributes:
         name: the operator in the library's spelling.
-        args: of the call, with what a subscript has in its brackets one by one.
+        args: of the call, with the items of a subscript as separate arguments.
     """
 
     name: str
@@ -166,9 +167,9 @@ class GraphSubject:
             return values
         return CallValues(_spread_index(values.args), values.kwargs)
 
-    def hollow(self) -> OperatorCall:
-        """The call on tensors without contents."""
-        given = hollow(self.args, self.kwargs)
+    def meta_call(self) -> OperatorCall:
+        """The call on meta tensors."""
+        given = on_meta(self.args, self.kwargs)
         return OperatorCall(self.function, given.args, dict(given.kwargs), name=self.name)
 
 
@@ -179,29 +180,22 @@ def _spread_index(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def subject_of(call: GraphCall, imports: Sequence[str] = ()) -> GraphSubject:
-    """What is run for a call.
-
-    Raises:
-        UsageError: paritas does not run this; the message says why.
-    """
+    """What runs for a call; the `UsageError` for anything else says why not."""
     function = function_of(call, imports)
     name = _library_name(call.operator, function)
     if function in {operator.getitem, torch.Tensor.__getitem__}:
         return GraphSubject(_SUBSCRIPT, nnscaler_functions.fullslice, _spread_index(call.args), {})
     function = _SAME_MEANING.get(name_of(call.operator), function)
-    # How far up a warning points: softmax takes it in one of its homes, and not in the others.
+    # A stack depth for warnings, which only some variants of softmax accept.
     kwargs = {key: value for key, value in call.kwargs.items() if key != "_stacklevel"}
     return GraphSubject(name, function, call.args, kwargs)
 
 
 def function_of(call: GraphCall, imports: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function that a call calls, with the call's own arguments.
+    """The function of a call, which takes the call's own arguments.
 
     Args:
-        imports: modules of the user's; they are imported, and their functions may be run.
-
-    Raises:
-        UsageError: paritas does not run what this name says; the message says why.
+        imports: your modules; they are imported, and their functions may run.
     """
     modules = import_modules(imports)
     if call.function is not None:
@@ -210,16 +204,16 @@ def function_of(call: GraphCall, imports: Sequence[str] = ()) -> Callable[..., A
     found = _find_users_function(name, modules) or _by_name(name)
     if found is None:
         raise UsageError(
-            f"paritas does not run {call.operator[:100]}: it is none of torch's tensor operators "
-            "that it knows; if it is yours, import it with --import MODULE"
+            f"paritas does not run {call.operator[:100]}: it is not a known tensor operator of "
+            "torch; if it is yours, import it with --import MODULE"
         )
     return found
 
 
 def is_known_by_name(call: GraphCall) -> bool:
-    """Whether the operator's name says what is run, in every graph that has it.
+    """Whether the operator's name alone says what runs, in every graph.
 
-    A function that a graph holds in memory may be another one of the same name the next time.
+    A function that a graph holds in memory may differ from another of the same name.
     """
     if call.function is None or getattr(call.function, "namespace", "") in {"aten", "prims"}:
         return True
@@ -227,27 +221,22 @@ def is_known_by_name(call: GraphCall) -> bool:
 
 
 def import_modules(names: Sequence[str]) -> list[ModuleType]:
-    """Import what the user asked for.
-
-    Raises:
-        UsageError: one cannot be imported.
-    """
-    return [_import(name) for name in names]
-
-
-def _import(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise UsageError(
-            f"--import {name}: importing it raised {type(error).__name__}: {error}"
-        ) from error
+    """Import the user's modules."""
+    modules: list[ModuleType] = []
+    for name in names:
+        try:
+            modules.append(importlib.import_module(name))
+        except Exception as error:
+            raise UsageError(
+                f"--import {name}: importing it raised {type(error).__name__}: {error}"
+            ) from error
+    return modules
 
 
 def _find_users_function(name: str, modules: Sequence[ModuleType]) -> Callable[..., Any] | None:
-    """A function that is defined in a module that the user named, or in a part of its package.
+    """A function defined in a module that the user named, or in its package.
 
-    A module that imports `os` has `os.system` too, and did not offer it to the graph.
+    A module that imports `os` also has `os.system`, but does not offer it to the graph.
     """
     for module in modules:
         if not name.startswith(f"{module.__name__}."):
@@ -269,7 +258,7 @@ def _find_users_function(name: str, modules: Sequence[ModuleType]) -> Callable[.
 
 
 def _is_own(found: Any, module: ModuleType) -> bool:
-    """Whether something is the module, below it, or defined there."""
+    """Whether something is the module, a submodule, or defined there."""
     if isinstance(found, ModuleType):
         home = found.__name__
     else:
@@ -280,7 +269,7 @@ def _is_own(found: Any, module: ModuleType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _by_name(name: str) -> Callable[..., Any] | None:
-    """A function that is harmless by its name; None for every other."""
+    """A function whose name says it is harmless; None for any other."""
     if name.startswith(("aten.", "prims.")):
         return _find_aten(name)
     for start in _NNSCALER:
@@ -310,7 +299,7 @@ def _find_aten(name: str) -> Callable[..., Any] | None:
 
 
 def _is_harmless(home: str, last: str) -> bool:
-    """Whether a name of torch's is a tensor operator: the library knows it, or aten has it."""
+    """Whether a name of torch is a tensor operator: the library or aten has it."""
     plain = last.removesuffix("_") if not last.startswith("_") else last
     if last == "__getitem__":
         return home == "torch.Tensor"
@@ -321,12 +310,12 @@ def _is_harmless(home: str, last: str) -> bool:
 
 @functools.cache
 def _own_names() -> frozenset[str]:
-    """The library's names, without what users registered: that must not open a door."""
+    """The library's names without user registrations, which must not allow new functions."""
     return frozenset(name for name in shipped() if name.startswith("torch."))
 
 
 def _is_of_aten(name: str) -> bool:
-    """Whether aten has a pure operator of that name, by torch's own account of it."""
+    """Whether aten has a pure operator of that name, according to torch."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return False
@@ -334,7 +323,7 @@ def _is_of_aten(name: str) -> bool:
 
 
 def _library_name(written: str, function: Callable[..., Any]) -> str:
-    """The spelling under which the library has a rule; what the graph says where it has none."""
+    """The spelling for which the library has a rule; otherwise the graph's own."""
     own = name_of(written)
     for start in _NNSCALER:
         if own.startswith(start):
@@ -344,69 +333,67 @@ def _library_name(written: str, function: Callable[..., Any]) -> str:
     spellings = [own, name_of(function), _ALIASES.get(own, "")]
     if home in {"operator", "_operator"}:
         spellings.append(_PYTHON.get(last, ""))
-    # What writes to its first argument also gives it back, and is split as its twin that does not.
+    # An in-place operator also returns its first argument, and is split like its functional twin.
     spellings += [name[:-1] for name in spellings if name.endswith("_") and name[-2:] != "__"]
     names = set(known())
     return next((name for name in spellings if name in names), own)
 
 
-# --- What a call will give, told from shapes alone: nothing is computed, no memory is taken -------
+# --- The results of a call, predicted from shapes: nothing is computed ----------------------------
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_STEP = 1024
 _WIDEST = 16  # bytes of a complex number
-# Where the two factors of a matrix product stand among the arguments.
+# The position of the first of the two factors of a matrix product.
 _FACTORS = {"linear": 0, "matmul": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class Foretold:
-    """The tensors that a call will give."""
+class PredictedResults:
+    """The tensors that a call will return."""
 
     shapes: tuple[tuple[int, ...], ...]
     bytes: int
 
 
-def foretold(subject: GraphSubject) -> Foretold | None:
-    """What the call gives; None where that depends on values, or torch cannot tell."""
+def predict_results(subject: GraphSubject) -> PredictedResults | None:
+    """What a call will return; None if that depends on values, or torch cannot say."""
     kwargs = dict(subject.kwargs)
     if not any(True for _ in tensor_values((subject.args, kwargs))):
-        kwargs["device"] = torch.device("meta")  # it makes a tensor anew, where it is told to
-    given = hollow(subject.args, kwargs)
+        kwargs["device"] = torch.device("meta")  # a factory function
+    given = on_meta(subject.args, kwargs)
     try:
         with quietly(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             made = subject.function(*given.args, **given.kwargs)
-    except Exception:  # noqa: BLE001  (not to be told: whoever asks has another way)
+    except Exception:  # noqa: BLE001  (no prediction: callers have another way)
         return None
     tensors = [one for _, one in leaves(made, "output") if isinstance(one, torch.Tensor)]
     shapes = tuple(tuple(one.shape) for one in tensors)
-    return Foretold(shapes, sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors))
+    return PredictedResults(
+        shapes, sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors)
+    )
 
 
 def most_bytes(subject: GraphSubject) -> int:
-    """More than the results can take, at a glance: to ask torch costs a second the first time.
+    """A quick upper bound of the result size: asking torch costs a second the first time.
 
-    Every element of a result is made from one of each tensor; numbers can make it larger as often
-    as they say. Products of matrices lose the dimension that they sum over.
+    Every element of a result is made from one of each tensor, and numbers can repeat it as often as
+    they say. Matrix products lose the dimension they sum over.
     """
     first = _FACTORS.get(subject.name.rpartition(".")[2])
     if first is not None:
-        left, right = (_sizes(value) for value in subject.args[first : first + 2])
-        if left and right:
-            rows = math.prod(left) // max(left[-1], 1)
-            columns = math.prod(right) // max(min(right[-2:]), 1)
-            return rows * columns * _WIDEST
+        factors = subject.args[first : first + 2]
+        match [value.shape for value in factors if isinstance(value, TensorValue)]:
+            case [left, right] if left and right:
+                rows = math.prod(left) // max(left[-1], 1)
+                columns = math.prod(right) // max(min(right[-2:]), 1)
+                return rows * columns * _WIDEST
     tree = (subject.args, dict(subject.kwargs))
     sizes = [math.prod(value.shape) for value in tensor_values(tree)]
     return math.prod(max(n, 1) for n in [*sizes, *numbers_in(tree)]) * _WIDEST
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
-    return value.shape if isinstance(value, TensorValue) else ()
-
-
 def numbers_in(tree: Any) -> Iterator[int]:
-    """The numbers among the arguments, none negative; how often to repeat, how much to pad."""
+    """The absolute numbers among the arguments, such as repeat counts and padding."""
     for item in items_in(tree):
         if type(item) is int:
             yield abs(item)
@@ -416,32 +403,20 @@ def numbers_in(tree: Any) -> Iterator[int]:
 
 def bytes_words(count: int) -> str:
     """`1.5 GiB`."""
-    size = float(count)
-    for unit in _UNITS:
-        if size < _STEP or unit == _UNITS[-1]:
-            return f"{size:.4g} {unit}"
-        size /= _STEP
-    raise AssertionError(count)
+    step = min((max(count, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{count / 1024**step:.4g} {_UNITS[step]}"
 
 
-# --- Shorter dimensions for a call that would take too long at its real ones ----------------------
+# --- Shorter dimensions for a call that would take too long ---------------------------------------
 
-# Lengths that belong together shrink together: those that the operator's rule gives one name, and
-# the sizes among its other arguments. Whether the call still makes sense is not argued but tried,
-# on tensors without contents; if it does not, the real shapes are kept and that is told.
+# Lengths that belong together shrink together: those with one name in the operator's rule, and
+# sizes among its other arguments. The shorter call is tried on meta tensors; if it fails, the real
+# shapes are kept and a note says so.
 
 Lengths = dict[int, int]
-# Operators whose numbers are all lengths, and keywords that are positions of dimensions.
+# Operators whose integers are all lengths, and prefixes of keywords that are dimension indices.
 _TAKE_SIZES = {"broadcast_to", "expand", "repeat", "reshape", "view", "_unsafe_view"}
 _POSITIONS = ("dim", "axis", "start_dim", "end_dim")
-
-
-@dataclasses.dataclass(frozen=True)
-class Capped:
-    """A call with shorter dimensions, or as it was, and what to say about that."""
-
-    subject: GraphSubject
-    note: str
 
 
 def capped(
@@ -451,34 +426,36 @@ def capped(
     annotation: Annotation | None,
     *,
     declared: bool,
-) -> Capped | None:
-    """The call with no dimension longer than the cap; None if there is none.
+) -> tuple[GraphSubject, str]:
+    """The call with no dimension longer than the cap, or unchanged, and a note about that.
+
+    The note is empty if every dimension is already short enough.
 
     Args:
         annotation: says which lengths belong together.
-        declared: whether the graph says it; then it has to fit afterwards too, with whatever
-            lengths it has as numbers. Otherwise there is another one for other shapes.
+        declared: whether the graph declares it. It then has to fit the shorter shapes too,
+            including any lengths it has as numbers. An undeclared rule is looked up again for the
+            new shapes.
     """
     cap = settings.cap
     assert cap is not None  # noqa: S101  (only called where one is set)
     values = list(tensor_values((subject.args, dict(subject.kwargs))))
     long = sorted({n for value in values for n in value.shape if n > cap}, reverse=True)
     if not long:
-        return None
-    before = foretold(subject)
+        return subject, ""
+    before = predict_results(subject)
     expected = before.shapes if before is not None else tuple(out.shape for out in outputs)
     fixed = annotation if declared else None
     for lengths in _propose_lengths(subject, long, settings, annotation, declared=declared):
         if not any(new < old for old, new in lengths.items()):
             continue
         small = _with_lengths(subject, lengths, cap)
-        if _is_like(small, expected) and (fixed is None or _rule_still_fits(fixed, small)):
-            told = ", ".join(
-                f"{old} -> {new}" for old, new in sorted(lengths.items()) if old != new
-            )
-            return Capped(small, f"capped: {told}")
-    told = ", ".join(map(str, long))
-    return Capped(subject, f"not capped: with {told} cut to {cap} it does not run; at real shapes")
+        if _has_similar_results(small, expected) and (
+            fixed is None or _rule_still_fits(fixed, small)
+        ):
+            changed = [f"{old} -> {new}" for old, new in sorted(lengths.items()) if old != new]
+            return small, f"capped: {', '.join(changed)}"
+    return subject, f"not capped: it does not run with {', '.join(map(str, long))} cut to {cap}"
 
 
 def _propose_lengths(
@@ -489,14 +466,14 @@ def _propose_lengths(
     *,
     declared: bool,
 ) -> Iterator[Lengths]:
-    """Lengths and what each becomes: as the rule says, by one common factor, each by itself."""
+    """New lengths by old length: by the rule, by a common factor, and each on its own."""
     cap = settings.cap or 1
     step = math.lcm(*settings.ranks)
     if annotation is not None:
         by_rule = _shorten_by_rule(subject, annotation, cap, step, declared=declared)
         if by_rule:
             yield by_rule
-    # Numbers among the arguments that are no length, but a part of one.
+    # Integers among the arguments that are not lengths but parts of one.
     items = items_in((subject.args, subject.kwargs))
     parts = {n for n in items if type(n) is int and cap < n < long[0]}
     together = sorted({*long, *parts}, reverse=True)
@@ -508,7 +485,7 @@ def _propose_lengths(
 
 
 def _shorter(length: int, cap: int, step: int, at: int) -> int:
-    """A length below the cap, divisible by the ranks if the real one is, and no other's."""
+    """A distinct length below the cap, divisible by the ranks if the real one is."""
     if length <= cap:
         return length
     if length % step == 0 and cap >= step:
@@ -518,7 +495,7 @@ def _shorter(length: int, cap: int, step: int, at: int) -> int:
 
 
 def _common_factor(long: list[int], cap: int) -> int:
-    """The least number that divides all of them and brings all of them down to the cap."""
+    """The smallest number that divides all lengths and brings them down to the cap."""
     common = math.gcd(*long)
     need = math.ceil(long[0] / cap)
     return next((n for n in range(need, common + 1) if common % n == 0), 1)
@@ -527,9 +504,9 @@ def _common_factor(long: list[int], cap: int) -> int:
 def _shorten_by_rule(
     subject: GraphSubject, annotation: Annotation, cap: int, step: int, *, declared: bool
 ) -> Lengths:
-    """What the rule's names become; a product of several follows from its factors."""
+    """New lengths for the rule's names; products follow from their factors."""
     try:
-        expansion = expand(annotation.signature, subject.hollow())
+        expansion = expand(annotation.signature, subject.meta_call())
     except UsageError:
         return {}
     known = dict(expansion.lengths)
@@ -550,13 +527,13 @@ def _shorten_by_rule(
         if length == 1 or new is None:
             continue
         if lengths.setdefault(length, new) != new:
-            return {}  # one length, two meanings: a number among the arguments is neither
+            return {}  # one length with two meanings: an equal integer argument is ambiguous
     lengths = {known[name]: sizes[name] for name in sizes} | lengths
     return {old: new for old, new in lengths.items() if old > 1}
 
 
 def _measure_dims(expansion: Expansion, known: Mapping[str, int]) -> Iterator[tuple[Dim, int]]:
-    """Every dimension and how long it is: those of results follow from their names."""
+    """Every dimension and its length; those of results follow from their names."""
     for operand in expansion.inputs:
         for shape in operand.shapes:
             yield from zip(operand.dims or (), shape, strict=False)
@@ -568,7 +545,7 @@ def _measure_dims(expansion: Expansion, known: Mapping[str, int]) -> Iterator[tu
 
 
 def _shrink_products(expansion: Expansion, sizes: dict[str, int], cap: int, step: int) -> None:
-    """Halve the largest factor of a product until it is below the cap too."""
+    """Halve the largest factor of a product until the product is below the cap."""
     for operand in expansion.inputs:
         for dim in operand.dims or ():
             names = [factor.name for factor in dim.factors if factor.name in sizes]
@@ -582,7 +559,7 @@ def _shrink_products(expansion: Expansion, sizes: dict[str, int], cap: int, step
 
 
 def _product_length(factors: tuple[Any, ...], sizes: Mapping[str, int]) -> int | None:
-    """How long a product is; a number among its factors that has no other size is its own."""
+    """The length of a product; a numeric factor without another size counts as itself."""
     found = [
         sizes.get(factor.name, int(factor.name) if factor.is_number else None) for factor in factors
     ]
@@ -590,7 +567,7 @@ def _product_length(factors: tuple[Any, ...], sizes: Mapping[str, int]) -> int |
 
 
 def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSubject:
-    """The same call, with these lengths in its tensors and among its other arguments."""
+    """The same call with these lengths in its tensors and other arguments."""
 
     def mapped(tree: Any, *, is_size: bool) -> Any:
         def change(item: Any) -> Any:
@@ -599,7 +576,7 @@ def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSub
                 return dataclasses.replace(item, shape=shape)
             if isinstance(item, slice):
                 return slice(*map(change, (item.start, item.stop, item.step)))
-            # A small number may be a dimension's position as well as a length.
+            # A small integer may be a dimension index as well as a length.
             is_length = type(item) is int and (is_size or item > cap)
             return lengths.get(item, item) if is_length else item
 
@@ -615,17 +592,17 @@ def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSub
 
 
 def _rule_still_fits(annotation: Annotation, small: GraphSubject) -> bool:
-    """Whether the rule, which fits the real shapes, still does: it may have lengths as numbers."""
+    """Whether the rule still fits: it may contain lengths as numbers."""
     try:
-        annotation.check(small.hollow())
+        annotation.check(small.meta_call())
     except UsageError:
         return False
     return True
 
 
-def _is_like(small: GraphSubject, expected: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether it runs, and gives as many tensors, of as many dimensions, none empty or longer."""
-    made = foretold(small)
+def _has_similar_results(small: GraphSubject, expected: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether it runs and returns as many tensors with as many dimensions, none empty or longer."""
+    made = predict_results(small)
     if made is None or len(made.shapes) != len(expected):
         return False
     return all(

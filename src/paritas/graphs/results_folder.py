@@ -1,7 +1,4 @@
-"""The folder that the results of a graph go to: journal, scripts, tables.
-
-Nothing is written outside of it.
-"""
+"""The results folder of a graph: journal, scripts, tables. Nothing is written outside it."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -17,22 +14,17 @@ from paritas.errors import UsageError
 from paritas.files.folders import Lock
 from paritas.graphs.scripts import SCRIPTS_FOLDER
 from paritas.reports.files import check_writable, replacing, write_whole
-from paritas.reports.graphs import counted
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult
 from paritas.results.report import json_of
+from paritas.results.wording import counted
 
-if TYPE_CHECKING:
-    from types import TracebackType
+# --- The journal: finished operators are written at once, and an interrupted run resumes ----------
 
-
-# --- What is finished of graphs, written down at once: a run that was cut short goes on from ------
-
-# One line of JSON each: what a run is about, an operator that is begun in this process, an operator
-# that is finished, an interruption, how the run ended. A kill costs the operators in progress. One
-# that was begun and neither finished nor interrupted may have been what ended the process.
+# One line of JSON each: what a run is about, an operator that this process starts, an operator that
+# is finished, an interruption, how the run ended. A kill loses only the operators in progress. An
+# operator that was started and neither finished nor interrupted may have crashed the process.
 #
-# A folder may hold several graphs, one after the other. What was verified for one of them is not
-# verified again for the next.
+# A folder may hold several graphs. What was verified for one is not verified again for the next.
 
 JOURNAL_NAME = "journal.jsonl"
 JOURNAL_LOCK = ".journal.lock"
@@ -41,15 +33,12 @@ _LONGEST_VALUE = 60
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run is about: a graph, and what is asked of it.
+    """What a run is about: a graph and its settings.
 
     Attributes:
-        graph: what it was read from, for people.
         calls: the digest of its calls.
-        settings: as they were asked, each in words.
-        versions: of what took part.
-        inputs: the digest of sample inputs and of the weights they meet; empty if there are none.
-        modules: digest by module that brings operators or annotations.
+        inputs: the digest of sample inputs and the weights; empty if there are none.
+        modules: digest by module that provides operators or annotations.
     """
 
     graph: str
@@ -60,7 +49,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     modules: dict[str, str] = {}
 
     def difference(self, earlier: About) -> str:
-        """In what an earlier run of this graph asked something else; empty if in nothing."""
+        """How an earlier run of this graph differs; empty if it does not."""
         for words, old, new in (
             ("settings", earlier.settings, self.settings),
             ("versions", earlier.versions, self.versions),
@@ -68,28 +57,28 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             for name in sorted(old.keys() | new.keys()):
                 if old.get(name) != new.get(name):
                     was, now = (str(one.get(name, "none"))[:_LONGEST_VALUE] for one in (old, new))
-                    return f"other {words} ({name} was {was}, and is {now} now)"
+                    return f"other {words} ({name} was {was}, now it is {now})"
         if earlier.inputs != self.inputs:
             return "other sample inputs or weights"
         if earlier.modules != self.modules:
             changed = sorted(dict(earlier.modules.items() ^ self.modules.items()))
-            return f"another text of the module {', '.join(changed)}"
+            return f"another version of the module {', '.join(changed)}"
         return ""
 
-    def answers(self, other: About) -> bool:
-        """Whether what was verified for this graph is verified for an operator of another, too.
+    def holds_for(self, other: About) -> bool:
+        """Whether what this run verified also holds for an operator of another graph.
 
-        Values of a run of the graph are its own: only drawn ones are the same for both.
+        Values recorded in a run belong to that graph; only drawn ones are the same for both.
         """
         same = self.versions == other.versions and self.modules == other.modules
         return same and not self.inputs and not other.inputs
 
 
 class _JournalLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line: what a run is about, or one thing that happened in it.
+    """One line: what a run is about, or one event of it.
 
-    What follows a line about a graph belongs to that graph. The report is without operators: they
-    have lines of their own.
+    Lines after one about a graph belong to that graph. The report has no operators: they have their
+    own lines.
     """
 
     format: int | None = None
@@ -102,12 +91,7 @@ class _JournalLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 @dataclasses.dataclass
 class Registered:
-    """A graph that the folder holds results of.
-
-    Attributes:
-        number: in the order in which they came, from 1 on.
-        finished: result by key.
-    """
+    """A graph whose results are in the folder, numbered from 1; results by key."""
 
     number: int
     about: About
@@ -115,40 +99,32 @@ class Registered:
     finished: dict[str, OperatorResult] = dataclasses.field(default_factory=dict)
 
     def whole_report(self) -> GraphReport:
-        """All that is known of it."""
+        """The report with all finished operators."""
         found = sorted(self.finished.values(), key=lambda one: one.sites[0].position)
         return msgspec.structs.replace(self.report, operators=tuple(found), number=self.number)
 
 
 class GraphJournal:
-    """The file, open for writing, and what it holds from earlier runs.
+    """The journal, open for writing, and what earlier runs left in it.
 
     Attributes:
         own: the graph of this run.
-        graphs: all of them, by the digests of their calls.
-        suspects: keys during which an earlier run ended without a word.
-        notes: what became of a line that was cut short.
+        graphs: all graphs, by the digests of their calls.
+        suspects: keys of operators that may have crashed an earlier run.
+        notes: about a truncated line.
     """
 
     def __init__(
         self, folder: Path, about: About, report: GraphReport, *, resume: bool = True
     ) -> None:
-        """Open it, take over what is finished, and register the graph.
-
-        Args:
-            report: what there is to say of the graph before any operator is checked.
-
-        Raises:
-            UsageError: it asked something else of this graph, is damaged, or another process
-                writes to it.
-        """
+        """Open the journal, read what is finished, and register the graph."""
         self.graphs: dict[str, Registered] = {}
         self.suspects: set[str] = set()
         self.notes: list[str] = []
         self._begun = ""
-        self._told: Registered | None = None
+        self._current: Registered | None = None
         path = folder / JOURNAL_NAME
-        self._lock = _alone_in(folder)
+        self._lock = _lock_folder(folder)
         try:
             length = self._read(path) if resume and path.exists() else 0
             self._refuse_other_questions(folder, about)
@@ -166,16 +142,16 @@ class GraphJournal:
 
     @property
     def finished(self) -> dict[str, OperatorResult]:
-        """Result by key, of earlier runs of this graph."""
+        """Result by key, from earlier runs of this graph."""
         return self.own.finished
 
     def verified_elsewhere(self, key: str) -> tuple[OperatorResult, str] | None:
-        """An operator that was verified for another graph of the folder, and that graph's name."""
+        """The result of an operator verified for another graph, and that graph."""
         for other in self.others():
             known = other.finished.get(key)
             if known is None or known.outcome is not CallOutcome.VERIFIED:
                 continue
-            if other.about.answers(self.own.about):
+            if other.about.holds_for(self.own.about):
                 return known, other.report.graph
         return None
 
@@ -184,68 +160,60 @@ class GraphJournal:
         return tuple(one for one in self.graphs.values() if one is not self.own)
 
     def begin(self, key: str) -> None:
-        """An operator is checked in this process from now on."""
+        """Record that this process starts checking an operator."""
         self._write(_JournalLine(begun=key))
 
     def finish(self, result: OperatorResult) -> None:
-        """An operator is done."""
+        """Record the result of an operator."""
         self._write(_JournalLine(finished=result))
         self.own.finished[result.key] = result
 
     def end(self, report: GraphReport) -> None:
-        """The run has come to its end, or is interrupted: what there is to say of the graph."""
+        """Record the report of a run that ended or was interrupted."""
         bare = msgspec.structs.replace(report, operators=(), others=())
         self._write(_JournalLine(report=bare))
         self.own.report = bare
 
     def interrupt(self) -> None:
-        """Somebody asked to stop: what was begun is no suspect."""
+        """Record that the user stopped the run: the operator in progress is no suspect."""
         self._write(_JournalLine(interrupted=True))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         self._lock.release()
 
     def _write(self, line: _JournalLine) -> None:
         self._file.write(json_of(line) + b"\n")
-        # As far as the system: that survives a kill of this process.
+        # To the operating system: this survives a kill of the process.
         self._file.flush()
 
     # --- what is there already -------------------------------------------------------------------
 
     def _read(self, path: Path) -> int:
-        """Take over what is there; gives where to go on writing."""
+        """Read the existing lines; returns where to continue writing."""
         content = path.read_bytes()
         length = content.rfind(b"\n") + 1
         if length < len(content):
             lost = len(content) - length
             self.notes.append(
-                f"the last line of an earlier run's journal was cut short ({lost} bytes): what it "
-                "was about is checked again"
+                f"the last line of an earlier run's journal was truncated ({lost} bytes); its "
+                "operator is checked again"
             )
         for number, text in enumerate(content[:length].splitlines(), start=1):
             line = _decode_line(path, number, text)
             if line.about is not None or number == 1:
                 if line.format != _FORMAT or line.about is None or line.report is None:
-                    raise _damaged_line(
-                        path, number, f"format {line.format!r} instead of {_FORMAT}"
-                    )
-                self._told = self._register(line.about, line.report)
+                    raise _damaged_line(path, number, f"format {line.format!r}, expected {_FORMAT}")
+                self._current = self._register(line.about, line.report)
             else:
-                self._take(line)
+                self._apply(line)
         return length
 
     def _register(self, about: About, report: GraphReport) -> Registered:
-        """The graph that a run is about, known or new."""
+        """The entry of a graph, existing or new."""
         new = Registered(len(self.graphs) + 1, about, report)
         known = self.graphs.setdefault(about.calls, new)
         known.about, known.report = about, report
@@ -257,26 +225,26 @@ class GraphJournal:
         if not difference:
             return
         rest = len(self.graphs) - 1
-        lost = f", which drops those of {counted(rest, 'other graph')}, too" if rest else ""
+        lost = f", which also deletes the results of {counted(rest, 'other graph')}" if rest else ""
         raise UsageError(
-            f"{str(folder)!r} holds results of {difference}: name another folder, or start anew "
+            f"{str(folder)!r} holds results with {difference}; use another folder, or start over "
             f"with --overwrite (resume=False){lost}"
         )
 
-    def _take(self, line: _JournalLine) -> None:
+    def _apply(self, line: _JournalLine) -> None:
         if line.begun is not None:
             self._begun = line.begun
             self.suspects.add(line.begun)
-        elif line.finished is not None and self._told is not None:
-            self._told.finished[line.finished.key] = line.finished
+        elif line.finished is not None and self._current is not None:
+            self._current.finished[line.finished.key] = line.finished
             self.suspects.discard(line.finished.key)
-        elif line.report is not None and self._told is not None:
-            self._told.report = line.report
+        elif line.report is not None and self._current is not None:
+            self._current.report = line.report
         elif line.interrupted:
             self.suspects.discard(self._begun)
 
 
-def _alone_in(folder: Path) -> Lock:
+def _lock_folder(folder: Path) -> Lock:
     try:
         lock = Lock(folder / JOURNAL_LOCK)
     except OSError as error:
@@ -285,7 +253,7 @@ def _alone_in(folder: Path) -> Lock:
     if not lock.is_held:
         lock.release()
         raise UsageError(
-            f"{str(folder)!r}: another process writes its results there; wait for it, or name "
+            f"{str(folder)!r}: another process is writing its results there; wait for it, or use "
             "another folder"
         )
     return lock
@@ -294,7 +262,7 @@ def _alone_in(folder: Path) -> Lock:
 def _decode_line(path: Path, number: int, text: bytes) -> _JournalLine:
     try:
         plain: Any = msgspec.json.decode(text)
-        # Lax: numbers that are none are spelled out.
+        # Lax: NaN and infinity are written as strings.
         return msgspec.convert(plain, _JournalLine, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _damaged_line(path, number, str(error)) from None
@@ -302,7 +270,7 @@ def _decode_line(path: Path, number: int, text: bytes) -> _JournalLine:
 
 def _damaged_line(path: Path, number: int, what: str) -> UsageError:
     return UsageError(
-        f"{str(path)!r}, line {number} is damaged or of another version: {what}; start anew with "
+        f"{str(path)!r}, line {number} is damaged or from another version: {what}; start over with "
         "--overwrite (resume=False)"
     )
 
@@ -311,24 +279,16 @@ def _damaged_line(path: Path, number: int, what: str) -> UsageError:
 
 JSON, CSV, HTML = "results.json", "results.csv", "report.html"
 _FILES = (HTML, CSV, JSON)
-# A script, or the values beside it, as `scripts.writing` names them.
+# A script, or the file with its values, as `graphs.scripts` names them.
 _SCRIPT = re.compile(r"(graph\d+_)?\d{2,}_\w+\.(py|safetensors)")
-# The page of a graph beside that of the latest run.
+# The page of a graph other than that of the latest run.
 _PAGE = re.compile(r"report_\d+\.html")
 
 
 def prepare_folder(folder: Path, *, resume: bool) -> None:
-    """Create the folder, and see that nothing of somebody else's would be lost.
-
-    Args:
-        folder: of the results.
-        resume: whether to go on with what is there, which has to be ours.
-
-    Raises:
-        UsageError: it cannot be written to, or holds what another program wrote.
-    """
+    """Create the folder, and make sure that nobody else's files would be lost."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; name a folder")
+        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; use a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -337,18 +297,29 @@ def prepare_folder(folder: Path, *, resume: bool) -> None:
     for name in (*_FILES, JOURNAL_NAME):
         if (folder / name).is_dir():
             raise UsageError(f"cannot write {str(folder / name)!r}: it is a directory")
-    for name in (JOURNAL_NAME, JOURNAL_LOCK):  # the others are replaced, these are written into
+    for name in (
+        JOURNAL_NAME,
+        JOURNAL_LOCK,
+    ):  # the others are replaced; these are opened for writing
         if (folder / name).is_symlink():
-            raise UsageError(f"cannot write {str(folder / name)!r}: it leads out of the folder")
+            raise UsageError(
+                f"cannot write {str(folder / name)!r}: it is a symbolic link; remove it"
+            )
     scripts = folder / SCRIPTS_FOLDER
     if os.path.lexists(scripts) and (scripts.is_symlink() or not scripts.is_dir()):
-        raise UsageError(f"cannot write to {str(scripts)!r}: it is no folder of its own")
-    if resume and not (folder / JOURNAL_NAME).exists():
-        _refuse_strangers(folder)
+        raise UsageError(
+            f"cannot write to {str(scripts)!r}: it is a link or a file, not a folder; remove it"
+        )
+    there = [name for name in (*_FILES, SCRIPTS_FOLDER) if os.path.lexists(folder / name)]
+    if resume and there and not (folder / JOURNAL_NAME).exists():
+        raise UsageError(
+            f"{str(folder)!r} holds {', '.join(there)}, but no {JOURNAL_NAME} to resume from; use "
+            "another folder, or replace them with --overwrite (resume=False)"
+        )
 
 
 def clear_folder(folder: Path) -> None:
-    """Take away what an earlier run wrote, and nothing else."""
+    """Delete what an earlier run wrote, and nothing else."""
     for name in _FILES:
         (folder / name).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -364,44 +335,26 @@ def clear_folder(folder: Path) -> None:
         scripts.rmdir()
 
 
-def _refuse_strangers(folder: Path) -> None:
-    there = [name for name in (*_FILES, SCRIPTS_FOLDER) if os.path.lexists(folder / name)]
-    if there:
-        raise UsageError(
-            f"{str(folder)!r} holds {', '.join(there)}, but no {JOURNAL_NAME} to go on from: name "
-            "another folder, or replace them with --overwrite (resume=False)"
-        )
-
-
 def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tuple[Path, ...]:
-    """Write a report in all its forms, each file whole or not at all.
+    """Write a report in all formats, each file completely or not at all.
 
-    Other graphs of the folder have a page each, named by their numbers.
-
-    Returns:
-        The files, that for people first.
+    Other graphs of the folder have a page each, named by their numbers. Returns the HTML page
+    first.
     """
     from paritas.reports.tables import graph_csv
 
     written = [folder / JSON, folder / CSV]
     write_whole(folder / JSON, report.to_json())
     write_whole(folder / CSV, graph_csv(report).encode(errors="backslashreplace").rstrip(b"\n"))
-    from paritas.reports.graph_page import graph_page_name
+    from paritas.reports.graph_page import graph_page_name, write_graph_page
 
-    for number in range(1, len(report.others) + 2):  # those of an earlier run would not fit
+    for number in range(1, len(report.others) + 2):  # pages of an earlier run are outdated
         (folder / graph_page_name(number)).unlink(missing_ok=True)
-    if html:
-        for other in report.others:
-            _write_page(folder / graph_page_name(other.number), other)
-        _write_page(folder / HTML, report)
-        written.append(folder / HTML)
-    else:
+    if not html:
         (folder / HTML).unlink(missing_ok=True)
-    return tuple(reversed(written))
-
-
-def _write_page(path: Path, report: GraphReport) -> None:
-    from paritas.reports.graph_page import write_graph_page
-
-    with replacing(path) as unfinished:
-        write_graph_page(report, unfinished)
+        return tuple(reversed(written))
+    pages = {graph_page_name(other.number): other for other in report.others} | {HTML: report}
+    for name, one in pages.items():
+        with replacing(folder / name) as unfinished:
+            write_graph_page(one, unfinished)
+    return folder / HTML, *reversed(written)

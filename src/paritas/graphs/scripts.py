@@ -1,4 +1,4 @@
-"""The script that shows a wrong split: the operator whole and on ranks, in torch alone."""
+"""The script that reproduces a wrong split: the operator unsplit and on ranks, with torch alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from paritas._torch.global_state import quietly
 from paritas.errors import UsageError
+from paritas.graphs.calls import CallValues, copied
 from paritas.graphs.checking import offers, prepare_call
 from paritas.graphs.operators import subject_of
-from paritas.partition.recipe_checks import DRAWS
+from paritas.partition.runner import Streams
 from paritas.placement.placement import Terms, bounds
 from paritas.placement.recipes import name_of, split_values, tensors_in
 from paritas.reports.scripts import (
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from paritas.results.placements import Role
 
 
-# --- The operator, as a line of Python ------------------------------------------------------------
+# --- The operator as Python source ----------------------------------------------------------------
 
 _OWN_MODULE = "paritas.partition.configuration.nnscaler_functions"
 
@@ -51,15 +53,10 @@ _OWN_MODULE = "paritas.partition.configuration.nnscaler_functions"
 def function_text(
     name: str, function: Callable[..., Any], imports: tuple[str, ...] = ()
 ) -> tuple[list[str], str]:
-    """Lines that make `compute` the operator, and the module of yours that they need, if any.
-
-    Args:
-        name: the operator, as the graph names it.
-        function: what was run for it.
-        imports: modules that bring operators.
+    """Lines that set `compute` to the operator, and your module that they need, if any.
 
     Raises:
-        NoScriptError: it lives in memory alone.
+        NoScriptError: the function exists only in memory.
     """
     module, short = inspect.getmodule(function), getattr(function, "__name__", "")
     if module is not None and module.__name__ == _OWN_MODULE:
@@ -78,7 +75,7 @@ def function_text(
     if home and home != "__main__" and _at(module, qualified.split(".")) is function:
         first = qualified.partition(".")[0]
         return [f"from {home} import {first}", "", f"compute = {qualified}"], home
-    raise NoScriptError(f"{name} was made in memory: no script can import it")
+    raise NoScriptError(f"{name} exists only in memory, so no script can import it")
 
 
 def _at(owner: Any, parts: list[str]) -> Any:
@@ -88,15 +85,15 @@ def _at(owner: Any, parts: list[str]) -> Any:
 
 
 def _registered(name: str, imports: tuple[str, ...]) -> tuple[list[str], str]:
-    """An operator that a program put into torch's registry: the module that does so is needed."""
+    """An operator that a program registered with torch: the script imports that module."""
     if not imports:
-        raise NoScriptError(f"{name} is registered by a program that a script does not know")
+        raise NoScriptError(f"{name} is registered by an unknown module; name it with --import")
     lines = [f"import {module}  # registers the operator" for module in imports]
     return [*lines, "", f"compute = torch.ops.{name}"], ", ".join(imports)
 
 
 def _source_lines(module: ModuleType, name: str) -> list[str]:
-    """The text of a function, and of what it uses of its module."""
+    """The source of a function, and of everything it uses from its module."""
     needed: dict[str, str] = {}
     waiting = [name]
     while waiting:
@@ -123,12 +120,11 @@ def _source_lines(module: ModuleType, name: str) -> list[str]:
 
 def _import_line(module: ModuleType, name: str) -> str:
     parent, _, last = module.__name__.rpartition(".")
-    if not parent:
-        return f"import {module.__name__}" + (f" as {name}" if name != module.__name__ else "")
-    return f"from {parent} import {last}" + (f" as {name}" if name != last else "")
+    line = f"from {parent} import {last}" if parent else f"import {last}"
+    return line if name == last else f"{line} as {name}"
 
 
-# --- What is the same in every script: the operator whole and on ranks ----------------------------
+# --- The part that every script shares: run the operator unsplit and on ranks ---------------------
 
 _RUN = '''
 
@@ -141,7 +137,7 @@ WIDE = {
 
 
 def lifted(value, wide):
-    """An argument, in float64 if that is asked for."""
+    """Convert an argument to float64 if `wide` is set."""
     if isinstance(value, (list, tuple)):
         return type(value)(lifted(item, wide) for item in value)
     if isinstance(value, torch.dtype):
@@ -152,36 +148,36 @@ def lifted(value, wide):
 
 
 def same(parts, full):
-    """All ranks should have it: where they disagree, it is none of theirs."""
+    """All ranks should have the same result: where they disagree, the result is wrong."""
     first = parts[0]
     if not (first.is_floating_point() or first.is_complex()):
         return first ^ torch.stack([part != first for part in parts]).any(dim=0)
-    if full:  # each rank sends back the gradient of the whole of it
+    if full:  # each rank returns the full gradient
         return first + sum(part - part.detach() for part in parts[1:])
     return sum(part * weight for part, weight in zip(parts, WEIGHTS))
 
 
 def reduced(parts, reduction):
-    """All ranks have a term of it."""
+    """Each rank has one term of the result."""
     stacked = torch.stack(parts)
     kept = {"dtype": stacked.dtype} if reduction in ("sum", "prod") else {}
     return getattr(stacked, reduction)(dim=0, **kept)
 
 
 def weighted(tensor, weight):
-    """The tensor, whose gradient counts so much: gradients that agree come to just that."""
+    """Scale the gradient: the weights add up to 1, so equal gradients stay as they are."""
     return tensor.detach() + weight * (tensor - tensor.detach())
 
 
 def copied(value):
-    """The operator may write to what it is given."""
+    """Copy an argument: the operator may write to it."""
     if isinstance(value, (list, tuple)):
         return type(value)(copied(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def called(given):
-    """Call the operator; gives its results, and its arguments as they are afterwards."""
+    """Call the operator; returns its results, and its arguments after the call."""
     mine = {place: copied(value) for place, value in given.items()}
     args = [mine[place] for place in sorted(place for place in mine if isinstance(place, int))]
     named = {place: value for place, value in mine.items() if isinstance(place, str)}
@@ -189,7 +185,7 @@ def called(given):
 
 
 def run_whole(given, full):
-    """On one device."""
+    """Run on one device."""
     results, mine = called(given)
     found = {f"output[{at}]": result for at, result in enumerate(results)}
     return found | {
@@ -199,13 +195,13 @@ def run_whole(given, full):
 
 
 def run_split(given, full):
-    """On ranks, one after the other."""
+    """Run on ranks, one after the other."""
     pairs = [called(mine) for mine in rank_arguments(given)]
     return together([results for results, _ in pairs], [mine for _, mine in pairs], full)
 
 
 def observed(run, asked, claimed, wide):
-    """Results and gradients under one random cotangent."""
+    """Results and gradients for one random cotangent."""
     found = {}
     for targets, full in ((asked, False), (claimed, True)):
         given = arguments(wide)
@@ -249,12 +245,12 @@ def main():
         whole = observed(run_whole, ASKED, CLAIMED, wide)
         exact = whole if wide else observed(run_whole, ASKED, CLAIMED, True)
     except Exception as error:
-        print(f"the operator itself fails, unsplit: {type(error).__name__}: {error}")
+        print(f"the unsplit operator itself fails: {type(error).__name__}: {error}")
         return 3
     try:
         split = observed(run_split, ASKED, CLAIMED, wide)
     except Exception as error:
-        print(f"the ranks fail where the whole does not: {type(error).__name__}: {error}")
+        print(f"the ranks fail, but the unsplit operator does not: {type(error).__name__}: {error}")
         print("the fault is there")
         return 1
     print(f"loss on one device:   {loss(whole)!r}")
@@ -263,27 +259,22 @@ def main():
 '''
 
 
-# --- The text of a script that shows a failure: the operator whole, and split with every step -----
+# --- The text of a script -------------------------------------------------------------------------
 
-# Nothing of paritas is in it. What each rank is given, and how the results become one, stands there
-# line by line, so that a reader sees the rule that is wrong.
+# A script does not use paritas. It spells out what each rank receives and how the results are
+# combined, so a reader can see which rule is wrong.
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """One failure, with all that a script tells of it and does.
+    """One failure, with everything that its script contains.
 
     Attributes:
-        operator: as the graph names it.
-        call: the operator and its arguments.
-        recipe: how it was split.
-        ranks: over how many ranks.
-        heading: what the script says of itself, line by line.
+        operator: its name in the graph.
         written: arguments that the operator writes to.
-        native: in the dtypes of the call; otherwise in float64, where rounding excuses nothing.
-        drawn: values are drawn anew; otherwise they are those of the call.
-        seed: of what is drawn.
-        imports: modules of yours that bring operators.
+        native: in the dtypes of the call; otherwise in float64, where rounding is negligible.
+        drawn: draw new values; otherwise use those of the call.
+        imports: your modules that register operators.
     """
 
     operator: str
@@ -304,20 +295,16 @@ class Facts:
 
 
 def split_script(facts: Facts) -> Script:
-    """The script of a failure.
-
-    Raises:
-        NoScriptError: an argument, the function or the rule cannot be written so.
-    """
+    """The script of a failure; raises `NoScriptError` if it cannot be written as Python."""
     lines, module = function_text(facts.operator, facts.call.function, facts.imports)
-    needs = ("", f"It imports {module}: run it where that can be found.") if module else ()
+    needs = ("", f"It imports {module}: run it where Python can find that.") if module else ()
     values = ScriptValues()
     parts = [
         "",
         *lines,
         "",
         f"RANKS = {facts.ranks}",
-        f"DTYPE = {'None  # as the arguments are' if facts.native else 'torch.float64'}",
+        f"DTYPE = {'None  # that of the arguments' if facts.native else 'torch.float64'}",
         f"ASKED = {_places_with_gradient(facts)!r}",
         f"CLAIMED = {_places_with_claimed_gradient(facts)!r}",
         "",
@@ -340,7 +327,7 @@ def split_script(facts: Facts) -> Script:
     )
 
 
-# --- what the operator is given -------------------------------------------------------------------
+# --- the arguments of the operator ----------------------------------------------------------------
 
 
 def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
@@ -362,7 +349,7 @@ def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
         for place, value in facts.values.items()
     ]
     yield "def arguments(wide):"
-    yield '    """What the operator is given, by position and by name."""'
+    yield '    """The operator\'s arguments, by position and by name."""'
     if facts.drawn:
         yield f"    generator = torch.Generator().manual_seed({facts.seed})"
     yield from values.loading.splitlines()
@@ -372,7 +359,7 @@ def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
 
 
 def _places_with_gradient(facts: Facts) -> tuple[Place, ...]:
-    """Arguments of which a gradient is asked."""
+    """Arguments for which a gradient is computed."""
     return tuple(
         place
         for place, value in facts.values.items()
@@ -382,7 +369,7 @@ def _places_with_gradient(facts: Facts) -> tuple[Place, ...]:
 
 
 def _places_with_claimed_gradient(facts: Facts) -> tuple[Place, ...]:
-    """Of these, those whose gradient each rank claims to have already."""
+    """Those of them for which each rank claims to have the full gradient."""
     found = []
     for place in _places_with_gradient(facts):
         placement = facts.recipe.placement(place)
@@ -391,12 +378,12 @@ def _places_with_claimed_gradient(facts: Facts) -> tuple[Place, ...]:
     return tuple(found)
 
 
-# --- what each rank is given ----------------------------------------------------------------------
+# --- the arguments of each rank -------------------------------------------------------------------
 
 
 def _write_ranks(facts: Facts) -> Iterator[str]:
     yield "def rank_arguments(given):"
-    yield '    """What each of the ranks is given."""'
+    yield '    """The arguments of each rank."""'
     yield "    ranks = [dict(given) for _ in range(RANKS)]"
     for place, placement in facts.recipe.inputs:
         value = facts.values[place]
@@ -411,16 +398,16 @@ def _write_ranks(facts: Facts) -> Iterator[str]:
 
 
 def _write_numbers(facts: Facts) -> Iterator[str]:
-    """Arguments that go with the split, as each rank has them."""
+    """Arguments that change with the split, as each rank has them."""
     if facts.recipe.exchanges:
-        raise NoScriptError("ranks that exchange something are not written into scripts")
+        raise NoScriptError("scripts do not support ranks that exchange data")
     places = [place for place, _ in facts.recipe.numbers]
     if not places:
         return
-    # Drawn terms of partial arguments are of no interest here.
+    # The drawn terms of partial arguments do not matter here.
     each = split_values(facts.values, facts.recipe, facts.ranks, Terms(facts.seed, lifted=False))
     for place in places:
-        yield f"    # {name_of(place)} goes with the split"
+        yield f"    # {name_of(place)} changes with the split"
         for rank, mine in enumerate(each):
             yield f"    ranks[{rank}][{place!r}] = {literal(mine[place])}"
 
@@ -432,11 +419,11 @@ def _placement_words(placement: Any) -> str:
         case Shard(dim=dim, unit=unit, halo=halo):
             return f"split along dimension {dim}, in units of {unit}, with a halo of {halo}"
         case Replicate():
-            return "whole on each rank, whose gradient is claimed to be the whole's"
+            return "replicated; each rank claims to have the full gradient"
         case Once():
-            return "one rank has it, the others zeros"
+            return "rank 0 has it, the others have zeros"
         case _:
-            return f"each rank has a term of its {placement.reduction}"
+            return f"each rank has one term of its {placement.reduction}"
 
 
 def _part_text(value: Any, placement: Any, path: str, rank: int, ranks: int) -> str:
@@ -461,24 +448,24 @@ def _part_text(value: Any, placement: Any, path: str, rank: int, ranks: int) -> 
         case Partial(reduction="sum" | "avg"):
             by = 1 if placement.reduction == "sum" else ranks
             return f"{path} * {_rank_weights(ranks)[rank] * by}"
-    raise NoScriptError(f"terms of a {placement.reduction} are not written into scripts")
+    raise NoScriptError(f"scripts do not support terms of a {placement.reduction}")
 
 
 def _rank_weights(ranks: int) -> list[float]:
-    """Unlike one another, of both signs; their sum is 1."""
+    """Distinct weights of both signs, with sum 1."""
     rest = [-0.5 if rank % 2 else 0.25 for rank in range(1, ranks)]
     return [1 - sum(rest), *rest]
 
 
-# --- how the results become one -------------------------------------------------------------------
+# --- combining the results ------------------------------------------------------------------------
 
 
 def _write_together(facts: Facts) -> Iterator[str]:
     yield "def together(results, written, full):"
-    yield '    """What the results of the ranks are, put together as the rule says."""'
+    yield '    """The results of the ranks, combined as the rule says."""'
     yield f"    if any(len(result) != {len(facts.recipe.outputs)} for result in results):"
-    told = f"the rule tells of {len(facts.recipe.outputs)} results"
-    yield f'        raise ValueError("{told}, a rank gives " + str(len(results[0])))'
+    expected = f"the rule has {len(facts.recipe.outputs)} results"
+    yield f'        raise ValueError("{expected}, a rank returns " + str(len(results[0])))'
     yield "    found = {}"
     for at, combine in enumerate(facts.recipe.outputs):
         parts = f"[result[{at}] for result in results]"
@@ -518,51 +505,40 @@ def _written_rule(placement: Any) -> Role | None:
     return None
 
 
-# --- A script is tried before it is handed over: one that does not show the failure says so -------
+# --- Each script is tried, and a note says if it does not show the failure ------------------------
 
 SCRIPTS_FOLDER = "repro"
 _PATIENCE = 120.0  # seconds
-_MOST_BYTES = 64 << 20  # of arguments in a file beside the script
+_MOST_BYTES = 64 << 20  # of arguments in a file next to the script
 
 
 @dataclasses.dataclass(frozen=True)
-class Handed:
-    """What came of a script.
-
-    Attributes:
-        path: relative to the folder of the results; empty if there is none.
-        note: what a reader should know of it.
-    """
+class ScriptOutcome:
+    """A script's path in the results folder, or a note why there is none or it shows nothing."""
 
     path: str = ""
     note: str = ""
 
 
 def stem_of(number: int, operator: str) -> str:
-    """A file's name: `03_linear`, whatever the operator is called."""
+    """A file name: `03_linear`, whatever the operator is called."""
     parts = operator.split(".")
-    # Of `aten.mm.default` the overload says nothing.
+    # The overload of `aten.mm.default` means nothing here.
     short = parts[1] if parts[0] in {"aten", "prims"} and len(parts) > 1 else parts[-1]
     return f"{number:02}_{re.sub(r'[^A-Za-z0-9_]+', '_', short)[:60] or 'operator'}"
 
 
 def write_script(
     folder: Path, stem: str, facts: Facts, *, recorded: bool = False, degraded: bool = False
-) -> Handed:
-    """Write a script that shows a failure, and run it once.
+) -> ScriptOutcome:
+    """Write a script that reproduces a failure, and run it once.
 
-    Values are drawn in the script, if that shows the failure; otherwise the very ones of the check
-    lie in a file beside it.
+    The script draws its values if that shows the failure; otherwise the values of the check are in
+    a file next to it.
 
     Args:
-        folder: of the results; the script goes below it.
-        stem: the file's name, without its ending.
-        facts: the failure.
-        recorded: the values are those of a run, and no others will do.
-        degraded: it is only in the dtype of the call that anything is wrong.
-
-    Raises:
-        UsageError: no script can show it, or it cannot be written.
+        recorded: the values come from a run, and cannot be replaced by drawn ones.
+        degraded: only the run in the call's own dtype is wrong.
     """
     path = folder / SCRIPTS_FOLDER / f"{stem}.py"
     name = f"{SCRIPTS_FOLDER}/{path.name}"
@@ -571,15 +547,15 @@ def write_script(
         script = split_script(dataclasses.replace(facts, native=native, drawn=drawn))
         written = write(script, path, _PATIENCE)
         if written.shows:
-            return Handed(name)
+            return ScriptOutcome(name)
         problem = written.problem
-    return Handed(name, f"{name} does not show the failure by itself: {problem}")
+    return ScriptOutcome(name, f"{name} does not reproduce the failure: {problem}")
 
 
 def _script_variants(
     facts: Facts, *, recorded: bool, degraded: bool
 ) -> Iterator[tuple[bool, bool]]:
-    """Whether values are drawn and whether it runs natively, the simplest way first."""
+    """Whether to draw values and whether to run natively, the simplest variant first."""
     tensors = [one for value in facts.values.values() for one in tensors_in(value)]
     size = sum(one.numel() * one.element_size() for one in tensors)
     can_store = size <= _MOST_BYTES and all(is_storable(one.dtype) for one in tensors)
@@ -602,25 +578,25 @@ def with_script(
     graph: int = 1,
 ) -> OperatorResult:
     """The result with its script, or with a note that says why it has none."""
-    handed = hand_over(folder, work, result, versions, graph=graph)
-    notes = (*result.notes, handed.note) if handed.note else result.notes
-    return msgspec.structs.replace(result, script=handed.path, notes=notes)
+    outcome = write_first_script(folder, work, result, versions, graph=graph)
+    notes = (*result.notes, outcome.note) if outcome.note else result.notes
+    return msgspec.structs.replace(result, script=outcome.path, notes=notes)
 
 
-def hand_over(
+def write_first_script(
     folder: Path,
     work: OperatorWork,
     result: OperatorResult,
     versions: Mapping[str, str],
     *,
     graph: int = 1,
-) -> Handed:
-    """Write a script for the first split of a failed operator that it can be written for.
+) -> ScriptOutcome:
+    """Write a script for the first split of a failed operator that allows one.
 
     Args:
         graph: the number of the graph in the folder: scripts of the first have plain names.
     """
-    handed = Handed(note="no script shows it by itself: none of its splits is wrong for certain")
+    outcome = ScriptOutcome(note="no standalone script: none of its splits is certainly wrong")
     stem = stem_of(work.number, result.operator)
     stem = stem if graph == 1 else f"graph{graph}_{stem}"
     recorded = work.values is not None
@@ -628,34 +604,30 @@ def hand_over(
         degraded = option.status is Status.DEGRADED
         try:
             facts = _collect_facts(work, result, option, versions)
-            handed = write_script(folder, stem, facts, recorded=recorded, degraded=degraded)
+            outcome = write_script(folder, stem, facts, recorded=recorded, degraded=degraded)
             break
         except UsageError as error:
-            handed = Handed(note=f"no script shows it by itself: {error}")
-    return handed
+            outcome = ScriptOutcome(note=f"no standalone script: {error}")
+    return outcome
 
 
 def _collect_facts(
     work: OperatorWork, result: OperatorResult, option: OptionResult, versions: Mapping[str, str]
 ) -> Facts:
-    """Everything again as it was when it was checked.
-
-    Raises:
-        UsageError: why a script could not do the same.
-    """
-    if DRAWS in (*result.notes, *option.verdict.notes):
-        raise UsageError("it draws random numbers, and each rank was given its part of the whole's")
+    """Set up the failing check again; raises `UsageError` if a script could not do the same."""
     seen = option.confirmation
     if seen is not None and seen.simulated.passes(strict=work.settings.strict):
         raise UsageError(
-            f"it shows on {seen.backend} ranks alone, and a script has simulated ones; run the "
+            f"it fails only on {seen.backend} ranks, and a script simulates its ranks; run the "
             "command again to see it"
         )
-    # A script runs where torch alone is: on the host.
+    # A script runs on the CPU.
     settings = dataclasses.replace(work.settings, device=None)
     subject, call, _ = prepare_call(
         subject_of(work.call, settings.imports), work.call, settings, work.values
     )
+    if _draws(call):
+        raise UsageError("it draws random numbers, and the check divided them among the ranks")
     return Facts(
         operator=work.call.operator,
         call=call,
@@ -672,15 +644,29 @@ def _collect_facts(
     )
 
 
+def _draws(call: OperatorCall) -> bool:
+    """Whether the operator draws random numbers."""
+    given = copied(CallValues(call.args, call.kwargs))  # it may write to them
+    before = Streams.of(call)
+    try:
+        with quietly(), torch.no_grad():
+            call.function(*given.args, **given.kwargs)
+        return before.moved_by(call)
+    except Exception:  # noqa: BLE001  (the check has already reported it)
+        return False
+    finally:
+        before.restore()
+
+
 def _find_recipe(name: str, call: OperatorCall, work: OperatorWork, option: OptionResult) -> Recipe:
     offer = offers(name, call, work.call.annotation, work.settings, option.ranks)
     if offer.fault:
-        raise UsageError(f"the annotation itself is refused: {offer.fault}")
+        raise UsageError(f"the annotation is invalid: {offer.fault}")
     wanted = (option.idx, option.dim, option.split, option.rule, option.origin)
     for one in offer.options:
         if (one.idx, one.dim, one.split, one.rule, one.origin) == wanted:
             return one.recipe
-    raise UsageError(f"{option.split} is not offered a second time")
+    raise UsageError(f"{option.split} was not found again")
 
 
 def _script_heading(
@@ -691,7 +677,7 @@ def _script_heading(
     others = f", and {more} more like it" if more else ""
     place = f" at {site.source}" if site.source else ""
     return (
-        f"{result.operator}, {option.split} over {option.ranks} ranks, against the whole of it.",
+        f"{result.operator}, {option.split} over {option.ranks} ranks, against the unsplit one.",
         "",
         *([f"Node:       {site.node}{place}{others}"] if site.node else []),
         *([f"Code:       {site.code.strip()}"] if site.code.strip() else []),

@@ -1,4 +1,4 @@
-"""Check every operator of a graph: each once, however many calls it has, and none left out."""
+"""Checks every operator of a graph: identical calls once, and no call left out."""
 
 from __future__ import annotations
 
@@ -56,23 +56,17 @@ if TYPE_CHECKING:
     from paritas.graphs.calls import CallValues, GraphCall
 
 
-# --- Operators go to workers, or are checked here one after the other -----------------------------
+# --- Operators are checked by workers, or here one after the other --------------------------------
 
-# Checking an operator tells from torch's random state whether it draws, and puts it back: there is
-# one state in a process, so that two operators are never checked at once by threads of one.
+# A check sees from torch's random state whether an operator draws, and restores the state. A
+# process has only one state, so threads never check two operators at once.
 
-_AHEAD = 2  # for each worker, so that none waits for the next
+_AHEAD = 2  # operators queued for each worker
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorWork:
-    """An operator that is to be checked, with all that a worker needs.
-
-    Attributes:
-        number: in the order of the report.
-        key: of its group.
-        values: what it was given when the graph ran; None if values are to be drawn.
-    """
+    """An operator to check, with all that a worker needs; values are drawn if there are none."""
 
     number: int
     key: str
@@ -82,26 +76,22 @@ class OperatorWork:
 
 
 def check_work(work: OperatorWork) -> OperatorResult:
-    """Check one operator; whatever goes wrong at that is its result."""
+    """Check one operator; an exception becomes its result."""
     try:
         return check_call(work.call, work.settings, work.values)
-    except Exception as error:  # noqa: BLE001  (becomes the result: the others are checked still)
+    except Exception as error:  # noqa: BLE001  (becomes the result)
         return _unsupported_result(work, f"checking it raised {in_one_line(error)}")
 
 
 def check_executor(executor: str | Executor, jobs: int | None) -> None:
-    """Refuse what cannot spread operators, before the work.
-
-    Raises:
-        UsageError: threads, or no worker at all.
-    """
+    """Refuse an executor that cannot run operators in parallel."""
     if executor == "threads" or isinstance(executor, ThreadPoolExecutor):
         raise UsageError(
-            f"executor={executor!r}: operators that are checked at once by threads would share "
-            "torch's random state; give processes, or dask://host:port"
+            f"executor={executor!r}: operators checked by threads would share torch's random "
+            "state; use processes, or dask://host:port"
         )
     if jobs is not None and jobs < 1:
-        raise UsageError(f"jobs={jobs}: give one worker at least")
+        raise UsageError(f"jobs={jobs}: give 1 or more workers")
 
 
 def run_works(
@@ -112,18 +102,18 @@ def run_works(
     suspects: Collection[str] = (),
     begin: Callable[[str], None],
 ) -> Iterator[tuple[OperatorWork, OperatorResult]]:
-    """Check operators; gives each with its result as soon as that is there.
+    """Check operators; yields each with its result as soon as it is ready.
 
     Args:
-        executor: as `paritas.compare` takes it, but for threads.
-        jobs: how many workers; unless given, processes are not started, and all happens here.
-        suspects: keys that may have ended an earlier process: these get one of their own.
-        begin: told the key of each operator that is checked in this process.
+        executor: as for `paritas.compare`, except threads.
+        jobs: the number of workers; by default everything runs in this process.
+        suspects: keys that may have crashed an earlier process: each runs in its own process.
+        begin: called with the key of each operator that this process checks.
     """
     if executor == "processes" and (jobs or 1) == 1:
         yield from _check_in_process(works, suspects, begin)
         return
-    travelling = [work for work in works if not _is_settled(work) and _can_travel(work)]
+    travelling = [work for work in works if not _has_known_result(work) and _is_picklable(work)]
     with executor_of(executor, jobs) as (pool, workers):
         results = run_batches(pool, check_work, travelling, ahead=_AHEAD * workers, ordered=False)
         for work, result in results:
@@ -136,32 +126,32 @@ def _check_in_process(
     works: Sequence[OperatorWork], suspects: Collection[str], begin: Callable[[str], None]
 ) -> Iterator[tuple[OperatorWork, OperatorResult]]:
     for work in works:
-        if _is_settled(work):
+        if _has_known_result(work):
             yield work, check_work(work)
-        elif work.key in suspects and _can_travel(work):
+        elif work.key in suspects and _is_picklable(work):
             yield work, _check_isolated(work)
         else:
             begin(work.key)
             yield work, check_work(work)
 
 
-def _is_settled(work: OperatorWork) -> bool:
-    """Whether the reader of the graph knows already how it ends: nothing is run for it."""
+def _has_known_result(work: OperatorWork) -> bool:
+    """Whether the reader of the graph already knows the result: nothing runs."""
     return bool(work.call.idle or work.call.obstacle)
 
 
 def _check_isolated(work: OperatorWork) -> OperatorResult:
-    """Checked in a process of its own, which it may end."""
+    """Check it in its own process, which it may crash."""
     with executor_of("processes", 1) as (pool, _):
         [(_, result)] = run_batches(pool, check_work, [work], ahead=1)
     return _result_of_worker(work, result)
 
 
-def _can_travel(work: OperatorWork) -> bool:
-    """Whether another process can be given it: a function that was made in memory has no name."""
+def _is_picklable(work: OperatorWork) -> bool:
+    """Whether it can be pickled: a function made in memory cannot."""
     try:
         pickle.Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(work)
-    except Exception:  # noqa: BLE001  (each kind of object refuses in its own way; it stays here)
+    except Exception:  # noqa: BLE001  (objects refuse in many ways; this one stays here)
         return False
     return True
 
@@ -170,18 +160,17 @@ def _result_of_worker(
     work: OperatorWork, result: OperatorResult | Failed[OperatorWork]
 ) -> OperatorResult:
     if isinstance(result, Failed):
-        died = f"the process that checked it died, twice ({result.error})"
-        return _unsupported_result(work, f"{died}: a crash in the operator, or no memory left")
+        died = f"the process that checked it died twice ({result.error})"
+        return _unsupported_result(work, f"{died}: the operator crashed, or memory ran out")
     return result
 
 
 def _unsupported_result(work: OperatorWork, reason: str) -> OperatorResult:
-    call = work.call
     return OperatorResult(
         key=work.key,
-        operator=call.operator,
-        signature=signature_of(call),
-        sites=(call.site,),
+        operator=work.call.operator,
+        signature=signature_of(work.call),
+        sites=(work.call.site,),
         outcome=CallOutcome.UNSUPPORTED,
         reason=reason,
     )
@@ -191,7 +180,7 @@ def _unsupported_result(work: OperatorWork, reason: str) -> OperatorResult:
 
 
 @shows_progress
-def verify_graph(  # noqa: PLR0913  (what can be asked)
+def verify_graph(  # noqa: PLR0913  (the options of the command)
     graph: Any,
     outdir: str | Path | None = None,
     *,
@@ -210,44 +199,46 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
     html: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> GraphReport:
-    """Check every operator of a graph, whole against split over ranks.
+    """Check every operator of a graph: unsplit against split over ranks.
 
-    Identical calls are checked once and counted. With a folder, each operator is written down as
-    soon as it is done: the same run, started again, goes on from there. An interruption
-    (`KeyboardInterrupt`) writes what there is, and is raised again. A folder that holds results of
-    other graphs keeps them: this graph is registered beside them, and what was verified for one of
-    them is not verified again.
+    Identical calls are checked once and counted. With a folder, each result is written as soon as
+    it is ready, and the same run, started again, resumes from there. An interruption
+    (`KeyboardInterrupt`) writes the results so far and is raised again. Results of other graphs in
+    the folder are kept: this graph is added to them, and what was verified for one of them is not
+    verified again.
 
     Args:
         graph: a file (`.pt2`, or nnScaler's `.ckp`), a `torch.export.ExportedProgram`, a
             `torch.fx.GraphModule`, `(model, inputs)`, or a `Graph` that was read.
-        outdir: where the results go: results.json, results.csv, report.html and a script for each
-            failure; None writes nothing.
-        options: where splits come from: `declared` by the graph, from the `library`, by running
-            the operator (`discover`), or `all`. None takes what the graph declares, and asks the
-            library about calls of which it declares nothing.
-        ranks: over how many ranks each is split; several numbers are checked one after the other.
-        cap: no dimension is longer than this; None leaves the shapes as they are.
-        inputs: of the graph, by position or by name, or the folder of a dump: operators are given
-            the values that they have in such a run. Otherwise values are drawn.
-        seed: of drawn values and of the checks.
+        outdir: the folder for results.json, results.csv, report.html and a script for each failure;
+            None writes nothing.
+        options: where splits come from: `declared` by the graph, from the `library`, by running the
+            operator (`discover`), or `all`. None uses what the graph declares, and asks the library
+            about calls for which it declares nothing.
+        ranks: the number of ranks to split over, or several numbers.
+        cap: the longest dimension allowed; None keeps the real shapes.
+        inputs: of the graph, by position or by name, or the folder of a dump: operators then get
+            the values of such a run. Otherwise values are drawn.
+        seed: for drawn values and for the checks.
         strict: count `unstable` as a failure.
-        imports: modules that bring operators, annotations and functions of yours.
-        device: where operators run, for example `"cuda"`; otherwise on the host.
-        confirm: "gloo" or "nccl" checks each split a second time, on ranks that are real
-            processes; NCCL needs `device="cuda"` and a GPU for each rank.
+        imports: modules with your operators, annotations and functions.
+        device: where operators run, for example `"cuda"`; the CPU by default.
+        confirm: "gloo" or "nccl" checks each split again on ranks that are real processes; NCCL
+            needs `device="cuda"` and a GPU for each rank.
         executor: `processes`, `dask://host:port`, or an executor of `concurrent.futures` whose
-            workers are no threads.
-        jobs: how many workers; unless given, all happens in this process.
-        resume: take over what an earlier run has finished, and keep what the folder holds of other
-            graphs; False starts anew.
-        html: write report.html, too.
-        on_progress: called with a few words before each step, and how far it has come.
+            workers are not threads.
+        jobs: the number of workers; by default everything runs in this process.
+        resume: reuse what an earlier run finished, and keep the results of other graphs in the
+            folder; False starts over.
+        html: also write report.html.
+        on_progress: called before each step, with its description and the progress so far.
 
     Raises:
-        UsageError: the graph cannot be read, the folder cannot be written to or holds what another
-            question of this graph or another program gave, or what is asked makes no sense.
+        UsageError: the graph cannot be read, an argument is invalid, or the folder cannot be
+            written to or holds results of other settings or of another program.
     """
+    from paritas.graphs.opening import open_graph
+
     began = time.monotonic()
     settings = GraphSettings(
         options=options,
@@ -261,12 +252,12 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
     )
     check_confirm(confirm, torch.device(settings.device or "cpu"), max(settings.ranks))
     check_executor(executor, jobs)
-    tell = on_progress or _tell_nobody
-    tell(Progress("reading the graph"))
-    opened = graph if isinstance(graph, Graph) else _open_given(graph, inputs, settings)
+    show = on_progress or _ignore
+    show(Progress("reading the graph"))
+    opened = open_graph(graph, inputs=inputs, imports=settings.imports)
     modules = {name: _module_digest(name) for name in settings.imports}
-    import_modules(settings.imports)  # which may register rules: they are part of a question
-    run = _GraphRun(opened, settings, inputs, modules, tell, began)
+    import_modules(settings.imports)  # they may register rules, which are part of a call's key
+    run = _GraphRun(opened, settings, inputs, modules, show, began)
     if outdir is None:
         return run.checked(None, executor, jobs)
     folder, about = Path(outdir), run.about()
@@ -274,7 +265,7 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
     with GraphJournal(folder, about, run.report(ended=False), resume=resume) as journal:
         if not resume:
             clear_folder(folder)
-        run.take_over(folder, journal)
+        run.reuse_results(folder, journal)
         try:
             report = run.checked(journal, executor, jobs)
         except KeyboardInterrupt:
@@ -284,31 +275,29 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
         return run.write(folder, journal, report, html=html)
 
 
+@dataclasses.dataclass
 class _GraphRun:
     """One run over a graph, from its groups to its report."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        settings: GraphSettings,
-        inputs: Any,
-        modules: dict[str, str],
-        tell: Callable[[Progress], None],
-        began: float,
-    ) -> None:
-        self.graph, self.settings, self.inputs = graph, settings, inputs
-        self.modules = modules
-        self.groups = group_calls(graph, settings)
-        self.results: dict[int, OperatorResult] = {}
-        self.resumed = self.shared = 0
-        self.number = 1
-        self.notes: list[str] = []
-        self.suspects: frozenset[str] = frozenset()
-        self.folder: Path | None = None
-        self._tell, self._began = tell, began
+    graph: Graph
+    settings: GraphSettings
+    inputs: Any
+    modules: dict[str, str]
+    show: Callable[[Progress], None]
+    began: float
+    results: dict[int, OperatorResult] = dataclasses.field(default_factory=dict)
+    resumed: int = 0
+    shared: int = 0
+    number: int = 1
+    notes: list[str] = dataclasses.field(default_factory=list)
+    suspects: frozenset[str] = frozenset()
+    folder: Path | None = None
 
-    def take_over(self, folder: Path, journal: GraphJournal) -> None:
-        """Take over what an earlier run has finished, of this graph or of another."""
+    def __post_init__(self) -> None:
+        self.groups = group_calls(self.graph, self.settings)
+
+    def reuse_results(self, folder: Path, journal: GraphJournal) -> None:
+        """Reuse what an earlier run finished, for this graph or another."""
         self.folder, self.suspects = folder, frozenset(journal.suspects)
         self.number = journal.own.number
         self.notes += journal.notes
@@ -321,7 +310,7 @@ class _GraphRun:
             found = journal.verified_elsewhere(group.key) if is_known_by_name(group.first) else None
             if found is not None:
                 result, graph = found
-                notes = (*result.notes, f"not verified again: it was for {graph}")
+                notes = (*result.notes, f"not verified again: already verified for {graph}")
                 placed = _with_call_sites(msgspec.structs.replace(result, notes=notes), group)
                 self.results[group.number] = placed
                 self.shared += 1
@@ -349,8 +338,8 @@ class _GraphRun:
             for group in self.groups
             if group.number not in self.results
         ]
-        begin = journal.begin if journal is not None else _begin_nothing
-        self._told()
+        begin = journal.begin if journal is not None else _ignore
+        self._show_count()
         done = run_works(works, executor=executor, jobs=jobs, suspects=self.suspects, begin=begin)
         for work, result in done:
             group = self.groups[work.number]
@@ -360,11 +349,11 @@ class _GraphRun:
             if journal is not None:
                 journal.finish(placed)
             self.results[work.number] = placed
-            self._told()
+            self._show_count()
         return self.report(ended=True)
 
     def report(self, *, ended: bool) -> GraphReport:
-        """What there is, in the order of first calls."""
+        """The results so far, in the order of first calls."""
         return GraphReport(
             graph=self.graph.name,
             kind=self.graph.kind,
@@ -373,7 +362,7 @@ class _GraphRun:
             operators=tuple(self.results[number] for number in sorted(self.results)),
             calls=len(self.graph.calls),
             notes=(*self.graph.notes, *self.notes),
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self.began,
             resumed=self.resumed,
             shared=self.shared,
             number=self.number,
@@ -401,14 +390,14 @@ class _GraphRun:
         return values_digest((self.inputs, state))
 
     def _sampled(self) -> Mapping[int, CallValues]:
-        """By number of a group, what its first call was given when the graph ran."""
+        """By group number, the arguments of its first call when the graph ran."""
         if self.inputs is None:
             return {}
         from paritas.graphs import sampling
 
         waiting = [group for group in self.groups if group.number not in self.results]
         keep = {group.first.position: group.number for group in waiting}
-        self._tell(Progress("running the graph"))
+        self.show(Progress("running the graph"))
         if isinstance(self.inputs, (str, Path)):
             found = sampling.values_from_dump(self.graph, Path(self.inputs), keep)
         else:
@@ -421,37 +410,27 @@ class _GraphRun:
             )
         self.notes += found.notes
         if any(len(group.calls) > 1 for group in waiting):
-            self.notes.append("identical calls are checked with what the first of them was given")
+            self.notes.append("identical calls are checked with the arguments of the first of them")
         return {keep[position]: values for position, values in found.values.items()}
 
-    def _told(self) -> None:
+    def _show_count(self) -> None:
         failing = sum(one.outcome is CallOutcome.FAILED for one in self.results.values())
-        # Without what was taken over, which took no time: the time left is told from the rest.
+        # Reused results took no time; counting them would distort the estimate of the time left.
         known = self.resumed + self.shared
         done, total = len(self.results) - known, len(self.groups) - known
-        self._tell(Progress("checking operators", done, total, failing=failing))
-
-
-def _open_given(graph: Any, inputs: Any, settings: GraphSettings) -> Graph:
-    from paritas.graphs.opening import open_graph
-
-    return open_graph(graph, inputs=inputs, imports=settings.imports)
+        self.show(Progress("checking operators", done, total, failing=failing))
 
 
 def _with_call_sites(result: OperatorResult, group: CallGroup) -> OperatorResult:
-    """With all the places at which it is called, also of a run that had other names for them."""
+    """The result with all calls of the group; an earlier run may have other names for them."""
     return msgspec.structs.replace(result, key=group.key, sites=group.sites)
 
 
-def _tell_nobody(progress: Progress) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
-def _begin_nothing(key: str) -> None:
-    pass
-
-
-# --- what is told of a run ------------------------------------------------------------------------
+# --- the description of a run ---------------------------------------------------------------------
 
 
 def _describe_settings(settings: GraphSettings, inputs: Any) -> dict[str, str]:
@@ -474,7 +453,7 @@ def _setting_text(value: Any) -> str:
 
 
 def versions_here() -> dict[str, str]:
-    """Of what takes part in a check."""
+    """The versions of paritas, torch and Python."""
     return {
         "paritas": own_version(),
         "torch": str(torch.__version__),  # a subclass of str, which JSON does not take
@@ -483,17 +462,17 @@ def versions_here() -> dict[str, str]:
 
 
 def _module_digest(name: str) -> str:
-    """Of the text of a module: an annotation that was mended there asks another question."""
+    """Of a module's source: a changed annotation there needs another check."""
     try:
         found = importlib.util.find_spec(name)
     except Exception as error:
         raise UsageError(
-            f"imports: {name!r} cannot be found: {type(error).__name__}: {error}; name a module "
+            f"imports: {name!r} cannot be found: {type(error).__name__}: {error}; give a module "
             "that Python can import from here"
         ) from error
     if found is None:
         raise UsageError(
-            f"imports: there is no module {name!r}; name one that Python can import from here"
+            f"imports: there is no module {name!r}; give one that Python can import from here"
         )
     path = Path(found.origin) if found.origin else None
     if path is None or not path.is_file():

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 # --- Arithmetic: operation, addend, factor, epsilon -----------------------------------------------
 
-# A constant below this, added, is there to keep a denominator from zero.
+# A smaller constant in an addition is an epsilon that keeps a denominator from zero.
 _LARGEST_EPSILON = 1e-2
 _RSQRT = -0.5  # as an exponent
-# Where an operator holds its bias, and where its epsilon.
+# The argument positions of an operator's bias and epsilon.
 _BIAS = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
 _NORM_BIAS = {"native_layer_norm": 3, "native_batch_norm": 2, "native_group_norm": 2}
 _EPSILON = {
@@ -59,24 +59,12 @@ def _alpha(call: RunningCall) -> Any:
 
 
 def _shaped_as_right(result: Any, call: RunningCall) -> Tensor:
-    """A wrong value in the shape and dtype of the right one."""
+    """A wrong value in the shape and dtype of the correct one."""
     right: Tensor = call.right()
     return torch.as_tensor(result).to(right.dtype).expand(right.shape).clone()
 
 
 # --- 1, 2, 3, 14: another operation ---------------------------------------------------------------
-
-
-def _multiplications(place: CallPlace) -> list[str]:
-    return [""] if place.name == "mul" and place.parts() else []
-
-
-def _sum(call: RunningCall, _: str) -> Any:
-    return torch.add(call.args[0], call.args[1])
-
-
-def _difference(call: RunningCall, _: str) -> Any:
-    return torch.sub(call.args[0], call.args[1], alpha=_alpha(call))
 
 
 def _sum_of_difference(call: RunningCall, _: str) -> Any:
@@ -96,7 +84,7 @@ def _reciprocal_roots(place: CallPlace) -> list[str]:
 
 
 def addends(place: CallPlace) -> list[str]:
-    """The addends of an addition that are tensors, or numbers that are no epsilon."""
+    """The addends of an addition that are tensors, or numbers other than an epsilon."""
     if place.name != "add" or not place.parts(floating=False):
         return []
     found = []
@@ -119,12 +107,12 @@ def _droppable(place: CallPlace) -> list[str]:
     if position is not None:
         return ["bias"] if isinstance(place.argument(position), Node) else []
     if place.backward and is_gradient(place):
-        return []  # that one is called untied_gradient
+        return []  # that is untied_gradient
     return addends(place)
 
 
 def is_gradient(place: CallPlace) -> bool:
-    """Whether the call's result is the gradient of something, but for views."""
+    """Whether the call's result is a gradient, possibly through views."""
     return any(item.kind is ItemKind.GRADIENT for item in place.ends.values())
 
 
@@ -143,10 +131,6 @@ def without_addend(call: RunningCall, detail: str) -> Tensor:
     left, right = call.args[:2]
     kept = torch.mul(right, _alpha(call)) if detail == "argument 0" else left
     return _shaped_as_right(kept, call)
-
-
-def _doublable(place: CallPlace) -> list[str]:
-    return [detail for detail in addends(place) if not is_bias(place, detail)]
 
 
 def _doubled(call: RunningCall, detail: str) -> Any:
@@ -171,14 +155,11 @@ def _bias_twice(call: RunningCall, detail: str) -> Any:
 # --- 6, 7, 8: factors -----------------------------------------------------------------------------
 
 
-def _scalable(place: CallPlace) -> list[str]:
-    return [detail for detail, _ in place.parts()] if place.computes else []
-
-
 def scaled(factor: float) -> FaultRule:
     """A result times `factor`."""
     return FaultRule(
-        _scalable, lambda call, detail: call.spoil(detail, lambda part: torch.mul(part, factor))
+        lambda place: [detail for detail, _ in place.parts()] if place.computes else [],
+        lambda call, detail: call.spoil(detail, lambda part: torch.mul(part, factor)),
     )
 
 
@@ -216,16 +197,20 @@ def _with_epsilon(call: RunningCall, detail: str, factor: float) -> Any:
     return call.given((position, call.args[position] * factor))
 
 
-def _growable(place: CallPlace) -> list[str]:
-    return [f"{detail}, times {n}" for detail in _has_epsilon(place) for n in (2, 10)]
-
-
 ARITHMETIC_FAULTS: dict[str, FaultRule] = {
-    "mul_to_add": FaultRule(_multiplications, _sum),
-    "add_to_sub": FaultRule(_calls_named("add"), _difference),
+    "mul_to_add": FaultRule(
+        lambda place: [""] if place.name == "mul" and place.parts() else [],
+        lambda call, _: torch.add(call.args[0], call.args[1]),
+    ),
+    "add_to_sub": FaultRule(
+        _calls_named("add"),
+        lambda call, _: torch.sub(call.args[0], call.args[1], alpha=_alpha(call)),
+    ),
     "sub_to_add": FaultRule(_calls_named("sub", "rsub"), _sum_of_difference),
     "dropped_addend": FaultRule(_droppable, _dropped),
-    "doubled_addend": FaultRule(_doublable, _doubled),
+    "doubled_addend": FaultRule(
+        lambda place: [detail for detail in addends(place) if not is_bias(place, detail)], _doubled
+    ),
     "scaled_by_percent": scaled(1.01),
     "scaled_by_permille": scaled(1.001),
     "missing_scale": FaultRule(_has_scale, _unscaled),
@@ -233,7 +218,7 @@ ARITHMETIC_FAULTS: dict[str, FaultRule] = {
         _has_epsilon, lambda call, detail: _with_epsilon(call, detail, 0.0)
     ),
     "larger_epsilon": FaultRule(
-        _growable,
+        lambda place: [f"{detail}, times {n}" for detail in _has_epsilon(place) for n in (2, 10)],
         lambda call, detail: _with_epsilon(call, detail, number_in(detail)),
     ),
     "rsqrt_to_sqrt": FaultRule(_reciprocal_roots, lambda call, _: torch.sqrt(call.args[0])),
@@ -261,7 +246,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     "hardtanh": torch.tanh,
     "log_sigmoid_forward": F.relu,
 }
-# Of the gradient that comes in and what the forward pass kept.
+# Functions of the incoming gradient and the saved tensor.
 _OTHERS_BACKWARD: dict[str, Callable[..., Any]] = {
     "gelu_backward": aten.silu_backward.default,
     "silu_backward": aten.gelu_backward.default,
@@ -286,11 +271,6 @@ def _other_activation(call: RunningCall, _: str) -> Any:
     return _OTHERS_BACKWARD[name](call.args[0], call.args[1])
 
 
-def _no_activation(call: RunningCall, _: str) -> Any:
-    # Of a backward node, the first argument is the gradient that comes in.
-    return call.args[0].clone()
-
-
 def _other_gelu(call: RunningCall, _: str) -> Any:
     known = call.kwargs.get("approximate", "none")
     return call.given(approximate="tanh" if known == "none" else "none")
@@ -298,16 +278,17 @@ def _other_gelu(call: RunningCall, _: str) -> Any:
 
 ACTIVATION_FAULTS: dict[str, FaultRule] = {
     "wrong_activation": FaultRule(_activation_calls, _other_activation),
-    "dropped_activation": FaultRule(_activation_calls, _no_activation),
+    # The first argument of a backward node is the incoming gradient.
+    "dropped_activation": FaultRule(_activation_calls, lambda call, _: call.args[0].clone()),
     "other_gelu": FaultRule(
         lambda place: [""] if place.name in {"gelu", "gelu_backward"} else [], _other_gelu
     ),
 }
 
 
-# --- Precision: a narrower dtype inside, another outside ------------------------------------------
+# --- Precision: a narrower dtype inside, another dtype outside ------------------------------------
 
-# What a careless kernel computes in.
+# The dtypes in which a careless kernel computes.
 _NARROWER = {
     torch.float64: torch.float32,
     torch.float32: torch.bfloat16,
@@ -336,7 +317,7 @@ def _narrowable(place: CallPlace) -> list[str]:
     if not (place.computes and place.kind.rounds):
         return []
     dtypes = {part.dtype for _, part in place.parts()}
-    # Which one is said here, since a run in float64 does not know what the program ran in.
+    # The dtype is part of the detail, because a run in float64 does not know the program's own.
     return [f"in {dtype_name(_NARROWER[dtype])}" for dtype in dtypes if dtype in _NARROWER][:1]
 
 
@@ -345,7 +326,7 @@ def _narrowed(call: RunningCall, detail: str) -> Any:
 
     def cast(value: Tensor) -> Tensor:
         limit = torch.finfo(narrow).max
-        # As such casts are written: what is too large stops at the largest number there is.
+        # Such casts usually saturate.
         kept = value.clamp(-limit, limit) if narrow is torch.float8_e4m3fn else value
         return kept.to(narrow).to(value.dtype)
 
@@ -368,7 +349,7 @@ def _rounded(call: RunningCall, detail: str) -> Any:
 
 
 def _cast_around(call: RunningCall, cast: Any) -> Any:
-    """The call with every float that goes in or comes out cast."""
+    """The call with every floating-point input and output cast."""
 
     def each(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -396,13 +377,12 @@ def _retypable(place: CallPlace) -> list[str]:
     return found
 
 
-def _in_other_dtype(call: RunningCall, detail: str) -> Any:
-    return call.spoil(detail, lambda part: part.to(_dtype_in(detail)))
-
-
 PRECISION_FAULTS: dict[str, FaultRule] = {
     "internal_downcast": FaultRule(_narrowable, _narrowed, exact=_rounded),
-    "output_dtype": FaultRule(_retypable, _in_other_dtype),
+    "output_dtype": FaultRule(
+        _retypable,
+        lambda call, detail: call.spoil(detail, lambda part: part.to(_dtype_in(detail))),
+    ),
 }
 
 
@@ -436,7 +416,7 @@ def _wraps(place: CallPlace) -> list[str]:
 
 def _saturated(call: RunningCall, _: str) -> Any:
     right = call.right()
-    wide = [_as_float(value) for value in call.args]
+    wide = [x.to(torch.float64) if isinstance(x, Tensor) else x for x in call.args]
     if call.name == "_to_copy":
         true = wide[0]
     elif call.name in _WIDENED:
@@ -444,13 +424,9 @@ def _saturated(call: RunningCall, _: str) -> Any:
     else:
         true = _WRAPPING[call.name](*wide, **call.kwargs)
     info = torch.iinfo(right.dtype)
-    # Only where it leaves the range: float64 does not hold every integer within.
+    # Only outside the range: float64 does not hold every integer within.
     capped = torch.where(true >= info.max + 1, torch.full_like(right, info.max), right)
     return torch.where(true < info.min, torch.full_like(right, info.min), capped)
-
-
-def _as_float(value: Any) -> Any:
-    return value.to(torch.float64) if isinstance(value, Tensor) else value
 
 
 # --- 42: NaN --------------------------------------------------------------------------------------
@@ -462,7 +438,7 @@ def _clamp_without_nan(call: RunningCall) -> Any:
     if call.name == "clamp_max":
         low, high = None, call.args[1]
     low, high = call.kwargs.get("min", low), call.kwargs.get("max", high)
-    # A NaN is not above the bound, and gets it.
+    # A NaN is not above the bound, so it is replaced by the bound.
     value = value if low is None else torch.where(value > low, value, low)
     return value if high is None else torch.where(value < high, value, high)
 
@@ -504,10 +480,10 @@ SPECIAL_FAULTS: dict[str, FaultRule] = {
 # --- Indices: a row, a column, a mask, a slice, an order ------------------------------------------
 
 _END = 2**62
-# Operators that take a piece of an axis or put one back, with the positions of axis and start.
+# Operators that read or write a piece of an axis, with the positions of axis and start.
 _SLICES = {"slice": (1, 2), "slice_backward": (2, 3), "slice_scatter": (2, 3)}
 _SELECTS = {"select": (1, 2), "select_backward": (2, 3), "select_scatter": (2, 3)}
-# Attention kernels, with the position at which they are told to be causal.
+# Attention kernels, with the position of their `is_causal` argument.
 _CAUSAL_ARGUMENTS = {
     "_scaled_dot_product_flash_attention_for_cpu": 4,
     "_scaled_dot_product_flash_attention": 4,
@@ -521,14 +497,18 @@ _COMPARISONS = {"le": torch.lt, "lt": torch.le, "ge": torch.gt, "gt": torch.ge}
 
 
 def _moves(place: CallPlace) -> bool:
-    """Whether a call writes values, be it only to move them."""
+    """Whether a call writes values, if only to move them."""
     return place.computes or place.name in {"clone", "_to_copy", "copy"}
 
 
-def _rows(place: CallPlace) -> list[str]:
-    if not _moves(place):
-        return []
-    return [detail for detail, part in place.parts() if part.dim() > 0 and part.shape[0] > 1]
+def _long_along(axis: int) -> Callable[[CallPlace], list[str]]:
+    """Results with more than one element along an axis."""
+
+    def where(place: CallPlace) -> list[str]:
+        parts = place.parts() if _moves(place) else []
+        return [detail for detail, part in parts if part.dim() > 0 and part.shape[axis] > 1]
+
+    return where
 
 
 def _with_zero_row(part: Tensor) -> Tensor:
@@ -536,12 +516,6 @@ def _with_zero_row(part: Tensor) -> Tensor:
     changed = part.clone()
     changed[row] = 0
     return changed
-
-
-def _columns(place: CallPlace) -> list[str]:
-    if not _moves(place):
-        return []
-    return [detail for detail, part in place.parts() if part.dim() > 0 and part.shape[-1] > 1]
 
 
 def _with_stale_column(part: Tensor) -> Tensor:
@@ -577,21 +551,21 @@ def _with_mask_moved(call: RunningCall, detail: str) -> Any:
     if call.name in _COMPARISONS:
         return _COMPARISONS[call.name](*call.args)
     if detail == "causal":
-        return _seeing_the_next(call)
+        return _with_mask_one_too_wide(call)
     position = number_in(detail)
     mask = call.args[position]
     moved = torch.cat([mask[..., :1], mask[..., :-1]], -1)
     return call.given((position, moved))
 
 
-def _seeing_the_next(call: RunningCall) -> Any:
-    """Attention whose causal mask lets every position see one more."""
+def _with_mask_one_too_wide(call: RunningCall) -> Any:
+    """Attention with a causal mask that lets every position see one more."""
     query, key, value = call.args[:3]
     seen = query.new_ones(query.shape[-2], key.shape[-2]).tril(1)
     mask = torch.where(seen > 0, torch.zeros_like(seen), torch.full_like(seen, -torch.inf))
     if call.name.endswith("_for_cpu"):
         return call.given((_CAUSAL_ARGUMENTS[call.name], False), attn_mask=mask)
-    # A device's kernel takes no such mask, or not in every size: its output is written out.
+    # GPU kernels take no such mask, or not in every size: compute the output here.
     output, *rest = call.right()
     wide = torch.promote_types(query.dtype, torch.float32)
     scale = call.kwargs.get("scale") or query.shape[-1] ** -0.5
@@ -619,7 +593,7 @@ def _slices(place: CallPlace) -> list[str]:
 
 
 def _whole_length(place: CallPlace, axis: int) -> int:
-    """How long the whole is of which a piece is taken."""
+    """The length of the axis from which a piece is taken."""
     if place.name.endswith("_backward"):
         sizes = place.argument(1)
         return sizes[axis] if all(isinstance(size, int) for size in sizes) else 0
@@ -650,7 +624,7 @@ def _moved(call: RunningCall, detail: str) -> Any:
     return call.target(*args, **call.kwargs)
 
 
-# --- 24: what is joined ---------------------------------------------------------------------------
+# --- 24: concatenation ----------------------------------------------------------------------------
 
 
 def _joins(place: CallPlace) -> list[str]:
@@ -666,9 +640,9 @@ def _swapped(call: RunningCall, _: str) -> Any:
 
 
 INDEXING_FAULTS: dict[str, FaultRule] = {
-    "zero_row": FaultRule(_rows, lambda call, detail: call.spoil(detail, _with_zero_row)),
+    "zero_row": FaultRule(_long_along(0), lambda call, detail: call.spoil(detail, _with_zero_row)),
     "stale_column": FaultRule(
-        _columns, lambda call, detail: call.spoil(detail, _with_stale_column)
+        _long_along(-1), lambda call, detail: call.spoil(detail, _with_stale_column)
     ),
     "shifted_mask": FaultRule(_masks, _with_mask_moved),
     "shifted_slice": FaultRule(_slices, _moved),
@@ -676,13 +650,9 @@ INDEXING_FAULTS: dict[str, FaultRule] = {
 }
 
 
-# --- State: a write too few or too many -----------------------------------------------------------
+# --- State: missing and unwanted writes -----------------------------------------------------------
 
 # --- 28, 29: writes left out ----------------------------------------------------------------------
-
-
-def _buffers(place: CallPlace) -> list[str]:
-    return [f"argument {position}" for position in place.writes if place.writes_buffer(position)]
 
 
 def _without_write(call: RunningCall, detail: str) -> Any:
@@ -696,26 +666,20 @@ def _without_write(call: RunningCall, detail: str) -> Any:
 
 
 def _written_in_place(place: CallPlace) -> list[str]:
-    """What writes in place, and not to a buffer: that one is called stale_buffer."""
+    """Calls that write in place, but not to a buffer: that is stale_buffer."""
     if 0 not in place.writes or place.kind.random or place.name in {"fill", "zero"}:
         return []
     return [] if place.writes_buffer(0) else [""]
 
 
-# --- 30: memory -----------------------------------------------------------------------------------
-
-
-def _aliasable(place: CallPlace) -> list[str]:
-    return [] if place.donor is None else [f"argument {place.donor}"]
-
-
-def _into_the_input(call: RunningCall, detail: str) -> Any:
-    given = call.args[number_in(detail)]
-    return given.copy_(call.right())
-
-
 STATE_FAULTS: dict[str, FaultRule] = {
-    "stale_buffer": FaultRule(_buffers, _without_write),
+    "stale_buffer": FaultRule(
+        lambda place: [f"argument {at}" for at in place.writes if place.writes_buffer(at)],
+        _without_write,
+    ),
     "dropped_write": FaultRule(_written_in_place, lambda call, _: call.args[0]),
-    "aliased_output": FaultRule(_aliasable, _into_the_input),
+    "aliased_output": FaultRule(
+        lambda place: [] if place.donor is None else [f"argument {place.donor}"],
+        lambda call, detail: call.args[number_in(detail)].copy_(call.right()),
+    ),
 }

@@ -1,4 +1,4 @@
-"""Planting one fault into a program: where it fits, what it changes, whether `verify` sees it."""
+"""Plants one fault in a program: where it fits, what it changes, whether `verify` catches it."""
 
 from __future__ import annotations
 
@@ -42,91 +42,64 @@ if TYPE_CHECKING:
 
 # --- The kinds of faults --------------------------------------------------------------------------
 
-# The list follows what goes wrong in practice, in compilers, kernels and parallel plans. Its
-# numbers are fixed: results of different runs are compared by them.
+# These are faults that happen in practice, in compilers, kernels and parallel plans. The numbers
+# are fixed: results of different runs are compared by them.
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """One kind of fault.
-
-    Attributes:
-        number: 1 to 42, for good.
-        name: how a site and a report call it.
-        text: what it does, for people.
-        family: arithmetic, contraction, indexing, precision, state, ranks or special.
-    """
+    """One kind of fault. Its number, 1 to 42, never changes; `text` says what it does."""
 
     number: int
     name: str
     text: str
-    family: str
 
 
-_ARITHMETIC = [
-    Mutation(1, "mul_to_add", "adds where it should multiply", "arithmetic"),
-    Mutation(2, "add_to_sub", "subtracts where it should add", "arithmetic"),
-    Mutation(3, "sub_to_add", "adds where it should subtract", "arithmetic"),
-    Mutation(4, "dropped_addend", "leaves out a bias or a residual", "arithmetic"),
-    Mutation(5, "doubled_addend", "adds one addend twice", "arithmetic"),
-    Mutation(6, "scaled_by_percent", "a result is 1 % too large", "arithmetic"),
-    Mutation(7, "scaled_by_permille", "a result is 0.1 % too large", "arithmetic"),
-    Mutation(8, "missing_scale", "leaves out a constant factor", "arithmetic"),
-    Mutation(9, "dropped_epsilon", "leaves out the epsilon of a denominator", "arithmetic"),
-    Mutation(10, "larger_epsilon", "an epsilon is two or ten times too large", "arithmetic"),
-    Mutation(11, "wrong_dim", "a softmax or reduction runs along another axis", "arithmetic"),
-    Mutation(12, "mean_over_one_less", "a mean is divided by n - 1", "arithmetic"),
-    Mutation(13, "wrong_correction", "a variance is unbiased, or no longer is", "arithmetic"),
-    Mutation(14, "rsqrt_to_sqrt", "multiplies by a root it should divide by", "arithmetic"),
-    Mutation(15, "wrong_activation", "applies another activation", "arithmetic"),
-    Mutation(16, "dropped_activation", "leaves out an activation", "arithmetic"),
-    Mutation(17, "other_gelu", "takes gelu's tanh form for the exact one", "arithmetic"),
+_KINDS = [
+    Mutation(1, "mul_to_add", "adds where it should multiply"),
+    Mutation(2, "add_to_sub", "subtracts where it should add"),
+    Mutation(3, "sub_to_add", "adds where it should subtract"),
+    Mutation(4, "dropped_addend", "leaves out a bias or a residual"),
+    Mutation(5, "doubled_addend", "adds one addend twice"),
+    Mutation(6, "scaled_by_percent", "a result is 1 % too large"),
+    Mutation(7, "scaled_by_permille", "a result is 0.1 % too large"),
+    Mutation(8, "missing_scale", "leaves out a constant factor"),
+    Mutation(9, "dropped_epsilon", "leaves out the epsilon of a denominator"),
+    Mutation(10, "larger_epsilon", "an epsilon is two or ten times too large"),
+    Mutation(11, "wrong_dim", "a softmax or reduction runs along another axis"),
+    Mutation(12, "mean_over_one_less", "a mean is divided by n - 1"),
+    Mutation(13, "wrong_correction", "a variance uses the wrong correction"),
+    Mutation(14, "rsqrt_to_sqrt", "multiplies by a root it should divide by"),
+    Mutation(15, "wrong_activation", "applies another activation"),
+    Mutation(16, "dropped_activation", "leaves out an activation"),
+    Mutation(17, "other_gelu", "uses the other form of gelu (exact or tanh)"),
+    Mutation(18, "transposed_operand", "a square operand is transposed"),
+    Mutation(19, "short_contraction", "the last term of a sum is left out"),
+    Mutation(20, "zero_row", "one row of a result is zero"),
+    Mutation(21, "stale_column", "the last column holds the one before"),
+    Mutation(22, "shifted_mask", "a causal mask is one place off"),
+    Mutation(23, "shifted_slice", "a slice begins one place off"),
+    Mutation(24, "swapped_operands", "two concatenated tensors are swapped"),
+    Mutation(25, "flipped_kernel", "a convolution's kernel is mirrored"),
+    Mutation(26, "max_to_average", "averages instead of taking the maximum"),
+    Mutation(27, "internal_downcast", "computes in a narrower dtype inside"),
+    Mutation(28, "stale_buffer", "a buffer keeps its old value"),
+    Mutation(29, "dropped_write", "an in-place write is left out"),
+    Mutation(30, "aliased_output", "an output overwrites an input"),
+    Mutation(31, "output_dtype", "returns an output in another dtype"),
+    Mutation(32, "dropped_all_reduce", "only one rank's share of a sum is seen"),
+    Mutation(33, "double_all_reduce", "a sum over ranks is taken twice"),
+    Mutation(34, "wrong_shard", "two ranks hold each other's shard"),
+    Mutation(35, "bias_on_every_rank", "a bias is added on both of two ranks"),
+    Mutation(36, "unreduced_gradient", "a gradient is one rank's, or scaled by 1/2"),
+    Mutation(37, "permuted_chunks", "two ranks' chunks of a result are swapped"),
+    Mutation(38, "equal_masks", "two ranks draw the same dropout mask"),
+    Mutation(39, "mean_of_means", "a mean over ranks with unequal shares"),
+    Mutation(40, "untied_gradient", "a shared weight's gradient misses one use"),
+    Mutation(41, "saturated_integer", "an integer saturates instead of wrapping"),
+    Mutation(42, "swallowed_nan", "a comparison drops a NaN"),
 ]
-_CONTRACTION = [
-    Mutation(18, "transposed_operand", "a square operand is transposed", "contraction"),
-    Mutation(19, "short_contraction", "the last term of a sum is left out", "contraction"),
-    Mutation(25, "flipped_kernel", "a convolution's kernel is mirrored", "contraction"),
-    Mutation(26, "max_to_average", "pools by the mean, not the maximum", "contraction"),
-]
-_INDEXING = [
-    Mutation(20, "zero_row", "one row of a result is zero", "indexing"),
-    Mutation(21, "stale_column", "the last column holds the one before", "indexing"),
-    Mutation(22, "shifted_mask", "a causal mask is one place off", "indexing"),
-    Mutation(23, "shifted_slice", "a slice begins one place off", "indexing"),
-    Mutation(24, "swapped_operands", "two joined tensors change places", "indexing"),
-]
-_PRECISION = [
-    Mutation(27, "internal_downcast", "computes in a narrower dtype inside", "precision"),
-    Mutation(31, "output_dtype", "gives an output in another dtype", "precision"),
-]
-_STATE = [
-    Mutation(28, "stale_buffer", "a buffer keeps its old value", "state"),
-    Mutation(29, "dropped_write", "a write in place is left out", "state"),
-    Mutation(30, "aliased_output", "an output is put into an input's memory", "state"),
-]
-_RANKS = [
-    Mutation(32, "dropped_all_reduce", "only one rank's share of a sum is seen", "ranks"),
-    Mutation(33, "double_all_reduce", "a sum over ranks is taken twice", "ranks"),
-    Mutation(34, "wrong_shard", "two ranks hold each other's shard", "ranks"),
-    Mutation(35, "bias_on_every_rank", "a bias is added on both of two ranks", "ranks"),
-    Mutation(36, "unreduced_gradient", "a gradient is one rank's, or scaled by 1/2", "ranks"),
-    Mutation(37, "permuted_chunks", "two ranks' chunks of a result are swapped", "ranks"),
-    Mutation(38, "equal_masks", "two ranks draw the same dropout mask", "ranks"),
-    Mutation(39, "mean_of_means", "a mean over ranks with unequal shares", "ranks"),
-    Mutation(40, "untied_gradient", "a shared weight's gradient misses one use", "ranks"),
-]
-_SPECIAL = [
-    Mutation(41, "saturated_integer", "an integer stops at its limit, not wraps", "special"),
-    Mutation(42, "swallowed_nan", "a comparison lets a NaN disappear", "special"),
-]
-
-MUTATIONS: dict[str, Mutation] = {
-    kind.name: kind
-    for kind in sorted(
-        [*_ARITHMETIC, *_CONTRACTION, *_INDEXING, *_PRECISION, *_STATE, *_RANKS, *_SPECIAL],
-        key=lambda kind: kind.number,
-    )
-}
+MUTATIONS: dict[str, Mutation] = {kind.name: kind for kind in _KINDS}
 
 
 # --- Where a fault fits, and the program with it --------------------------------------------------
@@ -143,7 +116,7 @@ _FAULTS: dict[str, FaultRule] = {
     **operator_faults.STATE_FAULTS,
 }
 
-# What changes its argument's shape in place: a fault cannot write its result there.
+# Operators that change their argument's shape in place: a fault cannot write its result there.
 _RESHAPES = frozenset({"squeeze", "unsqueeze", "t", "transpose", "as_strided", "resize", "set"})
 
 
@@ -152,9 +125,8 @@ class FaultSite:
     """One place where one fault can be planted.
 
     Attributes:
-        node: name of the call that goes wrong, and so where a wrong program starts to be wrong.
-        mutation: a key of `MUTATIONS`.
-        detail: which of several ways, where there are several.
+        node: name of the call that goes wrong, where the program starts to be wrong.
+        detail: which of several variants, if there are several.
     """
 
     node: str
@@ -163,7 +135,7 @@ class FaultSite:
 
 
 def sites(program: FlatProgram) -> list[FaultSite]:
-    """Every fault that fits the program, in the order of its calls, then of the fault's numbers."""
+    """Every fault that fits the program, in the order of calls, then of fault numbers."""
     known = [(name, _FAULTS[name]) for name in MUTATIONS if name in _FAULTS]
     return [
         FaultSite(place.node.name, name, detail)
@@ -174,19 +146,14 @@ def sites(program: FlatProgram) -> list[FaultSite]:
 
 
 def plant(program: FlatProgram, site: FaultSite) -> GraphModule | None:
-    """A copy of the program's module with the fault in it; None if it does not fit there.
-
-    Raises:
-        UsageError: there is no such fault.
-    """
+    """A copy of the program's module with the fault; None if it does not fit there."""
     fault = _FAULTS.get(site.mutation)
     if fault is None:
-        message = f"there is no fault called {site.mutation!r}; known are {', '.join(MUTATIONS)}"
-        raise UsageError(message)
+        raise UsageError(f"unknown fault {site.mutation!r}; use one of {', '.join(MUTATIONS)}")
     place = next((each for each in _call_places(program) if each.node.name == site.node), None)
     if place is None or site.detail not in fault.where(place):
         return None
-    # The graph is changed before a module is made of it: writing its code is what takes time.
+    # Change the graph before making a module: generating its code takes the most time.
     graph = copy.deepcopy(program.module.graph)
     node = next(each for each in graph.nodes if each.name == site.node)
     node.target = FaultyCall(node.target, site.mutation, fault, site.detail, place)
@@ -194,7 +161,7 @@ def plant(program: FlatProgram, site: FaultSite) -> GraphModule | None:
 
 
 def _call_places(program: FlatProgram) -> list[CallPlace]:
-    """The operator calls of a program, with what they are to its results and inputs."""
+    """The operator calls of a program, and how they relate to its results and inputs."""
     ends = _ends(program)
     inputs = set(placeholders(program.module))
     results = dict(zip(returned(program.module), program.results, strict=True))
@@ -222,7 +189,7 @@ def _call_places(program: FlatProgram) -> list[CallPlace]:
 
 
 def _ends(program: FlatProgram) -> dict[Node, dict[int | None, Item]]:
-    """Calls whose value is a result of the program, seen through views and tuples."""
+    """Calls whose value is a result of the program, possibly through views and tuples."""
     found: dict[Node, dict[int | None, Item]] = {}
     for node, item in zip(returned(program.module), program.results, strict=True):
         current: Any = node
@@ -248,19 +215,19 @@ def _written_result(value: Node, results: dict[Node, Item]) -> Item | None:
         seen.add(current)
         kind = node_traits(current)
         same = [current.args[0]] if kind is not None and (kind.view or 0 in kind.mutates) else []
-        # What was written in place goes by the name of who wrote it last.
-        same += [user for user in current.users if _gives_back(user, current)]
+        # A value written in place has the name of the last call that wrote to it.
+        same += [user for user in current.users if _returns_written(user, current)]
         waiting += [node for node in same if isinstance(node, Node) and node not in seen]
     return None
 
 
-def _gives_back(user: Node, written: Node) -> bool:
+def _returns_written(user: Node, written: Node) -> bool:
     kind = node_traits(user)
     return kind is not None and 0 in kind.mutates and user.args[0] is written
 
 
 def _donor(node: Node, inputs: set[Node]) -> int | None:
-    """An argument that is an input of the program, of the shape and dtype of the result."""
+    """An argument that is a program input with the shape and dtype of the result."""
     result = node.meta.get("val")
     if not isinstance(result, Tensor):
         return None
@@ -279,9 +246,9 @@ def _donor(node: Node, inputs: set[Node]) -> int | None:
 
 
 def exact_form(mutant: GraphModule) -> GraphModule:
-    """The mutant with what its fault amounts to in exact arithmetic: for a run in float64.
+    """The mutant with its fault in exact arithmetic, for a run in float64.
 
-    Most are their own; but a cast to a narrower dtype, say, is undone in a float64 run.
+    Most faults stay the same, but a float64 run would undo a cast to a narrower dtype, for example.
     """
     faulty = [
         node.name
@@ -297,20 +264,20 @@ def exact_form(mutant: GraphModule) -> GraphModule:
     return GraphModule(mutant, graph)
 
 
-# --- How much a fault changes, in exact arithmetic, over the program's own noise ------------------
+# --- The size of a fault in exact arithmetic, relative to the program's own noise -----------------
 
-# Both programs are run in float64, where rounding is far below any fault, and what the fault
-# changes is divided by the noise `d` of the program in its own dtype: the very one that the judge
-# measures, from perturbed runs and the reference's own error. So one can say of a fault, before any
-# judge has seen it, whether it can be told from rounding at all.
+# Both programs run in float64, where rounding is far below any fault. The change is divided by the
+# noise `d` of the program in its own dtype, measured like the judge does: from perturbed runs and
+# the reference's own error. This shows, before any judge runs, whether the fault can be
+# distinguished from rounding at all.
 
 Band = Literal["clear", "moderate", "faint", "none"]
 
 CLEAR, MODERATE = 8.0, 2.0
-# An effect on few elements counts by the worst of them, in proportion to what the judge allows of
-# each: it takes 12 times the noise in one element for an alarm, 2.5 times in all of them.
+# An effect on few elements counts by its worst element, in proportion to the judge's limits: it
+# raises an alarm at 12 times the noise in one element, or 2.5 times the noise in all of them.
 WORST_SHARE = 5.0
-# Below this share of a result, a fault that changes nothing cannot be told from float64's rounding.
+# Smaller relative changes may be float64's own rounding.
 NO_EFFECT = 1e-12
 
 
@@ -319,13 +286,13 @@ class Effect:
     """What a fault changes.
 
     Attributes:
-        relative: rms of the change over rms of the result, of the result where it is largest.
+        relative: rms of the change over rms of the result, for the result where it is largest.
         over_noise: the change over the noise: the larger of its rms and a fifth of its worst
-            element, of the result where that is largest; infinite for what is exact (integers,
-            NaN positions, aliases, dtypes) and is different.
-        band: "clear" above 8 times the noise, "moderate" above 2, "faint" below; "none" where
-            nothing changes: the fault is none.
-        result: the result where it is largest, "" for none.
+            element, for the result where that is largest; infinite if an exact property differs
+            (integers, NaN positions, aliases, dtypes).
+        band: "clear" above 8 times the noise, "moderate" above 2, "faint" below; "none" if nothing
+            changes, so there is no fault.
+        result: the result where it is largest; empty if nothing changes.
     """
 
     relative: float
@@ -339,11 +306,11 @@ NO_CHANGE = Effect(0.0, 0.0, "none")
 
 @dataclasses.dataclass(frozen=True)
 class _ItemNoise:
-    """One floating result: its true value and what is known of its noise."""
+    """One floating-point result: its true value and its noise."""
 
     truth: Tensor
     noise: Noise
-    blur: float  # relative; what float64 itself may do to it
+    blur: float  # the relative rounding error of float64 itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,11 +318,9 @@ class ProgramNoise:
     """The noise of one program, measured once for all faults planted in it.
 
     Attributes:
-        program: whose noise it is.
-        evidence: the program's further runs, of which the noise was made.
-        native: what the program did in its own dtype.
-        base: what it did in float64, or the same again where it has no wider form.
-        items: its floating results.
+        native: the run in the program's own dtype.
+        base: the run in float64, or `native` if there is no wider form.
+        items: its floating-point results.
         names: what each result of the flat program is.
     """
 
@@ -370,11 +335,7 @@ class ProgramNoise:
 def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
     """Measure a program: once in its own dtype, once in float64, three times perturbed.
 
-    A program that draws random numbers draws those of `seed`; whoever judges its mutants on other
-    draws judges other effects.
-
-    Raises:
-        UsageError: the program itself cannot be run.
+    Mutants must be judged with the random numbers of the same `seed`.
     """
     whole = inspect_subject(program.module, "reference", "program")
     before = RandomState.now()
@@ -402,7 +363,7 @@ def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
 
 
 def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
-    """The noise of one item, as the judge of a native run has it."""
+    """The noise of one item, as the native judgement measures it."""
     evidence = ItemEvidence(runs, item)
     reference, arbiter = runs.native[0].value(item), evidence.arbiter()
     own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
@@ -417,7 +378,7 @@ def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
         factor=1.0 if arbiter is not None else 2.0,
     )
     if noise.spread is None:
-        coarsest = max(unit, runs.unit)  # a float32 result of bfloat16 values is no better
+        coarsest = max(unit, runs.unit)  # a float32 result of bfloat16 values is as coarse
         noise = dataclasses.replace(noise, relative=min(BLIND_NOISE * coarsest, BLIND_SHARE))
     size = criterion.rms(truth)
     blur = LIFTED_SLACK_SCALED * own_error * UNIT_F64 / runs.unit / size if size else 0.0
@@ -425,19 +386,16 @@ def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
 
 
 def measure_effect(program: FlatProgram, mutant: GraphModule, noise: ProgramNoise) -> Effect:
-    """How much `mutant`, a changed copy of the program, changes of its results.
+    """How much `mutant`, a changed copy of the program, changes the results.
 
-    One run in float64; a second one in the program's dtype only where the first shows nothing, to
-    see whether a dtype, an alias or an exception is different.
+    It runs once in float64. If that shows nothing, it also runs in the program's own dtype, to see
+    whether a dtype, an alias or an exception differs.
 
     Raises:
-        UsageError: the noise is another program's, or the mutant cannot be run in float64, though
-            it can in its own dtype.
+        UsageError: the noise belongs to another program, or only the float64 run fails.
     """
     if noise.program is not program:
-        raise UsageError(
-            "the noise was measured of another program; call program_noise on this one"
-        )
+        raise UsageError("the noise belongs to another program; call program_noise on this one")
     wide = noise.base is not noise.native
     before = RandomState.now()
     try:
@@ -446,8 +404,9 @@ def measure_effect(program: FlatProgram, mutant: GraphModule, noise: ProgramNois
             own = _run_mutant(mutant, noise, wide=False)
             if own.error is not None:
                 return _clear_effect("the call")
-            message = f"the planted fault has no float64 form: {seen.error}"
-            raise UsageError(message) from seen.error
+            raise UsageError(
+                f"the planted fault does not run in float64: {seen.error}"
+            ) from seen.error
         found = _differences(noise, seen)
         worst = max(found, key=lambda effect: effect.over_noise, default=NO_CHANGE)
         if worst.band != "none":
@@ -466,7 +425,7 @@ def _run_mutant(mutant: GraphModule, noise: ProgramNoise, *, wide: bool) -> Obse
 
 
 def _differences(noise: ProgramNoise, seen: Observation) -> list[Effect]:
-    """The effects on all values, and on aliases; those of rounding only are left out."""
+    """The effects on values and aliases, without those that are only rounding."""
     found = []
     for item in dict.fromkeys([*noise.base.outputs, *noise.base.after, *seen.after]):
         truth = noise.evidence.complete(noise.base, item)
@@ -488,7 +447,7 @@ def _value_effect(item: _ItemNoise, value: Tensor, name: str) -> Effect:
     mismatch = nonfinite_mismatch(item.truth, value)
     if mismatch is not None:
         spread = item.noise.spread
-        # Where a perturbed run left the finite numbers, rounding decides that.
+        # Where a perturbed run is not finite either, rounding decides.
         decided = mismatch if spread is None else mismatch & torch.isfinite(spread)
         if bool(decided.any()):
             return _clear_effect(name)
@@ -500,20 +459,20 @@ def _value_effect(item: _ItemNoise, value: Tensor, name: str) -> Effect:
         return NO_CHANGE
     score = criterion.score(value, item.truth, item.noise).score
     over = max(score.rms_z, score.max_z / WORST_SHARE)
-    # A figure that is no number must not pass for a faint one.
+    # NaN must not count as faint.
     over = math.inf if math.isnan(over) else over
     return Effect(relative, over, band_of(over), name)
 
 
 def band_of(over_noise: float) -> Band:
-    """The band of an effect that is there."""
+    """The band of an effect that is not zero."""
     if over_noise > CLEAR:
         return "clear"
     return "moderate" if over_noise > MODERATE else "faint"
 
 
 def _form_effect(noise: ProgramNoise, seen: Observation) -> Effect:
-    """What differs though no value does: exceptions, shapes, dtypes, aliases."""
+    """Differences other than values: exceptions, shapes, dtypes, aliases."""
     native = noise.native
     if seen.error is not None:
         return _clear_effect("the call")
@@ -538,21 +497,17 @@ def _is_same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-# --- Many wrong programs against one right one, judged as `verify` judges each --------------------
+# --- Many mutants judged against one program, like `verify` does ----------------------------------
 
-# What is known of the reference (its arbiter, its perturbed runs) is measured once and shared,
-# which is most of the work. A candidate is then run natively, and in float64.
+# The reference's arbiter and perturbed runs are most of the work. They run once and are shared.
+# Each mutant then runs natively, and in float64.
 
 
 def judge_mutant(mutant: GraphModule, noise: ProgramNoise, *, lift: bool = True) -> Verdict:
-    """The verdict of `verify` on a changed copy of the program that `noise` was measured of.
+    """The verdict of `verify` on a changed copy of the program whose noise this is.
 
-    Without a second call and without diagnoses; gradients are results of the program.
-
-    Args:
-        mutant: the changed copy.
-        noise: of the program, from `program_noise`; what is measured on the way is kept in it.
-        lift: whether to compare in float64 as well, or by the native run alone.
+    There is no second call and no diagnosis; gradients are results of the program. Further
+    measurements are cached in `noise`. Without `lift`, it is compared only natively.
     """
     known = noise.evidence
     candidate = inspect_subject(mutant, "candidate", "mutant")
@@ -564,7 +519,7 @@ def judge_mutant(mutant: GraphModule, noise: ProgramNoise, *, lift: bool = True)
         sides = SubjectLift(known, candidate, lift=lift)
         (seen,) = sides.program.run(RunOptions())
         comparer = Comparer(sides, known.everything, config, 0, CALL)
-        comparer.explainer.left = 0  # whether it is wrong is asked, not what kind of wrong
+        comparer.explainer.left = 0  # no diagnosis
         verdict = comparer.compare(noise.native, seen).verdict(strict=False)
         known.notes.weaker |= sides.notes.weaker
         notes = tuple(dict.fromkeys((*verdict.notes, *known.notes, *sides.notes)))

@@ -1,4 +1,4 @@
-"""power(): what would the check have caught in this model, on these inputs?"""
+"""power(): which faults would the check have caught in this model, on these inputs?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import operator
 import random
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -40,6 +41,7 @@ from paritas.results.power_reports import (
     Reordering,
 )
 from paritas.results.progress import Progress, shows_progress
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -51,40 +53,41 @@ if TYPE_CHECKING:
     from paritas.mutants.programs import FlatProgram
 
 
-# --- Where a node stands, and which of many are drawn ---------------------------------------------
+# --- Where a node is, and in which order sites are tried ------------------------------------------
 
 T = TypeVar("T")
 
 
 class Places:
-    """The nodes of a program by name, each with the module that it is nearest to."""
+    """The nodes of a program by name, each with the nearest module."""
 
     def __init__(self, program: FlatProgram, model: Callable[..., Any]) -> None:
-        """`model` is what `program` was traced from: its parameters have names."""
+        """`model` is what `program` was traced from; its parameters have names."""
         self.program = program
         self.nodes: dict[str, Node] = {node.name: node for node in program.module.graph.nodes}
         module = model if isinstance(model, nn.Module) else nn.Module()
         state = [*dict(module.named_parameters()), *dict(module.named_buffers())]
         given = [node for node in self.nodes.values() if node.op == "placeholder"]
-        # Inputs and cotangents follow, which belong to no module.
+        # Inputs and cotangents follow; they belong to no module.
         self.owners = {node: _module_of(name) for node, name in zip(given, state, strict=False)}
         self.returned: dict[Node, list[Item]] = {}
         for node, result in zip(returned(program.module), program.results, strict=True):
             self.returned.setdefault(node, []).append(result)
 
     def operator(self, name: str) -> str:
-        """What a node calls, as aten spells it."""
+        """What a node calls, in aten's spelling."""
         target = self.nodes[name].target
         shown = str(target)
         return str(getattr(target, "__name__", shown)) if shown.startswith("<") else shown
 
     def near(self, name: str) -> str:
-        """The module whose parameter comes nearest before the node, or whose gradient after it."""
+        """The module of the nearest parameter before the node, or nearest gradient after it."""
         node = self.nodes[name]
         if name in self.program.backward:
             behind = _first_name(node, lambda one: list(one.users), self._gradient_of)
-            return behind or _first_name(node, _inputs_of, self.owners.get)
-        return _first_name(node, _inputs_of, self.owners.get)
+            if behind:
+                return behind
+        return _first_name(node, lambda one: one.all_input_nodes, self.owners.get)
 
     def is_dead(self, name: str) -> bool:
         """Whether no result depends on the node."""
@@ -92,7 +95,7 @@ class Places:
         return not any(one.op == "output" for one in reached)
 
     def scalable(self) -> list[str]:
-        """The nodes that compute a floating tensor which something uses, in graph order."""
+        """The nodes that compute a floating-point tensor that is used, in graph order."""
         return [
             node.name
             for node in self.program.calls
@@ -111,7 +114,7 @@ class Places:
 
 
 def _computes(node: Node) -> bool:
-    """Not what passes a value on; a part of what an operator gave is what it computed."""
+    """Whether a node computes a value; an item of an operator's result counts."""
     kind = node_traits(node)
     if kind is None:
         return node.target is operator.getitem
@@ -122,15 +125,11 @@ def _module_of(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def _inputs_of(node: Node) -> list[Node]:
-    return node.all_input_nodes
-
-
 def _walk(start: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """All that can be reached, the nearest first."""
+    """All reachable nodes, the nearest first."""
     seen = {start: None}
     queue = [start]
-    for node in queue:  # which grows
+    for node in queue:  # it grows
         for other in step(node):
             if other not in seen:
                 seen[other] = None
@@ -145,30 +144,20 @@ def _first_name(
 
 
 def even_order(count: int, shift: float) -> list[int]:
-    """All of `range(count)`, so that the first few, however many, are spread over the whole.
-
-    Args:
-        count: how many there are.
-        shift: from 0 to 1, where to begin.
-    """
+    """All of `range(count)`, ordered so that every prefix is spread evenly; 0 <= `shift` < 1."""
     order: dict[int, None] = {}
     step = 0
     while len(order) < count:
-        # Multiples of the golden ratio fill a circle more evenly than draws do.
+        # Multiples of the golden ratio fill the interval evenly.
         order[int((shift + step * 0.6180339887498949) % 1.0 * count)] = None
         step += 1
     return list(order)
 
 
 def turns(sites: Sequence[T], kind: Callable[[T], Any], seed: int) -> list[T]:
-    """All `sites`, kind by kind in turn, those of one kind spread over the graph.
+    """All `sites`, one of each kind in turn, those of one kind spread over the graph.
 
-    So whatever is left undone at the end of the list, what was done is an even sample.
-
-    Args:
-        sites: in graph order.
-        kind: of a site.
-        seed: of the draw.
+    Every prefix is an even sample, so the search may stop anywhere.
     """
     draw = random.Random(seed)
     groups: dict[Any, list[T]] = {}
@@ -188,8 +177,8 @@ def turns(sites: Sequence[T], kind: Callable[[T], Any], seed: int) -> list[T]:
 
 # --- Harmless rewrites: the same function, rounded differently ------------------------------------
 
-# They are what a check must stay silent about. Each sums in another order, or takes a step that
-# every compiler takes; in exact arithmetic none of them changes anything.
+# A check must not report these. Each sums in another order, or makes a change that every compiler
+# makes; in exact arithmetic none of them changes anything.
 
 aten: Any = torch.ops.aten
 
@@ -208,7 +197,7 @@ def _bmm_backwards(left: Tensor, right: Tensor) -> Any:
 
 def _convolution_backwards(x: Tensor, weight: Tensor, *others: Any) -> Any:
     groups = others[-1]
-    if groups == 1:  # otherwise channels belong to their group
+    if groups == 1:  # otherwise channels must stay in their group
         x, weight = x.flip(1), weight.flip(1)
     return aten.convolution.default(x, weight, *others)
 
@@ -235,7 +224,7 @@ def _rsqrt_by_division(x: Tensor) -> Any:
     return 1.0 / x.sqrt()
 
 
-_BACKWARDS = "summed from the other end"
+_BACKWARDS = "summed in reverse order"
 _REWRITES: dict[Any, tuple[str, Callable[..., Any]]] = {
     aten.mm.default: (_BACKWARDS, _mm_backwards),
     aten.addmm.default: (_BACKWARDS, _addmm_backwards),
@@ -244,14 +233,20 @@ _REWRITES: dict[Any, tuple[str, Callable[..., Any]]] = {
     aten.sum.dim_IntList: (_BACKWARDS, _sum_backwards),
     aten.mean.dim: (_BACKWARDS, _mean_backwards),
     aten._softmax.default: (_BACKWARDS, _softmax_backwards),  # noqa: SLF001
-    aten.div.Tensor: ("divided by multiplying with the reciprocal", _division_by_reciprocal),
-    aten.rsqrt.default: ("1 / sqrt for rsqrt", _rsqrt_by_division),
+    aten.div.Tensor: ("multiplied by the reciprocal instead of divided", _division_by_reciprocal),
+    aten.rsqrt.default: ("1 / sqrt instead of rsqrt", _rsqrt_by_division),
 }
 
 
 def rewritable(program: FlatProgram) -> list[str]:
-    """The nodes of which there is a harmless rewrite, in graph order."""
-    return [node.name for node in program.calls if node.target in _REWRITES and _gives_float(node)]
+    """The nodes that have a harmless rewrite, in graph order."""
+    return [
+        node.name
+        for node in program.calls
+        if node.target in _REWRITES
+        and isinstance(value := node.meta.get("val"), Tensor)
+        and value.is_floating_point()
+    ]
 
 
 def rewrite_call(program: FlatProgram, name: str) -> tuple[str, GraphModule]:
@@ -262,11 +257,6 @@ def rewrite_call(program: FlatProgram, name: str) -> tuple[str, GraphModule]:
     node.target = function
     module.recompile()
     return words, module
-
-
-def _gives_float(node: Any) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 # --- How small a fault may be and still be caught -------------------------------------------------
@@ -283,17 +273,17 @@ class ScaledProgram:
         node = next(one for one in graph.nodes if one.name == name)
         self._call = _ScaledCall(node.target)
         node.target = self._call
-        # Writing the code of a graph is what takes time: it is done once for all sizes.
+        # Generating the code of a graph takes the most time: do it once for all deltas.
         self._module = GraphModule(program.module, graph)
 
     def scaled(self, delta: float) -> GraphModule:
-        """The module, until it is asked for another delta."""
+        """The module, valid until the next call."""
         self._call.factor = 1.0 + delta
         return self._module
 
 
 class _ScaledCall:
-    """A class and no closure, since a graph writes the name of what it calls into its code."""
+    """A class, not a closure, because the generated code contains the name of what it calls."""
 
     def __init__(self, target: Callable[..., Any]) -> None:
         self.target = target
@@ -308,14 +298,9 @@ class _ScaledCall:
 def smallest_caught(
     is_caught: Callable[[float], bool], floor: float = SCALES[-1]
 ) -> tuple[float | None, int]:
-    """The smallest delta that is caught, and how many were tried.
+    """The smallest delta of at least `floor` that is caught, and how many were tried.
 
-    Halves the range again and again, which takes it that what is caught at one size is caught at
-    every larger one. None where not even the largest is caught.
-
-    Args:
-        is_caught: tries one.
-        floor: below which nothing is tried.
+    Bisects, assuming that a larger delta is also caught. None if not even the largest is caught.
     """
     sizes = [size for size in SCALES if size >= floor]
     if not is_caught(sizes[0]):
@@ -333,21 +318,20 @@ def smallest_caught(
 
 # --- The search -----------------------------------------------------------------------------------
 
-# Faults are planted in the model's own graph, one at a time, and the wrong program is judged by
-# `verify` like any other candidate. The exact effect of each is measured in float64 and set against
-# the program's own rounding noise, since nothing can tell a fault below it from rounding.
+# Faults are planted in the model's own graph, one at a time, and `verify` judges the wrong program
+# like any other candidate. The exact effect of each is measured in float64 and compared with the
+# program's own rounding noise, because a smaller fault cannot be distinguished from rounding.
 
 REWRITES = 6
-# Graded faults are dear, about a dozen verdicts a place: one place for so many other faults.
+# A graded fault costs about a dozen verdicts, so there is only one for this many other faults.
 PLACES = 10
 FAULTS_A_PLACE = 20
-# Notes of a verdict that was reached with less than the usual evidence.
-# Below this delta a result changes in proportion to it.
+# Below this delta, a result changes in proportion to it.
 PROPORTIONAL = 1e-4
 
 
 @shows_progress
-def power(  # noqa: PLR0913  (each is a separate wish of the caller)
+def power(  # noqa: PLR0913  (each is a separate option)
     inputs: Any,
     model: Callable[..., Any],
     *,
@@ -362,30 +346,31 @@ def power(  # noqa: PLR0913  (each is a separate wish of the caller)
 
     Args:
         inputs: a list or tuple of positional inputs, or `Inputs(args, kwargs)`.
-        model: an `nn.Module`, or any function of tensors; it is left as it is.
-        faults: how many to plant at most.
-        seconds: when they are over, what was found so far is reported.
-        gradients: whether the backward pass is part of it, where anything requires grad.
+        model: an `nn.Module`, or any function of tensors; it is not changed.
+        faults: the most faults to plant.
+        seconds: the time limit; afterwards the results so far are reported.
+        gradients: whether to include the backward pass, if anything requires grad.
         autocast: run the forward pass under `torch.autocast` to this dtype.
-        seed: of the draw of faults.
-        on_progress: called with a few words before each step.
+        seed: for choosing faults.
+        on_progress: called with a description before each step.
 
     Returns:
-        The report. Ctrl-C ends the search, and what was found so far is in it.
+        The report. Ctrl-C ends the search, and the report has the results so far.
 
     Raises:
-        UsageError: the model cannot be traced, or there is nothing to call it with.
+        UsageError: the model cannot be traced, or there are no inputs.
     """
     if faults < 1 or not seconds > 0:
-        message = f"faults and seconds must be above 0, not faults={faults!r}, seconds={seconds!r}"
-        raise UsageError(message)
-    tell = on_progress or (lambda _: None)
+        raise UsageError(
+            f"faults and seconds must be above 0, got faults={faults!r}, seconds={seconds!r}"
+        )
+    show = on_progress or (lambda _: None)
     began = time.monotonic()
     given, *others = input_sets(inputs)
     rng = RandomState.now()
     try:
         torch.manual_seed(seed)
-        tell("tracing the model")
+        show("tracing the model")
         program = trace_program(
             _call_positionally(model, given),
             [*given.args, *given.kwargs.values()],
@@ -393,17 +378,17 @@ def power(  # noqa: PLR0913  (each is a separate wish of the caller)
             autocast=autocast,
             seed=seed,
         )
-        search = _PowerSearch(program, Places(program, model), faults, seed, tell)
+        search = _PowerSearch(program, Places(program, model), faults, seed, show)
         search.run(began + seconds)
     finally:
         rng.restore()
     if others:
-        search.notes.append(f"of {len(others) + 1} sets of inputs, the first alone was used")
+        search.notes.append(f"only the first of {len(others) + 1} sets of inputs was used")
     return search.report(time.monotonic() - began)
 
 
 def _call_positionally(model: Callable[..., Any], given: Inputs) -> Callable[..., Any]:
-    """The model, called with the values of its keyword arguments behind the others."""
+    """The model, with the values of its keyword arguments passed after the others."""
     if not given.kwargs:
         return model
     many = len(given.args)
@@ -421,17 +406,15 @@ def _call_positionally(model: Callable[..., Any], given: Inputs) -> Callable[...
 
 
 def _untraced_work(program: FlatProgram) -> list[str]:
-    """What of the model's work is not in its graph, since it left torch on the way."""
+    """Notes about work of the model that is not in its graph."""
     made = len(program.module.graph.find_nodes(op="get_attr"))
     read = sum(str(node.target).startswith("aten._local_scalar_dense") for node in program.calls)
     notes = []
     if made:
-        where = "in Python or numpy"
-        notes.append(
-            f"tensors that the model makes of numbers, {where}, are constants here: {made}"
-        )
+        tensors = counted(made, "tensor")
+        notes.append(f"traced as constants: {tensors} that Python or numpy code creates")
     if read:
-        notes.append(f"values that Python code reads, and decides by, are constants here: {read}")
+        notes.append(f"traced as constants: {counted(read, 'value')} that Python code reads")
     return notes
 
 
@@ -441,13 +424,13 @@ class _OutOfTimeError(Exception):
 
 @dataclasses.dataclass
 class _PowerSearch:
-    """One program, and what was planted in it so far."""
+    """One program, and the faults planted in it so far."""
 
     program: FlatProgram
     places: Places
     many: int
     seed: int
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
     faults: list[FaultResult] = dataclasses.field(default_factory=list)
     grades: list[Grade] = dataclasses.field(default_factory=list)
     reorderings: list[Reordering] = dataclasses.field(default_factory=list)
@@ -465,14 +448,14 @@ class _PowerSearch:
 
     @quietly()
     def run(self, deadline: float) -> None:
-        """Plant until there is nothing left, the time is over, or somebody stops it."""
+        """Plant faults until all are done, the time is over, or the user stops it."""
         self.deadline = deadline
         self.notes += _untraced_work(self.program)
         if not self.sites and not self.scalable:
-            self.notes.append("there is nothing to plant a fault in: the model computes no values")
+            self.notes.append("the model computes no values, so there is no place for a fault")
             return
         try:
-            self.tell("measuring the model's own noise")
+            self.show("measuring the model's own noise")
             self.noise = program_noise(self.program, self.seed)
             self._rewrite()
             self._plant()
@@ -482,16 +465,15 @@ class _PowerSearch:
             self.stopped = "interrupt"
 
     def report(self, seconds: float) -> PowerReport:
-        """What was found."""
+        """The results so far."""
         tensors = [leaf for _, leaf in leaves(self.program.inputs) if isinstance(leaf, Tensor)]
         tensors += [node.meta["val"] for node in self.program.calls if "val" in node.meta]
-        sizes: dict[str, int] = {}
+        sizes: Counter[str] = Counter()
         for one in tensors:
             if isinstance(one, Tensor) and one.is_floating_point():
-                name = str(one.dtype).removeprefix("torch.")
-                sizes[name] = sizes.get(name, 0) + one.numel()
+                sizes[str(one.dtype).removeprefix("torch.")] += one.numel()
         return PowerReport(
-            dtypes=tuple(sorted(sizes, key=lambda name: -sizes[name])),
+            dtypes=tuple(name for name, _ in sizes.most_common()),
             operators=len(self.program.calls),
             backward=len(self.program.backward),
             results=len(self.program.results),
@@ -516,7 +498,7 @@ class _PowerSearch:
             self.reorderings.append(Reordering(rewrite=words, node=name, status=status))
 
     def _plant(self) -> None:
-        """Faults, and now and then a place for graded ones, so that both have their share."""
+        """Plant faults, with graded ones in between so that both get their share of the time."""
         waiting = list(self.scalable)
         every = max(1, self._planned() // max(1, len(waiting)))
         done = 0
@@ -528,7 +510,7 @@ class _PowerSearch:
             self._step("planting faults", len(self.faults), self._planned())
             mutant = plant(self.program, site)
             effect = None if mutant is None else self._effect(mutant)
-            if mutant is not None and effect is not None:  # otherwise it turned out not to apply
+            if mutant is not None and effect is not None:  # otherwise it does not apply
                 self.faults.append(self._try(site, mutant, effect))
                 done += 1
         for name in waiting:
@@ -568,15 +550,15 @@ class _PowerSearch:
         if status is Status.UNSTABLE:
             return "the model's own rounding decides the results that it changes"
         if effect.band == "faint":
-            return "it changes less than the model's own rounding does"
-        return "it is within what rounding of this model may do"
+            return "its effect is smaller than the model's own rounding"
+        return "its effect is within the rounding that is allowed for this model"
 
     def _grade(self, name: str) -> None:
         self._step("planting faults", len(self.faults), self._planned())
         program = ScaledProgram(self.program, name)
         base = self._effect(program.scaled(PROPORTIONAL))
         if base is None or base.band == "none" or not math.isfinite(base.relative):
-            return  # a norm behind it takes the scale out again
+            return  # for example, a later norm cancels the scale
         changes: list[float | None] = []
         tried, floor = 0, SCALES[-1]
         for lift in (True, False):
@@ -588,7 +570,7 @@ class _PowerSearch:
             delta, steps = smallest_caught(is_caught, floor)
             tried += steps
             changes.append(None if delta is None else self._change(program, delta, base))
-            floor = delta or floor  # less is seen without the lifted run, not more
+            floor = delta or floor  # the native run alone never catches more
         self.grades.append(
             Grade(
                 node=name,
@@ -602,13 +584,13 @@ class _PowerSearch:
         )
 
     def _change(self, program: ScaledProgram, delta: float, base: Effect) -> float:
-        """The relative change of a result; of a small delta, in proportion to that of a larger."""
+        """The relative change of a result; for a small delta, extrapolated from a larger one."""
         if delta <= PROPORTIONAL:
             return base.relative * delta / PROPORTIONAL
         return measure_effect(self.program, program.scaled(delta), self.noise).relative
 
     def _effect(self, mutant: GraphModule) -> Effect | None:
-        """None where it cannot be known, which leaves nothing to measure a verdict by."""
+        """None if it cannot be measured: then there is nothing to compare a verdict with."""
         try:
             return measure_effect(self.program, mutant, self.noise)
         except UsageError as error:
@@ -626,8 +608,8 @@ class _PowerSearch:
         return min(self.many, len(self.sites))
 
     def _step(self, stage: str, done: int, total: int) -> None:
-        """Before everything that takes long."""
+        """Report progress, and stop if the time is over."""
         left = self.deadline - time.monotonic()
         if left < 0:
             raise _OutOfTimeError
-        self.tell(Progress(stage, done, total, at_most=left))
+        self.show(Progress(stage, done, total, at_most=left))

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 # --- The flat graph -------------------------------------------------------------------------------
 
-# Parameters, buffers, inputs and the gradients that flow in are placeholders; outputs, gradients
-# and changed buffers are results. So a fault of the backward pass is a fault of one node like any
-# other, and a wrong program is run, lifted and compared like a right one.
+# Parameters, buffers, inputs and incoming gradients are placeholders; outputs, gradients and
+# changed buffers are results. So a fault in the backward pass is a fault of one node, and a mutant
+# is run, lifted and compared like any program.
 
-# What marks the border between forward and backward while a program is traced.
+# Marks the border between forward and backward during tracing.
 _MARK = torch.ops.aten.alias.default
 
 
 @dataclasses.dataclass(frozen=True)
 class FlatProgram:
-    """A flat graph of aten calls, with what it is called with.
+    """A flat graph of aten calls, with its inputs.
 
     Attributes:
-        module: one placeholder for each input; gives a flat tuple.
+        module: one placeholder for each input; returns a flat tuple.
         inputs: parameters, buffers, the model's own inputs, then cotangents.
         results: what each result is: `output[0]`, `gradient of first.weight`, `buffer norm.mean`.
-        backward: names of the nodes that belong to the backward pass.
+        backward: names of the nodes of the backward pass.
     """
 
     module: GraphModule
@@ -52,11 +52,11 @@ class FlatProgram:
 
     @property
     def calls(self) -> list[Node]:
-        """The operator calls, in the order in which they run."""
+        """The operator calls, in execution order."""
         return [node for node in self.module.graph.nodes if node.op == "call_function"]
 
     def fresh_inputs(self) -> list[Any]:
-        """Inputs to call the module with: copies, since it may write to them."""
+        """Copies of the inputs, because the module may write to them."""
         return [
             value.detach().clone() if isinstance(value, Tensor) else value for value in self.inputs
         ]
@@ -70,28 +70,23 @@ def trace_program(
     autocast: torch.dtype | None = None,
     seed: int = 0,
 ) -> FlatProgram:
-    """Write down what `model` does on `inputs`, with the gradients of all that requires them.
+    """Trace what `model` does on `inputs`, with the gradients of everything that requires them.
 
-    Args:
-        model: an `nn.Module`, whose parameters and buffers become inputs, or any function.
-        inputs: positional inputs; tensors may be anywhere in them.
-        gradients: whether to go backward too, if anything can be differentiated.
-        autocast: run the forward pass under `torch.autocast` to this dtype.
-        seed: of the cotangents.
-
-    Raises:
-        UsageError: the model gives no tensor, or cannot be traced.
+    The parameters and buffers of an `nn.Module` become inputs. `seed` is for the cotangents.
     """
     tracing = _Tracing(model, list(inputs), gradients=gradients, autocast=autocast)
     try:
         return tracing.program(seed)
+    except UsageError:
+        raise
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
-        message = f"the model cannot be written down as one graph: {in_one_line(error)}"
-        raise UsageError(message) from error
+        raise UsageError(
+            f"the model cannot be traced as one graph: {in_one_line(error)}"
+        ) from error
 
 
 class _Tracing:
-    """One model on its way to a flat graph."""
+    """Traces one model to a flat graph."""
 
     def __init__(
         self,
@@ -129,12 +124,11 @@ class _Tracing:
         return FlatProgram(module, (*given, *cotangents), tuple(self.results), backward)
 
     def _outputs(self, given: list[Any]) -> list[Tensor]:
-        """What of the outputs can be differentiated; nothing is, if there is nothing."""
+        """The differentiable outputs; turns gradients off if there are none."""
         copies = [value.clone() for value in given]
         outputs, wanted, _ = self._forward(copies)
         if not outputs:
-            message = f"the model gives no tensor on these inputs: {self.model!r:.120}"
-            raise UsageError(message)
+            raise UsageError(f"the model returns no tensor on these inputs: {self.model!r:.120}")
         differentiable = [out for out in outputs if out.requires_grad]
         self.gradients = self.gradients and bool(differentiable) and bool(wanted)
         return differentiable
@@ -142,7 +136,7 @@ class _Tracing:
     def _forward(
         self, given: Sequence[Tensor]
     ) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Outputs, what gradients are asked for, and buffers, which the call may have changed."""
+        """Outputs, tensors that get gradients, and buffers, which the call may have changed."""
         many, more = len(self.parameters), len(self.parameters) + len(self.buffers)
         values = [value.detach() for value in given]
         parameters = {
@@ -160,7 +154,7 @@ class _Tracing:
             if isinstance(self.model, nn.Module):
                 state = {**parameters, **buffers}
                 outputs = torch.func.functional_call(self.model, state, tuple(self._with(tensors)))
-                # A buffer that was bound anew, not written to, is found where it was handed over.
+                # functional_call updates `state` if the model rebinds a buffer.
                 buffers = {name: state[name] for name in buffers}
             else:
                 outputs = self.model(*self._with(tensors))
@@ -170,7 +164,7 @@ class _Tracing:
         return given_back, wanted, buffers
 
     def _with(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """The inputs, with these tensors in the place of their own."""
+        """The inputs, with their tensors replaced by these."""
         those = iter(tensors)
         rebuilt: list[Any] = map_leaves(
             self.inputs, lambda leaf: next(those) if isinstance(leaf, Tensor) else leaf
@@ -197,7 +191,7 @@ class _Tracing:
 
 
 def _split_off(module: GraphModule) -> frozenset[str]:
-    """The names of the nodes behind the mark; the mark itself is taken out."""
+    """The names of the nodes after the mark; removes the mark itself."""
     nodes = list(module.graph.nodes)
     placeholders = {node for node in nodes if node.op == "placeholder"}
     marks = [node for node in nodes if node.target is _MARK and node.args[0] in placeholders]
@@ -215,11 +209,11 @@ def _split_off(module: GraphModule) -> frozenset[str]:
 
 # --- Calls that go wrong --------------------------------------------------------------------------
 
-# A faulty call stands in the graph in the place of the right one, under its name and with its
-# arguments, so that a wrong program can be laid beside the right one node by node. What it does
-# inside are plain operators on what it is given: in a lifted run it is lifted like any other call.
+# A faulty call replaces the correct one in the graph, with the same name and arguments, so the two
+# programs can be compared node by node. Inside it uses plain operators, so a lifted run lifts it
+# like any other call.
 
-# What only makes room, fills it or passes a value on: nothing there can be computed wrongly.
+# Operators that only allocate, fill or pass on values: there is nothing to compute wrongly.
 IDLE = frozenset(
     """
     alias arange clone copy detach empty empty_like empty_strided eye fill full full_like
@@ -231,16 +225,15 @@ IDLE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class CallPlace:
-    """A call of a graph, as a fault looks at it to see whether it can be planted there.
+    """A call of a graph, as a fault rule sees it.
 
     Attributes:
-        node: the call.
         kind: what its operator does.
         backward: whether it belongs to the backward pass.
-        ends: the results that it gives, but for views; by position where it gives several.
-        writes: positions of arguments it writes to, with the result that this argument is, or
-            None.
-        donor: position of an argument that is a program input which an equal output could take.
+        ends: the program results that it computes, possibly through views; by position if it
+            returns several values.
+        writes: positions of arguments it writes to, with the program result that each is, or None.
+        donor: position of an argument that is a program input like the result.
     """
 
     node: Node
@@ -251,30 +244,30 @@ class CallPlace:
     donor: int | None = None
 
     def writes_buffer(self, position: int) -> bool:
-        """Whether an argument that it writes to is a buffer of the model."""
+        """Whether a written argument is a buffer of the model."""
         item = self.writes[position]
         return item is not None and item.kind is ItemKind.BUFFER
 
     @property
     def name(self) -> str:
-        """The operator's name, without overload or underscore."""
+        """The operator's name, without overload and trailing underscore."""
         return self.kind.name
 
     @property
     def value(self) -> Any:
-        """What the call gave when it was traced: shapes and dtypes only."""
+        """The traced result: shapes and dtypes only."""
         return self.node.meta.get("val")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a single result; of several, that of the first."""
+        """The shape of the result; the first if there are several."""
         value = self.value
         first = value if isinstance(value, Tensor) else next(iter(value or ()), None)
         return tuple(first.shape) if isinstance(first, Tensor) else ()
 
     @property
     def only_given_back(self) -> bool:
-        """Whether nothing computes with the result: it only leaves the program."""
+        """Whether the result is only returned, and nothing computes with it."""
         waiting = list(self.node.users)
         while waiting:
             user = waiting.pop()
@@ -287,22 +280,22 @@ class CallPlace:
 
     @property
     def computes(self) -> bool:
-        """Whether the call computes or chooses anything."""
+        """Whether the call computes or selects anything."""
         return not (self.kind.view or self.kind.random or self.name in IDLE)
 
     def argument(self, position: int, default: Any = None) -> Any:
-        """A positional argument, as it stands in the graph."""
+        """A positional argument, as it is in the graph."""
         args = self.node.args
         return args[position] if position < len(args) else default
 
     def given(self, position: int) -> Tensor | None:
-        """A tensor argument: its shape and dtype."""
+        """The shape and dtype of a tensor argument."""
         value = self.argument(position)
         traced = value.meta.get("val") if isinstance(value, Node) else None
         return traced if isinstance(traced, Tensor) else None
 
     def parts(self, *, floating: bool = True) -> list[tuple[str, Tensor]]:
-        """The results that somebody reads, each with the detail that names it."""
+        """The results that are used, each with the detail that names it."""
         value = self.value
         if isinstance(value, Tensor):
             return [("", value)] if _is_usable(value, floating=floating) else []
@@ -324,15 +317,10 @@ def _is_usable(value: Tensor, *, floating: bool) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RunningCall:
-    """One call as it happens, with the values it is given.
+    """One call while it runs, with its argument values.
 
-    Attributes:
-        target: the operator.
-        args: its positional arguments.
-        kwargs: the others.
-        in_place: it writes to its first argument and gives that back. Here it is always run on a
-            copy; whoever made the call writes what comes out.
-        writes: positions of all the arguments it writes to.
+    With `in_place`, it writes to its first argument and returns it. Here it runs on a copy, and the
+    caller writes the result.
     """
 
     target: Callable[..., Any]
@@ -343,15 +331,15 @@ class RunningCall:
 
     @property
     def name(self) -> str:
-        """The operator's name, without overload or underscore."""
+        """The operator's name, without overload and trailing underscore."""
         return str(self.target.__name__).partition(".")[0].rstrip("_")
 
     def right(self) -> Any:
-        """What the operator gives."""
+        """The correct result."""
         return self.given()
 
     def given(self, *changes: tuple[int, Any], **kwargs: Any) -> Any:
-        """What the operator gives if some of its arguments are others."""
+        """The result with some arguments replaced."""
         args = list(self.args)
         for position, value in changes:
             args[position] = value
@@ -360,7 +348,7 @@ class RunningCall:
         return self.target(*args, **{**self.kwargs, **kwargs})
 
     def spoil(self, detail: str, change: Callable[[Tensor], Tensor]) -> Any:
-        """The operator's result, changed; of several, the one that `detail` names."""
+        """The changed result; of several, the one that `detail` names is changed."""
         result = self.right()
         if isinstance(result, Tensor):
             return change(result)
@@ -377,19 +365,18 @@ def result_position(detail: str) -> int:
 
 
 def number_in(detail: str) -> int:
-    """The number that a detail such as `argument 2` or `axis -1` ends with."""
+    """The number at the end of a detail such as `argument 2` or `axis -1`."""
     return int(detail.rsplit(" ", 1)[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class FaultRule:
-    """Where a fault can be planted, and what the call does then.
+    """Where a fault can be planted, and what the call then does.
 
     Attributes:
-        where: the ways to plant it at a place, each named by a detail; none if it does not apply.
+        where: the variants that fit a place, each named by a detail; empty if it does not apply.
         act: the faulty call.
-        exact: what it amounts to in exact arithmetic, where that cannot be had by running it in
-            float64.
+        exact: its equivalent in exact arithmetic, if running `act` in float64 does not give that.
     """
 
     where: Callable[[CallPlace], Iterable[str]]
@@ -398,9 +385,9 @@ class FaultRule:
 
 
 class FaultyCall:
-    """What stands in the graph in the place of an operator.
+    """Replaces an operator in the graph.
 
-    A class and no closure, since a graph writes the name of what it calls into its code.
+    A class, not a closure, because the generated code contains the name of what it calls.
     """
 
     def __init__(
@@ -410,29 +397,30 @@ class FaultyCall:
         self.fault = fault
         self.detail = detail
         self.writes = place.kind.mutates
-        self.layouts = _layouts(place.value)
+        values = [place.value] if isinstance(place.value, Tensor) else list(place.value)
+        self.layouts = [part.stride() if isinstance(part, Tensor) else None for part in values]
         self.__name__ = f"{place.name}_{name}"
         self.__module__ = __name__
         self.__qualname__ = self.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the faulty operator gives."""
+        """Run the faulty operator."""
         act = self.fault.act
         in_place = 0 in self.writes
         result = act(RunningCall(self.target, args, kwargs, in_place, self.writes), self.detail)
         if not in_place:
             return self._laid_out(result)
-        # Who writes in place has to keep doing so: others hold the same memory.
+        # It must still write in place, because others share the memory.
         return args[0] if result is args[0] else args[0].copy_(result)
 
     def in_exact_arithmetic(self) -> FaultyCall:
-        """The same call with what its fault amounts to in exact arithmetic."""
+        """The same call with its fault in exact arithmetic."""
         other = copy.copy(self)
         other.fault = dataclasses.replace(self.fault, act=self.fault.exact or self.fault.act)
         return other
 
     def _laid_out(self, result: Any) -> Any:
-        """The result as it lies in memory when it is right: views further on count on that."""
+        """The result with the strides of the correct one: later views depend on them."""
         if isinstance(result, Tensor):
             return _with_strides(result, self.layouts[0])
         parts = [
@@ -445,20 +433,15 @@ class FaultyCall:
         return f"<{self.__name__}>"
 
 
-def _layouts(value: Any) -> list[tuple[int, ...] | None]:
-    values = [value] if isinstance(value, Tensor) else list(value)
-    return [part.stride() if isinstance(part, Tensor) else None for part in values]
-
-
 def _with_strides(result: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     if strides is None or result.stride() == strides or len(strides) != result.dim():
         return result
-    if 0 in strides:  # a view over one value many times: it is read only
+    if 0 in strides:  # an expanded view is read-only
         return result
     laid = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
     return laid.copy_(result)
 
 
 def is_number(value: Any) -> bool:
-    """Whether an argument is a plain number (and no bool)."""
+    """Whether an argument is a plain number, not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)

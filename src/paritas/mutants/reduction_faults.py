@@ -1,4 +1,4 @@
-"""Faults of sums: contractions, pooling, reductions, and what parallel plans do to them."""
+"""Faults of sums: contractions, pooling, reductions, and their use in parallel plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # --- Contractions and pooling ---------------------------------------------------------------------
 
-# Where the two operands stand.
+# The positions of the two operands.
 _PRODUCTS = {
     "mm": (0, 1),
     "bmm": (0, 1),
@@ -47,7 +47,7 @@ class ContractedOperands:
 def contraction(
     name: str, args: tuple[Any, ...], given: Callable[[int], Any]
 ) -> ContractedOperands | None:
-    """What a call sums over; `given` tells an operand by its position."""
+    """What a call sums over; `given` returns an operand by its position."""
     if name in _PRODUCTS:
         left, right = _PRODUCTS[name]
         first, second = given(left), given(right)
@@ -56,7 +56,7 @@ def contraction(
         axis = second.dim() - 2 if second.dim() > 1 else 0
         return ContractedOperands(left, right, first.dim() - 1, axis, first.shape[-1])
     if name == "convolution" and args[8] == 1 and given(0) is not None:
-        # Over channels: those of a transposed kernel come first.
+        # Over channels, which come first in a transposed kernel.
         axis = 0 if args[_TRANSPOSED] else 1
         return ContractedOperands(0, 1, 1, axis, given(0).shape[1])
     return None
@@ -64,14 +64,12 @@ def contraction(
 
 def contraction_at(place: CallPlace) -> ContractedOperands | None:
     """What a call of the graph sums over."""
-    if place.name not in _PRODUCTS and place.name != "convolution":
-        return None
     return contraction(place.name, place.node.args, place.given)
 
 
 def shortened(call: RunningCall, keep: Callable[[int], int]) -> Any:
     """A contraction or a sum over its first terms only."""
-    found = contraction(call.name, call.args, lambda position: call.args[position])
+    found = contraction(call.name, call.args, call.args.__getitem__)
     if found is None:
         source, axes = call.args[:2]
         axis = axes[0]
@@ -84,7 +82,7 @@ def shortened(call: RunningCall, keep: Callable[[int], int]) -> Any:
 
 
 def sums(place: CallPlace) -> bool:
-    """Whether a call adds up along a named axis of more than one element."""
+    """Whether a call sums along a given axis of more than one element."""
     axes, source = place.argument(1), place.given(0)
     if place.name != "sum" or source is None or not isinstance(axes, list | tuple) or not axes:
         return False
@@ -115,9 +113,9 @@ def _transposed(call: RunningCall, detail: str) -> Any:
     return call.given((position, call.args[position].transpose(*axes).contiguous()))
 
 
-def _shortenable(place: CallPlace) -> list[str]:
+def _is_shortenable(place: CallPlace) -> bool:
     found = contraction_at(place)
-    return [""] if (found is not None and found.length > 1) or sums(place) else []
+    return (found is not None and found.length > 1) or sums(place)
 
 
 def _flippable(place: CallPlace) -> list[str]:
@@ -134,19 +132,16 @@ def _flipped(call: RunningCall, _: str) -> Any:
 
 def _pools(place: CallPlace) -> list[str]:
     if place.name in {"amax", "max"}:
-        # With indices, or between two tensors, it is another operator of that name.
-        return [""] if isinstance(place.value, Tensor) and _along_axes(place) else []
+        # Overloads with indices, or between two tensors, do something else.
+        along_axes = isinstance(place.argument(1), list | tuple | int) and bool(place.parts())
+        return [""] if isinstance(place.value, Tensor) and along_axes else []
     if place.name in _POOLS:
         return [""] if place.parts() and _pool_arguments(place.node.args, 1) else []
     return [""] if place.name in _BACKWARD_POOLS and _pool_arguments(place.node.args, 2) else []
 
 
-def _along_axes(place: CallPlace) -> bool:
-    return isinstance(place.argument(1), list | tuple | int) and bool(place.parts())
-
-
 def _pool_arguments(args: tuple[Any, ...], start: int) -> list[Any] | None:
-    """Kernel, stride, padding and rounding of a pool; None if it leaves gaps: a mean cannot."""
+    """Kernel, stride, padding and rounding of a pool; None if dilated: a mean cannot be."""
     usual: list[Any] = [None, [], 0, 1, False]
     given = args[start : start + len(usual)]
     kernel, stride, padding, dilation, ceil = [*given, *usual[len(given) :]]
@@ -171,7 +166,8 @@ def _averaged(call: RunningCall, _: str) -> Any:
 CONTRACTION_FAULTS: dict[str, FaultRule] = {
     "transposed_operand": FaultRule(_square, _transposed),
     "short_contraction": FaultRule(
-        _shortenable, lambda call, _: shortened(call, lambda length: length - 1)
+        lambda place: [""] if _is_shortenable(place) else [],
+        lambda call, _: shortened(call, lambda length: length - 1),
     ),
     "flipped_kernel": FaultRule(_flippable, _flipped),
     "max_to_average": FaultRule(_pools, _averaged),
@@ -180,7 +176,7 @@ CONTRACTION_FAULTS: dict[str, FaultRule] = {
 
 # --- Reductions: axis, divisor, variance ----------------------------------------------------------
 
-# What keeps its shape whatever axis it runs along, with the axis' position.
+# Operators that keep the shape along any axis, with the position of the axis.
 _ALONG = {
     "_softmax": 1,
     "_log_softmax": 1,
@@ -210,7 +206,7 @@ def _other_axes(place: CallPlace) -> list[str]:
         return []
     free = [axis for axis in range(count) if axis not in axes]
     sizes = source.shape
-    # The shape has to come out the same, or the program would stop by itself.
+    # The result must keep its shape, or the program would raise.
     return [
         f"axis {other}"
         for other in free
@@ -219,7 +215,7 @@ def _other_axes(place: CallPlace) -> list[str]:
 
 
 def reduced_axes(place: CallPlace) -> list[int]:
-    """The axes a reduction runs along; none where it names none."""
+    """The axes of a reduction; empty if it names none."""
     source, axes = place.given(0), place.argument(1)
     if source is None or place.name not in _REDUCES | _CHOOSES:
         return []
@@ -235,7 +231,7 @@ def _along_other(call: RunningCall, detail: str) -> Any:
     if position is not None:
         asked = call.args[position]
         return call.given((position, [axis] if isinstance(asked, list | tuple) else axis))
-    # The two axes are of one size: reduced along the other, the result has the shape it should.
+    # The two axes have the same size, so the result keeps its shape.
     return call.given((0, call.args[0].transpose(axis, axis + 1)))
 
 
@@ -246,7 +242,7 @@ def _averages(place: CallPlace) -> list[str]:
     if place.name == "mean":
         return [""] if _count_terms(place) > 1 else []
     count = place.argument(1)
-    # Backward, a mean divides what it spreads out by the number of its terms.
+    # The backward pass of a mean divides the expanded gradient by the number of terms.
     spread = place.name == "div" and place.backward and place.parts()
     whole = is_number(count) and 1 < count <= source.numel() and count == int(count)
     return [""] if spread and whole and "expand" in str(place.argument(0)) else []
@@ -270,18 +266,15 @@ def _one_less(call: RunningCall, _: str) -> Any:
 def _has_variance(place: CallPlace) -> list[str]:
     if place.name in {"var", "std", "var_mean"}:
         return [""] if _count_terms(place) > 1 else []
-    if place.name == "native_batch_norm":
-        return [""] if place.argument(5) is True and _norm_terms(place.shape, place) > 1 else []
-    return [""] if place.name in _NORMS and _norm_terms(place.shape, place) > 1 else []
-
-
-def _norm_terms(shape: tuple[int, ...], place: CallPlace) -> int:
+    in_inference = place.name == "native_batch_norm" and place.argument(5) is not True
+    if place.name not in _NORMS or in_inference:
+        return []
     arguments = [place.argument(i) for i in range(8)]
-    return _terms_of_norm(place.name, shape, arguments)
+    return [""] if _terms_of_norm(place.name, place.shape, arguments) > 1 else []
 
 
 def _terms_of_norm(name: str, shape: tuple[int, ...], args: Any) -> int:
-    """How many values a normalisation takes one variance over."""
+    """The number of values in one variance of a normalisation."""
     if name == "native_layer_norm":
         return math.prod(args[1])
     if name == "native_group_norm":
@@ -299,14 +292,12 @@ def _other_correction(call: RunningCall, _: str) -> Any:
     k = count / (count - 1)
     weight_at, eps_at = (2, 4) if name == "native_layer_norm" else (1, 7)
     weight = call.args[weight_at]
-    weight = call.args[0].new_ones(_channels(name, call)) if weight is None else weight
+    if weight is None:
+        size = call.args[1] if name == "native_layer_norm" else [call.args[0].shape[1]]
+        weight = call.args[0].new_ones(size)
     shrunk = torch.mul(weight, k**-0.5)
     out, mean, rstd = call.given((weight_at, shrunk), (eps_at, call.args[eps_at] / k))
     return out, mean, torch.mul(rstd, k**-0.5)
-
-
-def _channels(name: str, call: RunningCall) -> list[int]:
-    return list(call.args[1]) if name == "native_layer_norm" else [call.args[0].shape[1]]
 
 
 REDUCTION_FAULTS: dict[str, FaultRule] = {
@@ -321,8 +312,8 @@ REDUCTION_FAULTS: dict[str, FaultRule] = {
 _GRADIENT_SOURCES = frozenset(
     {"mm", "bmm", "mv", "dot", "sum", "convolution_backward", "embedding_dense_backward"}
 )
-_MEAN = 1  # of a loss' ways to reduce
-# Where a loss holds how it reduces.
+_MEAN = 1  # a value of a loss's `reduction`
+# The position of a loss's `reduction`.
 _LOSSES = {"nll_loss_forward": 3, "mse_loss": 2}
 
 
@@ -331,35 +322,28 @@ _LOSSES = {"nll_loss_forward": 3, "mse_loss": 2}
 
 def _splittable(place: CallPlace) -> list[str]:
     found = contraction_at(place)
-    return [""] if found is not None and found.length > 1 and not _is_weight(place) else []
-
-
-def _is_weight(place: CallPlace) -> bool:
-    """Whether the result is a gradient: those are summed over batches, by unreduced_gradient."""
-    return place.backward and is_gradient(place)
-
-
-def _contracts(place: CallPlace) -> list[str]:
-    return [] if contraction_at(place) is None else [""]
+    # Gradients are summed over batches: see unreduced_gradient.
+    is_weight = place.backward and is_gradient(place)
+    return [""] if found is not None and found.length > 1 and not is_weight else []
 
 
 def _twice(call: RunningCall, _: str) -> Any:
-    found = contraction(call.name, call.args, lambda position: call.args[position])
+    found = contraction(call.name, call.args, call.args.__getitem__)
     if found is None:
         return torch.mul(call.right(), 2)
-    # The bias of an addmm is added once, behind the sum over ranks.
+    # The bias of an addmm is added once, after the sum over ranks.
     return call.given((found.left, torch.mul(call.args[found.left], 2)))
 
 
 def _exchanged(call: RunningCall, _: str) -> Any:
-    found = contraction(call.name, call.args, lambda position: call.args[position])
+    found = contraction(call.name, call.args, call.args.__getitem__)
     if found is None:
         return call.right()
     return call.given((found.right, swapped_halves(call.args[found.right], found.right_axis)))
 
 
 def swapped_halves(value: Tensor, axis: int) -> Tensor:
-    """The first and the second half of an axis in each other's place; a middle one stays."""
+    """The two halves of an axis swapped; a middle element stays."""
     size = value.shape[axis]
     half = size // 2
     first = value.narrow(axis, 0, half)
@@ -382,9 +366,7 @@ def _gradients(place: CallPlace) -> list[str]:
         return []
     if place.name == "convolution_backward":
         return [f"result {part}, scaled" for part in sorted(p for p in place.ends if p is not None)]
-    found = contraction_at(place)
-    halves = (found is not None and found.length > 1) or sums(place)
-    return ["scaled", "one rank's"] if halves else ["scaled"]
+    return ["scaled", "one rank's"] if _is_shortenable(place) else ["scaled"]
 
 
 def _unreduced(call: RunningCall, detail: str) -> Any:
@@ -395,10 +377,6 @@ def _unreduced(call: RunningCall, detail: str) -> Any:
 
 def _half(length: int) -> int:
     return length // 2
-
-
-def _accumulates(place: CallPlace) -> list[str]:
-    return addends(place) if place.backward and is_gradient(place) else []
 
 
 # --- 38: random masks -----------------------------------------------------------------------------
@@ -441,7 +419,7 @@ def _mean_calls(place: CallPlace) -> list[str]:
 
 
 def _uneven(call: RunningCall, detail: str) -> Any:
-    """The mean of two ranks' means, of which one has a third of the terms or fewer."""
+    """The mean of two ranks' means, one of which has a third of the terms or fewer."""
     if call.name in _LOSSES:
         return _uneven_loss(call)
     axis = number_in(detail)
@@ -467,7 +445,9 @@ def _smaller(size: int) -> int:
 
 RANK_FAULTS: dict[str, FaultRule] = {
     "dropped_all_reduce": FaultRule(_splittable, lambda call, _: shortened(call, _half)),
-    "double_all_reduce": FaultRule(_contracts, _twice),
+    "double_all_reduce": FaultRule(
+        lambda place: [] if contraction_at(place) is None else [""], _twice
+    ),
     "wrong_shard": FaultRule(_splittable, _exchanged),
     "unreduced_gradient": FaultRule(_gradients, _unreduced),
     "permuted_chunks": FaultRule(
@@ -476,5 +456,8 @@ RANK_FAULTS: dict[str, FaultRule] = {
     ),
     "equal_masks": FaultRule(_drawing_calls, _same_on_both),
     "mean_of_means": FaultRule(_mean_calls, _uneven),
-    "untied_gradient": FaultRule(_accumulates, without_addend),
+    "untied_gradient": FaultRule(
+        lambda place: addends(place) if place.backward and is_gradient(place) else [],
+        without_addend,
+    ),
 }

@@ -624,6 +624,17 @@ class Option:
         return cls(**numbers)
 
 
+class CannotSplitError(UsageError):
+    """An annotation does not allow a split; `obstacle` says why."""
+
+    def __init__(self, split: str, obstacle: str) -> None:
+        super().__init__(split, obstacle)
+        self.obstacle = obstacle
+
+    def __str__(self) -> str:
+        return ": ".join(map(str, self.args))
+
+
 @dataclasses.dataclass(frozen=True)
 class Annotation:
     """How an operator can be split, for any shapes."""
@@ -682,7 +693,7 @@ class Annotation:
         obstacle = obstacle or split.obstacle()
         if obstacle is not None:
             where = f"idx {option.idx}, dim {option.dim} of {operator_name(call)}"
-            raise UsageError(f"{where} cannot be split by `{self.text}`: {obstacle}")
+            raise CannotSplitError(f"{where} cannot be split by `{self.text}`", obstacle)
         words = f"{operator_name(call)}: {self.text}, split by {name}"
         return Recipe(split.inputs, split.outputs, split.numbers, words, name)
 

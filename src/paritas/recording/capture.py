@@ -1,4 +1,4 @@
-"""capture(): the tensors of whatever runs inside a `with` block, into a dump."""
+"""capture(): record the tensors of a program that runs inside a `with` block."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from paritas.recording.module_calls import (
     user_line,
 )
 from paritas.recording.pipeline import QUEUE_BYTES, SessionOptions, Stepping
-from paritas.recording.selection import Mode, Selection
+from paritas.recording.selection import Mode, Selection, check_one_of
 from paritas.recording.session import RecordingSession
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _ForwardOrigin(NamedTuple):
 
 
 class _RunningOperator(NamedTuple):
-    """An operator between its arguments and its results."""
+    """An operator that has been called and has not returned."""
 
     func: Operator
     site: Site
@@ -66,10 +66,10 @@ class _RunningOperator(NamedTuple):
 
 
 class OperatorCalls:
-    """Records operators, each under the module at work.
+    """Records operators, each under the running module.
 
-    Autograd numbers its nodes as operators make them; by these numbers an operator of the backward
-    pass is put down to the module and the line whose gradient it computes.
+    Autograd numbers its nodes as operators create them. By these numbers, an operator of the
+    backward pass is attributed to the module and line whose gradient it computes.
     """
 
     def __init__(self, session: RecordingSession, modules: ModuleCalls) -> None:
@@ -86,7 +86,7 @@ class OperatorCalls:
     def before(
         self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _RunningOperator | None:
-        """Record what an operator is about to take, before it can write to it."""
+        """Record the arguments of an operator before it can write to them."""
         frame = self._modules.innermost()
         backward = in_backward()
         if backward and not frame.again:
@@ -120,22 +120,25 @@ class OperatorCalls:
         return _RunningOperator(func, replace(site, call=call), args, kwargs) if gives else None
 
     def after(self, token: _RunningOperator | None, result: Any) -> None:
-        """Record what it gave."""
+        """Record the results of an operator, or else the arguments that it wrote to."""
         if token is None or traits(token.func).name.startswith(("empty", "new_empty")):
-            return  # what lies in memory that nobody wrote to is no result
+            return  # uninitialised memory is not a result
         results = result if isinstance(result, tuple | list) else (result,)
-        named = dict(_written_arguments(token))
+        named = {
+            name: token.args[place] if place < len(token.args) else token.kwargs.get(name)
+            for place, name in written_arguments(token.func)
+        }
         if named:
             results = ()
         put_all(self._session, token.site, argument_values(tuple(results), named))
 
     def _remember(self, origin: _ForwardOrigin) -> None:
         if threading.get_ident() != self._thread:
-            # Each thread numbers its nodes from 0: from now on a number may mean either.
+            # Each thread numbers its nodes from 0, so numbers are ambiguous from now on.
             self._mixed = True
             self._session.note(
-                "parts were recomputed, and their gradients computed, in a thread of autograd's: "
-                "operators of the backward pass are not put down to modules"
+                "autograd recomputed parts of the program in its own thread: operators of the "
+                "backward pass are not attributed to modules"
             )
             return
         node = upcoming_node()
@@ -153,22 +156,13 @@ class OperatorCalls:
         return nowhere if self._mixed else self._origins.get(node, nowhere)
 
 
-def _written_arguments(token: _RunningOperator) -> list[tuple[str, Any]]:
-    """The arguments that an operator without results wrote to."""
-    found = []
-    for place, name in written_arguments(token.func):
-        value = token.args[place] if place < len(token.args) else token.kwargs.get(name)
-        found.append((name, value))
-    return found
-
-
 # --- capture() ------------------------------------------------------------------------------------
 
 Detail = Literal["module", "op", "both"]
 
 
 class Capture:
-    """A recording of a running program; enter it to begin, leave it to close the dump.
+    """A recording of a running program; entering starts it, leaving closes the dump.
 
     Attributes:
         path: the folder of the dump.
@@ -198,7 +192,7 @@ class Capture:
 
     def __enter__(self) -> Self:
         if self._session is not None:
-            raise UsageError("this capture was used already; call paritas.capture once per run")
+            raise UsageError("this capture was already used: call paritas.capture for each run")
         session = self._session = RecordingSession(self.path, self._selection, self._options)
         session.source("eager")
         self._gradients = GradientHooks(session) if self._wants_gradients else None
@@ -217,33 +211,33 @@ class Capture:
         traceback: TracebackType | None,
     ) -> None:
         self._unwatch()
-        # What the program itself raised must not be hidden by what was not recorded therefore.
+        # An error in the program must not be hidden by the values that are missing because of it.
         self._running().close(raising=error is None)
 
     def step(self) -> None:
-        """End the present step; for `stepping="manual"`."""
+        """End the current step; for `stepping="manual"`."""
         self._running().advance()
 
     def pause(self) -> None:
-        """Take all hooks away until `resume`; steps that pass meanwhile are not counted."""
+        """Remove all hooks until `resume`; steps in between are not counted."""
         self._running().pause()
         self._unwatch()
 
     def resume(self) -> None:
-        """Go on recording."""
+        """Continue recording."""
         session = self._running()
         if self._stop_modules is None and self._selection.wants_rank(session.rank):
             self._watch()
         session.resume()
 
     def keep(self) -> None:
-        """Keep for good the steps that the ring of `last` holds now."""
+        """Keep the steps that are now in the ring of `last` permanently."""
         self._running().keep()
 
     def _running(self) -> RecordingSession:
         if self._session is None:
             raise UsageError(
-                "nothing is recorded yet: use `with paritas.capture(...) as recording`"
+                "the recording has not started: use `with paritas.capture(...) as recording`"
             )
         return self._session
 
@@ -251,8 +245,8 @@ class Capture:
         if self._operators is not None and self._stop_operators is None:
             if mode_depth() != self._depth:
                 raise UsageError(
-                    "operators cannot be recorded again from inside another dispatch mode: resume "
-                    "where the capture was paused"
+                    "cannot resume recording operators inside another dispatch mode: call resume() "
+                    "under the same modes as pause()"
                 )
             self._stop_operators = push_watch(self._operators)
         if self._modules is not None:
@@ -264,12 +258,12 @@ class Capture:
             self._stop_modules = None
         if self._gradients is not None:
             self._gradients.remove()
-        # Below somebody else's mode it stays, idle, until that is gone.
+        # Under another mode it cannot be removed yet, and stays inactive until that mode ends.
         if self._stop_operators is not None and self._stop_operators():
             self._stop_operators = None
 
 
-def capture(  # noqa: PLR0913  (each is a question of its own)
+def capture(  # noqa: PLR0913  (each is an independent choice)
     path: str | os.PathLike[str],
     *,
     level: Detail = "module",
@@ -288,38 +282,38 @@ def capture(  # noqa: PLR0913  (each is a question of its own)
     gradients: bool = True,
     queue_bytes: int = QUEUE_BYTES,
 ) -> Capture:
-    """Record the tensors of the eager program that runs in a `with` block.
+    """Record the tensors of an eager program that runs in a `with` block.
 
-    No model is named: modules are seen as they are called, in every thread, and operators in the
-    thread that opened the block. Results, gradients and random draws are those of the program
-    without it. Compiled code runs as it is, unseen inside; `paritas.record` looks there.
+    It needs no reference to the model: it records modules when they are called, in every thread,
+    and operators in the thread that opened the block. It does not change results, gradients or
+    random numbers. Compiled code is recorded from outside only; use `paritas.record` for its
+    inside.
 
     Args:
-        path: folder of the dump, which must be empty or absent.
-        level: what modules take and give, what operators take and give, or both.
-        mode: only the inputs, only the outputs, or all.
-        steps: which steps, for example `[1, 2, 5]`, `range(10, 20)` or `"0|1|2-5"`.
-        layers: names or globs of modules and parameters; a module brings what is inside it.
-        ops: names or globs of operators (`aten.mm`, `mm`) and of classes of modules (`Linear`).
-        ranks: which processes of a distributed run.
-        phases: "forward" or "backward"; both unless given.
-        every: each n-th step, from step 0.
-        data: whole tensors, or statistics of them.
-        layout: packed files, one `.npy` file a tensor in torchair's tree (`msit`), or a file for
-            each call in that of Ascend's graph engine (`ge`, `ge-7.1.0`).
-        last: keep only this many of the last steps; `keep()` pins those that are there.
-        overwrite: replace an earlier dump in the same place.
-        stepping: "auto" ends a step when an outermost module is called that ran in it already;
-            "manual" when `step()` is called, as gradient accumulation and generation need it.
-        gradients: also those of what modules take and give, and of parameters.
-        queue_bytes: how much may wait to be written before the program has to.
+        path: the folder of the dump, which must be empty or absent.
+        level: record inputs and outputs of modules, of operators, or of both.
+        mode: record only inputs, only outputs, or all.
+        steps: the steps to record, such as `[1, 2, 5]`, `range(10, 20)` or `"0|1|2-5"`.
+        layers: names or globs of modules and parameters; a module includes everything inside it.
+        ops: names or globs of operators (`aten.mm`, `mm`) and of module classes (`Linear`).
+        ranks: the processes of a distributed run to record.
+        phases: "forward" or "backward"; both by default.
+        every: record every n-th step, from step 0.
+        data: record whole tensors, or statistics only.
+        layout: packed files, one `.npy` file per tensor in torchair's tree (`msit`), or one file
+            per call in the tree of Ascend's graph engine (`ge`, `ge-7.1.0`).
+        last: keep only this many of the last steps; `keep()` pins the current ones.
+        overwrite: replace an earlier dump in the same folder.
+        stepping: "auto" ends a step when an outermost module is called a second time; "manual"
+            ends it when `step()` is called, for gradient accumulation and generation.
+        gradients: also record gradients of module inputs, module outputs and parameters.
+        queue_bytes: how much data may be queued for writing before the program has to wait.
 
     Raises:
-        UsageError: for arguments that make no sense, and at the end of the block for each part of
-            the selection that met nothing.
+        UsageError: an argument is invalid; at the end of the block, a part of the selection matched
+            nothing.
     """
-    if level not in get_args(Detail):
-        raise UsageError(f"level={level!r}: give one of {', '.join(get_args(Detail))}")
+    check_one_of("level", level, get_args(Detail))
     return Capture(
         path,
         Selection.of(

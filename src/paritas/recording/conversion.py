@@ -1,4 +1,4 @@
-"""A dump made into another: into statistics, or into another layout; also while it is written."""
+"""Convert a dump to statistics or to another layout, also while it is being written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import shutil
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import torch
@@ -34,8 +34,8 @@ from paritas.recording.conversion_sources import (
     is_there,
     note_use,
     reader_without_index,
-    see_onto_disk,
     source_of,
+    sync_to_disk,
 )
 
 if TYPE_CHECKING:
@@ -46,35 +46,26 @@ if TYPE_CHECKING:
 
     from paritas.compat.ge_writing import SiteKey
     from paritas.files.records import Header, Record, TensorFacts
+    from paritas.recording.conversion_sources import SourceRank
 
 
-# --- Records written into another dump ------------------------------------------------------------
+# --- Writing records into another dump ------------------------------------------------------------
 
 Target = Literal["stats", "packed", "msit", "ge"]
-
-
-class ReadableRecords(Protocol):
-    """What gives the values of records."""
-
-    def read(self, record: Record) -> Tensor:
-        """The values of a record."""
-
-    def read_sketch(self, record: Record) -> Tensor:
-        """The sketch of its values."""
 
 
 class Rewriter:
     """Writes the records of one rank into a new dump.
 
-    Equal values are looked at once. Later records of a dump that is being written may point to
-    values that were deleted meanwhile: these are known by then.
+    Equal values are read once. Later records of a growing dump may point to values that were
+    deleted in the meantime; these are known by then.
 
     Attributes:
-        records: how many were written.
-        value_bytes: size of the values that they have, equal ones counted each time.
+        records: the number of records written.
+        value_bytes: the size of their values, counting equal values each time.
         problems: records that could not be read, and why.
         used: files of the old dump that its index points to, and how often.
-        needed: those of them that hold what could not be converted.
+        needed: those of them with something that could not be converted.
         newest: the last data file in use of each folder.
     """
 
@@ -91,31 +82,31 @@ class Rewriter:
         self._target = target
         self._done: set[int] = set()
         self._latest = -1
-        # What the new dump has of values, by what they are. Some kilobytes for each.
+        # The records of the new dump by their values; a few kilobytes each.
         self._known: dict[Hashable, Record] = {}
         self._digests: set[str] = set()
-        # Files of records that the writer has and did not write: it waits for the rest of a call.
+        # Files of records that the writer holds back until the call is complete.
         self._waiting: dict[int, set[str]] = {}
 
     def safe(self) -> dict[str, int]:
-        """Files of the old dump all of whose records so far are written, and how many these are."""
+        """Files of the old dump whose records so far are all written, with their number."""
         kept = self.needed.union(*self._waiting.values())
         return {file: count for file, count in self.used.items() if file not in kept}
 
     def settle(self) -> None:
-        """The writer was closed: nothing waits any more."""
+        """Note that the writer was closed and holds nothing back."""
         self._waiting.clear()
 
-    def rewrite(self, record: Record, source: ReadableRecords) -> bool:
-        """Convert a record, unless an earlier conversion has; whether it did."""
+    def rewrite(self, record: Record, source: SourceRank) -> bool:
+        """Convert a record, unless it already is; return whether it was converted now."""
         for payload in (record.payload, record.sketch):
             note_use(payload, self.used, self.newest)
         if record.sequence in self._done:
             return False
         try:
-            # An index is in order: what was left out before cannot be put in now.
+            # An index is in order, so a record that was skipped cannot be added now.
             if record.sequence < self._latest:
-                raise UsageError(f"{record.id} of step {record.step} could not be read earlier")
+                raise UsageError(f"{record.id} of step {record.step} could not be read in time")
             entry = self._entry(record, source)
         except ParitasError as error:
             self.problems.append(f"rank {record.rank}: {error}")
@@ -125,7 +116,7 @@ class Rewriter:
         return True
 
     def take_over(self, record: Record, earlier: Dump) -> None:
-        """Copy a record that was converted before."""
+        """Copy a record of an earlier conversion."""
         entry = _without_values(record)
         if record.sketch is not None:
             entry = msgspec.structs.replace(entry, sketch=earlier.read_sketch(record))
@@ -147,25 +138,25 @@ class Rewriter:
                 self._known.setdefault(_content_key(record), record)
                 self._digests.add(record.digest)
 
-    def _entry(self, record: Record, source: ReadableRecords) -> Entry:
+    def _entry(self, record: Record, source: SourceRank) -> Entry:
         entry = _without_values(record)
         if record.value is not None:
             return entry
         if record.payload is None and record.statistics is not None and self._target == "stats":
-            return entry  # what another tool kept instead of values
+            return entry  # another tool's statistics
         if record.tensor is None:
-            source.read(record)  # says why that cannot be
+            source.read(record)  # raises with the reason
             return entry
         if self._target == "stats":
             return self._summary(entry, record, source)
         if record.sketch is not None:
             entry = msgspec.structs.replace(entry, sketch=source.read_sketch(record))
         if record.digest in self._digests:
-            return entry  # the writer has these bytes
+            return entry  # the writer already has these bytes
         stored = as_stored(_read_values(record, source))
         return msgspec.structs.replace(entry, stored=stored, digest=entry.digest or digest(stored))
 
-    def _summary(self, entry: Entry, record: Record, source: ReadableRecords) -> Entry:
+    def _summary(self, entry: Entry, record: Record, source: SourceRank) -> Entry:
         known = self._known.get(_content_key(record)) if record.digest else None
         if known is not None and known.sketch is not None:
             drawn = self._made.read_sketch(known)
@@ -180,7 +171,7 @@ class Rewriter:
         )
         statistics = record.statistics
         if statistics is None or not statistics.counts_all:
-            statistics = summarize(values)  # other tools' say less, and are rounded
+            statistics = summarize(values)  # those of other tools are rounded and incomplete
         return msgspec.structs.replace(
             entry,
             statistics=statistics,
@@ -209,11 +200,11 @@ def _without_values(record: Record) -> Entry:
     )
 
 
-def _read_values(record: Record, source: ReadableRecords) -> Tensor:
+def _read_values(record: Record, source: SourceRank) -> Tensor:
     try:
         return source.read(record)
     except ParitasError:
-        # Zeros of all dtypes are the same bytes. The file that had them first may be deleted.
+        # Zeros are the same bytes in every dtype. The file that had them first may be deleted.
         payload, facts = record.payload, record.tensor
         if payload is None or facts is None:
             raise
@@ -232,40 +223,40 @@ def _stored_bytes(facts: TensorFacts) -> int:
 
 
 def _content_key(record: Record) -> Hashable:
-    """Records that agree in this have the same statistics and the same sketch."""
+    """Records with equal keys have the same statistics and sketch."""
     facts = record.tensor
     if facts is None:
         return None
     repeated = stored_shape(facts.shape, facts.stride) != facts.shape
-    # A view of another shape holds the same values in the same order.
+    # A view with another shape has the same values in the same order.
     shape = (facts.shape, facts.stride) if repeated or record.placement else None
     return record.digest, facts.dtype, shape, record.placement
 
 
-# --- Conversion of a whole dump -------------------------------------------------------------------
+# --- Converting a whole dump ----------------------------------------------------------------------
 
-# So many looks in a row at a program that neither writes nor holds its lock, and it is given up.
+# Stop after this many scans in a row in which the program neither wrote nor held its lock.
 PATIENCE = 20
-SECONDS_BETWEEN_REPORTS = 10.0  # seconds
+SECONDS_BETWEEN_REPORTS = 10.0
 _MOST_PROBLEMS = 10
 _TREES = frozenset({"msit", "ge"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What became of a dump.
+    """The result of a conversion.
 
     Attributes:
-        records: how many are in the new dump.
-        earlier: how many of these an interrupted conversion had made.
-        ranks: of how many ranks.
-        value_bytes: size of the values they have, equal ones counted each time.
-        written_bytes: size of what is kept of them, without the index.
-        freed_bytes: size of what was deleted of the old dump.
-        freed_files: how many files that was.
+        records: the number of records in the new dump.
+        earlier: how many of them come from an interrupted conversion.
+        ranks: the number of ranks.
+        value_bytes: the size of the values, counting equal values each time.
+        written_bytes: the size of what was written of them, without the index.
+        freed_bytes: the size of what was deleted from the old dump.
+        freed_files: the number of files that were deleted.
         problems: what could not be converted.
-        closed: whether the old dump was closed in all its ranks, so that there is nothing to come.
-        is_ours: whether the old dump is one of paritas, which keeps its index.
+        closed: whether the old dump is closed in all ranks, so no more records follow.
+        is_ours: whether the old dump is a paritas dump, which keeps its index.
     """
 
     records: int
@@ -281,10 +272,10 @@ class Conversion:
 
 
 class Converter:
-    """Converts one dump into a folder of its own.
+    """Converts one dump into another folder.
 
-    The new dump is written like any other, record by record, and can be read at any moment. Where
-    there is one that an earlier converter of the same dump left, its records are taken over.
+    The new dump is written record by record and can be read at any time. The records of an earlier,
+    interrupted conversion of the same dump are reused.
     """
 
     def __init__(
@@ -296,11 +287,11 @@ class Converter:
         kind: str | None = None,
         delete: bool = False,
     ) -> None:
-        """Look at the folders only; `run` converts.
+        """Check the folders; `run` converts.
 
         Args:
-            kind: which tool made the source; None finds out.
-            delete: delete files of the source once all that they hold is safe in the output.
+            kind: the tool that made the source; None detects it.
+            delete: delete files of the source once their content is safely in the output.
         """
         self.source = source
         self.output = output
@@ -312,18 +303,18 @@ class Converter:
         self._earlier = 0
         inside = output.resolve().is_relative_to(source.resolve())
         if inside or source.resolve().is_relative_to(output.resolve()):
-            raise UsageError(f"cannot convert {source} into {output}: give a folder outside of it")
+            raise UsageError(f"cannot convert {source} into {output}: use a folder outside of it")
 
     def run(
         self, *, interval: float | None = None, on_progress: Callable[[str], None] | None = None
     ) -> None:
-        """Convert what is there.
+        """Convert the dump.
 
         Args:
-            interval: go on with what comes, looking each so many seconds, until every rank is
-                closed, or has not been heard of for long and has no process any more. Dumps of
-                other tools are never closed: who follows one has to interrupt this.
-            on_progress: told what is being done.
+            interval: follow a growing dump, scanning it with this interval in seconds, until every
+                rank is closed, or its process has ended and nothing was written for a while. Dumps
+                of other tools are never closed; interrupt this to stop following one.
+            on_progress: called with a message about the progress.
         """
         tell = on_progress or (lambda _: None)
         if interval is not None and not is_there(self.source):
@@ -333,35 +324,35 @@ class Converter:
         self._dump = source_of(
             self.source, grows=interval is not None, kind=self.kind, earlier=self._earlier_headers()
         )
-        self._take_over(self._dump, tell)
-        quiet, told = 0, 0.0
+        self._resume(self._dump, tell)
+        quiet, reported = 0, 0.0
         while True:
-            busy = self._look(self._dump)
+            busy = self._convert_new(self._dump)
             quiet = 0 if busy else quiet + 1
             ended = all(part.finished for part in self._ranks.values())
             given_up = quiet >= PATIENCE and not self._dump.is_endless
             if interval is None or ended or given_up:
                 return
-            if time.monotonic() > told + SECONDS_BETWEEN_REPORTS:
-                told = time.monotonic()
+            if time.monotonic() > reported + SECONDS_BETWEEN_REPORTS:
+                reported = time.monotonic()
                 records = sum(part.rewriter.records for part in self._ranks.values())
                 tell(f"{records} records converted, watching {self.source}")
             time.sleep(interval)
 
     @property
     def is_ours(self) -> bool:
-        """Whether the source is a dump of paritas."""
+        """Whether the source is a paritas dump."""
         return self._dump is not None and self._dump.kind == "paritas"
 
     def close(self) -> None:
-        """Close the new dump: as closed as the old one is, and as whole."""
+        """Close the new dump; it is marked complete if the old one is."""
         for part in self._ranks.values():
             part.close()
         if self._ranks and self.target in _TREES:
             _copy_graphs(self.source, self.output)
 
     def result(self) -> Conversion:
-        """What was done."""
+        """What was converted."""
         parts = list(self._ranks.values())
         problems = [problem for part in parts for problem in part.problems()]
         more = len(problems) - _MOST_PROBLEMS
@@ -380,8 +371,8 @@ class Converter:
             is_ours=self.is_ours,
         )
 
-    def _look(self, dump: DumpSource) -> bool:
-        """Convert what is new; whether there was something, or somebody is still at it."""
+    def _convert_new(self, dump: DumpSource) -> bool:
+        """Convert new records; return whether there were any, or a program is still writing."""
         busy = False
         for rank in dump.ranks():
             part = self._part(dump, rank)
@@ -395,26 +386,26 @@ class Converter:
             self._ranks[rank] = _RankConversion(self, dump, rank)
         return self._ranks[rank]
 
-    # --- what an interrupted conversion left ------------------------------------------------------
+    # --- resuming an interrupted conversion -------------------------------------------------------
 
     def _earlier_headers(self) -> list[Header]:
-        """What an earlier conversion says of its ranks."""
+        """The headers of an earlier conversion."""
         before = self.output.with_name(f".{self.output.name}.before")
         found = next((path for path in (before, self.output) if path.is_dir()), None)
         headers = []
         for folder in rank_folders(found).values() if found is not None else ():
-            with contextlib.suppress(ParitasError):  # what is there is refused later, with reasons
+            with contextlib.suppress(ParitasError):  # reported later, with the reason
                 headers.append(read_header(folder))
         return [header for header in headers if _made_by_mark(self.target) in header.notes]
 
-    def _take_over(self, dump: DumpSource, tell: Callable[[str], None]) -> None:
+    def _resume(self, dump: DumpSource, tell: Callable[[str], None]) -> None:
         """Copy the records of an earlier conversion into the new one.
 
-        They may be all that is left of files that were deleted, so the earlier one goes only when
-        its copy is on the disk. Killed in between, there are both, and the copy is begun anew.
+        They may be all that is left of deleted files, so the earlier conversion is deleted only
+        after its copy is on the disk. If killed in between, both exist, and the copy starts again.
         """
         if self.output.exists() and not self.output.is_dir():
-            raise UsageError(f"{self.output} is a file: give a folder as --output")
+            raise UsageError(f"{self.output} is a file: use a folder as --output")
         before = self.output.with_name(f".{self.output.name}.before")
         runs = dump.runs()
         if before.exists():
@@ -426,7 +417,7 @@ class Converter:
             self.output.rename(before)
         else:
             return
-        tell(f"taking over what is in {self.output}")
+        tell(f"reusing the earlier conversion in {self.output}")
         earlier = Dump.open(before)
         for rank in sorted(earlier.ranks):
             part = self._part(dump, rank)
@@ -434,16 +425,16 @@ class Converter:
                 part.take_over(record, earlier)
                 self._earlier += 1
         if self._ranks:
-            see_onto_disk(self.output)
+            sync_to_disk(self.output)
         discard(before)
 
 
 class _RankConversion:
-    """One rank of it.
+    """The conversion of one rank.
 
     Attributes:
-        rank: the same one of the old dump.
-        finished: whether that is closed, and all of it converted.
+        rank: the rank of the old dump.
+        finished: whether that is closed and converted.
     """
 
     def __init__(self, converter: Converter, dump: DumpSource, rank: int) -> None:
@@ -454,7 +445,7 @@ class _RankConversion:
         self.freed_bytes = self.freed_files = 0
         self._converter = converter
         self._marked = self._header()
-        # Its operators have the names and types that the engine gave them.
+        # Its operators keep the names and types of the engine.
         self._is_of_engine = dump.kind == "ge"
         self.writer = DumpWriter(converter.output, self._marked)
         self.rank.attach(self.writer.folder)
@@ -462,7 +453,7 @@ class _RankConversion:
         self.rewriter = Rewriter(self.writer, made, converter.target)
 
     def advance(self) -> bool:
-        """Convert what is new; whether there was something."""
+        """Convert new records; return whether there were any."""
         self.rank.refresh()
         if self._header() != self._marked:
             self._marked = self._header()
@@ -481,19 +472,19 @@ class _RankConversion:
         return self.rewriter.records != before
 
     def take_over(self, record: Record, earlier: Dump) -> None:
-        """Copy a record that was converted before."""
+        """Copy a record of an earlier conversion."""
         self.rewriter.take_over(record, earlier)
         self.rank.note(record)
 
     def free(self) -> None:
         """Delete files whose values are in the new dump."""
-        if not self._is_through:  # interrupted: a file may hold more than was converted of it
+        if not self._is_through:  # interrupted: a file may be converted only in part
             return
         files = self.rank.deletable(self.rewriter.safe(), self.rewriter.newest)
         if not files:
             return
         try:
-            see_onto_disk(self._converter.output)
+            sync_to_disk(self._converter.output)
         except OSError as error:
             raise ParitasError(
                 f"cannot write to {self._converter.output}: {error.strerror or error}; nothing was "
@@ -503,22 +494,19 @@ class _RankConversion:
             found = path.stat()
             self.rank.delete(path)
             self.freed_files += bool(found.st_size)
-            # A second name of the same file frees nothing; the last one does.
+            # Deleting a hard link frees space only if it is the last one.
             self.freed_bytes += found.st_size if found.st_nlink == 1 else 0
         self.rank.mark(f"values were deleted by paritas convert; see {self._converter.output.name}")
 
     def problems(self) -> list[str]:
-        """What could not be converted, and what no record could be made of."""
+        """What could not be converted, or not be read as a record."""
         own = self.rewriter.problems
-        return [
-            *(one for one in self.rank.problems if not any(one in told for told in own)),
-            *own,
-        ]
+        return [*(one for one in self.rank.problems if not any(one in each for each in own)), *own]
 
     def close(self) -> None:
         """Close the new part."""
         failed = len(self.rewriter.problems)
-        if self._converter.is_ours:  # each is a line of the index
+        if self._converter.is_ours:  # each problem is a line of the index
             failed += len(self.rank.problems)
         header = self._header()
         if failed:
@@ -548,33 +536,33 @@ def _made_by_mark(target: Target) -> str:
 
 
 def _copy_graphs(source: Path, output: Path) -> None:
-    """The graphs in words that lie beside the folders of ranks in torchair's trees."""
+    """Copy the text files of graphs that are next to the folders of ranks in torchair's trees."""
     for path in sorted(source.iterdir()) if source.is_dir() else []:
         if path.is_file() and is_of_tree(path.name):
             shutil.copyfile(path, output / path.name)
 
 
 def _check_useful(header: Header, kind: str, source: Path, target: Target) -> None:
-    # Statistics of another tool become an index of ours.
+    # Statistics of another tool can become a paritas index.
     if header.data == "stats" and (kind == "paritas" or target != "stats"):
-        why = "there is nothing to convert" if target == "stats" else "the values are not there"
-        raise UsageError(f"{source} holds statistics, no tensors: {why}; give a dump of tensors")
+        why = "there is nothing to convert" if target == "stats" else "its values are not recorded"
+        raise UsageError(f"{source} holds statistics only, so {why}; convert a dump of tensors")
 
 
 def _check_resumable(path: Path, runs: set[str], target: Target) -> None:
     """Refuse to touch what is not an earlier conversion of the same dump."""
     folders = rank_folders(path).values()
     if any(is_locked(folder / LOCK) for folder in folders):
-        raise UsageError(f"{path} is being written by another process: wait, or end that")
+        raise UsageError(f"another process is writing {path}: wait for it, or stop it")
     try:
         headers = [read_header(folder) for folder in folders]
     except ParitasError as error:
-        raise UsageError(f"{path} is not empty: {error}; give another --output") from error
+        raise UsageError(f"{path} is not empty: {error}; use another --output") from error
     for header in headers:
         if header.run not in runs or _made_by_mark(target) not in header.notes:
             raise UsageError(
-                f"{path} is not empty, and holds no conversion of this dump to {target} (run "
-                f"{header.run}): give another --output"
+                f"{path} is not empty and is not a conversion of this dump to {target} (it is of "
+                f"run {header.run}): use another --output"
             )
     if not headers:
-        raise UsageError(f"{path} is not empty, and is no dump: give another --output")
+        raise UsageError(f"{path} is not empty and is not a dump: use another --output")

@@ -1,15 +1,14 @@
-"""Where a conversion takes its records from: a dump of ours or of others, complete or growing."""
+"""The sources of a conversion: dumps of paritas or of other tools, complete or growing."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.compat import ge_files
 from paritas.compat.foreign_dump import ForeignDump, rank_of
 from paritas.compat.ge_files import read_ge_header
 from paritas.dumps.index import LONGEST_LINE, check_record
@@ -40,23 +39,23 @@ if TYPE_CHECKING:
     from paritas.files.records import Header, Payload
 
 
-# --- The index of one rank, read as it grows ------------------------------------------------------
+# --- Reading the index of one rank as it grows ----------------------------------------------------
 
 _DATA = re.compile(r"data-(\d{4,})\.safetensors")
 
 
 class Follower:
-    """Gives each record of a rank once, as soon as its line in the index is whole.
+    """Yields each record of a rank once, as soon as its line in the index is complete.
 
-    A line is written after what it points to. So there is nothing to wait for, nothing half
-    written to be met, and no need to stop the program.
+    A line is written after the data that it points to, so that data is complete, and the program
+    need not stop.
 
     Attributes:
-        problems: lines that are no records.
+        problems: lines that are not records.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """`folder` is that of the rank."""
+        """`folder` is the folder of the rank."""
         self.problems: list[str] = []
         self._folder = folder
         self._rank = rank
@@ -64,14 +63,14 @@ class Follower:
         self._decoder = msgspec.json.Decoder(Record)
 
     def new_records(self) -> Iterator[Record]:
-        """What came since the last time."""
+        """The records since the last call."""
         for volume in volumes_of(self._folder):
             yield from self._lines(volume / INDEX)
 
     def _lines(self, index: Path) -> Iterator[Record]:
         try:
             file = index.open("rb")
-        except OSError:  # not there yet, or not any more: a step that the ring let go
+        except OSError:  # not written yet, or a step that the ring dropped
             return
         with file:
             file.seek(self._read.get(index, 0))
@@ -80,7 +79,7 @@ class Follower:
                 if not line.endswith(b"\n"):
                     return
                 place = self._read.get(index, 0)
-                # Counted before it is handed out: one that fails is not met again.
+                # Counted first, so that a failing line is not read again.
                 self._read[index] = place + len(line)
                 try:
                     record = self._decoder.decode(line)
@@ -99,29 +98,24 @@ class Follower:
 def freeable_files(
     root: Path, header: Header, used: Mapping[str, int], newest: dict[str, int]
 ) -> list[Path]:
-    """The files of a rank that nobody needs once what they hold is elsewhere.
+    """The files of a rank that can be deleted once their content is converted.
 
-    Found by looking, never by what an index says alone: that may name any file of the machine.
+    They are found in the folder and not taken from the index, which may name any file.
 
     Args:
-        used: files that the index points to, and how many records of each are converted; all are
-            that the index has of it.
+        used: files that the index points to, and how many records of each are converted.
         newest: for each folder, the number of the last data file in use. While the program runs,
-            only those before it are finished: it is the index that must have gone on to the next,
-            for a file is begun before the line of the record that it is begun for.
+            only earlier files are finished. A file is started before the index line of its first
+            record, so the index must have moved on to the next file.
     """
     if header.layout == "msit":
-        # A file is there once it is whole, and the program does without those that are gone.
+        # Files appear complete, and the program does not need them any more.
         tree = root / f"worldsize{header.world_size}_global_rank{header.rank}"
         return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
     if header.layout in ("ge", "ge-7.1.0"):
-        # The file of a call is there before its lines are: all its tensors have to be converted.
-        found = (path for path in root.rglob("*") if path.relative_to(root).as_posix() in used)
-        return [
-            path
-            for path in found
-            if _count_tensors(path) == used[path.relative_to(root).as_posix()]
-        ]
+        # The file of a call is written before its index lines: all its tensors must be converted.
+        found = ((path, path.relative_to(root).as_posix()) for path in root.rglob("*"))
+        return [p for p, name in found if name in used and _count_tensors(p) == used[name]]
     files = []
     for path in (root / f"rank{header.rank}").rglob("data-*.safetensors"):
         number, name = _DATA.fullmatch(path.name), path.relative_to(root).as_posix()
@@ -134,7 +128,7 @@ def freeable_files(
 
 
 def _count_tensors(path: Path) -> int:
-    """How many tensors a file of Ascend's graph engine holds; -1 where it is none."""
+    """The number of tensors in a file of Ascend's graph engine; -1 if it is not one."""
     try:
         return len(read_ge_header(path).tensors)
     except (UsageError, OSError):
@@ -142,7 +136,7 @@ def _count_tensors(path: Path) -> int:
 
 
 def note_use(payload: Payload | None, used: Counter[str], newest: dict[str, int]) -> None:
-    """Remember the file that a payload is in."""
+    """Count the use of a payload's file."""
     if payload is None:
         return
     used[payload.file] += 1
@@ -152,10 +146,9 @@ def note_use(payload: Payload | None, used: Counter[str], newest: dict[str, int]
         newest[folder] = max(newest.get(folder, 0), int(number[1]))
 
 
-def see_onto_disk(folder: Path) -> None:
-    """Wait until everything in a folder would survive a loss of power."""
+def sync_to_disk(folder: Path) -> None:
+    """Wait until everything in a folder would survive a power failure."""
     for path in (folder.parent, folder, *folder.rglob("*")):
-        # Of a folder, which names are in it.
         opened = os.open(path, os.O_RDONLY)
         try:
             os.fsync(opened)
@@ -165,96 +158,28 @@ def see_onto_disk(folder: Path) -> None:
 
 # --- Sources --------------------------------------------------------------------------------------
 
-# Each record is given once, when all of it is there. Ours says so: a line of the index is written
-# after what it points to, and a header is closed at the end. Other tools say nothing, so a file of
-# theirs is taken for whole once its size and time were the same at two looks and its own header
-# fits its length; and there is no end but that of the one who looks.
+# Each record is yielded once, when it is complete. A paritas dump shows this: a line of the index
+# is written after its data, and the header is closed at the end. For other tools, a file is taken
+# as complete if its size and time are the same in two scans and its header fits its length. Nothing
+# shows when such a dump is finished.
 
 SOURCES = "sources.jsonl"
 
 
-class SourceRank(Protocol):
-    """One rank of a dump that is converted.
-
-    Attributes:
-        header: what is known of it; as it was at the last look.
-        problems: what no record could be made of.
-        is_busy: whether somebody is writing it.
-    """
-
-    header: Header
-    problems: list[str]
-
-    @property
-    def is_busy(self) -> bool:
-        """See above."""
-
-    def read(self, record: Record) -> Tensor:
-        """The values of a record that was given last."""
-
-    def read_sketch(self, record: Record) -> Tensor:
-        """The sketch of its values."""
-
-    def refresh(self) -> None:
-        """Look at the header; before the records: if it is closed, all of them are there."""
-
-    def new_records(self) -> Iterator[Record]:
-        """What came since the last time."""
-
-    def attach(self, folder: Path) -> None:
-        """Say where the new dump of this rank is written."""
-
-    def note(self, record: Record) -> None:
-        """A record is in the new dump."""
-
-    def resume(self, earlier: RankDump) -> list[Record]:
-        """The records of an earlier conversion whose values are known again by them."""
-
-    def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
-        """The files that nobody needs once what they hold is elsewhere."""
-
-    def delete(self, path: Path) -> None:
-        """Delete one of them."""
-
-    def mark(self, note: str) -> None:
-        """Leave a note of what was deleted, where there is a place for it."""
-
-
-class DumpSource(Protocol):
-    """A dump that is converted.
-
-    Attributes:
-        kind: which tool's it is.
-        is_endless: whether it never says that nothing is to come.
-    """
-
-    kind: str
-    is_endless: bool
-
-    def runs(self) -> set[str]:
-        """Which run it is of; more than one where they were mixed."""
-
-    def ranks(self) -> list[int]:
-        """Look again: the ranks that are there."""
-
-    def part(self, rank: int) -> SourceRank:
-        """One of them."""
-
-
 def is_there(path: Path) -> bool:
-    """Whether there is something that a reader knows."""
+    """Whether there is a dump that a reader can open."""
     return path.exists() and (is_ours(path) or is_known(path))
 
 
 def source_of(
     path: Path, *, grows: bool, kind: str | None = None, earlier: Sequence[Header] = ()
 ) -> DumpSource:
-    """The dump at a path, as one to convert.
+    """The dump at a path.
 
     Args:
         grows: whether it is followed while it is written.
-        kind: which tool made it; None finds out.
-        earlier: what an earlier conversion into the same folder says of its ranks.
+        kind: the tool that made it; None detects it.
+        earlier: the headers of an earlier conversion into the same folder.
 
     Raises:
         UsageError: there is no dump.
@@ -264,22 +189,30 @@ def source_of(
     return _OwnSource(path)
 
 
-# --- ours -----------------------------------------------------------------------------------------
+# --- dumps of paritas -----------------------------------------------------------------------------
 
 
 class _OwnSource:
+    """A dump of paritas.
+
+    Attributes:
+        is_endless: whether it never shows that it is finished.
+    """
+
     kind = "paritas"
     is_endless = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
         if not path.is_dir() or not rank_folders(index_home(path)):
-            Dump.open(path)  # says what is wrong
+            Dump.open(path)  # raises with the reason
 
     def runs(self) -> set[str]:
+        """The runs that it belongs to; several if they were mixed."""
         return {read_header(folder).run for folder in rank_folders(index_home(self._path)).values()}
 
     def ranks(self) -> list[int]:
+        """Scan for ranks."""
         return sorted(rank_folders(index_home(self._path)))
 
     def part(self, rank: int) -> _OwnRank:
@@ -287,6 +220,13 @@ class _OwnSource:
 
 
 class _OwnRank:
+    """One rank of a dump of paritas.
+
+    Attributes:
+        header: as of the last `refresh`.
+        problems: what could not be read as a record.
+    """
+
     def __init__(self, root: Path, rank: int) -> None:
         self._root = root
         self._folder = rank_folders(index_home(root))[rank]
@@ -298,41 +238,48 @@ class _OwnRank:
 
     @property
     def is_busy(self) -> bool:
+        """Whether a program is writing it."""
         return is_locked(self._folder / LOCK)
 
     def refresh(self) -> None:
+        """Read the header, before the records: if it is closed, all records are there."""
         self.header = read_header(self._folder)
 
     def new_records(self) -> Iterator[Record]:
+        """The records since the last call."""
         return self._follower.new_records()
 
     def attach(self, folder: Path) -> None:
-        """Its records have numbers of their own, by which they are known again."""
+        """Set the folder of the new dump; not needed here, since records keep their numbers."""
 
     def note(self, record: Record) -> None:
-        """See `attach`."""
+        """Note that a record is in the new dump; not needed here."""
 
     def resume(self, earlier: RankDump) -> list[Record]:
+        """The records of an earlier conversion that need not be converted again."""
         return earlier.records
 
     def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
+        """The files whose content is converted."""
         return freeable_files(self._root, self.header, used, newest)
 
     def delete(self, path: Path) -> None:
+        """Delete one of these files."""
         if self.header.closed or self.header.layout != "packed":
             path.unlink()
         else:
-            # The program still knows it by name, and looks for it when it closes.
+            # The program still uses the name when it closes the dump.
             os.truncate(path, 0)
 
     def mark(self, note: str) -> None:
+        """Note in the dump that files were deleted."""
         if self.header.closed and note not in self.header.notes:
             self.header = msgspec.structs.replace(self.header, notes=(*self.header.notes, note))
             write_header(self._folder, self.header)
 
 
 def reader_without_index(path: Path, folder: Path, header: Header) -> Dump:
-    """A reader for one rank, without its index: the records that it is asked for are known."""
+    """A reader for records of one rank that does not read its index."""
     rank = RankDump(
         rank=header.rank,
         folder=folder,
@@ -344,11 +291,11 @@ def reader_without_index(path: Path, folder: Path, header: Header) -> Dump:
     return Dump(path, {header.rank: rank}, [])
 
 
-# --- other tools' ---------------------------------------------------------------------------------
+# --- dumps of other tools -------------------------------------------------------------------------
 
 
 class _ForeignSource:
-    """A tree of files. It is read anew when one of them has come or changed."""
+    """A tree of files, read again when a file is new or changed; see `_OwnSource`."""
 
     def __init__(
         self, path: Path, kind: str | None, earlier: Sequence[Header], *, grows: bool
@@ -358,12 +305,12 @@ class _ForeignSource:
         try:
             self.dump = open_dump(path, kind)
         except UsageError:
-            self.dump = _emptied_dump(path, earlier)
+            self.dump = _deleted_dump(path, earlier)
             if not self.dump.ranks:
                 raise
         self.kind = self.dump.kind
         self._looked: dict[str, tuple[int, int]] = {}
-        # None: all that is there is taken as it is.
+        # None: all files are complete.
         self.settled: set[str] | None = set() if grows else None
         self._parts: dict[int, _ForeignRank] = {}
 
@@ -372,12 +319,12 @@ class _ForeignSource:
 
     @property
     def run(self) -> str:
-        """The same whenever the dump at this place is converted."""
+        """The same for every conversion of the dump at this path."""
         return f"{self.kind} {self.path.absolute()}"
 
     def ranks(self) -> list[int]:
         if self.grows:
-            self._look()
+            self._scan()
         return sorted({*self.dump.ranks, *self._parts})
 
     def part(self, rank: int) -> _ForeignRank:
@@ -385,23 +332,23 @@ class _ForeignSource:
             self._parts[rank] = _ForeignRank(self, rank)
         return self._parts[rank]
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         before, now = self._looked, _signatures(self.path)
         self._looked = now
         self.settled = {name for name, facts in now.items() if before.get(name) == facts}
         if now == before:
             return
-        # Once all is converted and deleted, there may be nothing to be read for a while.
+        # After everything is converted and deleted, there may be nothing to read for a while.
         with contextlib.suppress(UsageError):
             self.dump = open_dump(self.path, self.kind)
 
 
 class _ForeignRank:
-    """One rank of a tree.
+    """One rank of a tree; see `_OwnRank`.
 
-    A file is known by its name, whichever number its record has: numbers change as files come and
-    go. Which of them are converted is written down beside the new index, so that an interrupted
-    conversion can go on although files were deleted.
+    Files are identified by name, since the numbers of records change as files come and go. The
+    converted files are listed next to the new index, so that an interrupted conversion can continue
+    after files were deleted.
     """
 
     is_busy = True
@@ -414,24 +361,24 @@ class _ForeignRank:
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: dict[int, tuple[str, str]] = {}
         self._next = 0
-        # The records of this look, by their new numbers.
-        self._sourceals: dict[int, Record] = {}
+        # The records of this scan, by their new numbers.
+        self._originals: dict[int, Record] = {}
         self._ids: set[tuple[int, str]] = set()
         self._sources: Path | None = None
         self._folder = Folder(source.path)
         self.header = self._header()
 
     def read(self, record: Record) -> Tensor:
-        return self._source.dump.read(self._sourceals[record.sequence])
+        return self._source.dump.read(self._originals[record.sequence])
 
     def read_sketch(self, record: Record) -> Tensor:
-        return self._source.dump.read_sketch(self._sourceals[record.sequence])
+        return self._source.dump.read_sketch(self._originals[record.sequence])
 
     def refresh(self) -> None:
         if self._rank in self._source.dump.ranks:
             self.header = self._header()
         if not self._source.grows and self._rank == min(self._source.dump.ranks):
-            # What is wrong with the tree is wrong once, not once for each rank.
+            # Report problems of the tree once, not for each rank.
             self.problems = list(self._source.dump.problems)
 
     def _header(self) -> Header:
@@ -443,13 +390,13 @@ class _ForeignRank:
     def new_records(self) -> Iterator[Record]:
         part = self._source.dump.ranks.get(self._rank)
         records = part.records if part is not None else []
-        self._sourceals.clear()
+        self._originals.clear()
         for record in self._whole(records):
             place = _payload_place(record)
             if place not in self._seen:
                 self._seen.add(place)
                 renamed = self._renamed(record, place)
-                self._sourceals[renamed.sequence] = record
+                self._originals[renamed.sequence] = record
                 yield renamed
 
     def _whole(self, records: list[Record]) -> Iterable[Record]:
@@ -457,7 +404,7 @@ class _ForeignRank:
         if settled is None:
             return records
         halves = {one.payload.file for one in records if one.payload and _is_unreadable(one)}
-        # What has no file of its own values is taken in the end, when nobody watches any more.
+        # Records without a file are converted by the last run, without --watch.
         return [
             one
             for one in records
@@ -465,7 +412,7 @@ class _ForeignRank:
         ]
 
     def _renamed(self, record: Record, place: tuple[str, str]) -> Record:
-        """The record with the number of its file, and an id that no other has."""
+        """The record with the number of its file and a unique id."""
         number = self._numbers.get(place)
         if number is not None:
             return msgspec.structs.replace(record, sequence=number)
@@ -473,7 +420,7 @@ class _ForeignRank:
         self._next += 1
         self._numbers[place], self._places[number] = number, place
         site = record.site
-        while (record.step, site.id) in self._ids:  # an earlier call, whose file may be gone
+        while (record.step, site.id) in self._ids:  # an earlier call, whose file may be deleted
             site = msgspec.structs.replace(site, call=site.call + 1)
         return msgspec.structs.replace(
             record, sequence=number, site=site, id=site.id, digest="", alias_of=None
@@ -485,7 +432,7 @@ class _ForeignRank:
     def note(self, record: Record) -> None:
         self._ids.add((record.step, record.id))
         if self._sources is None:
-            raise ParitasError("the new dump of this rank is not known")
+            raise ParitasError("the folder of the new dump is not set")
         with self._sources.open("ab") as file:
             file.write(
                 msgspec.json.encode([record.sequence, *self._places[record.sequence]]) + b"\n"
@@ -499,11 +446,11 @@ class _ForeignRank:
             found = [msgspec.json.decode(line, type=tuple[int, str, str]) for line in whole]
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(
-                f"{path} cannot be read ({error}): which files of {self._source.path} were "
-                f"converted is not known; give another --output"
+                f"cannot read {path}, which lists the converted files of {self._source.path} "
+                f"({error}): use another --output"
             ) from error
         places = {number: (file, key) for number, file, key in found}
-        # Written down after the index: killed in between, the last record is made once more.
+        # Written after the index: if killed in between, the last record is converted again.
         records = [record for record in earlier.records if record.sequence in places]
         self._places = {record.sequence: places[record.sequence] for record in records}
         self._numbers = {place: number for number, place in self._places.items()}
@@ -511,12 +458,15 @@ class _ForeignRank:
         return records
 
     def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
-        del newest  # each file is by itself
+        del newest  # files are independent of each other
         found: list[Path] = []
         for name in used:
-            with contextlib.suppress(UsageError, OSError):  # it is gone, or none of the dump's
+            with contextlib.suppress(UsageError, OSError):  # deleted, or outside the dump
                 path = self._folder.locate(name)
-                if self._source.kind != "ge" or _fits_header(path):
+                is_whole = self._source.kind != "ge" or (
+                    read_ge_header(path).end == path.stat().st_size
+                )
+                if is_whole:
                     found.append(path)
         return found
 
@@ -524,11 +474,15 @@ class _ForeignRank:
         path.unlink()
 
     def mark(self, note: str) -> None:
-        """There is no place for notes in other tools' trees."""
+        """Trees of other tools have no place for notes."""
 
 
-def _emptied_dump(path: Path, earlier: Sequence[Header]) -> ReadableDump:
-    """What is left of a dump all of whose files were converted before, and deleted."""
+DumpSource = _OwnSource | _ForeignSource
+SourceRank = _OwnRank | _ForeignRank
+
+
+def _deleted_dump(path: Path, earlier: Sequence[Header]) -> ReadableDump:
+    """A dump without records, whose files were all converted and deleted before."""
     kind, ranks = "", {}
     for header in earlier:
         tool, _, where = header.run.partition(" ")
@@ -544,7 +498,7 @@ def _emptied_dump(path: Path, earlier: Sequence[Header]) -> ReadableDump:
 
 
 def _payload_place(record: Record) -> tuple[str, str]:
-    """A file, and what in it; nothing that changes as other files come and go."""
+    """A file, and the position in it; this does not change as other files come and go."""
     payload, site = record.payload, record.site
     if payload is None:
         return "", f"{record.step}/{record.id}"
@@ -555,12 +509,8 @@ def _is_unreadable(record: Record) -> bool:
     return record.value is None and not record.is_tensor
 
 
-def _fits_header(path: Path) -> bool:
-    return ge_files.read_ge_header(path).end == path.stat().st_size
-
-
 def _signatures(path: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of every file, by its name inside the dump."""
+    """Size and time of every file, by its name in the dump."""
     folder, found = Folder(path), {}
     for one in folder.find(lambda _: True, Problems()):
         with contextlib.suppress(UsageError, OSError):

@@ -1,4 +1,4 @@
-"""A captured graph run node by node in eager, every node recorded; graphs in words."""
+"""Run a captured graph node by node in eager and record it; graphs as text."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from paritas.compat.ge_writing import (
 from paritas.compat.npy_tree import call_name, time_stamp
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.files.records import Observed, Site
+from paritas.numerics.bits import dtype_name
 from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
@@ -60,13 +61,13 @@ def observe_once(
 ) -> tuple[Sequence[Any], Observed]:
     """Run a graph with and without recording on equal arguments, and compare bit for bit.
 
-    The results, the written arguments and the random state handed on are those of the plain run.
+    The results, written arguments and random state that remain are those of the plain run.
 
     Args:
-        label: what the graph is called.
-        plain: the graph as it runs without recording; takes the arguments one by one.
-        watched: the same with recording; takes them in a list.
-        args: the arguments; those of the plain run are written to as it does.
+        label: the name of the graph.
+        plain: runs the graph without recording; takes the arguments one by one.
+        watched: runs it with recording; takes the arguments in a list.
+        args: the arguments, which the plain run may write to.
         changes: positions of the arguments that may be written to.
     """
     copier = Copier()
@@ -80,14 +81,12 @@ def observe_once(
     pairs += [(f"input {i} after it", args[i], copies[i]) for i in changes]
     observed = compare_results(label, pairs)
     if observed.status == "unchanged" and not after_watched.same_torch(RandomState.of_torch()):
-        observed = Observed(
-            graph=label, status="changed", detail="the random state after it differs"
-        )
+        observed = Observed(graph=label, status="changed", detail="the final random state differs")
     return results, observed
 
 
 def compare_results(label: str, pairs: list[tuple[str, Any, Any]]) -> Observed:
-    """What (name, plain value, watched value) triples say about the watching."""
+    """Whether recording changed results: (name, plain value, recorded value) of each."""
     worst, changed = 0.0, []
     for name, plain, watched in pairs:
         if not isinstance(plain, torch.Tensor):
@@ -103,10 +102,10 @@ def compare_results(label: str, pairs: list[tuple[str, Any, Any]]) -> Observed:
             worst = max(worst, float((mine.double() - theirs.double()).abs().max()))
     if not changed:
         return Observed(
-            graph=label, status="unchanged", detail=f"{len(pairs)} values equal bit for bit"
+            graph=label, status="unchanged", detail=f"{len(pairs)} values are equal bit for bit"
         )
     names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")  # noqa: PLR2004
-    detail = f"{len(changed)} of {len(pairs)} values differ ({names}), by {worst:.3g} at most"
+    detail = f"{len(changed)} of {len(pairs)} values differ ({names}), by at most {worst:.3g}"
     return Observed(graph=label, status="changed", detail=detail)
 
 
@@ -114,12 +113,7 @@ def compare_results(label: str, pairs: list[tuple[str, Any, Any]]) -> Observed:
 
 
 class NodeSites:
-    """The sites of a graph's nodes: what a record of each begins with.
-
-    Attributes:
-        graph: name of the graph.
-        phase: whether it computes gradients.
-    """
+    """The sites of a graph's nodes."""
 
     def __init__(
         self,
@@ -130,7 +124,7 @@ class NodeSites:
         *,
         is_backward: bool,
     ) -> None:
-        """`captured` are the names of the inputs of the captured graph it comes from."""
+        """`captured`: the input names of the captured graph that it comes from."""
         self.graph = graph
         self.phase: Phase = "backward" if is_backward else "forward"
         self._source: Source = source
@@ -140,34 +134,29 @@ class NodeSites:
             node.name: name for node, name in zip(placeholders(module), names, strict=True)
         }
 
-    @functools.cache  # noqa: B019  (lives as long as its graph)
+    @functools.cache  # noqa: B019  (it exists as long as its graph)
     def of(self, name: str) -> Site:
         """The site of a node's value."""
-        if name in self._inputs:
-            given = self._inputs[name]
-            return self._site(name, op="placeholder", module="" if given == name else given)
-        found = provenance(self._nodes[name])
-        return self._site(
-            name, op=found.operator, module=found.module, line=found.source, code=found.code
-        )
-
-    def _site(self, name: str, op: str, module: str, line: str = "", code: str = "") -> Site:
-        return Site(
+        site = Site(
             source=self._source,
             level="node",
             phase=self.phase,
             graph=self.graph,
             name=name,
             nodes=(name,),
-            op=op,
-            module=module,
-            line=line,
-            code=code,
+        )
+        if name in self._inputs:
+            given = self._inputs[name]
+            module = "" if given == name else given
+            return msgspec.structs.replace(site, op="placeholder", module=module)
+        found = provenance(self._nodes[name])
+        return msgspec.structs.replace(
+            site, op=found.operator, module=found.module, line=found.source, code=found.code
         )
 
 
 class RecordedGraph:
-    """Takes its arguments in a list and empties it, as compiled code does."""
+    """A callable that takes its arguments in a list and empties it, as compiled code does."""
 
     def __init__(
         self,
@@ -177,8 +166,8 @@ class RecordedGraph:
         captured: list[str],
         entry: Any,
     ) -> None:
-        """`entry` is what a step begins with: the user's function that was compiled."""
-        # On the instance, where torch's own wrappers around it look for it.
+        """`entry`: the compiled function of the user, which starts a step."""
+        # torch's wrappers look for it on the instance.
         self._boxed_call = True
         self.module = copy_graph(lowered.module)
         self.session = session
@@ -190,7 +179,7 @@ class RecordedGraph:
         use_twins(self.module)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run the graph, and record it where that is wanted."""
+        """Run the graph, and record it if wanted."""
         if self.sites.phase == "forward":
             self.session.enter(self._entry)
         given = list(args)
@@ -231,7 +220,7 @@ class _RecordingInterpreter(Interpreter):
         site = msgspec.structs.replace(self._sites.of(n.name), call=self._call)
         if n.op != "placeholder":
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            # Before it runs: it may write to them.
+            # Before it runs, since it may write to them.
             for place, value in operator_arguments(args, kwargs):
                 given = msgspec.structs.replace(site, side="input", position=place)
                 if self._session.wants(given):
@@ -252,13 +241,13 @@ class _RecordingInterpreter(Interpreter):
 
 
 def producer_of(node: Node, place: str) -> str:
-    """The node that made the argument at a place; empty where it is no node's value."""
+    """The node that computed the argument at a position, or an empty string."""
     first, *inner = place.split(".")
     found: Any = node.kwargs.get(first)
     if first.isdecimal():
         found = node.args[int(first)]
     for key in inner:
-        # A node of several values is taken apart only where it runs.
+        # The values of a multi-output node are separated only at run time.
         if not isinstance(found, list | tuple):
             break
         found = found[int(key)]
@@ -266,7 +255,7 @@ def producer_of(node: Node, place: str) -> str:
 
 
 def operator_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each argument of an operator with its place: `0`, `1.2` within a list, or its name."""
+    """All arguments of an operator with their positions: `0`, `1.2` within a list, or a name."""
     for place, value in (*enumerate(args), *kwargs.items()):
         holds_tensors = isinstance(value, list | tuple) and any(
             isinstance(item, torch.Tensor) for item in value
@@ -277,7 +266,7 @@ def operator_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[
             yield str(place), value
 
 
-# --- Graphs in words, for a dump in torchair's layout ---------------------------------------------
+# --- Graphs as text, for a dump in torchair's layout ----------------------------------------------
 
 
 def write_graph_texts(
@@ -289,15 +278,16 @@ def write_graph_texts(
     site_of: Callable[[SeenBuffer], Site],
     operators: Mapping[SiteKey, Operator] | None = None,
 ) -> None:
-    """Write the graph as it was captured, and as it was fused, into the folder of the dump.
+    """Write the captured graph and the fused graph into the folder of the dump.
 
-    Only for fused code: readers of torchair's dumps take a dump with a graph for one of fused code.
+    Only for fused code: readers of torchair's dumps assume that a dump with a graph is of fused
+    code.
 
     Args:
-        name: of the graph, as its folder has it.
-        kernels: what the compiled code calls, in order.
-        site_of: where what is seen of a buffer is recorded.
-        operators: what has a file, where that is not a buffer by the name it is recorded under.
+        name: the name of the graph's folder.
+        kernels: the kernels that the compiled code calls, in order.
+        site_of: returns the site of a buffer.
+        operators: the operators that have files, if these are not named after buffers.
     """
     nodes = node_facts(module)
     texts = {
@@ -310,8 +300,8 @@ def write_graph_texts(
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file that a reader sees whole or not at all."""
-    # By such a name it is known for a part of a dump, should the process be killed over it.
+    """Write a file atomically."""
+    # If the process is killed, this name shows that the file is an incomplete part of a dump.
     unfinished = path.with_name(f".starting-{path.name}")
     try:
         unfinished.write_text(text, encoding="ascii")
@@ -321,7 +311,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def node_facts(module: GraphModule) -> tuple[NodeFacts, ...]:
-    """Every node of a traced graph but its output."""
+    """All nodes of a traced graph except its output."""
     return tuple(_describe_node(node) for node in module.graph.nodes if node.op != "output")
 
 
@@ -331,10 +321,10 @@ def buffer_facts(
     site_of: Callable[[SeenBuffer], Site],
     operators: Mapping[SiteKey, Operator] | None = None,
 ) -> tuple[FusedFacts, ...]:
-    """Every buffer that fused code writes, under the name of the operator that has its file."""
+    """All buffers that fused code writes, named after the operator that has the file."""
     known = {node.name: node for node in nodes}
-    names: dict[str, str] = {}  # of the last that was written into each buffer
-    made: dict[str, str] = {}  # the operators that hold the values of nodes
+    names: dict[str, str] = {}  # the last operator that wrote each buffer
+    made: dict[str, str] = {}  # the operator that holds the value of each node
     found = []
     for kernel, buffer, site in _written_buffers(kernels, site_of):
         inputs = [names.get(one.name, one.name) for one in kernel.reads]
@@ -342,7 +332,7 @@ def buffer_facts(
         if operators is not None:
             operator = operators[site.phase, site.graph, site.name]
             inputs = [made.get(node, node) for node in operator.takes]
-        # A buffer that is not known to hold a node's very value may be of another shape.
+        # A buffer that may not hold exactly a node's value can have another shape.
         outputs = known[buffer.exact].outputs[:1] if buffer.exact in known else (ValueFacts(),)
         node = NodeFacts(
             name=operator.name,
@@ -363,9 +353,9 @@ def buffer_facts(
 def operators_of(
     module: GraphModule, kernels: Sequence[Kernel], site_of: Callable[[SeenBuffer], Site]
 ) -> dict[SiteKey, Operator]:
-    """What Ascend's graph engine would make of each buffer that fused code writes.
+    """The operator of Ascend's graph engine for each buffer that fused code writes.
 
-    An operator computes what was fused, back to values that have a buffer of their own.
+    It computes everything that was fused, starting from values with their own buffers.
     """
     taken = {
         one.name: [name.rpartition(":")[0] for name in one.inputs] for one in node_facts(module)
@@ -385,7 +375,7 @@ def operators_of(
 def _computed_alone(
     nodes: tuple[str, ...], taken: Mapping[str, list[str]], elsewhere: set[str]
 ) -> list[str]:
-    """Of the nodes that lead to the last, those that are computed for it alone."""
+    """The nodes that are computed only for the last one."""
     kept: set[str] = set()
     waiting = list(nodes[-1:])
     while waiting:
@@ -433,6 +423,6 @@ def _input_names(node: Node) -> Iterable[str]:
 def _describe_value(value: Any) -> ValueFacts:
     if not isinstance(value, torch.Tensor):
         return ValueFacts()
-    # A size that is a symbol varies from call to call.
+    # A symbolic size varies between calls.
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-    return ValueFacts(str(value.dtype).removeprefix("torch."), shape)
+    return ValueFacts(dtype_name(value.dtype), shape)

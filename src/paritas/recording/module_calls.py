@@ -1,4 +1,4 @@
-"""What the modules of a running eager program take and give, and the gradients of that."""
+"""Inputs, outputs and gradients of the modules of a running eager program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # --- The user's own line --------------------------------------------------------------------------
 
-# The folders of torch and of paritas, whose frames lie between the user's line and us.
+# The folders of torch and paritas, whose frames are between the user's line and this code.
 _OTHERS = tuple(
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
@@ -61,12 +61,12 @@ def user_line(above: int = 1) -> UserLine:
     """The innermost line that belongs neither to torch nor to paritas.
 
     Args:
-        above: how many callers are paritas' own, for certain: each frame that is looked at costs.
+        above: how many callers certainly belong to paritas; checking each frame takes time.
     """
     frame = sys._getframe(above)  # noqa: SLF001  (a whole traceback takes a hundred times as long)
     while frame is not None:
         code = frame.f_code
-        # By name, not by code object: to hash one of those, Python hashes all its constants.
+        # By name: hashing a code object hashes all its constants.
         if _is_user_file(code.co_filename):
             return _format_line(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
@@ -83,24 +83,23 @@ def _format_line(file: str, number: int, function: str) -> UserLine:
     return UserLine(f"{file}:{number}, in {function}", linecache.getline(file, number).strip())
 
 
-# --- What the modules are called ------------------------------------------------------------------
+# --- Names of modules -----------------------------------------------------------------------------
 
-# Children that stand for their parent: it only wraps them.
+# Children that are only wrapped by their parent.
 _WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedModule:
-    """A module and what it is called.
+    """A module and its name.
 
     Attributes:
-        reference: the module, as long as it lives.
-        path: its name: the path from its root, or the class of a root.
-        prefix: what the names of its children and parameters begin with.
-        kind: its class; of a wrapper, the class of what it wraps.
-        wrapper: whether it only stands before another one, under whose name it goes.
-        number: the same for no other module of the run, its wrappers apart.
+        path: the path from its root, or the class of a root.
+        prefix: the prefix for the names of its children and parameters.
+        kind: its class; for a wrapper, the class of the wrapped module.
+        wrapper: whether it only wraps another module and shares its name.
+        number: unique in the run, except that wrappers share it.
     """
 
     reference: weakref.ref[nn.Module]
@@ -112,10 +111,10 @@ class NamedModule:
 
 
 class ModuleNames:
-    """Gives each module one name for the whole of a recording.
+    """Gives each module one name for the whole recording.
 
-    The first outermost module lends its children their paths as they are; those of others are
-    preceded by its class. A module that is met under two paths keeps the first.
+    Below the first outermost module, names are plain paths; below others, paths start with the
+    class of the root. A module with two paths keeps the first.
     """
 
     def __init__(self) -> None:
@@ -125,7 +124,7 @@ class ModuleNames:
         self._numbers = itertools.count()
 
     def of_root(self, module: nn.Module) -> NamedModule:
-        """The name of a module that no other one calls."""
+        """The name of a module that no other module calls."""
         known = self._find(module) or self._find_wrapped(module)
         if known is not None:
             return known
@@ -138,27 +137,27 @@ class ModuleNames:
         return named
 
     def of(self, module: nn.Module) -> NamedModule:
-        """The name of a module that another one calls."""
+        """The name of a module that another module calls."""
         known = self._find(module) or self._find_wrapped(module)
         if known is not None:
             return known
         for root in self._roots:
-            # It may have been put into the model after that was called first.
+            # It may have been added to the model after the first call.
             living = root.reference()
             if living is not None:
                 self._walk(living, root.path, root.prefix)
         known = self._find(module)
         if known is not None:
             return known
-        # It belongs to no other: its class is all there is to call it by. It may have been made
-        # for this call alone, as another one will be for the next, so it gets no number.
+        # It belongs to no other module, so it is named after its class, without a number: it may
+        # have been created for this call only, and the next call may create another one.
         own = type(_unwrap_module(module)).__name__
         named = self._add(module, own, f"{own}.")
         self._walk(module, own, f"{own}.")
         return named
 
     def parameters(self, root: nn.Module) -> Iterator[tuple[str, NamedModule, nn.Parameter]]:
-        """Each parameter below a module once, with its name and the module that holds it."""
+        """Each parameter below a module once, with its name and its module."""
         met: set[int] = set()
         for module in root.modules():
             named = self.of(module)
@@ -168,17 +167,17 @@ class ModuleNames:
                     yield f"{named.prefix}{name}", named, parameter
 
     def owner(self, leaf: Tensor) -> str:
-        """The path of the module that holds a parameter, or ""."""
+        """The path of a parameter's module, or an empty string."""
         found = self._owners.get(id(leaf))
         return found[1] if found is not None and found[0]() is leaf else ""
 
     def _find(self, module: nn.Module) -> NamedModule | None:
         known = self._known.get(id(module))
-        # The address of a module that is gone may be given to another one.
+        # The address of a deleted module may be reused.
         return known if known is not None and known.reference() is module else None
 
     def _find_wrapped(self, module: nn.Module) -> NamedModule | None:
-        """A wrapper made of a module that has a name already is that module."""
+        """A wrapper of a module that already has a name shares this name."""
         known = self._find(_unwrap_module(module))
         if known is None:
             return None
@@ -221,7 +220,7 @@ class ModuleNames:
                 self._walk(child, own, below)
             elif child is not module:
                 known = self._known[id(child)]
-                if known.path == own:  # else it was named, with all below it, elsewhere
+                if known.path == own:  # otherwise it was named elsewhere, with all its children
                     self._walk(child, own, below)
 
     def _free(self, wanted: str) -> str:
@@ -245,7 +244,7 @@ def _unwrap_module(module: nn.Module) -> nn.Module:
 
 
 class GradientHooks:
-    """Hooks on tensors, each of which hands a gradient to the session; none changes it."""
+    """Hooks on tensors that record gradients without changing them."""
 
     def __init__(self, session: RecordingSession) -> None:
         self._session = session
@@ -255,7 +254,7 @@ class GradientHooks:
         self._ids: set[str] = set()
 
     def watch(self, site: Site, tensor: Tensor) -> None:
-        """Record the gradient of a value that was seen at a site, once it is there."""
+        """Record the gradient of a value at a site when it is computed."""
         backward = replace(site, phase="backward")
         if not self._session.wants(backward):
             return
@@ -263,10 +262,10 @@ class GradientHooks:
         self._handles.append(tensor.register_hook(self._recorder(backward)))
 
     def watch_parameters(self, root: nn.Module, names: ModuleNames) -> bool:
-        """Record the gradients of all parameters below a module, each time one is added to.
+        """Record the gradients of all parameters below a module, at each accumulation.
 
         Returns:
-            Whether that is all: those of lazy modules are made when these are called.
+            False if there are lazy parameters, which are created in the first call.
         """
         complete = True
         for name, owner, parameter in names.parameters(root):
@@ -292,7 +291,7 @@ class GradientHooks:
         return complete
 
     def remove(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         for _, handle in self._parameters.values():
@@ -310,7 +309,7 @@ class GradientHooks:
     def _accumulated(self, site: Site) -> Callable[[Tensor], None]:
         def record(parameter: Tensor) -> None:
             gradient = parameter.grad
-            # A hook of the user's may have used it up already.
+            # A hook of the user may have cleared it already.
             if gradient is None or not self._session.wants(site):
                 return
             call = self._session.next_call(f"gradient/{site.name}")
@@ -324,7 +323,7 @@ class GradientHooks:
                 self._session.put(site, gradient)
 
     def _unique(self, site: Site) -> Site:
-        """A site of its own for a gradient that comes again: a graph may be gone through twice."""
+        """A unique site for a repeated gradient: a graph can run backward twice."""
         if self._step != self._session.step:
             self._step = self._session.step
             self._ids.clear()
@@ -334,7 +333,7 @@ class GradientHooks:
         return site
 
     def _forget_dead(self) -> None:
-        """Drop the handles of tensors that are gone, now and then."""
+        """Occasionally drop the handles of deleted tensors."""
         many = 4096
         if len(self._handles) >= many and len(self._handles) % many == 0:
             self._handles = [each for each in self._handles if each.hooks_dict_ref() is not None]
@@ -347,12 +346,11 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
 
 
 class ModuleFrame(NamedTuple):
-    """A module at work.
+    """A running module.
 
     Attributes:
-        path: what it is called.
-        wrapper: whether it only stands before another one of that name.
-        again: whether it runs once more for its gradients: checkpointed parts of a program do.
+        wrapper: whether it only wraps another module of that name.
+        again: whether it is recomputed for its gradients, as in activation checkpointing.
     """
 
     path: str
@@ -361,10 +359,7 @@ class ModuleFrame(NamedTuple):
 
 
 class _ModuleCall:
-    """A call of a module: what it is called, its class, which call it is, and from where.
-
-    Its sites are made once: a program comes by there in every step.
-    """
+    """A call of a module; its sites are created once, since it recurs in every step."""
 
     def __init__(self, path: str, kind: str, number: int, line: UserLine) -> None:
         self.path = path
@@ -383,14 +378,14 @@ class _ModuleCall:
         self._wanted: dict[Side, bool] = {}
 
     def is_wanted(self, side: Side, session: RecordingSession) -> bool:
-        """Whether its arguments or its results are; this has nothing to do with the position."""
+        """Whether its inputs or outputs are wanted; this does not depend on the position."""
         wanted = self._wanted.get(side)
         if wanted is None:
             wanted = self._wanted[side] = session.wants(self.site(side, "0"))
         return wanted
 
     def site(self, side: Side, position: str) -> Site:
-        """Where one of its values is seen."""
+        """The site of one of its values."""
         site = self._sites.get((side, position))
         if site is None:
             site = replace(self._site, side=side, position=position)
@@ -399,16 +394,12 @@ class _ModuleCall:
 
 
 class ModuleCalls:
-    """Sees the calls of all modules and keeps account of which are at work.
-
-    Args:
-        records: whether their arguments and results are recorded, or only who is at work is known.
-        gradients: where those of what they take and give are asked for, if they are.
-    """
+    """Tracks the calls of all modules, and records them."""
 
     def __init__(
         self, session: RecordingSession, gradients: GradientHooks | None, *, records: bool
     ) -> None:
+        """With `records` False, only the running modules are tracked, for `innermost`."""
         self._session = session
         self._gradients = gradients
         self._records = records
@@ -419,22 +410,22 @@ class ModuleCalls:
         self._step = -1
 
     def innermost(self) -> ModuleFrame:
-        """The module at work in this thread; one without a name where there is none."""
+        """The running module of this thread; without a name if there is none."""
         stack = self._stack()
         return stack[-1] if stack else ModuleFrame("")
 
     def owner(self, leaf: Tensor) -> str:
-        """The path of the module that a parameter belongs to, or ""."""
+        """The path of a parameter's module, or an empty string."""
         return self._names.owner(leaf)
 
     def around(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any
     ) -> Any:
-        """Look on while a module is called."""
+        """Record the call of a module."""
         if is_symbolic():
             self._session.note(
                 f"{type(module).__name__} was traced or transformed (export, fx, functorch, fake "
-                "tensors) while recording; such calls have no values of their own and are left out"
+                "tensors) while recording; such calls have no real values and are not recorded"
             )
             return call(*args, **kwargs)
         stack = self._stack()
@@ -449,7 +440,7 @@ class ModuleCalls:
         try:
             if again:
                 return self._called_again(named, args, kwargs, call)
-            # A wrapper took the same, and will give the same, under the same name.
+            # Its wrapper has the same inputs and outputs, under the same name.
             repeats = parent.wrapper and parent.path == named.path
             if not self._session.active or not self._records or repeats:
                 return call(*args, **kwargs)
@@ -463,8 +454,8 @@ class ModuleCalls:
         self._session.enter(named.number)
         if isinstance(root, torch.nn.parallel.DistributedDataParallel):
             self._session.note(
-                "gradients of parameters are those of each rank, before DistributedDataParallel"
-                " reduced them"
+                "parameter gradients are those of each rank, before DistributedDataParallel reduces"
+                " them"
             )
         return self._watch_parameters(root)
 
@@ -483,8 +474,8 @@ class ModuleCalls:
     ) -> Any:
         if is_compiled(module):
             self._session.note(
-                f"{named.path} is compiled: what it takes and gives is here, what happens inside is"
-                " not; a backend made by paritas.record records that"
+                f"{named.path} is compiled: only its inputs and outputs are recorded; use a "
+                "paritas.record backend to record its inside"
             )
         number = self._session.next_call(f"module/{named.path}")
         at = self._call(named, number, user_line(above=4))
@@ -502,10 +493,10 @@ class ModuleCalls:
         kwargs: dict[str, Any],
         call: Callable[..., Any],
     ) -> Any:
-        """A checkpointed part runs for its gradients: what it computes was recorded before.
+        """Recomputation of a checkpointed part, whose values were recorded before.
 
-        If it ran without gradients then, they pass through the present call alone. Parts are gone
-        through in reverse order, so the last call that waits for its gradients is this one.
+        If it ran without gradients then, gradients flow through this call only. Parts are
+        recomputed in reverse order, so this is the last call without gradients.
         """
         waiting = self._ungraded.get(named.path) if self._records else None
         if not waiting or self._step != self._session.step or not torch.is_grad_enabled():
@@ -531,7 +522,7 @@ class ModuleCalls:
             _put_value(self._session, at.site(side, position), value)
 
     def _watch(self, at: _ModuleCall, side: Side, found: list[tuple[str, Any]]) -> None:
-        """Ask for the gradients of values."""
+        """Record the gradients of values."""
         if self._gradients is None:
             return
         for position, value in found:
@@ -562,15 +553,15 @@ class ModuleCalls:
 
 
 def argument_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Every value in arguments with its position: "0", "1.0", "mask"."""
+    """All values in arguments, with their positions: "0", "1.0", "mask"."""
     if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
-        return [("0", args[0])]  # what most modules are given
+        return [("0", args[0])]  # the most common case
     named = [*((str(place), value) for place, value in enumerate(args)), *kwargs.items()]
     return [leaf for position, value in named for leaf in _leaves_below(position, value)]
 
 
 def result_values(result: Any) -> list[tuple[str, Any]]:
-    """Every value in what a call gave with its position; a lone one is at "0"."""
+    """All values in a result, with their positions; a single value is at "0"."""
     below = None if isinstance(result, torch.Tensor) else children(result)
     if below is None:
         return [("0", result)]
@@ -580,7 +571,7 @@ def result_values(result: Any) -> list[tuple[str, Any]]:
 
 
 def put_all(session: RecordingSession, site: Site, found: list[tuple[str, Any]]) -> None:
-    """Record what is wanted of arguments or results, unseen by whoever else looks on."""
+    """Record wanted arguments or results, hidden from other dispatch modes."""
     if session.wants(site):
         with unseen():
             for position, value in found:
@@ -589,14 +580,14 @@ def put_all(session: RecordingSession, site: Site, found: list[tuple[str, Any]])
 
 
 def _put_value(session: RecordingSession, site: Site, value: Any) -> None:
-    """Record a tensor or a plain value; objects of other kinds have nothing to compare."""
+    """Record a tensor or a plain value; other objects cannot be compared."""
     if isinstance(value, torch.Tensor):
         if has_values(value):
             session.put(site, value)
         else:
             session.note(
-                f"tensors of kind {type(value).__name__} on {value.device} hold no values that can "
-                "be recorded and are left out"
+                f"tensors of type {type(value).__name__} on {value.device} have no values to record"
+                " and are left out"
             )
     elif isinstance(value, _PLAIN):
         session.put(site, value)

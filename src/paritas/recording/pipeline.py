@@ -1,4 +1,4 @@
-"""The way of recorded values to the disk: copies, statistics, and the thread that writes."""
+"""How recorded values get to the disk: copies, statistics, and the writer thread."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import torch
 from paritas.errors import UsageError
 from paritas.files.dtypes import as_stored, digest
 from paritas.files.records import Entry, Layout, Site, TensorFacts
-from paritas.numerics.bits import holds_numbers
+from paritas.numerics.bits import dtype_name, holds_numbers
 from paritas.numerics.sketch import PendingSketch, begin_sketch
 from paritas.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
+from paritas.recording.selection import check_one_of
 from paritas.results.placements import LocalPlacement
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from paritas.dumps.writing import DumpWriter
 
 
-# --- How a recording is kept ----------------------------------------------------------------------
+# --- How a recording is stored --------------------------------------------------------------------
 
 Stepping = Literal["auto", "manual"]
 QUEUE_BYTES = 256 * 2**20
@@ -36,17 +37,12 @@ QUEUE_BYTES = 256 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class SessionOptions:
-    """How a recording is kept.
+    """How a recording is stored; see `capture`.
 
     Attributes:
-        data: whole tensors, or statistics of them.
-        layout: packed files; `msit`, one `.npy` file a tensor in torchair's tree; `ge`, a file for
-            each call in that of Ascend's graph engine, `ge-7.1.0` in that of its old releases.
         last: keep this many of the last steps only; 0 keeps all.
-        overwrite: replace an earlier dump in the same place.
-        stepping: whether a step ends by itself, when what began it is called again.
-        queue_bytes: how much may wait to be written before the program has to; 0 writes at once.
-            A quarter as much again is kept for the copies to come.
+        queue_bytes: how much may be queued before the program has to wait; 0 writes immediately.
+            Another quarter of it is kept for future copies.
     """
 
     data: Literal["tensor", "stats"] = "tensor"
@@ -58,76 +54,74 @@ class SessionOptions:
 
     @property
     def forgets(self) -> bool:
-        """Whether bytes, or what was found of them, go with their step."""
+        """Whether values, or their statistics, are forgotten after their step."""
         return bool(self.last) or self.data == "stats"
 
     def __post_init__(self) -> None:
-        _check_one_of("data", self.data, ("tensor", "stats"))
-        _check_one_of("layout", self.layout, get_args(Layout))
-        _check_one_of("stepping", self.stepping, get_args(Stepping))
+        check_one_of("data", self.data, ("tensor", "stats"))
+        check_one_of("layout", self.layout, get_args(Layout))
+        check_one_of("stepping", self.stepping, get_args(Stepping))
         for name in ("last", "queue_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
-                raise UsageError(f"{name}={value!r}: give a whole number, 0 or more")
+                raise UsageError(f"{name} must be a whole number, 0 or more, got {value!r}")
         if self.data == "stats" and self.layout != "packed":
             raise UsageError(
-                f'layout="{self.layout}" holds tensors: take data="tensor", or layout="packed"'
+                f'layout="{self.layout}" cannot hold statistics: use data="tensor" or '
+                'layout="packed"'
             )
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process among others, by torch's process group or by what torchrun sets."""
+    """Rank and world size, from torch's process group or torchrun's environment variables."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     try:
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     except ValueError as error:
-        raise UsageError(f"RANK, WORLD_SIZE in the environment: {error}; unset them") from error
+        raise UsageError(
+            f"the environment variable RANK or WORLD_SIZE is not a number ({error}): unset them"
+        ) from error
 
 
-def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{name}={value!r}: give one of {', '.join(known)}")
-
-
-# --- One thread beside the program ----------------------------------------------------------------
+# --- The writer thread ----------------------------------------------------------------------------
 
 Job = TypeVar("Job")
 
-# Python runs one thread at a time: one that wakes for every job would stop the program for each.
-# So jobs are done in batches, begun when so many wait, so many bytes, or for so long.
+# Python runs one thread at a time: a thread that wakes for every job would stop the program each
+# time. So jobs are done in batches, by number, bytes, or time.
 _BATCH_JOBS = 1024
 _BATCH_BYTES = 16 * 2**20
 _BATCH_SECONDS = 0.1
 
 
 class Background(Generic[Job]):
-    """A queue before one thread.
+    """A queue with one worker thread.
 
-    The program waits when what is queued would exceed the bound: it is slowed down, and the memory
-    does not grow. A job larger than the bound is let in alone. After a failure nothing more is
-    done; it is raised to whoever submits next, and by `finish`.
+    If the queue would exceed the limit, the program waits, so memory does not grow. A job larger
+    than the limit is queued alone. After a failure nothing more is done; the next `submit` and
+    `finish` raise it.
     """
 
     def __init__(self, work: Callable[[list[Job]], None], most_bytes: int) -> None:
-        """With no bytes to queue, the work is done by whoever submits it."""
+        """With `most_bytes` 0, `submit` does the work itself."""
         self._work = work
         self._most = most_bytes
         self._batch_bytes = min(_BATCH_BYTES, most_bytes // 2)
         self._waiting: list[Job] = []
         self._waiting_bytes = 0
-        self._bytes = 0  # of what waits and of what is being worked on
+        self._bytes = 0  # of queued and running jobs
         self._failure: BaseException | None = None
         self._ending = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         if most_bytes > 0:
-            # A daemon: Python joins others before it lets anybody close what feeds them.
+            # A daemon: Python joins other threads before anything can close the queue.
             self._thread = threading.Thread(target=self._run, name="paritas-writer", daemon=True)
             self._thread.start()
 
     def submit(self, job: Job, nbytes: int) -> None:
-        """Queue a job that holds so many bytes, waiting for room."""
+        """Queue a job of that size, waiting for room."""
         if self._thread is None:
             self._raise_failure()
             self._do([job])
@@ -145,7 +139,7 @@ class Background(Generic[Job]):
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Wait until everything is done, end the thread, and raise what failed."""
+        """Wait until everything is done, end the thread, and raise any failure."""
         if self._thread is not None:
             with self._changed:
                 self._ending = True
@@ -181,7 +175,7 @@ class Background(Generic[Job]):
     def _do(self, jobs: list[Job]) -> None:
         try:
             self._work(jobs)
-        except BaseException as error:  # noqa: BLE001  (raised where the program can see it)
+        except BaseException as error:  # noqa: BLE001  (raised in the program's thread)
             self._failure = error
 
     def _raise_failure(self) -> None:
@@ -189,19 +183,18 @@ class Background(Generic[Job]):
             raise self._failure
 
 
-# --- Copies of values as they were at one moment --------------------------------------------------
+# --- Copies of tensors at one moment --------------------------------------------------------------
 
 
 class TensorKind(NamedTuple):
-    """What many tensors of a program have in common, found out once.
+    """What many tensors of a program have in common, computed once.
 
     Attributes:
-        facts: of each of them.
-        differs: by what tensors of the same bytes may differ. What is repeated is stored once, and
-            its bytes do not tell how often.
-        on_host: whether they are where hashing them is cheap.
-        simple: whether they are stored as they lie in memory, as far as the facts tell.
-        extent: bytes of memory from its beginning to behind the last value, if they are simple.
+        differs: how tensors with the same bytes may differ. An expanded tensor is stored once, and
+            its bytes do not show how it was expanded.
+        on_host: whether hashing them is cheap.
+        simple: whether they can be stored as they are in memory, according to the facts.
+        extent: bytes from the start of the memory to the end of the last value, if simple.
     """
 
     facts: TensorFacts
@@ -212,7 +205,7 @@ class TensorKind(NamedTuple):
 
 
 def kind_of(tensor: Tensor) -> TensorKind:
-    """What is to be known of a tensor besides its values."""
+    """What is known of a tensor besides its values."""
     is_strided = tensor.layout is torch.strided
     return _make_kind(
         tensor.dtype,
@@ -234,7 +227,7 @@ def _make_kind(
     requires_grad: bool,  # noqa: FBT001  (a key of the cache)
 ) -> TensorKind:
     facts = TensorFacts(
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
         shape=tuple(shape),
         stride=tuple(stride or ()),
         offset=int(offset),
@@ -252,7 +245,7 @@ def _make_kind(
 
 
 def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...] | None) -> bool:
-    """Whether values lie in order without gaps, and are some."""
+    """Whether it is not empty, and its values are in order without gaps."""
     if stride is None or 0 in shape or 0 in stride:
         return False
     expected = 1
@@ -264,14 +257,13 @@ def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...] | None) -> boo
 
 
 class CopyPool:
-    """Memory of copies that were written, for the next ones of the same size.
+    """Reuses the memory of written copies for later copies of the same size.
 
-    The system hands out fresh memory page by page, at the first touch of each: that takes longer
-    than the copying.
+    Fresh memory is mapped page by page at the first access, which takes longer than the copy.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Keep so many bytes for later, at most."""
+        """Keep at most this many bytes."""
         self._most = most_bytes
         self._bytes = 0
         self._free: dict[tuple[str, tuple[int, ...]], list[Tensor]] = {}
@@ -281,7 +273,7 @@ class CopyPool:
         free = self._free.get((kind.facts.dtype, kind.facts.shape))
         try:
             room = free.pop() if free else None
-        except IndexError:  # another thread was quicker
+        except IndexError:  # another thread took it
             room = None
         if room is None:
             return tensor.clone()
@@ -291,7 +283,7 @@ class CopyPool:
     def give(self, room: Tensor, kind: TensorKind) -> None:
         """Take the memory of a copy back."""
         if self._bytes + room.nbytes > self._most:
-            # Sizes may have changed for good: what fits nobody would stay for ever.
+            # Sizes may have changed for good: memory of unused sizes would stay forever.
             self._free = {}
             self._bytes = 0
             if room.nbytes > self._most:
@@ -303,16 +295,15 @@ class CopyPool:
 class Snapshot:
     """The values of a tensor at one moment, on their way to the host.
 
-    A CPU tensor is hashed where it lies, and copied only if its bytes are not known yet. One on a
-    GPU is copied there, so that the program may go on and write to it, and then brought over by a
-    stream of its own.
+    A CPU tensor is hashed in place, and copied only if its bytes are new. A GPU tensor is copied on
+    the GPU, so the program can continue to write to it, and then transferred on a separate stream.
 
     Attributes:
-        nbytes: what it holds in the host's memory.
-        digest: hash of the bytes; of a GPU's tensor not before `wait`.
+        nbytes: the host memory that it uses.
+        digest: hash of the bytes; for a GPU tensor only after `wait`.
     """
 
-    # Of most values nothing but these two is set: their bytes were met before.
+    # Most values were seen before, and only the first two are set.
     digest = ""
     key: Hashable = None
     nbytes = 0
@@ -328,13 +319,13 @@ class Snapshot:
         known: set[Hashable],
         pool: CopyPool,
     ) -> None:
-        """Take it, unless it is known.
+        """Copy a tensor, unless it is known.
 
         Args:
             tensor: detached.
-            kind: what `kind_of` says of it.
-            part: of which whole it is a part, and where.
-            known: keys of what need not be copied again; it is added to.
+            kind: from `kind_of`.
+            part: its placement in a distributed tensor.
+            known: keys of values that need not be copied again; the new key is added.
             pool: memory for the copy.
         """
         if not kind.on_host:
@@ -355,7 +346,7 @@ class Snapshot:
         self.nbytes = self._host.nbytes
 
     def wait(self) -> Tensor | None:
-        """The values on the host; None where they were known."""
+        """The values on the host; None if they were known."""
         if self._arrived is not None and self._host is not None:
             self._arrived.synchronize()
             self._arrived = None
@@ -364,7 +355,7 @@ class Snapshot:
         return self._host
 
     def release(self) -> None:
-        """Give the memory back, once nobody looks at the values any more."""
+        """Give the memory back, once the values are no longer used."""
         if self._pool is not None and self._host is not None:
             self._pool.give(self._host, self._kind)
         self._host = self._pool = None
@@ -385,11 +376,11 @@ class Snapshot:
 
 
 def _is_as_it_lies(tensor: Tensor, kind: TensorKind) -> bool:
-    """Whether a tensor of a simple kind has its values in its own memory."""
+    """Whether a tensor of a simple kind really has its values in its memory."""
     return (
         type(tensor) is torch.Tensor
         and not tensor.is_neg()
-        # Memory may have been freed under a tensor that is not in use.
+        # The storage of an unused tensor may have been resized to 0.
         and tensor.untyped_storage().nbytes() >= kind.extent
     )
 
@@ -398,8 +389,8 @@ _QUICK = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64,
 
 
 def _copy_bytes(stored: Tensor) -> Tensor:
-    """A copy, byte by byte: torch copies not every dtype, and makes ones of a bool's odd bytes."""
-    # Strided anew: what was expanded once may say that its one value is 0 elements from the next.
+    """Copy bytes: torch cannot copy every dtype, and normalises unusual bytes of bools."""
+    # With new strides: an expanded tensor of one value may still have stride 0.
     flat = stored.as_strided((stored.numel(),), (1,)).view(torch.uint8).clone()
     return flat.view(stored.dtype).view(stored.shape)
 
@@ -416,16 +407,15 @@ def _copy_stream(device: torch.device) -> Any:
 # --- Statistics and sketches ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class TensorSummary:
-    """What is kept of a tensor, beside or instead of its values."""
+class TensorSummary(NamedTuple):
+    """What is stored of a tensor in addition to its values, or instead of them."""
 
     statistics: Statistics | None = None
     sketch: Tensor | None = None
 
 
 class SummaryRequest(NamedTuple):
-    """Values to be summarised; None for those are that were met under the same key."""
+    """Values to summarise; None if they were already summarised under the same key."""
 
     step: int
     values: Tensor | None
@@ -435,20 +425,20 @@ class SummaryRequest(NamedTuple):
 
 
 class Summaries:
-    """Summarises tensors on the writer's thread, and remembers what it found.
+    """Summarises tensors on the writer thread, and caches the results.
 
-    In a dump of modules and operators most tensors come by several times: as an output, as the next
-    one's input, as an operator's result.
+    In a dump of modules and operators, most tensors occur several times: as an output, as the next
+    input, as an operator's result.
     """
 
     def __init__(self, *, sketches: bool) -> None:
-        """Sketches are made where no values are kept: from those they can be made later."""
+        """Sketches are needed only if values are not stored."""
         self.sketches = sketches
         self._found: dict[Hashable, TensorSummary] = {}
         self._met: dict[Hashable, int] = {}
 
     def forget(self, step: int) -> None:
-        """Make room: bytes that were not met in this step will come with their values again."""
+        """Drop what did not occur in this step; if it occurs again, its values come with it."""
         for key in [key for key, met in self._met.items() if met < step]:
             del self._met[key], self._found[key]
 
@@ -457,7 +447,7 @@ class Summaries:
         self._met.update((one.key, one.step) for one in asked)
         found = self._found
         new = {one.key: one for one in asked if one.values is not None and one.key not in found}
-        # Whole tensors whose every value was stored are looked at together.
+        # Whole tensors with all values stored are summarised together.
         plain = {
             key: one.values
             for key, one in new.items()
@@ -486,10 +476,10 @@ class Summaries:
 
 
 class PendingSummary:
-    """A summary that a GPU is at work on: the program does not wait for it."""
+    """A summary that a GPU is computing; the program does not wait for it."""
 
     def __init__(self, tensor: Tensor, part: LocalPlacement | None) -> None:
-        """Queue the work behind what the program has queued."""
+        """Queue the work after that of the program."""
         self._statistics = begin_statistics(tensor)
         self._sketch = _begin_sketch(tensor, part)
 
@@ -505,10 +495,8 @@ def _begin_sketch(tensor: Tensor, part: LocalPlacement | None) -> PendingSketch:
 
 
 def _repeat_statistics(statistics: Statistics, facts: TensorFacts) -> Statistics:
-    """The statistics of a tensor some of whose values were stored once for many."""
-    numel = 1
-    for extent in facts.shape:
-        numel *= extent
+    """The statistics of an expanded tensor, from those of its stored values."""
+    numel = math.prod(facts.shape)
     if statistics.count in (numel, 0):
         return statistics
     times = numel // statistics.count
@@ -526,12 +514,12 @@ def _repeat_statistics(statistics: Statistics, facts: TensorFacts) -> Statistics
 
 # --- From the program's thread to the disk --------------------------------------------------------
 
-KEEP = object()  # a job that pins what is in the ring
+KEEP = object()  # a job that pins the steps in the ring
 _NOTHING = TensorSummary()
 
 
 class RecordingJob(msgspec.Struct, gc=False):
-    """A value on its way: everything but what the writer's thread finds out."""
+    """A value to write: everything except what the writer thread computes."""
 
     sequence: int
     step: int
@@ -545,10 +533,10 @@ class RecordingJob(msgspec.Struct, gc=False):
 
 
 class Pipeline:
-    """Takes values in the order in which they were seen, and writes them in that order."""
+    """Writes values in the order in which they were submitted."""
 
     def __init__(self, writer: DumpWriter, options: SessionOptions) -> None:
-        """Begin the thread, unless values are to be written at once."""
+        """Start the thread, unless values are written immediately."""
         self._writer = writer
         self._whole = options.data == "tensor"
         self._forgets = options.forgets
@@ -556,15 +544,15 @@ class Pipeline:
         self._background: Background[Any] = Background(self._write, options.queue_bytes)
 
     def submit(self, job: RecordingJob) -> None:
-        """Hand a value on, waiting for room."""
+        """Queue a value, waiting for room."""
         self._background.submit(job, job.snapshot.nbytes if job.snapshot is not None else 0)
 
     def keep(self) -> None:
-        """Pin what the ring will hold when all that was submitted so far is written."""
+        """Pin the steps in the ring, after writing what was submitted so far."""
         self._background.submit(KEEP, 0)
 
     def finish(self) -> None:
-        """Write everything, and raise what failed."""
+        """Write everything, and raise any failure."""
         self._background.finish()
 
     def _write(self, jobs: list[Any]) -> None:

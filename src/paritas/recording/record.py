@@ -1,7 +1,7 @@
-"""record(): a backend for `torch.compile` whose graphs leave their values in a dump.
+"""record(): a backend for `torch.compile` that records the values of its graphs.
 
-By default a graph is compiled by Inductor with its real fusion, and every buffer of the fused code
-is recorded.
+By default, Inductor compiles a graph with its real fusion, and every buffer of the fused code is
+recorded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from paritas.recording.graphs import (
     write_graph_texts,
 )
 from paritas.recording.pipeline import QUEUE_BYTES, SessionOptions
-from paritas.recording.selection import Selection
+from paritas.recording.selection import Selection, check_one_of
 from paritas.recording.session import RecordingSession
 
 if TYPE_CHECKING:
@@ -63,19 +63,19 @@ if TYPE_CHECKING:
     from paritas.recording.selection import Within
 
 
-# --- What each buffer of fused code is recorded under ---------------------------------------------
+# --- Sites of the buffers of fused code -----------------------------------------------------------
 
 
 class BufferSites:
-    """Gives each buffer the name of the node it holds the value of.
+    """Names each buffer after the node whose value it holds.
 
-    Where several buffers end with the same node, the one that is known to hold its value has the
-    name, and to that of the others the buffer's is added. What a kernel reads is recorded under
-    the last node of what it writes; `nodes` then tell what was read.
+    If several buffers end with the same node, the one that holds exactly its value gets the name;
+    the names of the others also contain the buffer's name. A kernel's inputs are recorded under the
+    last node that it writes; `nodes` then says what was read.
     """
 
     def __init__(self, kernels: tuple[Kernel, ...], nodes: NodeSites, order: list[str]) -> None:
-        """`nodes` has the sites of the graph's nodes, `order` their names as they stand in it."""
+        """`nodes` has the sites of the graph's nodes, `order` their names in graph order."""
         self._nodes = nodes
         self._order = {name: index for index, name in enumerate(order)}
         self._taken: set[str] = set()
@@ -93,7 +93,7 @@ class BufferSites:
         self._within: dict[tuple[int, str, int], tuple[Within, ...]] = {}
 
     def of(self, seen: SeenBuffer) -> Site:
-        """The site at which a tensor was seen."""
+        """The site of a buffer's tensor."""
         key = (id(seen.kernel), seen.side, seen.position)
         site = self._sites.get(key)
         if site is None:
@@ -101,11 +101,11 @@ class BufferSites:
         return site
 
     def within(self, seen: SeenBuffer) -> tuple[Within, ...]:
-        """The nodes that are computed there, with their modules and operators."""
+        """The nodes that are computed there, with modules and operators."""
         key = (id(seen.kernel), seen.side, seen.position)
         found = self._within.get(key)
         if found is None:
-            # Whoever asks for one node of a kernel wants what that kernel is given, too.
+            # Selecting one node of a kernel also selects the kernel's inputs.
             reader = seen.kernel.nodes if seen.side == "input" else ()
             names = dict.fromkeys((*reader, *seen.buffer.nodes))
             sites = [self._nodes.of(name) for name in names if name in self._order]
@@ -147,7 +147,7 @@ class BufferSites:
             self._names[key] = self._free(_nearest_node(buffer), buffer.name)
 
     def _reader(self, kernel: Kernel, index: int) -> tuple[str, str]:
-        """The name under which what a kernel reads is recorded, and the node it is about."""
+        """The name under which a kernel's inputs are recorded, and the node that it means."""
         if kernel.writes:
             main = max(kernel.writes, key=lambda buffer: self._order.get(_nearest_node(buffer), -1))
             return self._names[main.name, main.kernel], _nearest_node(main)
@@ -163,26 +163,20 @@ class BufferSites:
 
 
 def _nearest_node(buffer: Buffer) -> str:
-    """The node that a buffer is nearest to."""
+    """The node whose value a buffer holds, or the last node that it was computed by."""
     return buffer.exact or (buffer.nodes[-1] if buffer.nodes else "")
 
 
 # --- A graph with its real fusion -----------------------------------------------------------------
 
 _MOST_NAMED = 5
-# What is compiled to look at must neither come out of the user's cache nor go into it.
+# Code that is compiled for recording must not use the user's cache.
 _UNCACHED = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 @dataclasses.dataclass(frozen=True)
 class FusedRun:
-    """What a run of a graph left behind.
-
-    Attributes:
-        results: its outputs.
-        given: the arguments as it left them.
-        after: the random state.
-    """
+    """The outcome of running a graph: results, arguments after it, random state after it."""
 
     results: Sequence[Any]
     given: list[Any]
@@ -192,9 +186,9 @@ class FusedRun:
 class FusedGraph:
     """Compiled code that takes its arguments in a list and empties it.
 
-    While nothing is recorded it is the plain code. When something first is, the graph is compiled
-    once more so that it tells of its buffers, and that code takes over if it computes the same, bit
-    for bit; else both run, and the program goes on with what the plain code gave.
+    While nothing is recorded, it runs the plain code. When recording starts, the graph is compiled
+    again to report its buffers. That code replaces the plain code if its results are equal bit for
+    bit; otherwise both run, and the program gets the results of the plain code.
     """
 
     def __init__(
@@ -211,11 +205,11 @@ class FusedGraph:
         """Wrap the code of one graph.
 
         Args:
-            captured: the names of the inputs of the captured graph it comes from.
-            entry: what a step begins with: the user's function that was compiled.
-            taps: whether to compile and run it once more with every node materialised.
+            captured: the input names of the captured graph that it comes from.
+            entry: the compiled function of the user, which starts a step.
+            taps: whether to also compile and run it with every node materialised.
         """
-        # On the instance, where torch's own wrappers around it look for it.
+        # torch's wrappers look for it on the instance.
         self._boxed_call = True
         self.lowered = lowered
         self.compiled = compiled
@@ -237,7 +231,7 @@ class FusedGraph:
         self._taps = _Taps(self) if taps else None
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run it, and record it where that is wanted."""
+        """Run it, and record it if wanted."""
         if self.nodes.phase == "forward":
             self.session.enter(self._entry)
         if not self.session.active:
@@ -273,7 +267,7 @@ class FusedGraph:
             self.session.put(msgspec.structs.replace(site, call=call), value)
 
     def copied(self, given: list[Any]) -> list[Any]:
-        """The arguments, with copies of what may be written to and what shares its memory."""
+        """The arguments, with copies of those that may be written to and of their aliases."""
         written = {_memory_of(given[position]) for position in self._written}
         copier = Copier()
         return [
@@ -284,7 +278,7 @@ class FusedGraph:
         ]
 
     def compare(self, label: str, plain: FusedRun, other: FusedRun) -> Observed:
-        """What two runs of the graph gave, bit for bit, but for memory that neither has set."""
+        """Compare two runs bit for bit, except for uninitialised memory."""
         pairs = zip(plain.results, other.results, strict=True)
         triples = [
             (f"output {position}", mine, theirs)
@@ -301,24 +295,24 @@ class FusedGraph:
         ]
         observed = compare_results(label, triples)
         if observed.status == "unchanged" and not plain.after.same_torch(other.after):
-            detail = "the random state after it differs"
+            detail = "the final random state differs"
             return Observed(graph=label, status="changed", detail=detail)
         return observed
 
     def give_up(self, label: str, what: str, error: Exception) -> None:
-        """Say that something could not be looked at; the program goes on, and closing raises."""
+        """Note that something could not be recorded; the program continues, and closing raises."""
         detail = f"{what}: {type(error).__name__}: {error}"
         self.session.observed(Observed(graph=label, status="unchecked", detail=detail))
-        self.session.lose(f"{label}: nothing of its inside is recorded; {detail}")
+        self.session.lose(f"{label}: its inside is not recorded; {detail}")
 
     def _listen(self) -> None:
-        """Compile the graph so that it tells of its buffers."""
+        """Compile the graph so that it reports its buffers."""
         try:
             self._code = compile_listening(self.lowered, self._hear)
         except UnsupportedTorchError:
             raise
-        except Exception as error:  # noqa: BLE001  (said in the dump; the program goes on)
-            self.give_up(self.label, "compiling it to tell of its buffers failed", error)
+        except Exception as error:  # noqa: BLE001  (noted in the dump; the program continues)
+            self.give_up(self.label, "compiling it for recording failed", error)
             return
         order = [node.name for node in self.lowered.module.graph.nodes]
         self._sites = BufferSites(self._code.kernels, self.nodes, order)
@@ -326,10 +320,10 @@ class FusedGraph:
             self._describe(self._code, self._sites)
         lost = [name for kernel in self._code.kernels for name in kernel.unseen]
         self._note(lost, "were overwritten by the kernel that wrote them")
-        self._note(list(self._code.missed), "were used by code that could not be looked into")
+        self._note(list(self._code.missed), "were used by code that cannot be recorded")
 
     def _describe(self, code: ListeningCode, sites: BufferSites) -> None:
-        """Write the graph in words, and give its code the names that other tools know it by."""
+        """Write the graph as text, and set the operator names that other tools use."""
         operators = None
         if self.session.options.layout != "msit":
             operators = operators_of(self.lowered.module, code.kernels, sites.of)
@@ -362,7 +356,7 @@ class FusedGraph:
     def _run_both(
         self, code: ListeningCode, given: list[Any], before: RandomState
     ) -> Sequence[Any]:
-        """Run with and without recording; what the program gets is of the run without."""
+        """Run with and without recording; the program gets the results without recording."""
         copies = self.copied(given)
         try:
             seen = FusedRun(code(list(copies)), copies, RandomState.of_torch())
@@ -370,7 +364,7 @@ class FusedGraph:
             if error is self._failure:
                 raise
             self._code = None
-            self.give_up(self.label, "running it to tell of its buffers failed", error)
+            self.give_up(self.label, "running it for recording failed", error)
             before.restore()
             return self.compiled(given)
         before.restore()
@@ -395,7 +389,7 @@ class FusedGraph:
 
 
 class _Taps:
-    """The same graph with every node materialised, run beside it."""
+    """The same graph with every node materialised, run in addition."""
 
     def __init__(self, owner: FusedGraph) -> None:
         self._owner = owner
@@ -405,7 +399,7 @@ class _Taps:
         self._asked = False
 
     def run(self, given: list[Any]) -> FusedRun | None:
-        """Record the nodes; gives what the graph itself would have, for the first time."""
+        """Record the nodes; the first time, also return the outcome of the graph."""
         owner = self._owner
         first, self._asked = not self._asked, True
         try:
@@ -417,13 +411,13 @@ class _Taps:
             if self._code is None:
                 return None
             results = self._code(list(given))
-        except Exception as error:  # noqa: BLE001  (said in the dump; the program goes on)
+        except Exception as error:  # noqa: BLE001  (noted in the dump; the program continues)
             self._code = None
-            owner.give_up(self._label, "it could not be tapped", error)
+            owner.give_up(self._label, "materialising every node failed", error)
             return None
         after = RandomState.of_torch()
         count = len(owner.outputs)
-        # The values of the graph's outputs are taken from the program itself.
+        # The graph's outputs are recorded from the program itself.
         own = {node.name for node in owner.outputs if isinstance(node, Node)}
         for name, value in zip(self._names, results[count:], strict=True):
             if name not in own:
@@ -431,12 +425,12 @@ class _Taps:
         return FusedRun(results[:count], given, after) if first else None
 
     def judge(self, plain: FusedRun, mine: FusedRun) -> None:
-        """Say whether materialising every node changes what the graph computes."""
+        """Note whether materialising every node changes the results."""
         self._owner.session.observed(self._owner.compare(self._label, plain, mine))
 
 
 def _memory_of(value: Any) -> Any:
-    """Where a tensor's memory is."""
+    """An identifier of a tensor's memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return id(value)
     return value.untyped_storage().data_ptr() or id(value)
@@ -447,7 +441,7 @@ def _memory_of(value: Any) -> Any:
 GraphSource = Literal["fx", "fused"]
 
 
-def record(  # noqa: PLR0913  (each is a choice of its own)
+def record(  # noqa: PLR0913  (each is an independent choice)
     path: str | os.PathLike[str],
     *,
     source: GraphSource = "fused",
@@ -468,38 +462,37 @@ def record(  # noqa: PLR0913  (each is a choice of its own)
     stepping: Stepping = "auto",
     queue_bytes: int = QUEUE_BYTES,
 ) -> RecordingBackend:
-    """Make a backend for `torch.compile` that records the values inside of its graphs.
+    """Make a backend for `torch.compile` that records the values inside its graphs.
 
-    The dump is complete once it is closed: by `close()`, by leaving it as a context manager, or
-    when the process ends.
+    The dump is complete once it is closed: by `close()`, at the end of a `with` block, or when the
+    process ends.
 
     Args:
-        path: a folder that is empty or not there.
-        source: `fused` compiles by Inductor and records every buffer that the fused code
+        path: the folder of the dump, which must be empty or absent.
+        source: `fused` compiles with Inductor and records every buffer that the fused code
             materialises; `fx` runs the same graphs node by node in eager and records every node.
-        taps: have fused code materialise every node too, which may change how it is fused.
-        fusion_switch: a JSON file that turns rewriting of graphs and fusion of kernels off.
-        options: of Inductor, as in `torch.compile(options=...)`.
+        taps: also materialise every node of the fused code, which may change its fusion.
+        fusion_switch: a JSON file that disables graph rewrites and kernel fusion.
+        options: Inductor options, as in `torch.compile(options=...)`.
         mode: `input`, `output` or `all`.
-        steps: numbers, or ranges such as `"2-5"`; a step ends when the function that began it is
+        steps: numbers, or ranges such as `"2-5"`; a step ends when the function that started it is
             called again.
-        layers: names or globs of nodes and modules; a module brings all that is inside of it.
-        ops: operators, `aten.mm` for one.
-        ranks: numbers of processes.
+        layers: names or globs of nodes and modules; a module includes everything inside it.
+        ops: names or globs of operators, such as `aten.mm`.
+        ranks: the processes of a distributed run to record.
         phases: `forward`, `backward` or both.
-        every: each n-th step.
-        data: whole tensors, or statistics of them.
-        layout: packed files; `msit`, one `.npy` file a tensor in torchair's tree; `ge`, a file for
-            each call in the tree of Ascend's graph engine, or `ge-7.1.0`, that of old releases.
-        last: keep a ring of so many last steps.
-        overwrite: replace an earlier dump in the same place.
-        stepping: `manual` lets `step()` end the steps.
-        queue_bytes: how much may wait to be written; 0 writes before the program goes on.
+        every: record every n-th step.
+        data: record whole tensors, or statistics only.
+        layout: packed files; `msit`, one `.npy` file per tensor in torchair's tree; `ge`, one file
+            per call in the tree of Ascend's graph engine, or `ge-7.1.0` for its old releases.
+        last: keep only this many of the last steps.
+        overwrite: replace an earlier dump in the same folder.
+        stepping: with `manual`, `step()` ends a step.
+        queue_bytes: how much data may be queued for writing; 0 writes before the program continues.
     """
-    if source not in get_args(GraphSource):
-        raise UsageError(f"source={source!r}: give one of {', '.join(get_args(GraphSource))}")
+    check_one_of("source", source, get_args(GraphSource))
     if taps and source != "fused":
-        raise UsageError("taps=True: every node is recorded already; taps are for source='fused'")
+        raise UsageError(f"taps=True needs source='fused': {source!r} records every node anyway")
     switch = load_switch(fusion_switch) if fusion_switch is not None else None
     selection = Selection.of(
         mode=mode,
@@ -524,10 +517,9 @@ def record(  # noqa: PLR0913  (each is a choice of its own)
 
 
 class RecordingBackend:
-    """Pass it to `torch.compile(backend=...)`; as a context manager, it closes the dump.
+    """A backend for `torch.compile(backend=...)`; as a context manager, it closes the dump.
 
     Attributes:
-        session: the recording.
         path: the folder of the dump.
     """
 
@@ -540,7 +532,7 @@ class RecordingBackend:
         *,
         taps: bool = False,
     ) -> None:
-        """Closed with the process, if not before."""
+        """The dump is closed at exit, if not before."""
         self.session = session
         self.path = session.path
         self.__name__ = f"recording_{source}"
@@ -555,23 +547,23 @@ class RecordingBackend:
         atexit.register(self.close)
 
     def pause(self) -> None:
-        """Record nothing until `resume`; no step passes meanwhile."""
+        """Record nothing until `resume`; steps in between are not counted."""
         self.session.pause()
 
     def resume(self) -> None:
-        """Go on recording."""
+        """Continue recording."""
         self.session.resume()
 
     def step(self) -> None:
-        """End the present step; for `stepping="manual"`."""
+        """End the current step; for `stepping="manual"`."""
         self.session.advance()
 
     def keep(self) -> None:
-        """Keep for good the steps that the ring of `last` holds now."""
+        """Keep the steps that are now in the ring of `last` permanently."""
         self.session.keep()
 
     def close(self) -> None:
-        """Write what is queued and close the dump; raises if not all that was asked for came."""
+        """Write what is queued and close the dump; raise if part of the selection is missing."""
         atexit.unregister(self.close)
         self.session.close()
 
@@ -586,18 +578,18 @@ class RecordingBackend:
     ) -> None:
         if error is None:
             self.close()
-        else:  # the program's own failure is the one to be seen
+        else:  # do not hide the program's own error
             self.session.close(raising=False)
 
     def __call__(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
-        """Compile and record one captured graph; `given` is the mode and options of the compile."""
+        """Compile and record one captured graph; `given`: mode and options of `torch.compile`."""
         name = f"graph_{self._graphs}"
         self._graphs += 1
         names = captured_input_names(graph)
         frame = compiled_frame()
         options = dict(self._backend.inductor_options(given) or {})
         if self._switch is not None:
-            with using_settings({}, options):  # a pass of the user's own is kept beside ours
+            with using_settings({}, options):  # keeps the user's own passes
                 options |= self._switch.inductor_options()
         came: list[LoweredGraph] = []
 
@@ -614,5 +606,5 @@ class RecordingBackend:
         else:
             compiled = compile_watched(graph, example_inputs, watch, options)
         if not came:
-            self.session.lose(f"{name}: torch gave back code for it that could not be looked into")
+            self.session.lose(f"{name}: torch returned code that cannot be recorded")
         return compiled

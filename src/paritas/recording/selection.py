@@ -1,4 +1,4 @@
-"""What of a running program is recorded: which steps, places, sides and ranks."""
+"""What to record of a running program: steps, names, sides, phases and ranks."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ _LEAST_LIKENESS = 0.4
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was asked for. None, in any field, means everything.
+    """What to record. None, in any field, means everything.
 
     Attributes:
-        mode: which sides of a call.
+        mode: the sides of a call.
         steps: first and last of each span of steps, ascending.
-        layers: names or globs of modules, nodes and parameters; a module brings all inside it.
-        ops: names or globs of operators and of classes of modules.
-        ranks: which processes of a distributed run.
-        phases: forward, backward.
-        every: each n-th step, counted from step 0.
+        layers: names or globs of modules, nodes and parameters; a module includes its content.
+        ops: names or globs of operators and of module classes.
+        ranks: the processes of a distributed run.
+        every: every n-th step, from step 0.
     """
 
     mode: Mode = "all"
@@ -62,15 +61,14 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         phases: str | Iterable[str] | None = None,
         every: int = 1,
     ) -> Selection:
-        """Make a selection of what a user wrote.
+        """Make a selection from the user's arguments.
 
         Args:
-            steps: numbers, ranges, or text such as `2-5` or `0|1|2-5|6`; ascending, none twice.
+            steps: numbers, ranges, or text such as `2-5` or `0|1|2-5|6`; ascending, each once.
         """
-        if mode not in get_args(Mode):
-            raise UsageError(f"mode={mode!r}: give one of {', '.join(get_args(Mode))}")
+        check_one_of("mode", mode, get_args(Mode))
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise UsageError(f"every={every!r}: give a whole number, 1 or more")
+            raise UsageError(f"every must be a whole number, 1 or more, got {every!r}")
         selection = cls(
             mode=mode,  # type: ignore[arg-type]
             steps=None if steps is None else _parse_steps(steps),
@@ -82,11 +80,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
         if selection.steps is not None:
             for span in selection.steps:
-                # The first multiple of `every` that is not before the span.
+                # The first multiple of `every` in or after the span.
                 if -(-span[0] // every) * every > span[1]:
                     raise UsageError(
                         f"steps: {_show_span(span)} is never recorded with every={every}, "
-                        "which counts from step 0; ask for other steps, or for every=1"
+                        "which counts from step 0; select other steps, or every=1"
                     )
         return selection
 
@@ -102,14 +100,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def recorded(cls, words: Mapping[str, str]) -> Selection:
-        """What the header of a dump says that was asked for; the reverse of `describe`.
-
-        Raises:
-            UsageError: these are not the words of a selection.
-        """
+        """Read a selection from the header of a dump; the inverse of `describe`."""
         unknown = [name for name in words if name not in cls.__struct_fields__]
         if unknown:
-            raise UsageError(f"selection: {unknown[0]!r} is not a part of a selection")
+            raise UsageError(f"selection: {unknown[0]!r} is not a field of a selection")
         given: dict[str, Any] = dict(words)
         for name in _LISTED:
             if name in words:
@@ -123,7 +117,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return cls.of(**given)
 
     def describe(self) -> dict[str, str]:
-        """What was asked for, in words; nothing of what was left open."""
+        """The selection as text, for a dump's header; without fields that select everything."""
         words: dict[str, str] = {}
         if self.mode != "all":
             words["mode"] = self.mode
@@ -139,7 +133,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Sieve:
-    """Lets through what a selection wants, and remembers which of its parts met nothing."""
+    """Filters by a selection, and remembers which parts of it matched nothing."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
@@ -153,11 +147,11 @@ class Sieve:
         self._passed = False
 
     def wants(self, site: Site, within: tuple[Within, ...] = ()) -> bool:
-        """Whether what is seen there is recorded.
+        """Whether to record a value at this site.
 
         Args:
-            within: node, module and operator of each node that fused code computes there: a module
-                brings all inside it, also what was fused with something else.
+            within: node, module and operator of each node that fused code computes there; selecting
+                a module includes what was fused with other modules.
         """
         verdict = self.wants_name(site, within)
         self._phases.add(site.phase)
@@ -169,7 +163,7 @@ class Sieve:
         )
 
     def wants_name(self, site: Site, within: tuple[Within, ...] = ()) -> bool:
-        """Whether layers and operators let it through, whatever side and phase it is of."""
+        """Whether `layers` and `ops` select it, whatever its side and phase."""
         key = (site.name, site.module, site.op, site.nodes, within)
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -177,27 +171,28 @@ class Sieve:
         return verdict
 
     def unmet(self) -> list[str]:
-        """The names and operators that nothing had so far."""
+        """The names and operators that have matched nothing so far."""
         return [one.text for one in (*self._layers, *self._ops) if not one.met]
 
     def saw_step(self, step: int) -> None:
-        """Say that the program went through that step."""
+        """Note that the program ran that step."""
         self._steps.append(step)
 
     def unmatched(self) -> list[str]:
-        """A message for each part of the selection that met nothing."""
+        """A message for each part of the selection that matched nothing."""
         problems = list(self._missed_steps())
         if any(self.selection.wants_step(step) for step in self._steps):
             problems += _report_missed("layers", self._layers, self._names)
             problems += _report_missed("ops", self._ops, self._operators)
             if not problems and self._verdicts and not self._passed:
                 problems.append(
-                    "layers and ops: each pattern matched something, but nothing matched both; "
-                    "give one of the two"
+                    "layers and ops: each pattern matched something, but no value matched both; "
+                    "use only one of them"
                 )
             if self._phases:
+                ran = " and ".join(sorted(self._phases))
                 problems += [
-                    f"phases: {phase!r} never came; the run had {_join_by_or(sorted(self._phases))}"
+                    f"phases: {phase!r} did not run, only {ran}"
                     for phase in self.selection.phases or ()
                     if phase not in self._phases
                 ]
@@ -207,13 +202,13 @@ class Sieve:
         for span in self.selection.steps or ():
             if not any(span[0] <= step <= span[1] for step in self._steps):
                 last = max(self._steps, default=None)
-                had = "none" if last is None else f"step{'s 0 to' if last else ''} {last}"
-                yield f"steps: {_show_span(span)} never came; the run had {had}"
+                ran = "no step" if last is None else f"step{'s 0 to' if last else ''} {last}"
+                yield f"steps: {_show_span(span)} did not run; the program ran {ran}"
 
     def _judge(self, site: Site, within: tuple[Within, ...]) -> bool:
         names = list(_names_of(site))
         operators = list(_operators_of(site.op))
-        # Of its names, the one without the overload is told: so people write it.
+        # Messages show the name without the overload, which is what people write.
         self._operators.update(dict.fromkeys(operators[:1]))
         for node, module, op in within:
             names += [node, *_ancestors(module)]
@@ -222,7 +217,7 @@ class Sieve:
             self._operators.update(dict.fromkeys(others[:1]))
         self._names.update(dict.fromkeys(names))
         folded = [name.casefold() for name in names]
-        # Every pattern is asked: one that met nothing is to be told at the end.
+        # Every pattern must be tried, to report at the end which ones matched nothing.
         by_name = [pattern.meets(folded) for pattern in self._layers]
         by_operator = [pattern.meets(operators) for pattern in self._ops]
         verdict = (any(by_name) or not by_name) and (any(by_operator) or not by_operator)
@@ -231,7 +226,7 @@ class Sieve:
 
 
 class _Pattern:
-    """A name or glob, and whether it met anything yet."""
+    """A name or glob, and whether it has matched anything."""
 
     def __init__(self, glob: str, text: str) -> None:
         self.text = text
@@ -246,7 +241,7 @@ class _Pattern:
 
 
 def _names_of(site: Site) -> Iterator[str]:
-    """Everything a user may call a site by."""
+    """All names by which a user may select a site."""
     yield site.name
     yield from site.nodes
     inside = [site.module]
@@ -257,16 +252,14 @@ def _names_of(site: Site) -> Iterator[str]:
 
 
 def _ancestors(path: str) -> Iterator[str]:
-    """A module and all that it lies in."""
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        ancestor = ".".join(parts[:length])
-        if ancestor:
-            yield ancestor
+    """A module and all modules that contain it."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _operators_of(op: str) -> Iterator[str]:
-    """`aten.mm.default` goes by `aten.mm`, `mm` and its whole name; a class by its name."""
+    """`aten.mm.default` is also `aten.mm` and `mm`; a class has only its name."""
     parts = op.split(".")
     if len(parts) >= 3:  # noqa: PLR2004  (namespace, name, overload)
         yield ".".join(parts[:-1])
@@ -280,15 +273,15 @@ def _report_missed(field: str, patterns: list[_Pattern], names: dict[str, None])
         if pattern.met:
             continue
         if not names:
-            yield f"{field}: {pattern.text!r} matched nothing: nothing came by that has a name"
+            yield f"{field}: {pattern.text!r} matched nothing: the program ran nothing with a name"
             continue
         nearest = ", ".join(repr(name) for name in _nearest_names(pattern.text, list(names)))
         count = f"{len(names)} name{'s' if len(names) > 1 else ''}"
-        yield f"{field}: {pattern.text!r} matched nothing of {count}; nearest: {nearest}"
+        yield f"{field}: {pattern.text!r} matched none of {count}; the most similar: {nearest}"
 
 
 def _nearest_names(wanted: str, names: list[str]) -> list[str]:
-    """The names a pattern may have been meant for, the likeliest first."""
+    """The most similar names, best first."""
     plain = wanted.casefold()
     literal = re.sub(r"[*?]", "", plain)
     longest = max(re.split(r"[*?.\[\]]+", plain), key=len)
@@ -306,15 +299,17 @@ def _nearest_names(wanted: str, names: list[str]) -> list[str]:
 def _parse_steps(steps: Any) -> tuple[StepSpan, ...]:
     items = [steps] if isinstance(steps, int | str | range) else steps
     if not isinstance(items, Iterable):
-        raise UsageError(f"steps={steps!r}: give numbers, ranges such as '2-5', or a list of them")
+        raise UsageError(
+            f"steps={steps!r} is not valid: use numbers, ranges such as '2-5', or a list of them"
+        )
     spans = [span for item in items for span in _parse_step(item, steps)]
     if not spans:
-        raise UsageError(f"steps={steps!r} holds no step; leave it out to record all of them")
+        raise UsageError(f"steps={steps!r} selects nothing; omit it to record all steps")
     for (_, before), (after, _) in itertools.pairwise(spans):
         if after <= before:
             raise UsageError(
                 f"steps={steps!r}: {after} comes after {before}; "
-                "give steps in ascending order, each once"
+                "list steps in ascending order, each once"
             )
     return tuple(spans)
 
@@ -326,7 +321,7 @@ def _parse_step(item: Any, steps: Any) -> Iterator[StepSpan]:
             first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
             if int(first) > int(last):
                 raise UsageError(
-                    f"steps={steps!r}: {part!r} is no step or range; write 3, 2-5 or 0|1|2-5|6"
+                    f"steps={steps!r}: {part!r} is not a step or range; write 3, 2-5 or 0|1|2-5|6"
                 )
             yield int(first), int(last)
         return
@@ -342,24 +337,30 @@ def _parse_step(item: Any, steps: Any) -> Iterator[StepSpan]:
     except TypeError:
         number = -1
     if number < 0 or isinstance(item, bool):
-        raise UsageError(f"steps={steps!r}: {item!r} is no step; steps are counted from 0")
+        raise UsageError(f"steps={steps!r}: {item!r} is not a step; steps are numbers from 0")
     yield number, number
+
+
+def _list_given(name: str, given: Any) -> tuple[Any, ...]:
+    """One item or several, as a tuple."""
+    items = (given,) if isinstance(given, str | int) else tuple(given)
+    if not items:
+        raise UsageError(f"{name}={given!r} selects nothing; omit it to record all")
+    return items
 
 
 def _parse_patterns(name: str, given: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if given is None:
         return None
-    patterns = (given,) if isinstance(given, str) else tuple(given)
-    if not patterns:
-        raise UsageError(f"{name}={given!r} selects nothing; leave it out to record all")
+    patterns = _list_given(name, given)
     for pattern in patterns:
         if not isinstance(pattern, str) or not pattern.strip():
             raise UsageError(
-                f"{name}: {pattern!r} is no name or glob; give text such as 'layers.0'"
+                f"{name}: {pattern!r} is not a name or glob; use text such as 'layers.0'"
             )
         if _BETWEEN in pattern:
             raise UsageError(
-                f"{name}: {pattern!r} is one text for several names; give a list, "
+                f"{name}: {pattern!r} is one string for several names; use a list, "
                 f"{pattern.split(_BETWEEN)!r}"
             )
     return patterns
@@ -368,25 +369,20 @@ def _parse_patterns(name: str, given: str | Iterable[str] | None) -> tuple[str, 
 def _parse_ranks(given: int | Iterable[int] | None) -> tuple[int, ...] | None:
     if given is None:
         return None
-    ranks = (given,) if isinstance(given, int) else tuple(given)
+    ranks = _list_given("ranks", given)
     for rank in ranks:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-            raise UsageError(f"ranks: {rank!r} is no rank; give numbers from 0")
-    if not ranks:
-        raise UsageError(f"ranks={given!r} selects nothing; leave it out to record all")
+            raise UsageError(f"ranks: {rank!r} is not a rank; ranks are numbers from 0")
     return ranks
 
 
 def _parse_phases(given: str | Iterable[str] | None) -> tuple[Phase, ...] | None:
     if given is None:
         return None
-    phases = (given,) if isinstance(given, str) else tuple(given)
-    if not phases:
-        raise UsageError(f"phases={given!r} selects nothing; leave it out to record both")
+    phases = _list_given("phases", given)
     for phase in phases:
-        if phase not in get_args(Phase):
-            raise UsageError(f"phases: {phase!r} is none; give {_join_by_or(get_args(Phase))}")
-    return phases  # type: ignore[return-value]
+        check_one_of("phases", phase, get_args(Phase))
+    return phases
 
 
 def _show_span(span: StepSpan) -> str:
@@ -394,5 +390,7 @@ def _show_span(span: StepSpan) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _join_by_or(words: Iterable[str]) -> str:
-    return " or ".join(words)
+def check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Refuse a value of an option that is not one of the known ones."""
+    if value not in known:
+        raise UsageError(f"{name}={value!r} is not supported: use one of {', '.join(known)}")

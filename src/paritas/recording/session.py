@@ -1,4 +1,4 @@
-"""One recording: what is wanted of which step, and the way of each value to the disk."""
+"""One recording: which values of which steps are wanted, and handing them to the writer."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 class RecordingSession:
-    """Takes values from hooks, and hands them to the writer.
+    """Takes values from hooks and hands them to the writer.
 
     Attributes:
-        step: the number of the present step.
-        active: whether values are wanted now; hooks ask this first.
-        rank: this process among those of the run.
+        step: the number of the current step.
+        active: whether values are wanted now; hooks check this first.
+        rank: the rank of this process.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], selection: Selection, options: SessionOptions
     ) -> None:
-        """Open the dump; refuses a folder that is not empty."""
+        """Open the dump, in a folder that must be empty."""
         self.selection = selection
         self.options = options
         self.path = Path(path)
@@ -101,7 +101,7 @@ class RecordingSession:
     # --- steps --------------------------------------------------------------------------------
 
     def enter(self, key: Hashable) -> None:
-        """Say that an outermost part of the program is about to run."""
+        """Note that an outermost part of the program is about to run."""
         if self.options.stepping == "manual" or self._paused:
             return
         with self._lock:
@@ -110,35 +110,33 @@ class RecordingSession:
             self._entered.add(key)
 
     def advance(self) -> None:
-        """End the step by hand."""
+        """End the step manually."""
         if self.options.stepping != "manual":
-            raise UsageError(
-                'steps end by themselves here; to end them by hand, ask for stepping="manual"'
-            )
+            raise UsageError('steps end automatically: to call step(), use stepping="manual"')
         with self._lock:
             self._advance()
 
     def next_call(self, name: str) -> int:
-        """Which call of that name this is in the step."""
+        """The number of this call of that name in the step."""
         with self._lock:
             count = self._calls.get(name, 0)
             self._calls[name] = count + 1
             return count
 
     def pause(self) -> None:
-        """Record nothing until `resume`; no step passes meanwhile."""
+        """Record nothing until `resume`; steps in between are not counted."""
         self._paused = True
         self._update()
 
     def resume(self) -> None:
-        """Go on recording."""
+        """Continue recording."""
         self._paused = False
         self._update()
 
     def keep(self) -> None:
-        """Keep for good the steps that are in the ring now."""
+        """Keep the steps that are now in the ring permanently."""
         if not self.options.last:
-            raise UsageError("every step is kept already; last=k asks for a ring of the last k")
+            raise UsageError("keep() needs last=k; without it, every step is kept anyway")
         with self._lock:
             if self._pipeline is not None:
                 self._pipeline.keep()
@@ -164,12 +162,12 @@ class RecordingSession:
     # --- values -------------------------------------------------------------------------------
 
     def wants(self, site: Site, within: tuple[Within, ...] = ()) -> bool:
-        """Whether a value seen there is to be recorded; see `Sieve.wants`."""
+        """Whether to record a value at this site; see `Sieve.wants`."""
         return self.active and self.sieve.wants(site, within)
 
     def put(self, site: Site, value: Any) -> None:
-        """Record a value that is wanted: a tensor as it is now, or whatever else it is."""
-        with self._lock:  # gradients come in threads of their own
+        """Record a wanted value: a tensor as it is now, or the text of any other object."""
+        with self._lock:  # gradients arrive in other threads
             if isinstance(value, Tensor):
                 self._put_tensor(site, value)
             else:
@@ -195,18 +193,18 @@ class RecordingSession:
             if self._on_device and plain.is_cuda:
                 pending = PendingSummary(plain, placement)
             else:
-                # Files of whole calls hold all that belongs to them, again and again.
+                # A file of a whole call must contain all its values, even repeated ones.
                 known = self._known if self.options.layout in ("packed", "msit") else set()
                 snapshot = Snapshot(plain, kind, placement, known, self._pool)
         except UsageError as error:
-            # A kind of tensor that cannot be stored: said in its place, and the rest goes on.
+            # This kind of tensor cannot be stored: record the reason in its place.
             self._put_value(site, f"{type(tensor).__name__} not stored: {error}")
             return
         alias_of = self._alias_of(plain) if plain.layout is torch.strided else None
         self._submit(site, facts, None, alias_of, placement, snapshot, pending)
 
     def _alias_of(self, tensor: Tensor) -> int | None:
-        """The first record of this step that lies in the same memory, if that is still its own."""
+        """The first record of this step in the same memory, if that was not freed since."""
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
         if not place:
@@ -225,34 +223,34 @@ class RecordingSession:
         try:
             self._pipeline.submit(job)
         except BaseException:
-            # What is lost is said once, to whoever runs the program; then it is let alone.
+            # Report the loss once to the running program, then stop recording.
             self._wanted = False
             self._update()
             raise
 
-    # --- what the dump says of itself ---------------------------------------------------------
+    # --- the header ---------------------------------------------------------------------------
 
     def observed(self, what: Observed) -> None:
-        """Say whether looking at a graph changed what it computes."""
+        """Note whether recording a graph changed what it computes."""
         self._describe(observed=(*self._header.observed, what))
 
     def note(self, text: str) -> None:
-        """Say something that a reader of the dump should know, once."""
+        """Add a note for readers of the dump, once."""
         if text not in self._header.notes:
             self._describe(notes=(*self._header.notes, text))
 
     def lose(self, text: str) -> None:
-        """Say that something which was asked for cannot be recorded; `close` will raise it."""
+        """Note that a selected value cannot be recorded; `close` will raise it."""
         self.note(text)
         self._lost.append(text)
 
     def source(self, source: Source, *, taps: bool = False, fusion: str = "on") -> None:
-        """Say which program is looked at."""
+        """Note what kind of program is recorded."""
         sources = tuple(dict.fromkeys((*self._header.sources, source)))
         self._describe(sources=sources, taps=taps or self._header.taps, fusion=fusion)
 
     def name_operators(self, operators: Mapping[SiteKey, Operator]) -> None:
-        """Say how Ascend's graph engine would call what is recorded."""
+        """Set the operator names that Ascend's graph engine would use."""
         if self._writer is not None:
             self._writer.name_operators(operators)
 
@@ -263,10 +261,10 @@ class RecordingSession:
                 self._writer.describe(self._header)
 
     def close(self, *, raising: bool = True) -> None:
-        """Write what is queued and close the dump; then raise what went wrong.
+        """Write what is queued and close the dump, then raise what went wrong.
 
         Args:
-            raising: False where another exception is on its way already.
+            raising: False if another exception is being raised already.
         """
         if self._closed:
             return
@@ -277,14 +275,14 @@ class RecordingSession:
         try:
             if self._pipeline is not None:
                 self._pipeline.finish()
-        except BaseException as error:  # noqa: BLE001  (raised below, when the dump is closed)
+        except BaseException as error:  # noqa: BLE001  (raised below, after closing the dump)
             failure = error
             self._header = msgspec.structs.replace(
                 self._header, notes=(*self._header.notes, f"recording failed: {error}")
             )
         if self._writer is not None:
             self._writer.close(self._header, complete=failure is None)
-        # Whoever keeps the capture does not keep the memory that its copies were made in.
+        # A capture that is kept must not keep the memory of its copies.
         self._pool, self._known, self._places = CopyPool(0), set(), {}
         if not raising:
             return
@@ -293,11 +291,11 @@ class RecordingSession:
         self._complain()
 
     def leave_to_parent(self) -> None:
-        """End it in a forked process, which has the writer's files, but not its thread.
+        """End the recording in a forked process, which has the writer's files but not its thread.
 
-        Values would wait there for ever, or be written into the middle of the parent's.
+        Otherwise values would be queued forever, or be written between those of the parent.
         """
-        self._lock = threading.RLock()  # a thread that is not here may have held it
+        self._lock = threading.RLock()  # a thread of the parent may have held it
         self._closed = True
         self._pipeline = None
         self._update()
@@ -307,10 +305,10 @@ class RecordingSession:
             return
         problems = [*self._lost, *self.sieve.unmatched()]
         if self._sequence == 0 and not problems:
-            problems = ["no value came by: run the program while it is recorded"]
+            problems = ["nothing ran: run the program while it is being recorded"]
         if problems:
-            first = f"not all that was asked for came; {self._sequence} values are in {self.path}"
-            raise UsageError("\n  ".join([first, *problems]))
+            first = f"part of the selection was not recorded; {self._sequence} values are in"
+            raise UsageError("\n  ".join([f"{first} {self.path}", *problems]))
 
 
 _sessions: weakref.WeakSet[RecordingSession] = weakref.WeakSet()

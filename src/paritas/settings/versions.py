@@ -1,4 +1,4 @@
-"""The version of paritas, as every file it writes is signed."""
+"""The version of paritas, which is written into every file."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["own_version"]
 
 @functools.cache
 def own_version() -> str:
-    """As installed; looked up once, since each look reads the folders of packages again."""
+    """The installed version, looked up once because the lookup reads package folders."""
     return importlib.metadata.version("paritas")

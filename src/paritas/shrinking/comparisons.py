@@ -1,4 +1,4 @@
-"""From a folder of `paritas compare` to the operator where the first divergence starts."""
+"""Shrinks the first divergence of a `paritas compare` folder to one operator."""
 
 from __future__ import annotations
 
@@ -50,22 +50,18 @@ def main():
     found = dict(zip(("mine", "golden"), recorded()))
     again, exact = {}, {}
     for name, inputs in (("mine", mine), ("golden", golden)):
-        # A side that computed in another dtype is judged in that one.
+        # A side that computed in another dtype is judged in that dtype.
         again[name] = program(*inputs()).to(found[name].dtype)
         try:
             exact[name] = program(*wide(inputs()))
-        except RuntimeError:  # some operators insist on their dtypes
+        except RuntimeError:  # some operators need their own dtypes
             pass
     return judged(again, found, exact)
 """
 
 
 def _operator_script(case: _RecordedCase, heading: tuple[str, ...]) -> Script:
-    """The script that runs an operator again on what it was given.
-
-    Raises:
-        UsageError: an operator cannot be written as a line of Python.
-    """
+    """The script that runs an operator again on its recorded inputs."""
     mine, golden = case.given
     names = {key: f"v{place}" for place, key in enumerate(mine)}
     equal = all(_is_equal(mine[key], golden[key]) for key in mine)
@@ -119,7 +115,9 @@ def _program_text(program: ReplayProgram, names: Mapping[str, str]) -> str:
         lines.append(f"    r{place} = {_callee(step)}({', '.join(words)})")
     last = f"r{len(program.steps) - 1}"
     if not program.position.isdecimal():
-        raise UsageError(f"it is the argument {program.position!r} that the operator wrote to")
+        raise UsageError(
+            f"the value is the argument {program.position!r}, which the operator writes to"
+        )
     lines.append(f"    return {last}[{program.position}] if isinstance({last}, tuple) else {last}")
     return "\n".join(lines) + "\n"
 
@@ -147,16 +145,15 @@ def _value_text(value: Any, names: Mapping[str, str], made: Mapping[str, str]) -
 
 # --- The operator of the first divergence ---------------------------------------------------------
 
-# Both sides' outputs are recorded, and so is what the operator was given. So nothing is compiled:
-# the operator is run again on what was recorded, and the script tells which of the outputs it does
-# not give. It gets smaller by taking single rows, channels or batches, where the operator works on
-# each of them alone.
+# The inputs and outputs of both sides are recorded, so nothing is compiled: the operator runs again
+# on its recorded inputs, and the script shows which output it does not reproduce. The case gets
+# smaller by taking single rows, channels or batches, if the operator works on each of them alone.
 
 SCRIPT = "repro.py"
 MOST_BYTES = 256 << 20
-# A part is the operator's own if float64 gives it to so many digits.
+# A part stands on its own if float64 reproduces it to this relative accuracy.
 _SAME = 1e-9
-# Ways in which an axis of the output may be one of the arguments'.
+# The most guesses of how an axis of the output corresponds to axes of the arguments.
 MOST_TRIED = 64
 
 
@@ -174,31 +171,30 @@ def shrink_comparison(
         UsageError: the dumps do not hold enough of it; the message says what is missing.
     """
     began = time.monotonic()
-    tell = on_progress or (lambda _: None)
-    tell("reading the comparison")
+    show = on_progress or (lambda _: None)
+    show("reading the comparison")
     comparison = read_comparison(folder)
     row = _first_divergence(comparison)
-    tell(f"running {row.op} again on what was recorded")
+    show(f"running {row.op} again on its recorded inputs")
     case = _read_case(comparison, row)
     if not case.is_wrong():
         raise NothingFailsError(
-            f"{row.name}: run again on its recorded inputs, {row.op} gives what either side has; "
-            "the difference came in with the inputs"
+            f"{row.name}: on its recorded inputs, {row.op} reproduces the output of each side; the "
+            "difference comes from the inputs"
         )
     before = case.elements
-    ended, interrupted = True, False
-    queries = 0
+    interrupted, queries = False, 0
     try:
         for smaller in _shrink_cases(case, began + seconds):
             queries += 1
             case = smaller
             words = f"taking single rows ({case.elements} numbers so far)"
-            tell(Progress(words, at_most=began + seconds - time.monotonic()))
+            show(Progress(words, at_most=began + seconds - time.monotonic()))
     except KeyboardInterrupt:
-        ended = False
         interrupted = True
+    ended = not interrupted
     script = _operator_script(case, _script_heading(comparison, row))
-    tell("running the script by itself")
+    show("running the script")
     try:
         written = write(script, outdir / SCRIPT, max(30.0, seconds))
     except KeyboardInterrupt:
@@ -211,7 +207,7 @@ def shrink_comparison(
         before=f"{before} numbers",
         after=f"{case.elements} numbers",
         diagnosis=row.detail.diagnosis if row.detail else None,
-        steps=(f"{case.plan.words}",),
+        steps=(case.plan.words,),
         queries=queries,
         seconds=time.monotonic() - began,
         ended=ended and time.monotonic() < began + seconds,
@@ -224,15 +220,12 @@ def _first_divergence(comparison: Comparison) -> ComparisonRow:
     first = comparison.first
     if first is None:
         raise NothingFailsError("the two dumps do not diverge")
-    row = next(row for row in comparison.rows if row.index == first.row)
-    if row.my is None or row.golden is None:
-        raise NothingFailsError(f"{row.name} has no counterpart: there is nothing to run again")
-    return row
+    return next(row for row in comparison.rows if row.index == first.row)
 
 
 @dataclasses.dataclass(frozen=True)
 class _RecordedCase:
-    """An operator, what it was given on either side, and what either side says it gave."""
+    """An operator with the recorded inputs and outputs of both sides."""
 
     plan: ReplayPlan
     given: tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -244,7 +237,7 @@ class _RecordedCase:
         return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
 
     def is_wrong(self) -> bool:
-        """Whether either side's output is not what the operator gives."""
+        """Whether the output of a side is not what the operator returns."""
         pairs = zip(self.given, self.made, strict=True)
         return any(not _is_reproduced(self.plan.program, *pair) for pair in pairs)
 
@@ -257,7 +250,7 @@ def _is_reproduced(program: ReplayProgram, given: Mapping[str, Any], made: Tenso
     runs = ReplayRuns(program, given, MOST_BYTES)
     if runs.result.shape != made.shape:
         raise UsageError(
-            f"run again it gives shape {list(runs.result.shape)}, recorded is {list(made.shape)}"
+            f"its result has shape {list(runs.result.shape)}, but {list(made.shape)} was recorded"
         )
     found = AutomaticValueChecker().check(runs.result, made, ItemEvidence(runs.evidence, VALUE))
     return found is not None and found.status.passes()
@@ -266,8 +259,8 @@ def _is_reproduced(program: ReplayProgram, given: Mapping[str, Any], made: Tenso
 def _read_case(comparison: Comparison, row: ComparisonRow) -> _RecordedCase:
     my = opened(comparison.my.path, comparison.my.kind)
     golden = opened(comparison.golden.path, comparison.golden.kind)
-    if row.my is None or row.golden is None:  # seen to before
-        raise NothingFailsError(f"{row.name} has no counterpart")
+    if row.my is None or row.golden is None:
+        raise NothingFailsError(f"{row.name} has no counterpart, so there is nothing to run again")
     mine, theirs = _find_record(my, row.my), _find_record(golden, row.golden)
     plan = make_plan(mine, theirs, _calls_of_step(my, mine), _calls_of_step(golden, theirs))
     left: dict[str, Any] = {}
@@ -275,7 +268,7 @@ def _read_case(comparison: Comparison, row: ComparisonRow) -> _RecordedCase:
     for key, bound in plan.bindings.items():
         first, second = bound.my or bound.golden, bound.golden or bound.my
         if first is None or second is None:
-            raise UsageError(f"what {key} was is recorded on neither side")
+            raise UsageError(f"neither side recorded {key}")
         left[key] = (my if bound.my is not None else golden).view(first).clone()
         right[key] = (golden if bound.golden is not None else my).view(second).clone()
     return _RecordedCase(plan, (left, right), (my.view(mine).clone(), golden.view(theirs).clone()))
@@ -283,11 +276,13 @@ def _read_case(comparison: Comparison, row: ComparisonRow) -> _RecordedCase:
 
 def _find_record(dump: ReadableDump, side: SideFacts) -> Record:
     if side.made_of or len(side.ranks) > 1:
-        raise UsageError(f"{side.id} was put together from several ranks: no operator gives it")
+        raise UsageError(
+            f"{side.id} was assembled from several ranks, not computed by one operator"
+        )
     for record in dump.records():
         if record.id == side.id and record.step == side.step and record.rank in side.ranks:
             return record
-    raise UsageError(f"{side.id} (step {side.step}) is not in the dump {side.path!r} any more")
+    raise UsageError(f"{side.id} (step {side.step}) is no longer in the dump {side.path!r}")
 
 
 def _calls_of_step(dump: ReadableDump, record: Record) -> RecordedCalls:
@@ -296,11 +291,11 @@ def _calls_of_step(dump: ReadableDump, record: Record) -> RecordedCalls:
     )
 
 
-# --- a part of it ---------------------------------------------------------------------------------
+# --- smaller cases --------------------------------------------------------------------------------
 
 
 def _shrink_cases(case: _RecordedCase, until: float) -> Iterator[_RecordedCase]:
-    """One smaller case after the other, each wrong in the same place."""
+    """Ever smaller cases, each wrong in the same place."""
     for dim in range(case.made[0].dim()):
         size = case.made[0].shape[dim]
         if size < 2:  # noqa: PLR2004
@@ -316,7 +311,7 @@ def _shrink_cases(case: _RecordedCase, until: float) -> Iterator[_RecordedCase]:
 
 
 def _alignments(case: _RecordedCase, dim: int, size: int) -> Iterator[dict[str, int]]:
-    """Which axes of which arguments an axis of the output may be; tried, not known."""
+    """Guesses which axes of which arguments correspond to an axis of the output."""
     rank = case.made[0].dim()
     tensors = {k: v for k, v in case.given[0].items() if isinstance(v, torch.Tensor)}
     behind = {
@@ -335,7 +330,7 @@ def _alignments(case: _RecordedCase, dim: int, size: int) -> Iterator[dict[str, 
 
 
 def _part(case: _RecordedCase, dim: int, places: dict[str, int]) -> _RecordedCase | None:
-    """The case at one index of an axis; None where that is another program, or not wrong."""
+    """The case at one index of an axis; None if that is another program, or not wrong."""
     try:
         truths = case.truths()
         index = _worst(case, truths, dim)
@@ -378,7 +373,7 @@ def _script_heading(comparison: Comparison, row: ComparisonRow) -> tuple[str, ..
         f"compared with torch {torch.__version__}"
     )
     return (
-        f"{row.op}: what was recorded is not what it gives for its recorded inputs.",
+        f"{row.op} does not return the recorded output for its recorded inputs.",
         "",
         f"Row:        {row.name}, step {row.step}, {row.status}",
         *([f"Source:     {Path(row.line).name}"] if row.line else []),

@@ -1,7 +1,8 @@
-"""Down to the fewest operators: small parts compiled side by side show which one is wrong."""
+"""Reduces a failing graph to the fewest operators: nested graphs, operator calls, outputs."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import numbers
 import operator
@@ -17,6 +18,7 @@ from paritas.results.items import ItemKind, nth_output
 from paritas.shrinking.programs import (
     EXCEPTION,
     GRADIENT,
+    OUTPUT,
     FailingProgram,
     FailureSignature,
     describe_value,
@@ -31,17 +33,14 @@ if TYPE_CHECKING:
     from paritas.shrinking.programs import Oracle
 
 
-# --- The values inside a program when its reference runs ------------------------------------------
+# --- The values of a program when its reference runs ----------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedValues:
-    """What an eager run of a program saw.
+    """The values of an eager run: the value of each node, and what it read.
 
-    Attributes:
-        given: node -> the nodes it reads, each with its value at that time; an operator that
-            writes to its input makes it another one for those after it.
-        made: node -> its value.
+    An in-place operator may change what a node has read later.
     """
 
     given: dict[Node, dict[Node, Any]]
@@ -49,10 +48,7 @@ class RecordedValues:
 
 
 def record_values(program: FailingProgram) -> RecordedValues:
-    """Run the reference operator by operator and keep every value.
-
-    Raises what the program raises.
-    """
+    """Run the reference operator by operator and keep every value; raises what it raises."""
     recorder = _ValueRecorder(program.graph)
     with program.conditions():
         recorder.run(*map(fresh_copy, program.inputs))
@@ -66,11 +62,11 @@ class _ValueRecorder(Interpreter):
         super().__init__(module, garbage_collect_values=False)
         self.given: dict[Node, dict[Node, Any]] = {}
         self.made: dict[Node, Any] = {}
-        # The tensor itself is held too: its id would be given to another one otherwise.
+        # The tensor itself is kept too, because its id could be reused otherwise.
         self._copies: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def run_node(self, n: Node) -> Any:
-        """Note what goes in, run, note what comes out."""
+        """Record the inputs, run, record the result."""
         self.given[n] = {node: self._snapshot(self.env[node]) for node in n.all_input_nodes}
         result = super().run_node(n)
         if n.op != "output":
@@ -92,7 +88,7 @@ class _ValueRecorder(Interpreter):
         return self._copies[key][1]
 
 
-# --- A part of a program as a program of its own --------------------------------------------------
+# --- A part of a program as a separate program ----------------------------------------------------
 
 _LITERALS: tuple[type, ...] = (
     *(numbers.Number, str, type(None), slice),
@@ -102,13 +98,7 @@ _LITERALS: tuple[type, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPart:
-    """A part, and where its nodes come from.
-
-    Attributes:
-        program: the part.
-        output_of: for each output in order, the index of the island it belongs to.
-        input_of: for each placeholder in order, likewise.
-    """
+    """Parts of a program side by side; for each output and input, the index of its part."""
 
     program: FailingProgram
     output_of: tuple[int, ...]
@@ -122,11 +112,10 @@ def extract_part(
     *,
     all_outputs: bool = False,
 ) -> FailingProgram | None:
-    """The part of a program that computes `kept`; None if it cannot be called by itself.
+    """The part of a program that computes `kept`; None if it cannot run on its own.
 
     Args:
-        all_outputs: give back every value that the rest of the program reads, not the last ones
-            alone.
+        all_outputs: return every value that the rest of the program reads, not only the last ones.
     """
     part = islands(program, recorded, [kept], all_outputs=all_outputs)
     return None if part is None else part.program
@@ -139,7 +128,7 @@ def islands(
     *,
     all_outputs: bool = False,
 ) -> ProgramPart | None:
-    """Several parts side by side in one graph, none of which reads what another computes."""
+    """Several parts side by side in one graph, none of which reads the results of another."""
     builder = _PartBuilder(program, recorded)
     for index, kept in enumerate(sets):
         try:
@@ -151,7 +140,7 @@ def islands(
 
 
 class _NotAloneError(Exception):
-    """A part needs something that can be neither written down nor given."""
+    """A part needs a value that can be neither a literal nor an input."""
 
 
 class _PartBuilder:
@@ -170,8 +159,10 @@ class _PartBuilder:
         ordered = [node for node in self.program.graph.graph.nodes if node in kept]
         for node in ordered:
             for read in node.all_input_nodes:
-                if read not in kept:
-                    self._literal_or_tensor(self.recorded.given[node][read], read)
+                value = self.recorded.given[node][read]
+                fine = read in kept or read.op == "get_attr" or isinstance(value, torch.Tensor)
+                if not fine and not _is_literal(value):
+                    raise _NotAloneError
         table: dict[Node, Any] = {}
         for node in ordered:
             for read in node.all_input_nodes:
@@ -179,7 +170,7 @@ class _PartBuilder:
                     value = self.recorded.given[node][read]
                     table[read] = self._given(read, value, index)
                     if self.program.gradients and _writes(node) and _differentiable(value):
-                        # Autograd refuses writes to a leaf; in the program it was none.
+                        # Autograd refuses writes to a leaf; in the program it was not a leaf.
                         table[read] = self.graph.call_method("clone", (table[read],))
             args = torch.fx.node.map_arg(node.args, table.__getitem__)
             kwargs = torch.fx.node.map_arg(node.kwargs, table.__getitem__)
@@ -191,7 +182,7 @@ class _PartBuilder:
                 self.outputs.append((table[node], index))
 
     def finished(self) -> ProgramPart | None:
-        """The whole as a program."""
+        """The parts as one program."""
         if not self.outputs and not any(map(_writes, self.graph.nodes)):
             return None
         self.graph.output(tuple(node for node, _ in self.outputs))
@@ -217,13 +208,13 @@ class _PartBuilder:
             return value
         elsewhere = (known for _, known, owner in self.inputs if owner != index)
         if isinstance(value, torch.Tensor) and any(value is known for known in elsewhere):
-            # Parts that share a tensor which one of them writes to would not be apart.
+            # Parts must not share a tensor: one of them may write to it.
             value = fresh_copy(value)
         last = self.inputs[-1][0] if self.inputs else None
         start = next(iter(self.graph.nodes), None)
         with self.graph.inserting_after(last) if last else self.graph.inserting_before(start):
             made = self.graph.placeholder(node.name)
-        made.target = made.name  # which is unique, as names of arguments have to be
+        made.target = made.name  # unique, as argument names must be
         self.inputs.append((made, value, index))
         dims = self.program.dynamic.get(node.name)
         if dims is None and self.program.dynamic and isinstance(value, torch.Tensor):
@@ -232,16 +223,10 @@ class _PartBuilder:
             self.dynamic[made.name] = dims
         return made
 
-    @staticmethod
-    def _literal_or_tensor(value: Any, node: Node) -> None:
-        fine = node.op == "get_attr" or isinstance(value, torch.Tensor)
-        if not fine and not _is_literal(value):
-            raise _NotAloneError
-
     def _is_result(self, node: Node, kept: set[Node], *, all_outputs: bool) -> bool:
         value = self.recorded.made.get(node)
         if not _holds_tensor(value) or (_writes(node) and not node.users):
-            return False  # what is written is seen in the input; it would be seen twice
+            return False  # the comparison of the input already covers what it writes
         if isinstance(value, tuple) and any(user in kept for user in node.users):
             return False
         inside = [user for user in node.users if user in kept]
@@ -258,7 +243,7 @@ def _writes(node: Node) -> bool:
 
 
 def _completed(program: FailingProgram, kept: set[Node]) -> set[Node]:
-    """With the items of kept tuples, without items of others, and with the switches around."""
+    """Add the items of kept tuples and the enclosing switches; drop items of other tuples."""
     result = {node for node in kept if not _is_item(node) or node.args[0] in kept}
     for node in list(result):
         result |= {user for user in node.users if _is_item(user)}
@@ -308,18 +293,18 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-# --- The search for the part that is wrong --------------------------------------------------------
+# --- The search for the wrong part ----------------------------------------------------------------
 
-# Compiling is what costs, and a graph of twenty unconnected operators compiles about as fast as one
-# operator does. So first every kind of operator call in the program is tried by itself, all of them
-# in one query; then neighbours together, as a fault of fusion needs; and only where that shows
-# nothing is the program taken apart piece by piece.
+# Compilation dominates the cost, and twenty unconnected operators compile about as fast as one. So
+# first every distinct operator call is tried on its own, all of them in one query; then neighbours
+# together, as for a fusion bug; and only if that finds nothing, the program is reduced piece by
+# piece.
 
-# Neighbours that are tried together.
+# The numbers of neighbours to try together.
 _SIZES = (1, 2, 3, 5)
-# So many of the suspicious parts are asked one by one.
+# How many suspicious parts are confirmed one by one.
 _CONFIRMED = 3
-# Neighbourhoods overlap: all of them may hold so many times the calls of the program.
+# Neighbourhoods overlap: they may hold this many times the calls of the program in total.
 _REPEATED = 2
 # Parts in one query; more would compile as slowly as the program itself.
 _TOGETHER = 48
@@ -328,7 +313,7 @@ _TOGETHER = 48
 def reduce_nodes(
     oracle: Oracle, program: FailingProgram, wanted: FailureSignature
 ) -> FailingProgram:
-    """The same failure in fewer operator calls, or the program as it is."""
+    """The same failure in fewer operator calls, or the program unchanged."""
     if len(program.calls) <= 1:
         return program
     reduction = _NodeReduction(oracle, program, wanted)
@@ -338,7 +323,7 @@ def reduce_nodes(
 def wrong_part(
     oracle: Oracle, program: FailingProgram, wanted: FailureSignature
 ) -> FailingProgram | None:
-    """A few neighbouring calls that show the failure by themselves, if there are such."""
+    """A few neighbouring calls that show the failure on their own, if there are any."""
     return _NodeReduction(oracle, program, wanted).small_part()
 
 
@@ -349,7 +334,7 @@ class _NodeReduction:
         self.wanted = wanted
         self.recorded = record_values(program)
         self.calls = program.calls
-        # Without the backward pass where the failure is not in it: half the compiling.
+        # Without the backward pass, unless the failure is there: this halves the compile time.
         needed = wanted.role == GRADIENT
         self.frugal = program if needed else dataclasses.replace(program, gradients=False)
         self.base = self.frugal
@@ -360,7 +345,7 @@ class _NodeReduction:
                 break
             found = self._together(size)
             if found is not None:
-                # Of two, neither showed it alone; of more, some may not be needed.
+                # Neither of two showed it alone; of more, some may not be needed.
                 return self._part(found) if size <= 2 else self._one_by_one(found)  # noqa: PLR2004
         return None
 
@@ -370,13 +355,14 @@ class _NodeReduction:
         return self._one_by_one(self.calls)
 
     def _together(self, size: int) -> list[Node] | None:
-        """The first part of so many neighbours that shows the failure by itself."""
+        """The first part of `size` neighbours that shows the failure on its own."""
         unique: dict[str, list[Node]] = {}
         for near in _neighbourhoods(self.calls, size):
-            unique.setdefault(_part_key(near, self.recorded), near)
+            key = repr([_call_key(node, self.recorded) for node in near])
+            unique.setdefault(key, near)
         if len(unique) * size > _REPEATED * len(self.calls):
-            return None  # taking the program apart compiles less
-        # Small values make small scripts, and compile as fast as any.
+            return None  # reducing piece by piece compiles less
+        # Small values make small scripts.
         sets = sorted(unique.values(), key=self._elements)
         for start in range(0, len(sets), _TOGETHER):
             suspects = self._suspects(sets[start : start + _TOGETHER])
@@ -389,7 +375,7 @@ class _NodeReduction:
         return sum(_count_elements(self.recorded.made.get(node)) for node in part)
 
     def _suspects(self, sets: list[list[Node]]) -> list[list[Node]]:
-        """Which of these parts fail in the wanted way, compiled side by side."""
+        """The parts that fail in the wanted way when compiled side by side."""
         sets = [part for part in sets if extract_part(self.frugal, self.recorded, part) is not None]
         if not sets:
             return []
@@ -417,7 +403,7 @@ class _NodeReduction:
         )
 
     def _part(self, kept: Sequence[Node]) -> FailingProgram | None:
-        """The part as a program, if it shows the failure; with what it hands on, if it must."""
+        """The part as a program, if it shows the failure; with all its outputs if needed."""
         for all_outputs in (False, True):
             part = extract_part(self.base, self.recorded, kept, all_outputs=all_outputs)
             if self.oracle.shows(part, self.wanted):
@@ -425,19 +411,16 @@ class _NodeReduction:
         return None
 
     def _part_of_either(self, kept: Sequence[Node]) -> FailingProgram | None:
-        """Without the backward pass if that will do, with it otherwise; so it stays then."""
-        for base in self._bases():
+        """Without the backward pass if possible, otherwise with it; sets `base`."""
+        for base in [self.frugal, *([self.program] if self.program.gradients else [])]:
             self.base = base
             part = self._part(kept)
             if part is not None:
                 return part
         return None
 
-    def _bases(self) -> list[FailingProgram]:
-        return [self.frugal, *([self.program] if self.program.gradients else [])]
-
     def _one_by_one(self, kept: list[Node]) -> FailingProgram:
-        """Delta debugging over operator calls, in the order of the program."""
+        """Delta debugging over operator calls, in program order."""
         by_name = {node.name: node for node in self.calls}
 
         def shows(names: list[str]) -> bool:
@@ -464,7 +447,7 @@ def _neighbourhoods(calls: list[Node], size: int) -> Iterator[list[Node]]:
 
 
 def _neighbours(node: Node, size: int, calls: set[Node]) -> list[Node]:
-    """A call and those before it that it depends on, nearest first, so many in all."""
+    """A call and the nearest calls it depends on, `size` in total."""
     found, waiting = [node], list(node.all_input_nodes)
     while waiting and len(found) < size:
         nearest = waiting.pop(0)
@@ -475,26 +458,15 @@ def _neighbours(node: Node, size: int, calls: set[Node]) -> list[Node]:
     return found
 
 
-def _part_key(nodes: list[Node], recorded: RecordedValues) -> str:
-    """Equal for parts that a compiler cannot tell apart."""
-    return repr([_call_key(node, recorded) for node in nodes])
-
-
 def _call_key(node: Node, recorded: RecordedValues) -> Any:
+    """Equal for calls that a compiler cannot distinguish."""
     given = recorded.given[node]
 
-    def shape(read: Node) -> Any:
-        return _ArgumentText(describe_value(given[read]))
+    def described(read: Node) -> str:
+        return describe_value(given[read])
 
-    args = torch.fx.node.map_arg(node.args, shape)
-    kwargs = torch.fx.node.map_arg(node.kwargs, shape)
-    return (str(node.target), args, kwargs)
-
-
-class _ArgumentText(str):
-    """A description that takes a node's place among arguments."""
-
-    __slots__ = ()
+    args = torch.fx.node.map_arg(node.args, described)
+    return (str(node.target), args, torch.fx.node.map_arg(node.kwargs, described))
 
 
 def _count_elements(value: Any) -> int:
@@ -504,7 +476,7 @@ def _count_elements(value: Any) -> int:
 
 
 def _island(part: ProgramPart, finding: Finding) -> int:
-    """Which part a finding of a query is about; -1 if that cannot be told."""
+    """The part that a finding of a query is about; -1 if unknown."""
     item = finding.item
     owners = {nth_output(at).name: island for at, island in enumerate(part.output_of)}
     if item.kind is not ItemKind.OUTPUT:
@@ -512,3 +484,105 @@ def _island(part: ProgramPart, finding: Finding) -> int:
     if item.kind.is_state or item.kind is ItemKind.SECOND_GRADIENT:
         return -1
     return next((island for name, island in owners.items() if item.is_within(name)), -1)
+
+
+# --- Nested graphs, inlined -----------------------------------------------------------------------
+
+# Operators that only run a nested graph, whatever they mean for autograd.
+_RUNS_BODY = ("tag_activation_checkpoint", "wrap", "invoke_subgraph")
+
+
+def inline_bodies(
+    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+) -> FailingProgram:
+    """The program with nested graphs inlined, if it still fails in the same way."""
+    if not any(_body_of(program.graph, node) is not None for node in program.graph.graph.nodes):
+        return program
+    opened = with_bodies_inlined(program)
+    return opened if oracle.shows(opened, wanted) else program
+
+
+def with_bodies_inlined(program: FailingProgram) -> FailingProgram:
+    """The same program with nested graphs inlined."""
+    module = copy.deepcopy(program.graph)
+    while True:
+        found = ((node, _body_of(module, node)) for node in module.graph.nodes)
+        call, body = next((pair for pair in found if pair[1] is not None), (None, None))
+        if call is None or body is None:
+            break
+        _inline_body(module, call, body)
+    module.graph.lint()
+    module.recompile()
+    return dataclasses.replace(program, graph=module)
+
+
+def _body_of(module: GraphModule, node: Node) -> GraphModule | None:
+    if node.op != "call_function" or not str(node.target).endswith(_RUNS_BODY) or not node.args:
+        return None
+    first = node.args[0]
+    if not isinstance(first, Node) or first.op != "get_attr":
+        return None
+    body = getattr(module, str(first.target), None)
+    return body if isinstance(body, GraphModule) else None
+
+
+def _inline_body(module: GraphModule, call: Node, body: GraphModule) -> None:
+    """Put the calls of `body` before `call`, and their results in its place."""
+    holder = call.args[0]
+    given = [arg for arg in call.args[1:] if not isinstance(arg, str)]
+    table = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=False))
+    with module.graph.inserting_before(call):
+        results = module.graph.graph_copy(body.graph, table)
+    values = results if isinstance(results, tuple | list) else (results,)
+    for user in list(call.users):
+        if user.target is operator.getitem:
+            user.replace_all_uses_with(values[user.args[1]])  # type: ignore[index]
+            module.graph.erase_node(user)
+    module.graph.erase_node(call)
+    if isinstance(holder, Node) and not holder.users:
+        module.graph.erase_node(holder)
+
+
+# --- Fewer outputs --------------------------------------------------------------------------------
+
+
+def drop_outputs(
+    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+) -> FailingProgram:
+    """Keep only the first wrong output, if the failure is in an output and remains."""
+    answer = oracle.ask(program)
+    if wanted.role != OUTPUT or answer.verdict is None or _count_outputs(program) <= 1:
+        return program
+    for finding in answer.verdict.failures:
+        if finding.item.kind is not ItemKind.OUTPUT:
+            continue
+        for position in range(_count_outputs(program)):
+            if finding.item.is_within(nth_output(position).name):
+                smaller = with_output(program, position)
+                return smaller if oracle.shows(smaller, wanted) else program
+    return program
+
+
+def with_output(program: FailingProgram, position: int) -> FailingProgram:
+    """The program with one of its outputs, without what only the others need."""
+    module = copy.deepcopy(program.graph)
+    last = next(iter(module.graph.find_nodes(op="output")))
+    last.args = ((last.args[0][position],),)
+    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op == "placeholder")
+    given = program.given
+    kept = []
+    for node in list(module.graph.find_nodes(op="placeholder")):
+        if node.users:
+            kept.append(given[node.name])
+        else:
+            module.graph.erase_node(node)
+    module.recompile()
+    names = {node.name for node in module.graph.find_nodes(op="placeholder")}
+    dynamic = {name: dims for name, dims in program.dynamic.items() if name in names}
+    return dataclasses.replace(program, graph=module, inputs=tuple(kept), dynamic=dynamic)
+
+
+def _count_outputs(program: FailingProgram) -> int:
+    last = next(iter(program.graph.graph.find_nodes(op="output")))
+    returned = last.args[0]
+    return len(returned) if isinstance(returned, tuple | list) else 1

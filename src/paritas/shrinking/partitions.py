@@ -1,4 +1,4 @@
-"""From a split that is wrong to the smallest shapes at which it is."""
+"""Shrinks a wrong split to the smallest shapes that show it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ import msgspec
 import torch
 
 from paritas.errors import UsageError
-from paritas.graphs.calls import CallValues, GraphCall, GraphSettings, TensorValue, group_calls
+from paritas.graphs.calls import (
+    OPTION_SOURCES,
+    CallValues,
+    GraphCall,
+    GraphSettings,
+    TensorValue,
+    group_calls,
+)
 from paritas.graphs.checking import option_of
 from paritas.graphs.opening import open_graph
 from paritas.graphs.results_folder import JSON
-from paritas.graphs.scripts import function_text, hand_over
+from paritas.graphs.scripts import function_text, write_first_script
 from paritas.graphs.verify import OperatorWork, check_work, versions_here
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.library.registry import name_of
@@ -31,29 +38,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paritas.checks.failures import FailedSplit
-    from paritas.graphs.calls import Source
     from paritas.placement.recipes import Place
     from paritas.results.findings import Aspect, Status
     from paritas.results.graph_reports import OperatorResult, OptionResult
 
 
-# --- The shapes on which a split is tried, from small to large ------------------------------------
+# --- The shapes to try, from small to large -------------------------------------------------------
 
 _LARGEST_CAP = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class WantedSplit:
-    """The split that is wrong, and how.
-
-    Attributes:
-        idx: which tensor is split first.
-        dim: along which dimension.
-        split: in the words of the rule.
-        ranks: over how many ranks.
-        status: how it ended.
-        kinds: in what it is wrong.
-    """
+    """The wrong split to reproduce: `split` in the words of the rule, `kinds` of failure."""
 
     idx: int
     dim: int
@@ -64,7 +61,7 @@ class WantedSplit:
 
     @classmethod
     def of(cls, option: OptionResult) -> WantedSplit:
-        """What is wanted again of a split that was checked."""
+        """The split of a checked option."""
         kinds = kinds_of(option.verdict)
         return cls(option.idx, option.dim, option.split, option.ranks, option.status, kinds)
 
@@ -75,13 +72,7 @@ class WantedSplit:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One try.
-
-    Attributes:
-        words: what the shapes are, for people.
-        work: the call on these shapes.
-        wanted: what has to be seen of it.
-    """
+    """A call on smaller shapes, and the failure that it must show."""
 
     words: str
     work: OperatorWork
@@ -91,20 +82,15 @@ class Attempt:
 def attempts_on_caps(
     call: GraphCall, settings: GraphSettings, wanted: WantedSplit, key: str = ""
 ) -> Iterator[Attempt]:
-    """The call with its dimensions cut to ever larger lengths, and last as it is checked usually.
-
-    Args:
-        settings: of the usual check.
-        key: of the call's group.
-    """
+    """The call with dimensions cut to increasing lengths, and finally as it was checked."""
     for cap in _caps(call, wanted.ranks, settings.cap):
         capped = dataclasses.replace(settings, cap=cap, ranks=(wanted.ranks,))
-        words = f"no dimension longer than {cap}" if cap else "shapes as they are"
+        words = f"no dimension longer than {cap}" if cap else "the original shapes"
         yield Attempt(words, OperatorWork(0, key, call, capped), wanted)
 
 
 def _caps(call: GraphCall, ranks: int, usual: int | None) -> Iterator[int | None]:
-    """Lengths that can be divided evenly, as long as they cut anything."""
+    """Lengths that divide evenly, while they shorten anything."""
     longest = max((length for value in call.tensors() for length in value.shape), default=0)
     cap = ranks
     while cap < min(longest, _LARGEST_CAP + 1, usual or longest):
@@ -117,10 +103,7 @@ def _caps(call: GraphCall, ranks: int, usual: int | None) -> Iterator[int | None
 
 
 def attempts_on(failed: FailedSplit, setup: Sequence[str] = ()) -> Iterator[Attempt]:
-    """A split on smaller shapes with drawn values, and last on the very values of the check.
-
-    Args:
-        setup: statements that a script has to run first.
+    """A split on smaller shapes with drawn values, and finally on the values of the check.
 
     Raises:
         UsageError: no script could do the same; the message says why.
@@ -128,8 +111,8 @@ def attempts_on(failed: FailedSplit, setup: Sequence[str] = ()) -> Iterator[Atte
     call, recipe, ranks = failed.call, failed.recipe, failed.ranks
     if not isinstance(recipe, Recipe) or not isinstance(ranks, int):
         raise UsageError(
-            f"{_name(call)}: it is split over a mesh of {ranks} ranks, and a script is written for "
-            "one axis; check the axes one by one and shrink the one that is wrong"
+            f"{_name(call)} is split over a mesh of {ranks} ranks, but scripts support one axis; "
+            "check the axes one by one and shrink the wrong one"
         )
     settings = GraphSettings(ranks=(ranks,), seed=failed.seed, imports=_imported_modules(setup))
     _check_importable(call, settings.imports)
@@ -146,7 +129,7 @@ def _attempts(failed: FailedSplit, bare: GraphCall, settings: GraphSettings) -> 
     if first is None:
         yield from attempts_on_caps(plain, settings, wanted)
     else:
-        # On other shapes a rule makes another recipe.
+        # The rule makes another recipe for other shapes.
         named = dataclasses.replace(bare, annotation=failed.annotation)
         there = dataclasses.replace(wanted, idx=first.idx, dim=first.dim)
         yield from attempts_on_caps(named, settings, there)
@@ -155,7 +138,7 @@ def _attempts(failed: FailedSplit, bare: GraphCall, settings: GraphSettings) -> 
 
 
 def _first_option(failed: FailedSplit, ranks: int) -> Option | None:
-    """Where the rule of a split names first what is split; None if it has no such rule."""
+    """The option of a rule that produced the failed split; None if there is none."""
     if failed.annotation is None:
         return None
     annotation = Annotation.parse(failed.annotation)
@@ -163,7 +146,7 @@ def _first_option(failed: FailedSplit, ranks: int) -> Option | None:
         asked = dataclasses.replace(option, num=ranks)
         try:
             recipe = annotation.recipe(failed.call, asked)
-        except UsageError:  # not this one, over so many ranks
+        except UsageError:  # not over this number of ranks
             continue
         if recipe == failed.recipe:
             return option
@@ -171,12 +154,14 @@ def _first_option(failed: FailedSplit, ranks: int) -> Option | None:
 
 
 def graph_call(call: OperatorCall) -> GraphCall:
-    """A call as a graph would have it: shapes in place of tensors."""
+    """A call as a graph has it, with shapes in place of tensors."""
     names: dict[int, str] = {}
 
     def bare(place: Place, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            name = names.setdefault(id(value), f"tensor{len(names)}")  # the same one, given twice
+            name = names.setdefault(
+                id(value), f"tensor{len(names)}"
+            )  # one tensor may be passed twice
             grad = place not in call.without_gradient
             return TensorValue(name, tuple(value.shape), value.dtype, requires_grad=grad)
         if isinstance(value, dict):
@@ -204,28 +189,28 @@ def _imported_modules(setup: Sequence[str]) -> tuple[str, ...]:
     for statement, form in zip(setup, found, strict=True):
         if form is None:
             raise UsageError(
-                f"setup {statement!r}: before a split only modules are imported; write "
+                f"setup {statement!r}: only imports are supported for a split; write "
                 "'import package.module'"
             )
     return tuple(form[1] for form in found if form is not None)
 
 
 def _check_importable(call: OperatorCall, imports: tuple[str, ...]) -> None:
-    """Refuse before the search what no script could call."""
+    """Refuse an operator that no script could call, before the search."""
     try:
         function_text(_name(call), call.function, imports)
     except NoScriptError as error:
         home = getattr(call.function, "__module__", None)
         raise UsageError(
-            f"{error} (it is of {home or 'no module'}); put it at the top level of a module of its "
-            "own, and where a module registers it, name that: setup=['import package.module']"
+            f"{error} (its module is {home or 'unknown'}); define it at the top level of a module, "
+            "and if a module registers it, import that: setup=['import package.module']"
         ) from None
 
 
 # --- The search -----------------------------------------------------------------------------------
 
-# The operator is already alone; what is left to shrink are its shapes. They are capped, from small
-# to large, until the same split of it is wrong in the same way.
+# There is only one operator, so only its shapes can shrink. They are capped, from small to large,
+# until the same split is wrong in the same way.
 
 _NONE = "none"
 
@@ -238,24 +223,20 @@ def shrink_graph_results(
     seconds: float = 120.0,
     on_progress: Callable[[str], None] | None = None,
 ) -> ShrinkReport:
-    """Write the script of the first operator whose split is wrong, on shapes as small as they get.
+    """Write the script of the first operator with a wrong split, on the smallest shapes.
 
     Args:
-        graph: what was checked, where it is not the file that the results name.
-
-    Raises:
-        NothingFailsError: no split is wrong.
-        UsageError: the graph is not to be had any more, or its values were given in Python.
+        graph: what was checked, if it is not the file named in the results.
     """
     search = _SplitSearch(outdir, seconds, on_progress)
     report = GraphReport.from_json((folder / JSON).read_bytes())
     report = next((one for one in (report, *report.others) if one.exit_code == 1), report)
     failed = next((one for one in report.operators if one.outcome is CallOutcome.FAILED), None)
     if failed is None or not failed.failures:
-        raise NothingFailsError(f"no split of an operator of {report.graph!r} is wrong")
+        raise NothingFailsError(f"no operator of {report.graph!r} has a wrong split")
     wanted = WantedSplit.of(failed.failures[0])
     settings = _parse_settings(report.settings)
-    search.tell(f"reading {report.graph}")
+    search.show(f"reading {report.graph}")
     call = _read_call(report.graph if graph is None else graph, settings, failed)
     return search.run(attempts_on_caps(call, settings, wanted, failed.key), report.versions)
 
@@ -268,16 +249,12 @@ def shrink_splits(
     setup: Sequence[str] = (),
     on_progress: Callable[[str], None] | None = None,
 ) -> ShrinkReport:
-    """Write the script of the first wrong split of an operator that is wrong again.
+    """Write the script of the first split that fails again.
 
     Args:
         failed: splits of one operator.
-        outdir: where the script goes; a new folder by default.
-        setup: statements such as `import package.module`, of a module that registers the operator.
-
-    Raises:
-        NothingFailsError: none of them is wrong when it is checked again.
-        UsageError: no script could do the same; the message says why.
+        outdir: the folder for the script; a new folder by default.
+        setup: statements such as `import package.module`, for a module that registers the operator.
     """
     search = _SplitSearch(script_folder(outdir, seconds), seconds, on_progress)
     for position, one in enumerate(failed):
@@ -286,66 +263,65 @@ def shrink_splits(
         except NothingFailsError:
             if position == len(failed) - 1:
                 raise
-    raise NothingFailsError("no split is wrong: nothing to shrink")
+    raise NothingFailsError("no split is wrong, so there is nothing to shrink")
 
 
 class _SplitSearch:
-    """A search for the smallest shapes, within a given time."""
+    """A search for the smallest shapes, with a time limit."""
 
     def __init__(
         self, outdir: Path, seconds: float, on_progress: Callable[[str], None] | None
     ) -> None:
         self.outdir = outdir
         self.seconds = seconds
-        self.tell = on_progress or (lambda _: None)
+        self.show = on_progress or (lambda _: None)
         self.began = time.monotonic()
         self.queries = 0
 
     def run(self, attempts: Iterator[Attempt], versions: Mapping[str, str]) -> ShrinkReport:
-        """Write the script of the first attempt that shows what is wanted."""
+        """Write the script of the first attempt that shows the failure."""
         attempt = None
         for attempt in attempts:
             if time.monotonic() - self.began > self.seconds:
                 raise NothingFailsError(
-                    f"{_title(attempt)}: {self.seconds:g} seconds were not enough to see it fail; "
-                    "give more of them"
+                    f"{_title(attempt)}: it did not fail within {self.seconds:g} seconds; allow "
+                    "more time"
                 )
             left = self.seconds - (time.monotonic() - self.began)
-            self.tell(Progress(attempt.words, at_most=left))
+            self.show(Progress(attempt.words, at_most=left))
             result = check_work(attempt.work)
             self.queries += 1
             shown = tuple(one for one in result.options if attempt.wanted.is_shown_by(one))
             if shown:
-                self.tell("running the script by itself")
+                self.show("running the script")
                 return self._report(
                     attempt, msgspec.structs.replace(result, options=shown), versions
                 )
-        told = "it" if attempt is None else _title(attempt)
-        raise NothingFailsError(f"{told}: checked again, it is not wrong in the same way")
+        name = "" if attempt is None else f"{_title(attempt)}: "
+        raise NothingFailsError(f"{name}when checked again, it is not wrong in the same way")
 
     def _report(
         self, attempt: Attempt, result: OperatorResult, versions: Mapping[str, str]
     ) -> ShrinkReport:
         self.outdir.mkdir(parents=True, exist_ok=True)
-        handed = hand_over(self.outdir, attempt.work, result, versions)
-        if not handed.path:
-            raise UsageError(handed.note or "no script shows it by itself")
-        note = handed.note
-        path = self.outdir / handed.path
+        outcome = write_first_script(self.outdir, attempt.work, result, versions)
+        if not outcome.path:
+            raise UsageError(outcome.note or "no standalone script")
+        path = self.outdir / outcome.path
         data = path.with_suffix(".safetensors")
         option = result.failures[0]
-        told = [one.diagnosis for one in option.verdict.failures if one.diagnosis is not None]
+        diagnoses = (one.diagnosis for one in option.verdict.failures if one.diagnosis is not None)
         return ShrinkReport(
             script=str(path),
             data=str(data) if data.exists() else None,
-            shows=not note,
+            shows=not outcome.note,
             what=f"{_title(attempt)}: {option.status}",
             before=result.signature,
             after=attempt.words,
-            diagnosis=told[0] if told else None,
+            diagnosis=next(diagnoses, None),
             queries=self.queries,
             seconds=time.monotonic() - self.began,
-            said=note or SHOWN,
+            said=outcome.note or SHOWN,
         )
 
 
@@ -355,23 +331,17 @@ def _title(attempt: Attempt) -> str:
 
 
 def _parse_settings(words: Mapping[str, str]) -> GraphSettings:
-    """The settings of a run, from how its results spell them."""
+    """The settings of a run, from its results."""
     if words.get("inputs", "drawn") == "given":
         raise UsageError(
-            "its values were given in Python and are not in the folder; the script that lies in "
-            "it has them"
+            "its values were passed in Python and are not in the folder; use the script in the "
+            "folder, which has them"
         )
-    options = words.get("options", "")
-    known: dict[str, Source | None] = {
-        "declared": "declared",
-        "library": "library",
-        "discover": "discover",
-        "all": "all",
-    }
+    options: Any = words.get("options")
     cap, imports = words.get("cap", _NONE), words.get("imports", _NONE)
     device = words.get("device", _NONE)
     return GraphSettings(
-        options=known.get(options),
+        options=options if options in OPTION_SOURCES else None,
         ranks=tuple(int(number) for number in words.get("ranks", "2").split(",")),
         cap=None if cap == _NONE else int(cap),
         seed=int(words.get("seed", "0")),
@@ -384,12 +354,12 @@ def _parse_settings(words: Mapping[str, str]) -> GraphSettings:
 def _read_call(source: Any, settings: GraphSettings, failed: OperatorResult) -> GraphCall:
     if isinstance(source, str) and not Path(source).is_file():
         raise UsageError(
-            f"the graph {source!r} is not a file that can be read again from here; say with "
-            "--graph what verify-graph was given"
+            f"the graph {source!r} is not a file here; use --graph with the graph that "
+            "verify-graph checked"
         )
     graph = open_graph(source, imports=settings.imports)
     nodes = {site.node for site in failed.sites}
     for group in group_calls(graph, settings):
         if group.first.operator == failed.operator and group.first.name in nodes:
             return group.first
-    raise UsageError(f"the graph has no {failed.operator} at {failed.sites[0].node} any more")
+    raise UsageError(f"the graph no longer has {failed.operator} at {failed.sites[0].node}")

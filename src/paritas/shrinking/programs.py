@@ -1,6 +1,6 @@
 """A failing program, and the oracle that says how it fails.
 
-A program is a graph with real inputs, and how its candidate is made.
+A program is a graph with real inputs; a candidate says how to compile it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,21 @@ if TYPE_CHECKING:
 
 # --- Program, candidate and signature -------------------------------------------------------------
 
-# All of it is data. Parameters and buffers are inputs like any other, so that a program is a
-# function of what it is given and nothing else.
+# All of this is data. Parameters and buffers are inputs too: a program depends on its inputs only.
 
 OUTPUT, GRADIENT, MUTATION, EXCEPTION = "output", "gradient", "mutation", "exception"
-# What only says how a program is run; not one of its operators.
+# Calls that only switch a mode; they do not count as operators.
 _SWITCHES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """How the candidate is made of a graph.
+    """How a graph is compiled, as for `torch.compile`.
 
     Attributes:
-        backend: a name that `torch.compile` knows, or `module:function` of a backend.
-        mode: of `torch.compile`.
-        options: of `torch.compile`; those that shrinking turns off or on are added here.
-        dynamic: of `torch.compile`.
-        setup: statements a fresh process has to run first so that the failure is there, such as
-            the import of a module that registers a backend.
+        backend: a name, or `module:function`.
+        setup: statements that a new process must run first, such as the import of a module that
+            registers a backend.
     """
 
     backend: str = "inductor"
@@ -60,7 +56,7 @@ class Candidate:
     setup: tuple[str, ...] = ()
 
     def compile(self, module: GraphModule, *, dynamic: bool | None = None) -> Callable[..., Any]:
-        """`torch.compile` of a graph, as the user would have called it."""
+        """`torch.compile` of a graph, as the user would call it."""
         wanted = self.dynamic if dynamic is None else dynamic
         keywords: dict[str, Any] = {"backend": self.resolve(), "dynamic": wanted}
         if self.mode is not None:
@@ -71,30 +67,28 @@ class Candidate:
         return compiled
 
     def resolve(self) -> Any:
-        """The backend by its name, or the function that `module:function` names."""
+        """The name of the backend, or the function that `module:function` names."""
         if ":" not in self.backend:
             return self.backend
         module, _, name = self.backend.partition(":")
         try:
             return operator.attrgetter(name)(importlib.import_module(module))
         except (ImportError, AttributeError) as error:
-            message = (
-                f"the backend {self.backend!r} cannot be imported ({error}); "
-                f"name it as module:function of a module that can be"
-            )
-            raise UsageError(message) from error
+            raise UsageError(
+                f"the backend {self.backend!r} cannot be imported ({error}); give module:function "
+                "of a module that Python can import"
+            ) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class FailingProgram:
-    """A graph and the values it is called with.
+    """A graph and its inputs.
 
     Attributes:
-        graph: torch-level or aten calls; everything it computes with is a placeholder.
+        graph: torch-level or aten calls; all its values come in through placeholders.
         inputs: one value per placeholder, in order: tensors, numbers.
-        dynamic: placeholder -> the dimensions that are dynamic; they stay so.
+        dynamic: the dynamic dimensions of placeholders, which stay dynamic.
         gradients: whether the backward pass is part of it.
-        seed: of the random state it is called with.
     """
 
     graph: GraphModule
@@ -105,19 +99,18 @@ class FailingProgram:
 
     def __post_init__(self) -> None:
         if len(self.placeholders) != len(self.inputs):
-            message = (
-                f"the graph takes {len(self.placeholders)} inputs, {len(self.inputs)} were given"
+            raise UsageError(
+                f"the graph takes {len(self.placeholders)} inputs, got {len(self.inputs)}"
             )
-            raise UsageError(message)
 
     @property
     def placeholders(self) -> list[Node]:
-        """The nodes its inputs go to."""
+        """The nodes of its inputs."""
         return list(self.graph.graph.find_nodes(op="placeholder"))
 
     @property
     def calls(self) -> list[Node]:
-        """Its operator calls; taking an item of a tuple is not one, nor is a switch."""
+        """Its operator calls, without tuple items and mode switches."""
         return [node for node in self.graph.graph.nodes if is_call(node)]
 
     @property
@@ -128,14 +121,14 @@ class FailingProgram:
 
     @contextlib.contextmanager
     def conditions(self) -> Iterator[None]:
-        """Run it inside: with its random state and its gradients, which leave nothing behind."""
+        """Run it inside: with its random state and gradient mode, restored afterwards."""
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(self.gradients):
             torch.manual_seed(self.seed)
             yield
 
     @property
     def key(self) -> str:
-        """Equal for equal programs on equal inputs: what a query is remembered by."""
+        """Equal for equal programs on equal inputs."""
         digest = hashlib.blake2b(self.graph.code.encode(), digest_size=16)
         digest.update(repr((self.gradients, self.seed, sorted(self.dynamic.items()))).encode())
         for value in self.inputs:
@@ -147,15 +140,13 @@ class FailingProgram:
 
 @dataclasses.dataclass(frozen=True)
 class FailureSignature:
-    """What failure it is; a reduction that shows another one is not taken.
+    """Identifies a failure; a reduction that shows another one is rejected.
 
     Attributes:
-        status: `different` or `degraded`, or `unverified` where nothing could be compared.
-        aspect: value, shape, dtype ...
-        role: of what: output, gradient, mutation, exception.
+        role: output, gradient, mutation or exception.
         nonfinite: whether NaN or infinity is what differs.
-        exception: the class of what the candidate raised.
-        kind: of the diagnosis, where there is one.
+        exception: the class that the candidate raised.
+        kind: of the diagnosis, if there is one.
     """
 
     status: Status
@@ -167,15 +158,15 @@ class FailureSignature:
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether something was compared and differs; otherwise it could not be compared."""
+        """Whether something was compared and differs."""
         return self.status in {Status.DIFFERENT, Status.DEGRADED, Status.UNSTABLE}
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """A description for people."""
         if self.role == EXCEPTION:
             return f"the candidate raises {self.exception}"
-        what = "NaN or infinity where there is a number, or the reverse" if self.nonfinite else ""
+        what = "NaN or infinity instead of a number, or the reverse" if self.nonfinite else ""
         return f"{self.status}: {self.aspect} of {self.role}" + (f", {what}" if what else "")
 
 
@@ -185,8 +176,8 @@ def same_failure(
     """Whether two signatures are of one failure.
 
     Args:
-        kind: ask for the same kind of diagnosis as well, where both have one. It may change as
-            operators go away behind which the fault was, but not as inputs get rounder.
+        kind: also require the same kind of diagnosis, if both have one. It may change when
+            operators are removed, but not when inputs get simpler.
     """
     if one is None or other is None:
         return False
@@ -201,9 +192,9 @@ def same_failure(
 
 
 def signature_of(verdict: Verdict) -> tuple[FailureSignature, Diagnosis | None] | None:
-    """The signature of a verdict's first failure in the order of the program, or None if it passed.
+    """The signature and diagnosis of a verdict's first failure, or None if it passed.
 
-    An output that is wrong makes gradients wrong as well, so outputs come first.
+    Outputs come before gradients, because a wrong output makes gradients wrong too.
     """
     if verdict.passed:
         return None
@@ -241,23 +232,19 @@ def _finding_signature(finding: Finding) -> FailureSignature:
     if finding.aspect in {Aspect.EXCEPTION, Aspect.HARNESS}:
         role = EXCEPTION
     best = finding.diagnosis.best if finding.diagnosis is not None else None
+    metrics = finding.metrics
     return FailureSignature(
         status=finding.status,
         aspect=finding.aspect,
         role=role,
-        nonfinite=_is_nonfinite(finding),
+        nonfinite=metrics is not None and bool(metrics.nonfinite_mismatches),
         exception=(finding.raised or finding.reason[:120]) if role == EXCEPTION else "",
         kind=best.kind if best is not None else "",
     )
 
 
-def _is_nonfinite(finding: Finding) -> bool:
-    metrics = finding.metrics
-    return metrics is not None and bool(metrics.nonfinite_mismatches)
-
-
 def describe_value(value: Any) -> str:
-    """Equal for tensors that a compiler cannot tell apart, and for equal values of other types."""
+    """Equal for tensors that a compiler cannot distinguish, and for other equal values."""
     if isinstance(value, tuple):
         return repr([describe_value(item) for item in value])
     if not isinstance(value, torch.Tensor):
@@ -266,7 +253,7 @@ def describe_value(value: Any) -> str:
 
 
 def fresh_copy(value: Any) -> Any:
-    """A value that a run may write to: a leaf of its own."""
+    """A copy that a run may modify."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad)
@@ -277,9 +264,9 @@ def _raw_bytes(value: torch.Tensor) -> bytes:
     return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
-# --- The oracle: does a program fail, and how? It asks the real compiler and the one judge --------
+# --- The oracle: does a program fail, and how? ----------------------------------------------------
 
-# From cheap to dear: natively; in float64 as well; with a second call.
+# From cheap to expensive: natively; also in float64; also with a second call.
 _WAYS = (
     VerifyConfig(raise_on_mismatch=False, lift=False, verify_second_call=False),
     VerifyConfig(raise_on_mismatch=False, verify_second_call=False),
@@ -294,13 +281,7 @@ class OutOfTimeError(ParitasError):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a query gave.
-
-    Attributes:
-        signature: of the failure; None if the program passes.
-        diagnosis: what kind of wrong it is, where that was found out.
-        verdict: behind it; None if not even the reference ran.
-    """
+    """The result of a query: no signature if it passes, no verdict if the reference fails."""
 
     signature: FailureSignature | None
     diagnosis: Diagnosis | None = None
@@ -308,26 +289,20 @@ class Answer:
 
 
 class Oracle:
-    """Judges programs, never the same one twice, and counts what that took.
-
-    Attributes:
-        queries: how many programs were compiled.
-        hits: how many answers were known already.
-    """
+    """Judges programs, each only once, and counts the compilations in `queries`."""
 
     def __init__(self, candidate: Candidate, seconds: float) -> None:
-        """The clock starts now; `seconds` is for all queries together."""
+        """Start the clock; `seconds` is the limit for all queries together."""
         self.candidate = candidate
         self.seconds = seconds
         self.started = time.monotonic()
         self.queries = 0
-        self.hits = 0
         self._way = 0
         self._known: dict[tuple[Any, ...], Answer] = {}
 
     @property
     def left(self) -> float:
-        """Seconds until no further query is begun."""
+        """Seconds until no further query is started."""
         return self.started + self.seconds - time.monotonic()
 
     def check(
@@ -339,14 +314,14 @@ class Oracle:
     def shows(
         self, program: FailingProgram | None, wanted: FailureSignature, *, kind: bool = False
     ) -> bool:
-        """Whether a program fails in the wanted way, and not in another."""
+        """Whether a program fails in the wanted way."""
         return program is not None and same_failure(self.check(program), wanted, kind=kind)
 
     def first(self, program: FailingProgram) -> Answer:
-        """Judge a program that should fail; later queries are made in the cheapest way that showed.
+        """Judge a program that should fail; later queries use the cheapest way that showed it.
 
-        Most failures show natively, where one compile is enough. Some show in float64 alone, or
-        only in a second call.
+        Most failures show natively, with one compilation. Some show only in float64, or only in a
+        second call.
         """
         answer = Answer(None)
         for self._way in range(len(_WAYS)):
@@ -357,11 +332,11 @@ class Oracle:
 
     @property
     def is_native(self) -> bool:
-        """Whether failures show in the dtypes that the program has."""
+        """Whether failures show in the program's own dtypes."""
         return self._way == 0
 
     def becomes_native(self, program: FailingProgram, wanted: FailureSignature) -> bool:
-        """Judge natively from now on, if a program shows the failure so."""
+        """Judge natively from now on, if the program then shows the failure."""
         before, self._way = self._way, 0
         if self.shows(program, wanted):
             return True
@@ -369,15 +344,10 @@ class Oracle:
         return False
 
     def ask(self, program: FailingProgram, candidate: Candidate | None = None) -> Answer:
-        """Judge a program, or remember.
-
-        Raises:
-            OutOfTimeError: if the time is over.
-        """
+        """Judge a program, or return the known answer."""
         how = candidate or self.candidate
         key = (program.key, self._way, repr(sorted(how.options.items())), how.backend, how.mode)
         if key in self._known:
-            self.hits += 1
             return self._known[key]
         if self.left <= 0:
             raise OutOfTimeError(f"the {self.seconds:g} seconds for shrinking are over")
@@ -402,12 +372,12 @@ class Oracle:
 
 
 def reference_runs(program: FailingProgram) -> bool:
-    """Whether the reference runs at all: cheap to ask, and a compile saved where it does not."""
-    # Not the module itself: calling that prints to stderr where it raises.
+    """Whether the reference runs at all: a cheap test that may save a compilation."""
+    # Not the module itself, which prints to stderr when it raises.
     call: Callable[..., Any] = program.graph.forward
     with program.conditions():
         try:
             call(*map(fresh_copy, program.inputs))
-        except Exception:  # noqa: BLE001  (whatever it raises, it is no program to go on with)
+        except Exception:  # noqa: BLE001  (whatever it raises, this program is of no use)
             return False
     return True

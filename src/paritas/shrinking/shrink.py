@@ -1,30 +1,29 @@
-"""From a failing program to the smallest one that fails in the same way, in a given time."""
+"""Shrinks a failing program to the smallest that fails in the same way, and writes its script."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import operator
+import keyword
+import platform
+import re
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.fx import GraphModule, Node
 
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
-from paritas.reports.scripts import WrittenScript, write
+from paritas.reports.scripts import Script, ScriptValues, WrittenScript, write
 from paritas.results.findings import Diagnosis
-from paritas.results.items import ItemKind, nth_output
 from paritas.results.progress import Progress
 from paritas.results.report import Result
 from paritas.results.wording import counted
-from paritas.shrinking.nodes import reduce_nodes, wrong_part
+from paritas.shrinking.nodes import drop_outputs, inline_bodies, reduce_nodes, wrong_part
 from paritas.shrinking.programs import (
     EXCEPTION,
-    OUTPUT,
     Candidate,
     FailingProgram,
     FailureSignature,
@@ -32,130 +31,28 @@ from paritas.shrinking.programs import (
     OutOfTimeError,
     reference_runs,
 )
-from paritas.shrinking.scripts import program_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
+    from torch.fx import Node
 
     from paritas.shrinking.programs import Answer
 
 
-# --- Graphs inside a graph, written out in its place ----------------------------------------------
+# --- Smaller and simpler inputs: shapes, then values, then dtypes ---------------------------------
 
-# Calls that only run the graph they are given, whatever else they ask of autograd.
-_RUN = ("tag_activation_checkpoint", "wrap", "invoke_subgraph")
-
-
-def inline_bodies(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
-) -> FailingProgram:
-    """The program with the bodies of such calls in their place, if it fails the same way then."""
-    if not any(_body_of(program.graph, node) is not None for node in program.graph.graph.nodes):
-        return program
-    opened = with_bodies_inlined(program)
-    return opened if oracle.shows(opened, wanted) else program
-
-
-def with_bodies_inlined(program: FailingProgram) -> FailingProgram:
-    """The same program without such calls."""
-    module = copy.deepcopy(program.graph)
-    while True:
-        found = ((node, _body_of(module, node)) for node in module.graph.nodes)
-        call, body = next((pair for pair in found if pair[1] is not None), (None, None))
-        if call is None or body is None:
-            break
-        _inline_body(module, call, body)
-    module.graph.lint()
-    module.recompile()
-    return dataclasses.replace(program, graph=module)
-
-
-def _body_of(module: GraphModule, node: Node) -> GraphModule | None:
-    if node.op != "call_function" or not str(node.target).endswith(_RUN) or not node.args:
-        return None
-    first = node.args[0]
-    if not isinstance(first, Node) or first.op != "get_attr":
-        return None
-    body = getattr(module, str(first.target), None)
-    return body if isinstance(body, GraphModule) else None
-
-
-def _inline_body(module: GraphModule, call: Node, body: GraphModule) -> None:
-    """Put the calls of `body` before `call`, and their results in its place."""
-    holder = call.args[0]
-    given = [arg for arg in call.args[1:] if not isinstance(arg, str)]
-    table = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=False))
-    with module.graph.inserting_before(call):
-        results = module.graph.graph_copy(body.graph, table)
-    values = results if isinstance(results, tuple | list) else (results,)
-    for user in list(call.users):
-        if user.target is operator.getitem:
-            user.replace_all_uses_with(values[user.args[1]])  # type: ignore[index]
-            module.graph.erase_node(user)
-    module.graph.erase_node(call)
-    if isinstance(holder, Node) and not holder.users:
-        module.graph.erase_node(holder)
-
-
-# --- Fewer outputs --------------------------------------------------------------------------------
-
-
-def drop_outputs(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
-) -> FailingProgram:
-    """Keep the first wrong output alone, if the failure is in an output and stays."""
-    answer = oracle.ask(program)
-    if wanted.role != OUTPUT or answer.verdict is None or _count_outputs(program) <= 1:
-        return program
-    for finding in answer.verdict.failures:
-        if finding.item.kind is not ItemKind.OUTPUT:
-            continue
-        for position in range(_count_outputs(program)):
-            if finding.item.is_within(nth_output(position).name):
-                smaller = with_output(program, position)
-                return smaller if oracle.shows(smaller, wanted) else program
-    return program
-
-
-def with_output(program: FailingProgram, position: int) -> FailingProgram:
-    """The program that gives back one of its outputs, without what only the others needed."""
-    module = copy.deepcopy(program.graph)
-    last = next(iter(module.graph.find_nodes(op="output")))
-    last.args = ((last.args[0][position],),)
-    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op == "placeholder")
-    given = program.given
-    kept = []
-    for node in list(module.graph.find_nodes(op="placeholder")):
-        if node.users:
-            kept.append(given[node.name])
-        else:
-            module.graph.erase_node(node)
-    module.recompile()
-    names = {node.name for node in module.graph.find_nodes(op="placeholder")}
-    dynamic = {name: dims for name, dims in program.dynamic.items() if name in names}
-    return dataclasses.replace(program, graph=module, inputs=tuple(kept), dynamic=dynamic)
-
-
-def _count_outputs(program: FailingProgram) -> int:
-    last = next(iter(program.graph.graph.find_nodes(op="output")))
-    returned = last.args[0]
-    return len(returned) if isinstance(returned, tuple | list) else 1
-
-
-# --- Smaller and rounder inputs: shapes, then values, then dtypes ---------------------------------
-
-# Lengths to try, smallest first: a number or two, one vector of a CPU, a vector and a tail.
+# Lengths to try, smallest first: below, at and above the length of a CPU vector.
 _LENGTHS = (2, 8, 16, 24)
-# Queries that one length may cost by itself after all were shrunk together.
+# How many queries single lengths may cost after all were shrunk together.
 _PATIENCE = 3
 
 
 def reduce_shapes(
     oracle: Oracle, program: FailingProgram, wanted: FailureSignature
 ) -> FailingProgram:
-    """Shorter dimensions; those of one length are shrunk together, for the graph may tie them."""
+    """Shorten dimensions; equal lengths together, because the graph may require it."""
     best = program
     for length in _LENGTHS:
         smaller = _resized(best, {size: length for size in _lengths(best) if size > length})
@@ -180,7 +77,7 @@ def reduce_shapes(
 def reduce_values(
     oracle: Oracle, program: FailingProgram, wanted: FailureSignature
 ) -> FailingProgram:
-    """Values that a person can read, or that a line of code makes."""
+    """Replace values by numbers that are easy to read or to draw again."""
     for rounder in (_small_numbers, _halves, _draw, _two_digits):
         rounded = _with_values(program, rounder)
         if oracle.shows(rounded, wanted, kind=True):
@@ -191,18 +88,24 @@ def reduce_values(
 def reduce_dtypes(
     oracle: Oracle, program: FailingProgram, wanted: FailureSignature
 ) -> FailingProgram:
-    """float32 throughout, where that shows the same: what everybody can run."""
+    """float32 everywhere, if it shows the same failure: everybody can run it."""
     floats = {v.dtype for v in program.inputs if _is_float(v)}
     if not floats or floats == {torch.float32}:
         return program
-
-    def widened(value: Tensor, _: int) -> Tensor:
-        return value.to(torch.float32) if _is_float(value) else value
-
-    changed = _with_values(program, widened)
+    changed = _with_dtype(program, torch.float32)
     if reference_runs(changed) and oracle.shows(changed, wanted, kind=True):
         return changed
     return program
+
+
+def in_double(oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> FailingProgram:
+    """The program on float64 inputs, if it fails natively there: a script can show that."""
+    wide = _with_dtype(program, torch.float64)
+    return wide if oracle.becomes_native(wide, wanted) else program
+
+
+def _with_dtype(program: FailingProgram, dtype: torch.dtype) -> FailingProgram:
+    return _with_values(program, lambda value, _: value.to(dtype) if _is_float(value) else value)
 
 
 def _lengths(program: FailingProgram) -> set[int]:
@@ -211,9 +114,9 @@ def _lengths(program: FailingProgram) -> set[int]:
 
 
 def _resized(program: FailingProgram, lengths: dict[int, int]) -> FailingProgram | None:
-    """The program with every dimension of these lengths cut, if it runs then.
+    """The program with dimensions of these lengths cut, if it still runs.
 
-    Where numbers of the graph name the lengths, as in a view, they are cut as well.
+    Equal numbers in the graph, as in a view, are changed too if that is needed.
     """
     if not lengths:
         return None
@@ -242,7 +145,7 @@ def _cut_value(value: Any, lengths: dict[int, int]) -> Any:
 
 
 def _as_laid_out(part: Tensor, like: Tensor) -> Tensor:
-    """Dense, with the dimensions in the order of memory that `like` has them in."""
+    """Dense, with the dimensions in the memory order of `like`."""
     order = sorted(range(like.dim()), key=like.stride().__getitem__, reverse=True)
     back = sorted(range(like.dim()), key=order.__getitem__)
     return part.permute(order).contiguous().permute(back)
@@ -270,7 +173,7 @@ def _with_values(
                 continue
             with torch.no_grad():
                 new = change(value.detach(), position)
-                # The layout is part of the failure.
+                # The failure may depend on the layout.
                 kept = torch.empty_like(value, dtype=new.dtype).copy_(new)
             yield kept.requires_grad_(value.requires_grad)
 
@@ -278,30 +181,28 @@ def _with_values(
 
 
 def _small_numbers(value: Tensor, position: int) -> Tensor:
-    """-3, -2 ... 3 and again from the start; each input begins elsewhere."""
+    """-3, -2 ... 3, repeated; each input starts at another number."""
     if not _is_float(value):
         return value
     steps = torch.arange(value.numel(), dtype=torch.float64) + position
     return (steps % 7 - 3).reshape(value.shape).to(value.dtype)
 
 
-def _halves(value: Tensor, position: int) -> Tensor:
-    """The values it had, rounded to halves."""
-    del position
+def _halves(value: Tensor, _: int) -> Tensor:
+    """The original values, rounded to halves."""
     return (value.double() * 2).round().div(2).to(value.dtype) if _is_float(value) else value
 
 
 def _draw(value: Tensor, position: int) -> Tensor:
-    """Normal numbers from a seed, which a line of code draws again."""
+    """Normal numbers from a seed, which one line of code can draw again."""
     if not _is_float(value) or value.is_complex():
         return value
     source = torch.Generator().manual_seed(position)
     return torch.randn(value.shape, generator=source, dtype=torch.float32).to(value.dtype)
 
 
-def _two_digits(value: Tensor, position: int) -> Tensor:
-    """The values it had, with two decimals."""
-    del position
+def _two_digits(value: Tensor, _: int) -> Tensor:
+    """The original values, rounded to two decimals."""
     return value.double().round(decimals=2).to(value.dtype) if _is_float(value) else value
 
 
@@ -309,13 +210,13 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-# --- Which compiler option makes the failure go away ----------------------------------------------
+# --- Compiler options that make the failure go away -----------------------------------------------
 
 
 def decisive_options(oracle: Oracle, program: FailingProgram) -> list[str]:
-    """Inductor's options each of which alone makes it pass; other compilers are not asked.
+    """Inductor options each of which alone makes the program pass; empty for other compilers.
 
-    If it fails with all of them together, none is tried alone.
+    If the program fails with all of them together, none is tried alone.
     """
     if oracle.candidate.backend != "inductor" or oracle.candidate.mode is not None:
         return []
@@ -332,50 +233,224 @@ def _passes_with(oracle: Oracle, program: FailingProgram, options: dict[str, Any
     return answer.signature is None and answer.verdict is not None and answer.verdict.passed
 
 
+# --- The script of a program that a compiler gets wrong -------------------------------------------
+
+_RUN = '''
+
+def run(function, dtype=None):
+    """Everything that one call computes: outputs, modified inputs, gradients."""
+    torch.manual_seed(SEED)
+    leaves = inputs()
+    if dtype is not None:
+        leaves = [
+            x.detach().to(dtype).requires_grad_(x.requires_grad)
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+            else x
+            for x in leaves
+        ]
+    before = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+    with torch.set_grad_enabled(GRADIENTS):
+        outputs = flat(function(*leaves))
+    seen = {f"output {i}": value.detach().clone() for i, value in enumerate(outputs)}
+    for name, x, old in zip(NAMES, leaves, before):
+        if not isinstance(x, torch.Tensor):
+            continue
+        now = x.detach()
+        if not bool(((now == old) | ((now != now) & (old != old))).all()):
+            seen[f"{name} after the call"] = x.detach().clone()
+    pairs = [(n, x) for n, x in zip(NAMES, leaves) if isinstance(x, torch.Tensor)]
+    wanted = [(n, x) for n, x in pairs if x.requires_grad]
+    roots = [value for value in outputs if value.requires_grad]
+    if GRADIENTS and wanted and roots:
+        source = torch.Generator().manual_seed(SEED)
+        weights = [
+            torch.randn(value.shape, generator=source).to(value.device, value.dtype)
+            for value in roots
+        ]
+        found = torch.autograd.grad(roots, [x for _, x in wanted], weights, allow_unused=True)
+        seen.update({f"gradient of {n}": g for (n, _), g in zip(wanted, found) if g is not None})
+    return seen
+
+
+def main():
+    eager = run(program)
+    try:
+        wide = run(program, torch.float64)
+    except Exception:  # some programs need their own dtypes
+        wide = {}
+    try:
+        found = run(compiled())
+    except Exception as error:
+        print(f"the candidate raises {type(error).__name__}: {error}")
+        if type(error).__name__ == RAISES:
+            print("the fault is there")
+            return 1
+        return 3
+    return judged(eager, found, wide)
+'''
+
+_LONG_NAME = 24
+_KNOWN_GLOBALS = frozenset({"torch", "fx_pytree", "pytree", "NoneType"})
+
+
+def program_script(
+    program: FailingProgram,
+    candidate: Candidate,
+    signature: FailureSignature,
+    diagnosis: Diagnosis | None,
+    remedies: tuple[str, ...] = (),
+) -> Script:
+    """The script of a failing program; its docstring names compiler options as remedies."""
+    names = _input_names(program)
+    values = ScriptValues()
+    texts = [
+        f"{values.text(name, value, position)},  # {name}"
+        for position, (name, value) in enumerate(zip(names, program.inputs, strict=True))
+    ]
+    imports, body = _function_text(program, names)
+    expected = signature.exception if signature.role == EXCEPTION else ""
+    function = [
+        f"\n\n{body}",
+        values.list_function("inputs", texts),
+        f"\n\ndef compiled():\n    return {_compile_call(program, candidate)}\n",
+        f"\n\nNAMES = {names!r}\nSEED = {program.seed}\nGRADIENTS = {program.gradients}\n",
+        f"RAISES = {expected!r}\n",
+    ]
+    return Script(
+        heading=_describe_failure(program, signature, diagnosis, remedies),
+        imports=(*imports, *candidate.setup),
+        values=values.stored,
+        function="".join(function),
+        run=_RUN,
+        sides=("eager", "compiled"),
+    )
+
+
+def _describe_failure(
+    program: FailingProgram,
+    signature: FailureSignature,
+    diagnosis: Diagnosis | None,
+    remedies: tuple[str, ...],
+) -> tuple[str, ...]:
+    sentence = diagnosis.sentence if diagnosis is not None else ""
+    system = f"{platform.system()} {platform.machine()}"
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {system}"
+    return (
+        f"torch.compile and eager disagree: {signature.sentence}.",
+        "",
+        *([f"What kind of wrong, on the original inputs: {sentence}."] if sentence else []),
+        *(f"It goes away with {text}." for text in remedies),
+        f"Operator calls: {', '.join(_operator_name(node) for node in program.calls)}.",
+        *_source_lines(program),
+        f"{versions}; seed {program.seed}.",
+    )
+
+
+def _source_lines(program: FailingProgram) -> list[str]:
+    """The source lines of the calls, with file names but without folders."""
+    places = []
+    for node in program.calls:
+        trace = str(node.meta.get("stack_trace") or "")
+        found = re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', trace)
+        if found:
+            file, line, code = found[-1]
+            places.append(f"From {Path(file).name}:{line}: {code.strip()}")
+    return list(dict.fromkeys(places))
+
+
+def _operator_name(node: Node) -> str:
+    if isinstance(node.target, str):
+        return f"Tensor.{node.target}"
+    if not callable(node.target):
+        return str(node.target)
+    # The class in which torch keeps `torch.softmax`.
+    return str(torch.typename(node.target)).replace("_VariableFunctionsClass.", "")
+
+
+def _compile_call(program: FailingProgram, candidate: Candidate) -> str:
+    """The call of `torch.compile`, as the user would write it."""
+    backend = repr(candidate.backend)
+    if ":" in candidate.backend:
+        module, _, name = candidate.backend.partition(":")
+        backend = f"__import__('importlib').import_module({module!r}).{name}"
+    words = ["program", f"backend={backend}"]
+    if candidate.mode:
+        words.append(f"mode={candidate.mode!r}")
+    if candidate.options:
+        words.append(f"options={dict(candidate.options)!r}")
+    dynamic = True if program.dynamic else candidate.dynamic
+    if dynamic is not None:
+        words.append(f"dynamic={dynamic}")
+    return f"torch.compile({', '.join(words)})"
+
+
+def _function_text(program: FailingProgram, names: list[str]) -> tuple[list[str], str]:
+    """The graph as a plain function, and the imports it needs."""
+    held = [node.name for node in program.graph.graph.find_nodes(op="get_attr")]
+    if held:
+        raise UsageError(
+            f"the program has nested graphs ({', '.join(held)}), which cannot be written as a "
+            "plain function; compile the model without checkpointing or control flow"
+        )
+    code = program.graph.graph.python_code("self")
+    lines = [re.sub(r";  [\w. =]+ = None$", "", line) for line in code.src.splitlines()]
+    body = [line for line in lines if line.startswith("    ") and line.strip()]
+    renamed = dict(zip([str(n.target) for n in program.placeholders], names, strict=True))
+    by_node = dict(zip([n.name for n in program.placeholders], names, strict=True))
+    renamed |= by_node
+    identifier = re.compile(r"(?<![\w.'\"])([A-Za-z_]\w*)")
+    body = [identifier.sub(lambda m: renamed.get(m[1], m[1]), line) for line in body]
+    body = [line for line in body if not re.fullmatch(r"\s*(\w+) = \1", line)]
+    used = set(re.findall(r"\b\w+\b", "\n".join(body))) - _KNOWN_GLOBALS
+    imports = [_import_line(name, value) for name, value in code.globals.items() if name in used]
+    head = f"def program({', '.join(names)}):"
+    return imports, "\n".join([head, *body, ""])
+
+
+def _import_line(name: str, value: Any) -> str:
+    if name in {"inf", "nan"}:
+        return f"from math import {name}"
+    module = getattr(value, "__module__", None)
+    if module is None:
+        return f"import {value.__name__} as {name}"
+    return f"from {module} import {value.__name__} as {name}"
+
+
+def _input_names(program: FailingProgram) -> list[str]:
+    """The placeholders' names without Dynamo's prefixes."""
+    taken = {node.name for node in program.graph.graph.nodes if node.op != "placeholder"}
+    taken |= {"inputs", "program", "torch", "stored", "sys", "device", "inf", "nan"}
+    names = []
+    for position, node in enumerate(program.placeholders):
+        short = re.sub(r"^l_(self_)?|modules_|parameters_|buffers_", "", node.name).strip("_")
+        fits = short.isidentifier() and not keyword.iskeyword(short) and len(short) <= _LONG_NAME
+        names.append(short if fits and short not in taken else f"x{position}")
+        taken.add(names[-1])
+    return names
+
+
 # --- Shrinking ------------------------------------------------------------------------------------
 
 SCRIPT = "repro.py"
-# Kept back for the run of the script itself.
+# The share of the time reserved for running the script.
 _SCRIPT_SHARE = 0.25
-# But never less: importing torch and compiling take their time on a busy machine.
+# The minimum for that: importing torch and compiling are slow on a busy machine.
 _SCRIPT_SECONDS = 60.0
 
 
 class NothingFailsError(UsageError):
-    """No graph fails by itself: there is nothing to shrink."""
+    """No graph fails on its own: there is nothing to shrink."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shrunk:
-    """What shrinking came to.
+    """The result of shrinking: the report, and the objects behind it."""
 
-    Attributes:
-        script: the script and how its own run ended; None if no program failed.
-        program: the smallest program.
-        signature: of its failure, the same as that of the program it was made of.
-        diagnosis: what kind of wrong it is, where that is known.
-        nodes_before: operator calls at the start.
-        nodes_after: and at the end.
-        queries: programs that were compiled.
-        seconds: it took, the run of the script included.
-        steps: what was done, in words, in order.
-        remedies: compiler options each of which alone makes the failure go away.
-        ended: False if the time ran out or it was interrupted; the best so far is what was kept.
-        interrupted: whether it was.
-    """
-
+    report: ShrinkReport
     script: WrittenScript
+    original: FailingProgram
     program: FailingProgram
     signature: FailureSignature
-    diagnosis: Diagnosis | None
-    nodes_before: int
-    nodes_after: int
-    queries: int
-    seconds: float
-    steps: tuple[str, ...]
-    remedies: tuple[str, ...]
-    ended: bool
-    interrupted: bool = False
 
 
 def shrink(
@@ -387,19 +462,19 @@ def shrink(
     outdir: str | Path | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Shrunk:
-    """Make a failing program as small as it gets and write the script that shows the failure.
+    """Make a failing program as small as possible and write a script that shows the failure.
 
     Args:
-        program: what fails; of several, the first that does is shrunk.
-        candidate: how the candidate is made.
-        signature: of the failure, where a verdict has told it already: a part may then be tried
-            before the whole is compiled again.
-        seconds: for all of it; when they are over, the best so far is written.
-        outdir: where the script goes; a new folder by default.
-        on_progress: called with a few words before each step.
+        program: what fails; of several, the first that fails is shrunk.
+        candidate: how it is compiled.
+        signature: of the failure, if a verdict already has it: then a part may be tried before the
+            whole program is compiled again.
+        seconds: the time limit; when it is over, the best result so far is written.
+        outdir: the folder for the script; a new folder by default.
+        on_progress: called with a description before each step.
 
     Raises:
-        UsageError: if nothing fails.
+        UsageError: nothing fails.
     """
     programs = [program] if isinstance(program, FailingProgram) else list(program)
     folder = script_folder(outdir, seconds)
@@ -408,17 +483,13 @@ def shrink(
 
 
 def script_folder(outdir: str | Path | None, seconds: float) -> Path:
-    """Where a script goes: a new folder, unless one is named.
-
-    Raises:
-        UsageError: there is no time to write it in.
-    """
+    """The folder for a script: the given one, or a new one."""
     if not seconds > 0:
-        raise UsageError(f"seconds must be a positive number, not {seconds!r}")
+        raise UsageError(f"seconds must be positive, got {seconds!r}")
     return Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
 
 
-# The program that fails, what is known to be enough of it, and how it fails.
+# The failing program, the part of it that is known to fail, and the failure.
 _Start = tuple[FailingProgram, FailingProgram, FailureSignature]
 
 
@@ -426,12 +497,12 @@ class _Shrinking:
     best: FailingProgram
 
     def __init__(
-        self, candidate: Candidate, seconds: float, folder: Path, tell: Callable[[str], None]
+        self, candidate: Candidate, seconds: float, folder: Path, show: Callable[[str], None]
     ) -> None:
         self.candidate = candidate
         self.seconds = seconds
         self.folder = folder
-        self.tell = tell
+        self.show = show
         self.started = time.monotonic()
         self.oracle = Oracle(candidate, seconds * (1 - _SCRIPT_SHARE))
         self.steps: list[str] = []
@@ -442,8 +513,7 @@ class _Shrinking:
         try:
             program, self.best, wanted = self._known(programs, known) or self._failing(programs)
         except OutOfTimeError as error:
-            message = f"{error} before a graph was seen to fail; give more of them"
-            raise UsageError(message) from None
+            raise UsageError(f"{error}, and no graph has failed yet; allow more time") from None
         ended, interrupted = True, False
         try:
             if self.best is program:
@@ -452,50 +522,55 @@ class _Shrinking:
         except (OutOfTimeError, KeyboardInterrupt) as stop:
             ended, interrupted = False, isinstance(stop, KeyboardInterrupt)
             self.steps.append("interrupted" if interrupted else str(stop))
-        self.tell("running the script by itself")
+        self.show("running the script")
         try:
             written = self._write(wanted, run=True)
         except KeyboardInterrupt:
             interrupted = True
             written = self._write(wanted, run=False)
-        return Shrunk(
-            script=written,
-            program=self.best,
-            signature=wanted,
+        report = ShrinkReport(
+            script=str(written.path),
+            data=None if written.data_path is None else str(written.data_path),
+            shows=written.shows,
+            what=wanted.sentence,
+            before=counted(len(program.calls), "operator call"),
+            after=counted(len(self.best.calls), "operator call"),
             diagnosis=self.diagnosis,
-            nodes_before=len(program.calls),
-            nodes_after=len(self.best.calls),
-            queries=self.oracle.queries,
-            seconds=time.monotonic() - self.started,
             steps=tuple(self.steps),
             remedies=self.remedies,
+            queries=self.oracle.queries,
+            seconds=time.monotonic() - self.started,
             ended=ended,
             interrupted=interrupted,
+            said=written.said,
         )
+        return Shrunk(report, written, program, self.best, wanted)
 
     def _known(
         self, programs: list[FailingProgram], known: FailureSignature | None
     ) -> _Start | None:
-        """The first program of which a small part shows a known failure."""
+        """The first program of which a small part shows the known failure."""
         if known is None or known.role == EXCEPTION:
             return None
         for program in programs:
-            self._tell(f"trying the {len(program.calls)} operator calls by themselves")
+            self._show(f"trying the {len(program.calls)} operator calls one by one")
             part = wrong_part(self.oracle, program, known)
             if part is not None:
                 self.steps.append(
-                    f"wrong by itself: {_describe_size(program)} -> {_describe_size(part)}"
+                    f"wrong on its own: {_describe_size(program)} -> {_describe_size(part)}"
                 )
                 return program, part, known
         return None
 
     def _failing(self, programs: list[FailingProgram]) -> _Start:
-        """The first program that fails; where random numbers hide it, with those of eager."""
+        """The first program that fails; if random numbers hide it, with those of eager mode."""
         unclear: list[str] = []
         for position, program in enumerate(programs):
-            self._tell(f"looking for the failure in graph {position + 1} of {len(programs)}")
+            self._show(f"looking for the failure in graph {position + 1} of {len(programs)}")
             answer = self.oracle.first(program)
-            if _is_unclear(answer) and self.candidate.backend == "inductor":
+            # Something could not be compared, and nothing else is wrong.
+            is_unclear = answer.signature is not None and not answer.signature.is_mismatch
+            if is_unclear and self.candidate.backend == "inductor":
                 answer = self._with_random_numbers_of_eager(program) or answer
             if answer.signature is None or not answer.signature.is_mismatch:
                 unclear += [] if answer.signature is None else [answer.signature.sentence]
@@ -503,27 +578,27 @@ class _Shrinking:
             self.diagnosis = answer.diagnosis
             return program, program, answer.signature
         message = (
-            f"none of the {len(programs)} graphs fails by itself, so there is nothing to shrink; "
-            f"the failure may need what is around them, or more than one call"
+            f"none of the {len(programs)} graphs fails on its own, so there is nothing to shrink; "
+            "the failure may need the code around them, or more than one call"
         )
-        raise NothingFailsError(message + "".join(f"; {text}" for text in unclear[:1]))
+        raise NothingFailsError("; ".join([message, *unclear[:1]]))
 
     def _with_random_numbers_of_eager(self, program: FailingProgram) -> Answer | None:
-        """Inductor's own random numbers cannot be compared; those that eager draws can."""
+        """Make Inductor draw the random numbers of eager mode, which can be compared."""
         options = {**self.candidate.options, "fallback_random": True}
         self.candidate = dataclasses.replace(self.candidate, options=options)
         before, self.oracle.candidate = self.oracle.candidate, self.candidate
         answer = self.oracle.first(program)
         if answer.signature is not None and answer.signature.is_mismatch:
-            self.steps.append("random numbers as eager draws them")
+            self.steps.append("random numbers of eager mode")
             return answer
         self.candidate = self.oracle.candidate = before
         return None
 
     def _reduce_calls(self, wanted: FailureSignature) -> None:
         if not self.oracle.is_native:
-            self._step("float64 throughout", lambda: in_double(self.oracle, self.best, wanted))
-        self._step("sub-graphs laid open", lambda: inline_bodies(self.oracle, self.best, wanted))
+            self._step("float64 everywhere", lambda: in_double(self.oracle, self.best, wanted))
+        self._step("nested graphs inlined", lambda: inline_bodies(self.oracle, self.best, wanted))
         self._step("fewer operator calls", lambda: reduce_nodes(self.oracle, self.best, wanted))
 
     def _reduce_inputs(self, wanted: FailureSignature) -> None:
@@ -532,14 +607,14 @@ class _Shrinking:
         self.diagnosis = answer.diagnosis or self.diagnosis
         self._step("fewer outputs", lambda: drop_outputs(self.oracle, self.best, wanted))
         self._step("smaller shapes", lambda: reduce_shapes(self.oracle, self.best, wanted))
-        self._step("rounder values", lambda: reduce_values(self.oracle, self.best, wanted))
-        self._step("plainer dtypes", lambda: reduce_dtypes(self.oracle, self.best, wanted))
-        self._tell("compiler options")
+        self._step("simpler values", lambda: reduce_values(self.oracle, self.best, wanted))
+        self._step("simpler dtypes", lambda: reduce_dtypes(self.oracle, self.best, wanted))
+        self._show("compiler options")
         self.remedies = tuple(decisive_options(self.oracle, self.best))
 
     def _step(self, name: str, reduce: Callable[[], FailingProgram]) -> None:
-        """Take a step, and write what is known by then: a compiler may take us down with it."""
-        self._tell(f"{name} ({len(self.best.calls)} operator calls so far)")
+        """Do one reduction, and write the result so far: the compiler may crash later."""
+        self._show(f"{name} ({len(self.best.calls)} operator calls so far)")
         smaller = reduce()
         if smaller is self.best:
             return
@@ -549,65 +624,46 @@ class _Shrinking:
         if signature is not None:
             self._write(signature, run=False)
 
-    def _tell(self, words: str) -> None:
-        """Of a step that ends when the time is over."""
-        self.tell(Progress(words, at_most=self._left()))
+    def _show(self, words: str) -> None:
+        """Report a step that ends when the time is over."""
+        self.show(Progress(words, at_most=self._left()))
 
     def _left(self) -> float:
         return self.started + self.seconds - time.monotonic()
 
     def _write(self, wanted: FailureSignature, *, run: bool) -> WrittenScript:
-        notes = [f"It goes away with {text}" for text in self.remedies]
-        script = program_script(self.best, self.candidate, wanted, self.diagnosis, tuple(notes))
+        script = program_script(self.best, self.candidate, wanted, self.diagnosis, self.remedies)
         seconds = max(self._left(), _SCRIPT_SECONDS) if run else None
         return write(script, self.folder / SCRIPT, seconds)
-
-
-def in_double(oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> FailingProgram:
-    """The program on float64 inputs, if it fails natively there: a script can show that."""
-    inputs = tuple(
-        value.detach().double().requires_grad_(value.requires_grad)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for value in program.inputs
-    )
-    wide = dataclasses.replace(program, inputs=inputs)
-    return wide if oracle.becomes_native(wide, wanted) else program
-
-
-def _is_unclear(answer: Answer) -> bool:
-    """Whether something could not be compared, and nothing else is wrong."""
-    return answer.signature is not None and not answer.signature.is_mismatch
 
 
 def _describe_size(program: FailingProgram) -> str:
     tensors = [value for value in program.inputs if isinstance(value, torch.Tensor)]
     elements = sum(tensor.numel() for tensor in tensors)
-    count = len(program.calls)
-    return f"{count} call{'s' * (count != 1)} on {elements} numbers"
+    return f"{counted(len(program.calls), 'call')} on {counted(elements, 'number')}"
 
 
 # --- The report -----------------------------------------------------------------------------------
 
 
 class ShrinkReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A script, and how it came about.
+    """A script, and how it was found.
 
     Attributes:
         script: its path.
-        data: of the values it loads, if they lie beside it.
-        shows: whether it was run and showed the failure by itself.
-        what: the failure, in words.
-        before: how large the program was, in words.
-        after: how large it is now.
+        data: path of the values it loads, if they are in a separate file.
+        shows: whether the script ran and showed the failure.
+        what: the failure.
+        before: the size of the original program.
+        after: the size of the shrunk program.
         diagnosis: what kind of wrong it is.
-        steps: what was done, in order.
+        steps: the reductions, in order.
         remedies: compiler options each of which makes the failure go away.
         queries: how many programs were tried.
-        seconds: it took.
-        ended: False if it was stopped before it could get no smaller.
-        interrupted: it was Ctrl-C that stopped it.
-        said: what the script printed last.
+        seconds: the total time.
+        ended: False if it was stopped while it could still get smaller.
+        interrupted: whether Ctrl-C stopped it.
+        said: the last line that the script printed.
     """
 
     _called: ClassVar[str] = "a report on what was shrunk"
@@ -629,28 +685,7 @@ class ShrinkReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def exit_code(self) -> int:
-        """1, for a fault was found; 3 where the script does not show it itself; 130 on Ctrl-C."""
+        """1: the script shows the failure; 3: it does not; 130: Ctrl-C."""
         if self.interrupted:
             return 130
         return 1 if self.shows else 3
-
-
-def report_of(shrunk: Shrunk) -> ShrinkReport:
-    """The report on a program of a compiler."""
-    written = shrunk.script
-    return ShrinkReport(
-        script=str(written.path),
-        data=None if written.data_path is None else str(written.data_path),
-        shows=written.shows,
-        what=shrunk.signature.sentence,
-        before=counted(shrunk.nodes_before, "operator call"),
-        after=counted(shrunk.nodes_after, "operator call"),
-        diagnosis=shrunk.diagnosis,
-        steps=shrunk.steps,
-        remedies=shrunk.remedies,
-        queries=shrunk.queries,
-        seconds=shrunk.seconds,
-        ended=shrunk.ended,
-        interrupted=shrunk.interrupted,
-        said=written.said,
-    )

@@ -1,4 +1,4 @@
-"""From what failed to programs that can be shrunk: models, guarded graphs, verdicts."""
+"""Turns failures into programs that can be shrunk: models, guarded graphs, verdicts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from paritas.results.progress import shows_progress
 from paritas.shrinking.programs import (
     Candidate,
     FailingProgram,
-    FailureSignature,
     fresh_copy,
     signature_of,
 )
-from paritas.shrinking.shrink import ShrinkReport, report_of, shrink
+from paritas.shrinking.shrink import ShrinkReport, shrink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from paritas.results.findings import Verdict
 
 
-# --- The graphs that a compiler is given, with their real inputs ----------------------------------
+# --- The graphs that a compiler receives, with their real inputs ----------------------------------
 
 
 def capture_programs(
@@ -45,10 +44,8 @@ def capture_programs(
 ) -> list[FailingProgram]:
     """The graphs that `torch.compile` makes of a model, in the order of their first calls.
 
-    Args:
-        model: a module or function, not compiled.
-        inputs: as for `verify`; of several sets the first counts.
-        candidate: whose `dynamic` decides which sizes are symbols.
+    Only the first set of inputs is used. The candidate's `dynamic` decides which sizes are
+    symbolic.
     """
     given = input_sets(inputs)[0]
     capture = ProgramCapture()
@@ -67,14 +64,9 @@ def capture_programs(
 
 
 class ProgramCapture:
-    """A backend that runs each graph as it is, and keeps it with the inputs of its first call.
-
-    Attributes:
-        programs: one for each graph that was called, in that order.
-    """
+    """A backend that runs each graph in eager mode, and keeps it with its first inputs."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.programs: list[FailingProgram] = []
 
     def __call__(self, graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -93,7 +85,7 @@ class ProgramCapture:
 
 
 def program_of(graph: GraphModule, args: tuple[Any, ...] | list[Any]) -> FailingProgram:
-    """A graph and the values it is called with, made into a program of its own."""
+    """A graph and its inputs as a separate program."""
     copier = Copier()
     inputs = [copier.copy_tree(_as_plain_tensor(value)) for value in args]
     module = copy.deepcopy(graph)
@@ -111,14 +103,14 @@ def program_of(graph: GraphModule, args: tuple[Any, ...] | list[Any]) -> Failing
 
 
 def _as_plain_tensor(value: Any) -> Any:
-    """Parameters as tensors: a class of its own is no part of what is computed."""
+    """Parameters as tensors: the class does not affect the computation."""
     if isinstance(value, torch.nn.Parameter):
         return value.detach().requires_grad_(value.requires_grad)
     return value
 
 
 def _symbolic_dims(node: Node) -> tuple[int, ...] | None:
-    """The dimensions of a placeholder that are symbols; () for a symbol itself."""
+    """The symbolic dimensions of a placeholder; () for a symbol itself."""
     example = node.meta.get("example_value")
     if isinstance(example, torch.SymInt):
         return ()
@@ -129,7 +121,7 @@ def _symbolic_dims(node: Node) -> tuple[int, ...] | None:
 
 
 def _settle_scalars(module: GraphModule, inputs: list[Any]) -> None:
-    """Write numbers that come in as tensors (momentum, eps) into the calls that use them."""
+    """Write 0-d tensors that are only read as numbers (momentum, eps) into the calls."""
     for node, value in zip(placeholders(module), list(inputs), strict=True):
         users = list(node.users)
         is_number = isinstance(value, torch.Tensor) and value.dim() == 0
@@ -153,7 +145,7 @@ def _replace_by(node: Node, number: float) -> None:
 
 
 def _lift_constants(module: GraphModule) -> list[Any]:
-    """Make tensors that a graph holds into inputs; their values."""
+    """Make the tensors of a graph into inputs; returns their values."""
     values = []
     for node in list(module.graph.find_nodes(op="get_attr")):
         value: Any = module
@@ -184,13 +176,15 @@ def shrink_verdict(
     setup: tuple[str, ...] = (),
     on_progress: Callable[[str], None] | None = None,
 ) -> ShrinkReport:
-    """Shrink what a verdict of `verify`, of a guard or of a partition is about.
+    """Shrink the failure behind a verdict of `verify`, a guard or a partition.
 
     Raises:
-        UsageError: nothing failed, the programs are not at hand, or no graph fails by itself.
+        UsageError: nothing failed, the programs are not available, or no graph fails on its own.
     """
     if verdict.passed or not verdict.enabled:
-        raise UsageError(f"nothing failed (the verdict is {verdict.status}): nothing to shrink")
+        raise UsageError(
+            f"nothing failed (the verdict is {verdict.status}), so there is nothing to shrink"
+        )
     failed = recall_failed(verdict)
     if not failed:
         raise UsageError(_why_unknown(verdict))
@@ -203,58 +197,44 @@ def shrink_verdict(
     programs, candidate = programs_of(pairs[0], setup)
     for other in pairs[1:]:
         more, made = programs_of(other, setup)
-        # One oracle asks one compiler.
+        # An oracle uses one compiler.
         programs += more if made == candidate else []
-    shrunk = shrink(
+    # A verdict on a graph below autograd describes the failure differently.
+    known = signature_of(verdict) if isinstance(pairs[0], FailedPair) else None
+    return shrink(
         programs,
         candidate,
-        signature=_verdict_signature(verdict) if isinstance(pairs[0], FailedPair) else None,
+        signature=None if known is None else known[0],
         seconds=seconds,
         outdir=outdir,
         on_progress=on_progress,
-    )
-    return report_of(shrunk)
+    ).report
 
 
 def _why_unknown(verdict: Verdict) -> str:
     if not any(one.status in {Status.DIFFERENT, Status.DEGRADED} for one in verdict.failures):
-        return f"nothing is wrong for certain (the verdict is {verdict.status}): nothing to shrink"
+        return (
+            f"nothing is certainly wrong (the verdict is {verdict.status}), so there is nothing to "
+            "shrink"
+        )
     return (
-        "the programs behind this verdict are not at hand: it was read from a file, merged from "
-        "others, or comes from another process; shrink the verdict that verify(), "
-        "guard().verdict() or check_partition() gave, or use the command paritas shrink"
+        "the programs behind this verdict are not available: it was read from a file, merged, or "
+        "comes from another process; shrink the verdict that verify(), guard().verdict() or "
+        "check_partition() returned, or use the command paritas shrink"
     )
-
-
-def _verdict_signature(verdict: Verdict) -> FailureSignature | None:
-    """How it fails, where the verdict tells: of a graph below autograd it tells it otherwise."""
-    found = signature_of(verdict)
-    return None if found is None else found[0]
 
 
 def programs_of(
     failed: FailedPair | FailedGraph, setup: tuple[str, ...] = ()
 ) -> tuple[list[FailingProgram], Candidate]:
-    """The programs of what failed, and how their candidates are made."""
+    """The programs of a failure, and how they are compiled."""
     if isinstance(failed, FailedGraph):
-        return programs_of_graph(failed, setup)
-    return programs_of_pair(failed, setup)
-
-
-def programs_of_pair(
-    failed: FailedPair, setup: tuple[str, ...] = ()
-) -> tuple[list[FailingProgram], Candidate]:
-    """The graphs of what `torch.compile` was given, as `verify` was asked to compare it.
-
-    Raises:
-        UsageError: the candidate is not what `torch.compile` made, so that there are no graphs.
-    """
+        return _programs_of_graph(failed, setup)
     backends = backends_of(failed.candidate)
     if not backends:
         raise UsageError(
-            f"the candidate {failed.candidate!r:.80} was not made by torch.compile: there is no "
-            "graph that both sides share, and so nothing to cut down; where a compiler of your "
-            "own made it, give it to torch.compile as a backend"
+            f"the candidate {failed.candidate!r:.80} was not made by torch.compile, so there is no "
+            "graph to shrink; if you use your own compiler, pass it to torch.compile as a backend"
         )
     backend = find_backend(backends[0])
     candidate = candidate_of(backend, setup=setup, dynamic=dynamic_of(failed.candidate))
@@ -262,14 +242,14 @@ def programs_of_pair(
     return capture_programs(original_of(failed.candidate), given, candidate), candidate
 
 
-def programs_of_graph(
+def _programs_of_graph(
     failed: FailedGraph, setup: tuple[str, ...] = ()
 ) -> tuple[list[FailingProgram], Candidate]:
-    """A guarded graph on the arguments of the call that failed; a backward graph is one, too."""
+    """A guarded forward or backward graph on the arguments of the failed call."""
     candidate = candidate_of(failed.made_by.backend, failed.made_by.given, setup=setup)
     module = copy_graph(failed.module)
     for node in placeholders(module):
-        # Below autograd the traced value, which says what sizes are dynamic, has another name.
+        # Below autograd, the traced value with the symbolic sizes has another name.
         if "example_value" not in node.meta and "val" in node.meta:
             node.meta["example_value"] = node.meta["val"]
     program = program_of(module, list(failed.inputs))
@@ -283,15 +263,11 @@ def candidate_of(
     setup: tuple[str, ...] = (),
     dynamic: bool | None = None,
 ) -> Candidate:
-    """How a backend is called by its name, so that a script can do so.
+    """How a script can use a backend by name.
 
     Args:
-        given: mode and options of `torch.compile`, beside those of the backend itself.
+        given: mode and options of `torch.compile`, in addition to those of the backend.
         setup: statements that come first in a script.
-        dynamic: of `torch.compile`.
-
-    Raises:
-        UsageError: the backend is a function that cannot be imported.
     """
     if backend.is_inductor:
         options = backend.inductor_options(dict(given or {}))
@@ -308,8 +284,8 @@ def candidate_of(
     name = str(getattr(function, "__qualname__", ""))
     if not _is_importable(home, name, function):
         raise UsageError(
-            f"the backend {backend.name!r} cannot be imported by name (module {home!r}), so no "
-            "script could call it; put it into a module of its own, as a function at its top level"
+            f"the backend {backend.name!r} cannot be imported by name (module {home!r}), so a "
+            "script cannot call it; define it as a function at the top level of a module"
         )
     return Candidate(f"{home}:{name}", mode, options, dynamic, setup)
 

@@ -16,15 +16,15 @@ def test_steps_of_one_side_only_are_told():
     mapping, notes = align_steps({0, 1, 2, 4}, {0, 1, 3})
     assert mapping == {0: 0, 1: 1}
     assert notes == [
-        "steps 2, 4 are in but one dump, mine; ask for 0-1 to compare what both have",
-        "step 3 is in but one dump, the golden one; ask for 0-1 to compare what both have",
+        "only my dump has steps 2, 4; use --steps 0-1 to compare only the common steps",
+        "only the golden dump has step 3; use --steps 0-1 to compare only the common steps",
     ]
 
 
 def test_the_only_step_of_each_side_is_compared_whatever_its_number():
     assert align_steps({7}, {0}) == (
         {7: 0},
-        ["my step 7 is compared with golden step 0: there is no other"],
+        ["my step 7 is compared with golden step 0, the only ones"],
     )
 
 
@@ -33,13 +33,13 @@ def test_without_a_common_number_nothing_is_guessed():
     assert mapping == {}
     assert notes == [
         (
-            "no step is in both dumps: mine has 5-6, the golden one 0-1; say which belong "
-            "together, for example 5:0"
+            "the dumps have no step in common: mine has 5-6, the golden one 0-1; use --steps to "
+            "match them, for example 5:0"
         )
     ]
     assert align_steps(set(), {0}) == (
         {},
-        ["step 0 is in but one dump, the golden one; the other one has none"],
+        ["only the golden dump has step 0; the other dump has no steps"],
     )
 
 
@@ -60,13 +60,13 @@ def test_what_was_asked_for_is_done(asked, expected):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["x"], "'x' cannot be read; write 3, 0-4, or 1:0"),
-        (["3-1"], "'3-1' has 0 steps of mine"),
-        (["1-3:0-1"], "3 steps of mine and 2 golden ones"),
-        (["9"], "'9' asks for step 9, and my dump has 0-4"),
-        (["4:7"], "'4:7' asks for step 7, and the golden dump has 0-4"),
-        (["1:0", "1:2"], "puts my step 1 against golden step 2, and another against 0"),
-        (["0-999999999"], "asks for step 5|has 1000000000 steps"),
+        (["x"], "cannot parse 'x'; write 3 or 0-4, or 1:0"),
+        (["3-1"], "'3-1' selects 0 of my steps"),
+        (["1-3:0-1"], "3 of my steps and 2 golden steps"),
+        (["9"], "'9' selects step 9, but my dump has 0-4"),
+        (["4:7"], "'4:7' selects step 7, but the golden dump has 0-4"),
+        (["1:0", "1:2"], "maps my step 1 to golden step 2, but it is already mapped to 0"),
+        (["0-999999999"], "selects step 5|selects 1000000000 of my steps"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(asked, message):

@@ -103,9 +103,10 @@ def test_ranks_that_nothing_is_said_of_stay_apart_and_a_note_says_so():
     assert [one.ranks for one in golden] == [(0,)]
     (note,) = notes
     assert note == (
-        "1 values are of ranks 0-1 of mine and of rank 0 of golden, and nothing says how they are "
-        "split: they are compared by the ranks' numbers alone. Say it with --dims and --mesh; the "
-        "first is forward/x#0/output.0, [4, 6] and [4, 12], as if dimension 1 were split"
+        "1 value on ranks 0-1 in my dump and on rank 0 in the golden dump: nothing says how they "
+        "are split, so they are compared by rank number. Use --dims and --mesh to "
+        "describe the split. The first is forward/x#0/output.0, [4, 6] and [4, 12]: dimension 1 "
+        "appears to be split"
     )
 
 
@@ -160,8 +161,8 @@ def test_ranks_beyond_the_mesh_are_copies_and_a_note_says_so():
     assert torch.equal(mine.read(dump.read), WHOLE)
     assert notes == [
         (
-            "the mesh tp=2 has 2 of the 4 ranks of my dump: the others are taken for copies, "
-            "and must agree"
+            "the mesh tp=2 covers 2 of the 4 ranks of my dump: the other ranks are treated as "
+            "copies and must agree"
         )
     ]
 
@@ -170,7 +171,7 @@ def test_a_mesh_that_does_not_divide_the_ranks_is_refused():
     rules = Rules.of(dims=[("x", "b h[tp]")], mesh="tp=2")
     dump = plain(3, WHOLE.chunk(3, dim=1))
     (mine,), _, _ = operands(dump, single(), rules)
-    with pytest.raises(UsageError, match="the mesh tp=2 has 2 ranks, and there are 3"):
+    with pytest.raises(UsageError, match="the mesh tp=2 has 2 ranks, but my dump has 3"):
         mine.read(dump.read)
 
 
@@ -219,7 +220,7 @@ def test_dumps_of_sglang_are_put_together_as_they_say(tmp_path):
     assert torch.equal(theirs.read(golden.read), whole.transpose(0, 1))
     assert mine.words == (
         "put together from ranks 0-3: dimension 1 over cp, dimension 2 over tp, then dimensions "
-        "brought to s b h"
+        "rearranged to s b h"
     )
 
 
@@ -229,5 +230,5 @@ def test_a_bad_annotation_of_a_dump_is_the_row_s_alone(tmp_path):
     save(tmp_path / "golden", 0, WHOLE, "b h", tp=(1, 0))
     my, golden = (sglang.open_dump(tmp_path / name) for name in ("my", "golden"))
     (mine,), _, _ = operands(my, golden, Rules())
-    with pytest.raises(UsageError, match="this is no dimension"):
+    with pytest.raises(UsageError, match="not a dimension"):
         mine.read(my.read)

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from paritas.comparison.gathering import arrange
-from paritas.comparison.shard_plans import AxisSplit, Dimension, parse_dims
+from paritas.comparison.rules import AxisSplit, Dimension, parse_dims
 from paritas.errors import UsageError
 
 
@@ -54,22 +54,22 @@ def test_it_is_read_once_and_can_be_sent():
 @pytest.mark.parametrize(
     ("text", "why", "at"),
     [
-        ("", "no dimension is named", 0),
-        ("  # tp:replicated", "no dimension is named", 0),
-        ("b s[cp h", "this is no dimension", 2),
-        ("b s[cp]x", "this is no dimension", 2),
-        ("b s[cp:zigzig]", "'zigzig' is none of", 4),
-        ("b s[cp,]", "'' is no axis", 7),
-        ("b s[c-p]", "'c-p' is no axis", 4),
-        ("b 2x h", "'2x' is no name", 2),
-        ("b (h*)", "'' is no name", 2),
+        ("", "no dimension given", 0),
+        ("  # tp:replicated", "no dimension given", 0),
+        ("b s[cp h", "not a dimension", 2),
+        ("b s[cp]x", "not a dimension", 2),
+        ("b s[cp:zigzig]", "unknown qualifier 'zigzig'", 4),
+        ("b s[cp,]", "'' is not a valid axis", 7),
+        ("b s[c-p]", "'c-p' is not a valid axis", 4),
+        ("b 2x h", "'2x' is not a valid name", 2),
+        ("b (h*)", "'' is not a valid name", 2),
         ("b 1[tp]", "a dimension of length 1", 2),
-        ("b s b", "the dimension 'b' is named twice", 4),
-        ("b[tp] s[tp]", "the axis 'tp' is named twice", 8),
-        ("b[tp] s # tp:replicated", "the axis 'tp' is named twice", 10),
+        ("b s b", "the dimension 'b' appears twice", 4),
+        ("b[tp] s[tp]", "the axis 'tp' appears twice", 8),
+        ("b[tp] s # tp:replicated", "the axis 'tp' appears twice", 10),
         ("b s # tp:copied", "'tp:copied'", 6),
-        ("b s # dp:=a dp:=b", "dp is a already", 12),
-        ("b s[cp:zigzag+partial]", "zigzag is of parts", 4),
+        ("b s # dp:=a dp:=b", "dp is already a", 12),
+        ("b s[cp:zigzag+partial]", "zigzag and partial exclude each other", 4),
     ],
 )
 def test_a_mistake_is_shown_with_its_place(text, why, at):
@@ -94,7 +94,7 @@ def test_the_order_of_the_golden_side_is_that_of_both():
     mine, golden = arrange(names("s b h"), names("b s h"))
     assert golden is None
     assert mine.order == (1, 0, 2)
-    assert mine.words == "dimensions brought to b s h"
+    assert mine.words == "dimensions rearranged to b s h"
 
 
 def test_what_one_side_lays_into_one_dimension_the_other_does_too():

@@ -68,7 +68,7 @@ def test_of_several_data_parallel_ranks_the_one_with_values_counts():
     ranks.parts.clear()
     ranks.add(0, numbers(3, 4))
     ranks.add(1, numbers(3, 4))
-    assert "split a dimension over it, as b[dp], or add # dp:replicated" in refusal(
+    assert "split a dimension over the axis, such as b[dp], or add # dp:replicated" in refusal(
         ranks, "t h", {"dp": 2}
     )
     assert same_bits(only(ranks, "t h # dp:replicated", {"dp": 2}).read(ranks.read), numbers(3, 4))
@@ -77,12 +77,12 @@ def test_of_several_data_parallel_ranks_the_one_with_values_counts():
 @pytest.mark.parametrize(
     ("dims", "mesh", "reason"),
     [
-        ("b h[tp] x", {"tp": 2}, "names 3 dimensions, and rank 0 holds a tensor of shape (2, 3)"),
-        ("b h[tpp]", {"tp": 2}, "nothing is known of the axis 'tpp'; did you mean tp?"),
-        ("b[tp] h[cp]", {}, "give the mesh, as cp=2,tp=2"),
+        ("b h[tp] x", {"tp": 2}, "has 3 dimensions, but rank 0 holds a tensor of shape (2, 3)"),
+        ("b h[tpp]", {"tp": 2}, "unknown axis 'tpp'; did you mean tp?"),
+        ("b[tp] h[cp]", {}, "give the mesh, such as --mesh cp=2,tp=2"),
         ("b h[cp:zigzag]", {"cp": 2}, "of one even length, and are of 3, 3"),
-        ("b 1", {"tp": 2}, "has a 1 for a dimension of the shape (2, 3)"),
-        ("b h[", {"tp": 2}, "this is no dimension"),
+        ("b 1", {"tp": 2}, "has a 1 where shape (2, 3) is longer"),
+        ("b h[", {"tp": 2}, "not a dimension"),
         ("b h[tp]", {"tp": 4}, "parts are missing: rank 2 (tp 2); rank 3 (tp 3)"),
     ],
 )

@@ -48,10 +48,10 @@ FUSED_PAIRS = [
     ("node", "graph_0/~mm#0/output.0", "graph_0/mm#0/output.0"),
 ]
 FUSED_SKIPPED = [
-    "1 buffers of fused code hold no value of the graph",
-    "3 inputs of nodes are compared where they were made or read",
-    "1 numbers are written into fused kernels",
-    "1 nodes are inside fused kernels; compared at their outputs",
+    "1 buffer of fused code without a value of the graph",
+    "3 inputs of nodes; compared where computed or read",
+    "1 number inlined into fused kernels",
+    "1 node inside fused kernels; compared at their outputs",
 ]
 
 
@@ -84,7 +84,7 @@ def test_the_same_name_of_a_kernels_input_is_not_the_same_value():
 def test_graphs_of_other_names_are_found_by_their_nodes():
     matches = found(fused(graph="model_7"), node_by_node())
     assert [pair.matched_by for pair in matches.pairs] == ["node"] * 6
-    assert matches.notes == ["my graph model_7 forward was taken for the golden graph_0 forward"]
+    assert matches.notes == ["my graph model_7 forward was matched with the golden graph_0 forward"]
     apart = found(node_by_node(graph="b").add("own", nodes=("own",)), node_by_node(graph="a"))
     assert [pair.matched_by for pair in apart.pairs] == ["node"] * 8 + [""]
 
@@ -118,8 +118,8 @@ def test_what_a_compiler_put_in_the_place_of_something_else_is_counted():
     assert [pair.matched_by for pair in matches.pairs] == ["id", "id"]
     assert matches.skipped == [
         (
-            "3 values are of nodes that only one of the two graphs computes; compared at the next "
-            "value that both have"
+            "3 values from nodes that only one of the two graphs has; compared at the next "
+            "value of both"
         )
     ]
     # At the end of the program nothing follows that could show it.
@@ -198,8 +198,8 @@ def test_operators_of_an_engine_are_held_against_the_nodes_of_the_captured_graph
         ("node", "model/Mul#0/output.0", "graph_1/mul#0/output.0"),
     ]
     assert sorted(matches.skipped) == [
-        "1 nodes are inside fused kernels; compared at their outputs",
-        "1 numbers are written into fused kernels",
-        "2 inputs of nodes are compared where they were made or read",
-        "2 values belong to operators that the engine put in to move values",
+        "1 node inside fused kernels; compared at their outputs",
+        "1 number inlined into fused kernels",
+        "2 inputs of nodes; compared where computed or read",
+        "2 values of operators that the engine added to move data",
     ]

@@ -207,7 +207,7 @@ def test_another_tool_may_drop_dimensions_of_length_1():
 def test_integers_are_exact():
     found = compared(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4]))
     assert (found.status, found.settled) == (Status.DIFFERENT, False)
-    assert found.reason == "1 of 3 values differ; these are exact"
+    assert found.reason == "1 of 3 values differ; they must be equal"
 
 
 @pytest.mark.parametrize(("mine", "same"), [(0.5, True), ([1, 2], False), ("x", False)])
@@ -256,7 +256,9 @@ def test_a_value_without_counterpart_is_unverified_and_names_the_nearest():
     pair = Pair(Operand((record(normal(4)),)), None, "", nearest=("mm_1",))
     found = measure(pair, Dump(), Dump())
     assert found.status is Status.UNVERIFIED
-    assert found.reason.endswith("nothing of the golden side matches; nearest there: mm_1")
+    assert found.reason == (
+        "only my dump has it: no value in the golden dump matches; the most similar names are mm_1"
+    )
 
 
 def quickly(mine, golden):

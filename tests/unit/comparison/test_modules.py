@@ -57,12 +57,12 @@ def test_operators_are_found_by_module_and_decomposed_ones_at_their_last_value()
     ]
     assert told(matches)[0] == ("module", "Net#0/input.0", "g/x#0/output.0")
     assert sorted(matches.skipped) == [
-        "1 values that graphs are given have no such place in eager code",
-        "11 values are inside operators that the other side has as one or as others",
+        "1 graph input that eager code does not have",
+        "11 values inside operators that the other side splits differently",
     ]
     assert {pair.matched_by for pair in matches.pairs} == {"module"}
     assert matches.notes == [
-        "module paths of the graph begin with 's.', which was left out to match them"
+        "module paths of the graph start with 's.'; this prefix was ignored to match them"
     ]
 
 
@@ -117,4 +117,4 @@ def test_fused_kernels_are_no_operators_of_eager_code():
         ("module", "g/addmm#0/output.0", f"a/{ADDMM}#0/output.0"),
         ("module", "g/addmm_1#0/output.0", f"b/{ADDMM}#0/output.0"),
     ]
-    assert "1 values of fused code are of no operator of eager code" in matches.skipped
+    assert "1 value of fused code that belongs to no operator of eager code" in matches.skipped

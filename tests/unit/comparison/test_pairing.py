@@ -50,8 +50,8 @@ def test_steps_that_were_not_asked_for_are_left_out_and_counted():
     matches = found(my, golden, Rules.of(steps=["1:0", "2:0"]))
     assert [(pair.my.step, pair.golden.step) for pair in matches.pairs] == [(1, 0), (2, 0)]
     assert matches.skipped == [
-        "1 my values are of steps not asked for: 0",
-        "1 golden values are of steps not asked for: 7",
+        "1 value of my dump in unselected steps 0",
+        "1 value of the golden dump in unselected steps 7",
     ]
 
 
@@ -67,7 +67,7 @@ def test_what_is_put_together_from_ranks_belongs_to_the_only_rank_of_the_other_s
 def test_the_only_rank_of_each_side_is_compared_whatever_its_number():
     matches = found(Side(rank=3).add("a"), Side(rank=0).add("a"))
     assert [pair.matched_by for pair in matches.pairs] == ["id"]
-    assert matches.notes == ["my rank 3 is compared with golden rank 0: there is no other"]
+    assert matches.notes == ["my rank 3 is compared with golden rank 0, the only ones"]
 
 
 def test_what_the_user_ignores_is_counted_and_has_no_row():
@@ -76,8 +76,8 @@ def test_what_the_user_ignores_is_counted_and_has_no_row():
     matches = found(my, golden, Rules.of(ignore=["^rotary"]))
     assert told(matches) == [("", None, "b#0/output.0")]
     assert matches.skipped == [
-        "2 my values are ignored, as was asked for",
-        "1 golden values are ignored, as was asked for",
+        "2 values of my dump, ignored as requested",
+        "1 value of the golden dump, ignored as requested",
     ]
 
 
@@ -88,7 +88,7 @@ def test_a_prefix_that_all_names_of_one_side_have_is_left_out():
         golden.add(name)
     matches = found(my, golden)
     assert [pair.matched_by for pair in matches.pairs] == ["module"] * 4
-    assert matches.notes == ["my names begin with 'model.', which was left out to match them"]
+    assert matches.notes == ["my names start with 'model.'; this prefix was ignored to match them"]
 
 
 def test_few_names_that_end_alike_are_no_prefix():
@@ -104,7 +104,7 @@ def test_outermost_modules_of_other_classes_are_the_same_module():
     golden.add("PortedNet/aten.add.Tensor", level="op", op="aten.add.Tensor")
     matches = found(my, golden)
     assert [pair.matched_by for pair in matches.pairs] == ["module", "id", "module"]
-    assert matches.notes == ["my Net was taken for the golden PortedNet"]
+    assert matches.notes == ["my Net was matched with the golden PortedNet"]
 
 
 def test_order_and_shape_are_the_last_resort_and_marked():
@@ -119,8 +119,8 @@ def test_order_and_shape_are_the_last_resort_and_marked():
     ]
     assert matches.notes == [
         (
-            "2 pairs have nothing in common but order and shape: their names say nothing of one "
-            "another, so look at these rows with care"
+            "2 pairs matched by order and shape only, because the names are unrelated: "
+            "check these rows with care"
         )
     ]
 

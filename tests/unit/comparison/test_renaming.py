@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from paritas.comparison.rules import Joined, Permuted, Rules, TensorPart
+from paritas.comparison.rules import Joined, Rearranged, Rules, TensorPart
 from paritas.errors import UsageError
 from unit.comparison.operand_samples import Side, found, told
 
@@ -88,26 +88,26 @@ def test_mine_are_joined_where_the_golden_side_has_them_in_one(tmp_path):
     joined = matches.pairs[0].my.read(lambda record: tensors[record.site.name])
     assert joined[:, 0].tolist() == [0, 1, 1]
     (note,) = matches.notes
-    assert note.endswith("what is joined to forward/n.gate_up#0/output.0, gate is missing")
+    assert note.endswith("cannot concatenate forward/n.gate_up#0/output.0, because gate is missing")
 
 
 def test_a_rule_that_does_nothing_is_noted():
     rules = Rules.of(renames=[("nothing", "x"), ("w", "missing")])
     assert found(weights(w=(2,)), weights(v=(3,)), rules).notes == [
-        "rename 'nothing' to 'x' found none of my names",
-        "rename 'w' to 'missing' found 1 of my names, and gave no golden name",
+        "rename 'nothing' to 'x' matched none of my names",
+        "rename 'w' to 'missing' matched 1 of my names but produced no golden name",
     ]
 
 
 @pytest.mark.parametrize(
     ("recipe", "shapes", "message"),
     [
-        (Permuted((1, 0)), [(2, 3, 4)], r"permutes 2 dimensions to \[1, 0\].*\(2, 3, 4\)"),
-        (TensorPart(0, 0, 3), [(4, 2)], r"dimension 0 of the shape \(4, 2\).*3 equal parts"),
-        (TensorPart(1, 0, 2, (1, 2)), [(4, 2)], r"does not split into parts of \[1, 2\]"),
-        (TensorPart(2, 0, 2), [(4, 2)], "speaks of dimension 2"),
-        (Joined(0, 2), [(2, 3), (2, 4)], r"\(2, 3\) and \(2, 4\) do not join along dimension 0"),
-        (Joined(0, 2), [(2, 3), ()], "speaks of dimension 0"),
+        (Rearranged("permuted", (1, 0)), [(2, 3, 4)], r"expected 2 dimensions.*\(2, 3, 4\)"),
+        (TensorPart(0, 0, 3), [(4, 2)], r"dimension 0 of shape \(4, 2\).*3 equal parts"),
+        (TensorPart(1, 0, 2, (1, 2)), [(4, 2)], r"cannot be split into parts of \[1, 2\]"),
+        (TensorPart(2, 0, 2), [(4, 2)], "uses dimension 2"),
+        (Joined(0, 2), [(2, 3), (2, 4)], r"\(2, 3\) and \(2, 4\) along dimension 0"),
+        (Joined(0, 2), [(2, 3), ()], "uses dimension 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_shape(recipe, shapes, message):
@@ -116,11 +116,13 @@ def test_what_does_not_fit_is_refused_with_the_shape(recipe, shapes, message):
 
 
 def test_parts_of_other_dtypes_are_not_joined():
-    with pytest.raises(UsageError, match=r"torch.float32, torch.float64 are not joined"):
+    with pytest.raises(UsageError, match=r"cannot concatenate dtypes torch.float32, torch.float64"):
         Joined(0, 2).apply([torch.zeros(1), torch.zeros(1, dtype=torch.float64)])
 
 
-@pytest.mark.parametrize("recipe", [Permuted((1, 0)), TensorPart(0, 1, 2), Joined(0, 2)])
+@pytest.mark.parametrize(
+    "recipe", [Rearranged("permuted", (1, 0)), TensorPart(0, 1, 2), Joined(0, 2)]
+)
 def test_a_recipe_can_be_sent_to_another_process(recipe):
     assert pickle.loads(pickle.dumps(recipe)) == recipe
     assert recipe.words

@@ -85,8 +85,8 @@ def test_another_argument_is_a_fault_of_the_call_and_the_words_name_it():
     found = outcome(my, golden, "norm")
     assert found.judgement.status is Status.DIFFERENT
     assert found.words == (
-        "aten.native_layer_norm.default, run again on its recorded inputs; "
-        "argument 4 is 0.01 on my side, 1e-05 on the golden one"
+        "aten.native_layer_norm.default, rerun on its recorded inputs; "
+        "argument 4 is 0.01 on my side, 1e-05 on the golden side"
     )
 
 
@@ -102,7 +102,7 @@ def test_what_neither_side_gives_again_is_not_judged():
     my = perceptron(spoilt="gelu", spoil=lambda made: made + 2)
     found = outcome(my, golden, "gelu")
     assert isinstance(found, Unreplayed)
-    assert found.reason.startswith("run again on the golden inputs it does not give the golden")
+    assert found.reason.startswith("rerunning it reproduces neither the golden nor my output")
 
 
 def test_a_nan_that_was_made_is_an_infinite_error_of_its_own():
@@ -181,7 +181,7 @@ def test_a_kernel_is_held_against_the_nodes_that_it_stands_for():
     assert found.judgement.status.passes()
     assert (found.own < 1e-6, found.inherited) == (True, 0.0)
     assert found.words == (
-        "7 nodes (var_mean, getitem, getitem_1, sub, rsqrt ... exp) run again in order on what "
+        "7 nodes (var_mean, getitem, getitem_1, sub, rsqrt ... exp) rerun in order on what "
         "kernel fused_norm_exp_0 read"
     )
     wrong = outcome(fused(golden, wrong=1.001), golden, "exp")
@@ -229,7 +229,7 @@ def test_an_error_that_may_have_come_in_unseen_is_nobodys():
     golden = nodes()
     my = fused(golden, wrong=1.01)
     my.records = [record for record in my.records if record.site.side == "output"]
-    assert outcome(my, golden, "exp") == Unreplayed("what x was is not recorded on one side")
+    assert outcome(my, golden, "exp") == Unreplayed("one side did not record the value of x")
 
 
 def test_a_graph_without_its_edges_is_not_run_for_a_kernel():
@@ -238,7 +238,7 @@ def test_a_graph_without_its_edges_is_not_run_for_a_kernel():
     for place, record in enumerate(golden.records):
         golden.records[place] = replace(record, site=replace(record.site, nodes=()))
     assert outcome(my, golden, "exp") == Unreplayed(
-        "the dump does not say which node forward/graph_0/exp#0/input.0 comes from"
+        "the dump does not say which node computed forward/graph_0/exp#0/input.0"
     )
 
 
@@ -246,7 +246,7 @@ def test_a_graph_without_its_edges_is_not_run_for_a_kernel():
 
 
 def refusal(op: str, *args: Any) -> str:
-    """Why a call that a dump tells of is not run again."""
+    """Why a recorded call is not rerun."""
     tapes = []
     for factor in (1, 2):
         tape = Tape()
@@ -282,7 +282,7 @@ def test_attention_that_drops_is_not_run_again():
 
 def test_a_result_that_would_not_fit_is_not_made():
     reason = refusal("aten.repeat.default", torch.ones(2), [1 << 20, 1 << 20])
-    assert reason == "aten.repeat.default would make more than can be run again"
+    assert reason == "aten.repeat.default is too large to rerun"
     golden, my = perceptron(), perceptron(spoilt="mm")
     assert outcome(my, golden, "mm", most_bytes=1000) == Unreplayed(
         "its inputs and results have more than 1000 bytes"
@@ -314,18 +314,18 @@ def test_text_that_is_no_plain_value_is_not_read(text):
             return text
 
     reason = refusal("aten.add.Tensor", torch.ones(2), Spelled())
-    assert reason.endswith("is no plain value that can be read back")
+    assert reason.endswith("as a plain value")
 
 
 def test_inputs_of_the_program_modules_and_bare_buffers_say_why_not():
     golden = nodes()
-    assert outcome(nodes(2.0), golden, "x").reason == "it is what the graph was given"
+    assert outcome(nodes(2.0), golden, "x").reason == "it is an input of the graph"
     both = fused(golden), fused(golden)
     assert outcome(*both, "exp").reason == (
-        "neither dump holds the operators' arguments: record one of source='fx'"
+        "neither dump has the operators' arguments: record one with source='fx'"
     )
     unsure = Tape()
     unsure.kernel("k", {}, {("exp",): torch.ones(8, 16)}, exact=False)
     assert outcome(unsure, golden, "exp").reason == (
-        "the buffer is not known to hold the value of a node"
+        "it is not known whether the buffer holds the value of a node"
     )

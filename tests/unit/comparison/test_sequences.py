@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from paritas.comparison.matching_names import align
-from paritas.comparison.pairing import NearestNames
+from paritas.comparison.matching import align
+from paritas.comparison.operands import NearestNames
 
 
 @pytest.mark.parametrize(

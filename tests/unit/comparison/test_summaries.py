@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.comparison.summaries import merge_sketches, merge_statistics
+from paritas.comparison.operands import merge_sketches, merge_statistics
 from paritas.errors import UsageError
 from paritas.numerics.sketch import sketch
 from paritas.numerics.statistics import summarize
@@ -19,22 +19,22 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole(placements):
     whole[2, 3], whole[5, 5] = torch.nan, torch.inf
     ranks = Ranks().distribute(whole, (2, 2), placements)
     plan = only(ranks).recipe
-    merged = merge_statistics(plan, [summarize(ranks.read(part)) for part in ranks.parts])
+    merged, limits = merge_statistics(plan, [summarize(ranks.read(part)) for part in ranks.parts])
     expected = summarize(whole)
-    assert merged.exact
-    assert merged.statistics.mean == pytest.approx(expected.mean, rel=1e-14)
-    assert merged.statistics.l2 == pytest.approx(expected.l2, rel=1e-14)
+    assert not limits
+    assert merged.mean == pytest.approx(expected.mean, rel=1e-14)
+    assert merged.l2 == pytest.approx(expected.l2, rel=1e-14)
     for name in ("count", "minimum", "maximum", "zeros", "nans", "exponents"):
-        assert getattr(merged.statistics, name) == getattr(expected, name)
+        assert getattr(merged, name) == getattr(expected, name)
 
 
 def test_of_the_statistics_of_terms_the_mean_is_left_and_words_say_so():
     ranks = Ranks().distribute(numbers(6, 8), (2,), ("partial(sum)",))
     parts = [summarize(ranks.read(part)) for part in ranks.parts]
-    merged = merge_statistics(only(ranks).recipe, parts)
-    assert merged.statistics.mean == pytest.approx(summarize(numbers(6, 8)).mean)
-    assert (merged.statistics.l2, merged.statistics.maximum, merged.exact) == (None, None, False)
-    assert merged.limits == "of the statistics of terms only the mean is that of their sum"
+    merged, limits = merge_statistics(only(ranks).recipe, parts)
+    assert merged.mean == pytest.approx(summarize(numbers(6, 8)).mean)
+    assert (merged.l2, merged.maximum) == (None, None)
+    assert limits == "only the mean of the sum over ranks can be derived from statistics"
 
 
 def test_statistics_of_copies_must_agree():
@@ -64,5 +64,5 @@ def test_sketches_of_parts_that_did_not_know_their_place_do_not_add_up():
     for rank in (0, 1):
         ranks.add(rank, numbers(4))
     plan = only(ranks, "h[tp]", {"tp": 2}).recipe
-    with pytest.raises(UsageError, match="without their place in the whole"):
+    with pytest.raises(UsageError, match="do not contain each part's position in the whole"):
         merge_sketches(plan, [sketch(numbers(4))] * 2)

@@ -78,18 +78,20 @@ def refusal(tmp_path, content):
 
 def test_an_unknown_pass_is_an_error_that_names_the_known_ones_nearest_first(tmp_path):
     message = refusal(tmp_path, sections({"remove_noop": "off"}))
-    assert message.startswith("FILE: GraphFusion has no 'remove_noop'; known are remove_noop_ops, ")
+    assert message.startswith(
+        "FILE: GraphFusion has no 'remove_noop'; the names are remove_noop_ops, "
+    )
     assert all(name in message for name in ("ALL", *inductor.graph_names()))
 
 
 def test_an_unknown_kernel_fusion_is_an_error_that_names_the_known_ones(tmp_path):
     message = refusal(tmp_path, sections(None, {"epilogue": "off"}))
-    assert message.startswith("FILE: UBFusion has no 'epilogue'; known are epilogue_fusion, ")
+    assert message.startswith("FILE: UBFusion has no 'epilogue'; the names are epilogue_fusion, ")
 
 
 def test_an_unknown_section_is_an_error(tmp_path):
     message = refusal(tmp_path, {"Switch": {"GraphFusions": {"ALL": "off"}}})
-    assert message == "FILE: unknown section 'GraphFusions'; known are GraphFusion, UBFusion"
+    assert message == "FILE: unknown section 'GraphFusions'; the sections are GraphFusion, UBFusion"
 
 
 def test_a_value_other_than_on_and_off_is_an_error(tmp_path):
@@ -101,7 +103,7 @@ def test_a_value_other_than_on_and_off_is_an_error(tmp_path):
 def test_another_structure_is_an_error_that_shows_the_right_one(content, tmp_path):
     message = refusal(tmp_path, content)
     assert message == (
-        f"the fusion switch file FILE holds {json.dumps(content)}; give, for example, {EXAMPLE}"
+        f"the fusion switch file FILE contains {json.dumps(content)}; give, for example, {EXAMPLE}"
     )
 
 
@@ -112,7 +114,7 @@ def test_a_section_that_is_no_table_is_an_error(tmp_path):
 
 def test_what_is_no_json_is_an_error_with_the_place(tmp_path):
     message = refusal(tmp_path, '{"Switch": ')
-    assert message.startswith("the fusion switch file FILE is no JSON: Expecting value: line 1")
+    assert message.startswith("the fusion switch file FILE is not JSON: Expecting value: line 1")
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
@@ -145,8 +147,8 @@ def test_a_pass_of_ascends_is_taken_for_what_does_its_work_here(tmp_path):
     assert options["max_fusion_size"] == 1
     assert found.notes == (
         (
-            "GraphFusion: MatMulBiasAddFusionPass off means pattern_matcher in Inductor (a product "
-            "and the addition of its bias)"
+            "GraphFusion: MatMulBiasAddFusionPass off means pattern_matcher in Inductor (a matrix "
+            "product and its bias)"
         ),
         (
             "UBFusion: TbeReduceElemwiseFusionPass off means loop_fusion, inlining in Inductor (a "
@@ -159,7 +161,8 @@ def test_a_pass_may_be_of_the_other_section_here_or_of_none(tmp_path):
     found = switch(tmp_path, sections({"ConvConcatFusionPass": "off", "PoolingFusionPass": "off"}))
     assert (found.graph, found.kernel) == ({}, {"pointwise_cat": False})
     assert found.notes[1] == (
-        "GraphFusion: PoolingFusionPass off means nothing in Inductor (pooling made a convolution)"
+        "GraphFusion: PoolingFusionPass off means nothing in Inductor (pooling turned into a "
+        "convolution)"
     )
 
 
@@ -172,12 +175,12 @@ def test_all_but_one_pass_is_off_and_the_name_of_the_own_says_most(tmp_path):
 
 
 def test_an_unknown_pass_is_noted_with_the_nearest_known_one(tmp_path):
-    with pytest.warns(UserWarning, match="switches nothing: paritas does not know that pass"):
+    with pytest.warns(UserWarning, match="has no effect: paritas does not know this pass"):
         found = switch(tmp_path, sections({"SoftMaxFusionPasses": "off", "ALL": "on"}))
     assert found.notes == (
         (
-            "GraphFusion: SoftMaxFusionPasses off switches nothing: paritas does not know that "
-            "pass; the nearest known one is SoftmaxFusionPass (the parts of a softmax)"
+            "GraphFusion: SoftMaxFusionPasses off has no effect: paritas does not know this "
+            "pass; the closest known one is SoftmaxFusionPass (the parts of a softmax)"
         ),
     )
     assert found.inductor_options() == {}

@@ -132,7 +132,7 @@ def test_numbers_for_names_are_looked_up(tmp_path):
     dump = open_dump(tmp_path)
     assert {record.site.name for record in dump.records()} == {long_name}
     assert {record.site.op for record in dump.records()} == {"AutomaticBufferFusionOp"}
-    assert "777 has a number for a name, and no mapping.csv explains it" in dump.problems[0]
+    assert "777 has a number for a name, but no mapping.csv explains it" in dump.problems[0]
 
 
 def test_the_graphs_beside_it_tell_the_nodes(tmp_path):
@@ -153,7 +153,6 @@ def test_the_graphs_beside_it_tell_the_nodes(tmp_path):
         ge.write(top, folder, ge.file_name("Mul", "Mul", ge.TIME + 1), add_bytes(name="Mul"))
     dump = open_dump(tmp_path)
     assert dump.problems == []
-    assert [graph.label for graph in dump.graphs] == ["graph_1", "graph_1"]
     sites = [record.site for record in dump.ranks[1].records]
     assert [(site.name, site.side, site.nodes, site.exact) for site in sites] == [
         ("Add_2Cast_9", "input", ("x",), False),
@@ -162,9 +161,6 @@ def test_the_graphs_beside_it_tell_the_nodes(tmp_path):
         ("Mul", "output", ("mul",), True),
     ]
     assert dump.ranks[0].records[3].site.nodes == ("other",)
-    fusion = dump.fusion(dump.ranks[1].records[0])
-    assert [part.name for part in fusion.parts] == ["Add_2", "Cast_9"]
-    assert fusion.graph.rank == 1
 
 
 def test_models_of_one_name_are_told_apart_by_their_numbers(tmp_path):
@@ -183,7 +179,7 @@ def test_two_runs_in_one_folder_are_a_problem(tmp_path):
     (problem,) = dump.problems
     assert problem == (
         "rank 0: runs that began at 20240130064152, 20240130064999 have the same steps; the later "
-        "ones count as further calls. Give the folder of one of them"
+        "ones count as further calls. Give the folder of one run"
     )
 
 
@@ -200,20 +196,20 @@ def test_what_is_damaged_is_named_and_the_rest_goes_on(tmp_path):
     assert dump.read(first).tolist() == [1, 1]
     with pytest.raises(UsageError, match=r"output\.0 of .* the file ends at byte .*, before byte"):
         dump.read(cut)
-    with pytest.raises(UsageError, match="says that its header has 18446744073709551615 bytes"):
+    with pytest.raises(UsageError, match="claims a header of 18446744073709551615 bytes"):
         dump.read(damaged)
-    with pytest.raises(UsageError, match="its dtype is DT_STRING, of which no tensor can be made"):
+    with pytest.raises(UsageError, match="its dtype DT_STRING cannot be read as a tensor"):
         dump.read(text)
     assert text.tensor is None
     assert len(dump.problems) == 5
-    assert "1 files have names that the engine does not give: notes.pdf" in dump.problems
+    assert "1 files have names that the engine never uses: notes.pdf" in dump.problems
 
 
 def test_a_file_that_changed_since_is_not_read_as_another(tmp_path):
     path = ge.write(tmp_path, "", ge.file_name("Add", "Add_2"), add_bytes())
     dump = open_dump(tmp_path)
     path.write_bytes(add_bytes(taken=np.float32([1, 2, 3])))
-    with pytest.raises(UsageError, match="it has changed since the dump was opened"):
+    with pytest.raises(UsageError, match="it changed after the dump was opened"):
         dump.read(dump.ranks[0].records[1])
     path.unlink()
     with pytest.raises(UsageError, match="is missing"):
@@ -226,7 +222,7 @@ def test_a_link_to_outside_is_not_followed(tmp_path):
     (tmp_path / "dump" / ge.file_name("Add", "Link")).symlink_to(outside)
     dump = open_dump(tmp_path / "dump")
     assert {record.site.name for record in dump.records()} == {"Add_2"}
-    assert "outside of the dump" in dump.problems[0]
+    assert "outside the dump" in dump.problems[0]
 
 
 def test_blocked_layouts_without_the_programs_shape_are_pointed_out(tmp_path):
@@ -234,7 +230,7 @@ def test_blocked_layouts_without_the_programs_shape_are_pointed_out(tmp_path):
     one.pop("original")
     ge.write(tmp_path, "", ge.file_name("Add", "Add_2"), ge.ge_bytes([one]))
     dump = open_dump(tmp_path)
-    assert "in the device's layout only (FRACTAL_NZ), with its padding" in dump.problems[0]
+    assert "only in the device's layout (FRACTAL_NZ), including its padding" in dump.problems[0]
 
 
 def test_positions_count_numerically(tmp_path):

@@ -155,12 +155,12 @@ def test_padding_at_the_ends_of_a_plain_layout_is_dropped(folder):
     ],
 )
 def test_shapes_that_do_not_bear_out_the_layout_are_refused(folder, code, device, original):
-    with pytest.raises(UsageError, match="which does not make the shape"):
+    with pytest.raises(UsageError, match="which does not match the shape"):
         undo(folder, np.zeros(device, np.int32), original, format=code)
 
 
 def test_grouped_weights_are_refused_rather_than_read_wrong(folder):
-    with pytest.raises(UsageError, match="FRACTAL_Z with 4 groups, which is not read"):
+    with pytest.raises(UsageError, match="FRACTAL_Z with 4 groups, which is not supported"):
         undo(folder, counted(1, 1, 16, 16), (16, 16, 1, 1), format=4, sub_format=4)
 
 

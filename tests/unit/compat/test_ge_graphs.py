@@ -170,9 +170,9 @@ def test_of_several_graphs_the_one_named_like_the_model_or_with_its_operators_is
     assert by_operators.output("Add_2", 0, 1).names == ("add_1",)
     unclear = GeProvenance(graphs, "model", ["Add_2"])
     assert unclear.output("Add_2", 0, 1) == GeNodes()
-    assert "may have been made of any of 2 graphs" in unclear.unclear[0]
+    assert "may come from any of 2 graphs" in unclear.unclear[0]
 
 
 def test_a_damaged_graph_is_refused_with_the_reason(graph_of):
-    with pytest.raises(UsageError, match="is no graph in words: it is cut off"):
+    with pytest.raises(UsageError, match="is not a text graph: it is truncated"):
         graph_of(CHAIN[: len(CHAIN) // 2])

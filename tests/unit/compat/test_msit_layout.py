@@ -147,7 +147,7 @@ def test_the_same_bytes_repeated_along_another_dimension_are_other_values(tree, 
 
 
 def test_bytes_that_never_came_are_an_error(tree):
-    with pytest.raises(ParitasError, match=r"mm#0/output\.0 of step 0 came without its values"):
+    with pytest.raises(ParitasError, match=r"mm#0/output\.0 of step 0 has no values"):
         tree.write(entry(site(), torch.ones(2), bare=True))
 
 
@@ -173,11 +173,11 @@ def test_a_dropped_step_leaves_nothing_and_links_to_it_stay_whole(tree, tmp_path
     ]
 
 
-def test_a_damaged_file_is_named_with_the_record_it_belongs_to(tree, tmp_path):
+def test_a_damaged_file_is_refused(tree, tmp_path):
     what = entry(site(), torch.ones(2))
     path = tmp_path / tree.write(what).file
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ParitasError, match=r"forward/graph_0/mm#0/output\.0 of step 0: .*damaged"):
+    with pytest.raises(ParitasError, match=r"\.npy is damaged: its header says"):
         read_npy(path, record_of(what))
 
 

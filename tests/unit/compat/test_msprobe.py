@@ -122,8 +122,8 @@ def test_processes_that_know_no_rank_are_one_program_or_several_ranks(tmp_path):
     dump = open_dump(tmp_path / "two")
     assert list(dump.ranks) == [0, 1]
     assert dump.problems == [
-        "proc31 is taken for rank 0: msprobe did not know its rank",
-        "proc900 is taken for rank 1: msprobe did not know its rank",
+        "proc31 counts as rank 0: msprobe did not know its rank",
+        "proc900 counts as rank 1: msprobe did not know its rank",
     ]
 
 
@@ -219,7 +219,7 @@ def test_other_folders_are_not_taken_for_dumps_of_msprobe(tmp_path):
     (tmp_path / "settings/dump.json").write_text('{"colour": 3}')
     for path in (tmp_path, tmp_path / "settings", tmp_path / "nothing"):
         assert not looks_like(path)
-    with pytest.raises(UsageError, match=r"looked for step0/rank0/dump\.json"):
+    with pytest.raises(UsageError, match=r"it has no step0/rank0/dump\.json"):
         open_dump(tmp_path)
 
 

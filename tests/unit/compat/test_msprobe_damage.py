@@ -37,21 +37,21 @@ def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):
     write_process(tmp_path / "step0/rank0", data, files=files)
     dump = open_dump(tmp_path)
     assert dump.problems == [
-        "step0/rank0/: the entry '\\ud800.0.forward' has no usable name",
-        "step0/rank0/Torch.a.0.forward, 0: its shape is [-2]",
-        f"step0/rank0/Torch.b.0.forward, 0: its shape is {[2**40, 2**40]}, larger than any memory",
+        "step0/rank0/: the entry '\\ud800.0.forward' has no valid name",
+        "step0/rank0/Torch.a.0.forward, 0: its shape [-2] is not valid",
+        f"step0/rank0/Torch.b.0.forward, 0: its shape {[2**40, 2**40]} is larger than any memory",
         "step0/rank0/dump_tensor_data/missing.pt is missing",
-        "step0/rank0/Torch.c.0.forward: '../../secret.pt' is no name of a file",
-        "step0/rank0/Torch.d.0.forward, 0: its least value is 5.0, and its greatest 1.0",
-        "step0/rank0/Torch.e.0.forward: 'outputs' is not known",
-        f"step0/rank0/Torch.f.0.forward: {'0.' * 40!r} lies more than 100 containers deep",
+        "step0/rank0/Torch.c.0.forward: '../../secret.pt' is not a file name",
+        "step0/rank0/Torch.d.0.forward, 0: its minimum 5.0 is greater than its maximum 1.0",
+        "step0/rank0/Torch.e.0.forward: unknown key 'outputs'",
+        f"step0/rank0/Torch.f.0.forward: {'0.' * 40!r} is nested deeper than 100 containers",
     ]
     good, missing, secret, other = dump.records()
     assert torch.equal(dump.read(good), torch.ones(2))
     for record, message in (
         (missing, "missing.pt is missing: No such file"),
-        (secret, "statistics are all that was recorded"),
-        (other, "holds float32 of (5,), where dump.json says float32 of (2,)"),
+        (secret, "only statistics were recorded"),
+        (other, "holds float32 of (5,), but dump.json says float32 of (2,)"),
     ):
         with pytest.raises(UsageError, match=re.escape(message)):
             dump.read(record)
@@ -65,7 +65,7 @@ def test_a_file_outside_of_the_dump_is_not_read(tmp_path):
     (folder / "dump_tensor_data").mkdir()
     (folder / "dump_tensor_data/link.pt").symlink_to(tmp_path / "outside.pt")
     dump = open_dump(tmp_path / "dump")
-    with pytest.raises(UsageError, match="outside of the dump"):
+    with pytest.raises(UsageError, match="outside the dump"):
         dump.read(next(dump.records()))
 
 
@@ -73,7 +73,7 @@ def test_a_file_outside_of_the_dump_is_not_read(tmp_path):
     ("text", "reason"),
     [
         ('{"task": "statistics", "data": {"Torch.f.0.forward": {"outp', "dump.json is damaged: "),
-        ('{"task": "statistics", "data": {}}', "it holds no entries: msprobe writes them when"),
+        ('{"task": "statistics", "data": {}}', "it has no entries: msprobe writes them when"),
         ('{"task": "statistics", "data": []}', "dump.json has no data"),
         ('{"task": ' + "[" * 200_000, "dump.json is nested too deeply"),
         ('{"task": ' + "9" * 5000 + "}", "dump.json is damaged: "),
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_told_and_other_ranks_are_read(tmp_path, text, reason)
 def test_a_file_of_json_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     write_process(tmp_path / "d", {"Torch.f.0.forward": {"output": [scalar("int", 1)]}})
     monkeypatch.setattr("paritas.compat.msprobe_values._LARGEST_JSON", 100)
-    with pytest.raises(UsageError, match=r"dump\.json has \d+ bytes, and at most 100 are read"):
+    with pytest.raises(UsageError, match=r"dump\.json has \d+ bytes, the limit is 100"):
         open_dump(tmp_path / "d")
 
 

@@ -58,16 +58,16 @@ def test_a_replicated_tensor_is_the_whole(tmp_path):
 @pytest.mark.parametrize(
     ("mesh", "placements", "reason"),
     [
-        ([0, 1], [SHARD], "it is a part of what rank 1 has not recorded"),
-        ([[0, 1], [2, 3]], [SHARD, SHARD], "one dimension is cut along several of the mesh's"),
-        ([5, 6], [REPLICATE], "its mesh has the ranks [5, 6] alone"),
-        ([0, 1], [], "its placements on a mesh of (2,) are []"),
-        ([0, 1], [{"Shard": {"dim": 2}}], "its placement is {'Shard': {'dim': 2}}"),
-        ([0, 1], [{"Partial": {"reduce_op": "a b"}}], "its placement is {'Partial'"),
-        ([[0], [1, 2]], [SHARD], "its mesh is [[0], [1, 2]]"),
-        ([], [], "its mesh is []"),
-        ([[[[[[[[[[0]]]]]]]]]], [SHARD], "its mesh is [[[[[[[[[[0]]]]]]]]]]"),
-        (None, [SHARD], "its mesh is None"),
+        ([0, 1], [SHARD], "rank 1 did not record its part of the tensor"),
+        ([[0, 1], [2, 3]], [SHARD, SHARD], "one dimension is sharded over several mesh dimensions"),
+        ([5, 6], [REPLICATE], "its mesh has only the ranks [5, 6]"),
+        ([0, 1], [], "its placements on a mesh of (2,) are not valid: []"),
+        ([0, 1], [{"Shard": {"dim": 2}}], "its placement {'Shard': {'dim': 2}}"),
+        ([0, 1], [{"Partial": {"reduce_op": "a b"}}], "its placement {'Partial'"),
+        ([[0], [1, 2]], [SHARD], "its mesh [[0], [1, 2]]"),
+        ([], [], "its mesh []"),
+        ([[[[[[[[[[0]]]]]]]]]], [SHARD], "its mesh [[[[[[[[[[0]]]]]]]]]]"),
+        (None, [SHARD], "its mesh None"),
     ],
 )
 def test_what_cannot_be_put_together_is_told_and_stays_a_local_tensor(

@@ -129,7 +129,7 @@ def test_a_damaged_file_is_refused_before_memory_is_taken(tmp_path):
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(ParitasError, match=r"a\.npy is (no \.npy file|damaged)"):
+        with pytest.raises(ParitasError, match=r"a\.npy (cannot be read|is damaged)"):
             read_array(path)
     path.write_bytes(whole.replace(b"(8,), }      ", b"(1<<40,), } ".ljust(13)))
     with pytest.raises(ParitasError):
@@ -149,7 +149,7 @@ def test_pickled_objects_are_refused(tmp_path):
 def test_a_file_of_another_shape_or_dtype_than_the_index_says_is_refused():
     facts = TensorFacts(dtype="float32", shape=(2, 2), stride=(2, 1))
     for array in (np.zeros((4,), np.float32), np.zeros((2, 2), np.float64)):
-        with pytest.raises(ParitasError, match=r"float32 of \(2, 2\) is kept as"):
+        with pytest.raises(ParitasError, match=r"float32 of \(2, 2\) is stored as"):
             tensor_of(array, facts)
 
 

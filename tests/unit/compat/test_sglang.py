@@ -113,7 +113,7 @@ def test_a_value_of_several_tensors_has_a_record_for_each(tmp_path: Path) -> Non
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     for run in ("dump_1", "dump_2"):
         put(tmp_path / run, torch.zeros(1), {}, step=0, rank=0, dump_index=1, name="x")
-    with pytest.raises(UsageError, match="holds 2 runs of sglang: give one of them, as dump_1"):
+    with pytest.raises(UsageError, match="has 2 runs of sglang: give one of them, as dump_1"):
         sglang.open_dump(tmp_path)
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     good, damaged = dump.records()
     assert dump.read(good).tolist() == [1.0]
     assert len(dump.problems) == 1
-    with pytest.raises(UsageError, match="no zip archive"):
+    with pytest.raises(UsageError, match="not a zip archive"):
         dump.read(damaged)
 
 

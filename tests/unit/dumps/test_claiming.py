@@ -30,8 +30,8 @@ def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
     write_dump(tmp_path, VALUES, header=FIRST)
     with pytest.raises(
         UsageError,
-        match=r"is not empty: rank0 is there already, recorded 2026-01-01: give a new folder, or "
-        r"overwrite=True to replace the dump in it$",
+        match=r"is not empty: rank0 exists already, recorded 2026-01-01: give a new folder, or "
+        r"overwrite=True to replace the dump$",
     ):
         write_dump(tmp_path, VALUES, header=Header(run="b" * 32))
     assert Dump.open(tmp_path).header(0).run == FIRST.run
@@ -52,7 +52,9 @@ def test_ranks_of_one_run_come_in_any_order(tmp_path):
 )
 def test_a_rank_of_another_run_is_refused(tmp_path, other):
     write_dump(tmp_path, VALUES, header=header_of(0))
-    with pytest.raises(UsageError, match=r"rank0 is of another run, bbbbbbbb of 2 rank\(s\)"):
+    with pytest.raises(
+        UsageError, match=r"rank0 belongs to another run, bbbbbbbb with 2 rank\(s\)"
+    ):
         DumpWriter(tmp_path, other)
 
 
@@ -60,7 +62,7 @@ def test_a_rank_of_another_run_is_refused(tmp_path, other):
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden", "rank0x", "worldsize1_global_rank0"])
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path, name, overwrite):
     (tmp_path / name).mkdir()
-    with pytest.raises(UsageError, match="which is not of a dump of paritas"):
+    with pytest.raises(UsageError, match="which is not part of a paritas dump"):
         DumpWriter(tmp_path, FIRST, overwrite=overwrite)
     assert names_in(tmp_path) == [name]
 
@@ -68,7 +70,7 @@ def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path, na
 def test_a_rank_folder_that_is_not_ours_is_left_alone(tmp_path):
     (tmp_path / "rank0").mkdir()
     (tmp_path / "rank0" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="it holds rank0, which is not of a dump of paritas"):
+    with pytest.raises(UsageError, match="it contains rank0, which is not part of a paritas dump"):
         DumpWriter(tmp_path, FIRST, overwrite=True)
     assert (tmp_path / "rank0" / "thesis.tex").exists()
 
@@ -115,14 +117,16 @@ def test_ranks_that_overwrite_at_the_same_time_leave_each_other_alone(tmp_path):
 def test_a_file_of_the_users_own_keeps_a_dump_from_being_overwritten(tmp_path):
     write_dump(tmp_path, VALUES, header=FIRST)
     (tmp_path / "rank0" / "remarks.md").write_text("look at layer 7")
-    with pytest.raises(UsageError, match=r"rank0 holds remarks\.md, which paritas did not write"):
+    with pytest.raises(
+        UsageError, match=r"rank0 contains remarks\.md, which paritas did not write"
+    ):
         DumpWriter(tmp_path, FIRST, overwrite=True)
     assert (tmp_path / "rank0" / "index.jsonl").exists()
 
 
 def test_a_dump_that_is_being_written_is_not_overwritten(tmp_path):
     writer = write_dump(tmp_path, VALUES, header=FIRST, close=False)
-    with pytest.raises(UsageError, match="is being written by a process that is still running"):
+    with pytest.raises(UsageError, match="is being written by a running process"):
         DumpWriter(tmp_path, FIRST, overwrite=True)
     abandon(writer)
     DumpWriter(tmp_path, FIRST, overwrite=True).close(FIRST)
@@ -140,7 +144,7 @@ def test_torchairs_tree_of_our_own_is_overwritten_with_its_dump(tmp_path):
     write_dump(tmp_path, VALUES, header=header)
     (tmp_path / "dynamo_original_graph_0_rank_0_pid_1_ts_2.txt").write_text("op {}")
     assert "worldsize1_global_rank0" in names_in(tmp_path)
-    with pytest.raises(UsageError, match="rank0 is there already"):
+    with pytest.raises(UsageError, match="rank0 exists already"):
         DumpWriter(tmp_path, header)
     write_dump(tmp_path, VALUES, header=FIRST, overwrite=True)
     assert names_in(tmp_path) == ["rank0"]

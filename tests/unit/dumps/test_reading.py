@@ -53,29 +53,29 @@ def change_record(path, number, **changes):
 
 
 def test_what_is_no_dump_is_refused_with_what_was_looked_for(tmp_path):
-    with pytest.raises(UsageError, match="missing is not there: give a dump"):
+    with pytest.raises(UsageError, match="missing does not exist: give the folder of a dump"):
         Dump.open(tmp_path / "missing")
     with pytest.raises(UsageError, match=r"looked for rank0/header\.json, .*, found nothing"):
         Dump.open(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(UsageError, match=r"found notes\.txt$"):
         Dump.open(tmp_path)
-    with pytest.raises(UsageError, match=r"notes\.txt is no folder"):
+    with pytest.raises(UsageError, match=r"notes\.txt is not a folder"):
         Dump.open(tmp_path / "notes.txt")
 
 
 def test_the_folder_of_a_rank_is_told_from_a_dump(dump_path):
-    with pytest.raises(UsageError, match="is one rank of a dump: give the folder above it"):
+    with pytest.raises(UsageError, match="is one rank of a dump: give its parent folder"):
         Dump.open(dump_path / "rank0")
 
 
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (b"", "is no header of a dump"),
-        (b"{", "is no header of a dump"),
+        (b"", "is not a dump header"),
+        (b"{", "is not a dump header"),
         (b'{"run": "r", "colour": "red"}', "unknown field `colour`"),
-        (b'{"run": "r", "format": 2}', "has format 2, and this version of paritas reads 1"),
+        (b'{"run": "r", "format": 2}', "has format 2, but this version of paritas reads 1"),
         (b'{"run": "r", "rank": 3}', "has the header of rank 3"),
     ],
 )
@@ -100,7 +100,9 @@ def test_an_index_cut_off_at_any_byte_gives_every_whole_line(dump_path):
         for record in records:
             assert torch.equal(dump.read(record), VALUES[record.sequence])
         assert dump.problems, size
-        cut = any("is cut off: the record in flight was lost" in text for text in dump.problems)
+        cut = any(
+            "is truncated: the record being written was lost" in text for text in dump.problems
+        )
         assert cut == (size > 0 and whole[size - 1 : size] != b"\n")
 
 
@@ -146,7 +148,7 @@ def test_a_damaged_line_in_the_middle_is_noted_and_the_rest_goes_on(dump_path):
         dump = Dump.open(dump_path)
         assert [record.sequence for record in dump.records()] == [0, 2]
         assert dump.problems[0].startswith("rank 0: rank0/index.jsonl, line 2 is damaged: ")
-        assert dump.problems[1] == "rank 0: 3 records were written and 2 can be read"
+        assert dump.problems[1] == "rank 0: 3 records were written, but 2 can be read"
 
 
 def test_a_line_without_end_is_skipped(dump_path, monkeypatch):
@@ -162,7 +164,7 @@ def test_a_thousand_damaged_lines_are_counted_not_listed(dump_path):
     index_of(dump_path).write_bytes(b"x\n" * 1000)
     problems = Dump.open(dump_path).problems
     assert len(problems) < 30
-    assert any("and 980 more of this kind" in problem for problem in problems)
+    assert any("and 980 more problems" in problem for problem in problems)
 
 
 def test_a_record_twice_is_noted(dump_path):
@@ -178,7 +180,7 @@ def test_bytes_that_changed_are_noticed(dump_path):
     with data_of(dump_path).open("r+b") as file:
         file.seek(first.payload.begin)
         file.write(b"\x01")
-    with pytest.raises(UsageError, match="are not those that were written"):
+    with pytest.raises(UsageError, match="the file or the index is damaged"):
         dump.read(first)
     assert dump.read(first, check=False).shape == (4,)
 
@@ -189,7 +191,7 @@ def test_ranks_of_two_runs_are_noted(dump_path):
         write_dump(dump_path.parent / "other", VALUES, header=other).folder, dump_path / "rank1"
     )
     problems = Dump.open(dump_path).problems
-    assert problems[-1] == "it is of 2 runs: rank 0 of aaaaaaaa, rank 1 of bbbbbbbb"
+    assert problems[-1] == "it mixes 2 runs: rank 0 of aaaaaaaa, rank 1 of bbbbbbbb"
 
 
 # --- hostile --------------------------------------------------------------------------------------
@@ -198,27 +200,27 @@ def test_ranks_of_two_runs_are_noted(dump_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"payload__file": "../secret"}, "'../secret' is no file inside the dump"),
-        ({"payload__file": "rank0/../../secret"}, "is no file inside the dump"),
-        ({"payload__file": "/etc/passwd"}, "'/etc/passwd' is no file inside the dump"),
-        ({"payload__file": "C:\\secret"}, "is no file inside the dump"),
-        ({"payload__file": ""}, "is no file inside the dump"),
-        ({"payload__file": "link"}, "is a link to .*secret, outside of the dump"),
-        ({"payload__file": "folder/secret"}, "outside of the dump"),
-        ({"payload__file": "pipe"}, "is no file$"),
-        ({"payload__file": "rank0"}, "is no file$"),
-        ({"payload__begin": -8}, "its bytes begin at -8"),
+        ({"payload__file": "../secret"}, "'../secret' is not a path inside the dump"),
+        ({"payload__file": "rank0/../../secret"}, "is not a path inside the dump"),
+        ({"payload__file": "/etc/passwd"}, "'/etc/passwd' is not a path inside the dump"),
+        ({"payload__file": "C:\\secret"}, "is not a path inside the dump"),
+        ({"payload__file": ""}, "is not a path inside the dump"),
+        ({"payload__file": "link"}, "is a link to .*secret, outside the dump"),
+        ({"payload__file": "folder/secret"}, "outside the dump"),
+        ({"payload__file": "pipe"}, "is not a regular file$"),
+        ({"payload__file": "rank0"}, "is not a regular file$"),
+        ({"payload__begin": -8}, "its offset -8 is negative"),
         ({"payload__begin": 2**62}, "ends at byte"),
-        ({"payload__nbytes": 2**62}, "which is 16"),
-        ({"payload__nbytes": -16}, "which is 16"),
-        ({"payload__nbytes": 2**62, "payload__shape": [2**60]}, "ends at byte|does not make"),
-        ({"payload__shape": [2**62, 4], "payload__nbytes": 0}, "which is 7378"),
-        ({"payload__shape": [-4]}, "which is -16"),
-        ({"payload__shape": [2, 2]}, r"shape \(2, 2\) is stored, which does not make \(4,\)"),
-        ({"tensor__shape": [5]}, r"shape \(4,\) is stored, which does not make \(5,\)"),
-        ({"tensor__dtype": "float64"}, "which is 32"),
+        ({"payload__nbytes": 2**62}, "each needs 16"),
+        ({"payload__nbytes": -16}, "each needs 16"),
+        ({"payload__nbytes": 2**62, "payload__shape": [2**60]}, "ends at byte|does not expand"),
+        ({"payload__shape": [2**62, 4], "payload__nbytes": 0}, "each needs 7378"),
+        ({"payload__shape": [-4]}, "each needs -16"),
+        ({"payload__shape": [2, 2]}, r"the stored shape \(2, 2\) does not expand to \(4,\)"),
+        ({"tensor__shape": [5]}, r"the stored shape \(4,\) does not expand to \(5,\)"),
+        ({"tensor__dtype": "float64"}, "each needs 32"),
         ({"tensor__dtype": "__file__"}, "has no dtype '__file__'"),
-        ({"tensor": None}, "it is no tensor"),
+        ({"tensor": None}, "it is not a tensor"),
     ],
 )
 def test_a_payload_that_is_not_what_it_says_is_refused_before_it_is_read(
@@ -240,11 +242,14 @@ def test_a_payload_that_is_not_what_it_says_is_refused_before_it_is_read(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rank": 3}, "it is of rank 3"),
-        ({"id": "other"}, "its id is 'other', and its site's is 'forward/x1#0/output.0'"),
-        ({"sequence": -1}, "its sequence is -1"),
-        ({"tensor__shape": [2**40, 2**40]}, "its shape is"),
-        ({"tensor__shape": [-1]}, "its shape is"),
+        ({"rank": 3}, "it belongs to rank 3"),
+        ({"id": "other"}, "its id is 'other', but its site's id is 'forward/x1#0/output.0'"),
+        ({"sequence": -1}, "its sequence -1 or"),
+        (
+            {"tensor__shape": [2**40, 2**40]},
+            f"its shape {(2**40, 2**40)} is not valid",
+        ),
+        ({"tensor__shape": [-1]}, "its shape (-1,) is not valid"),
     ],
 )
 def test_a_line_that_contradicts_itself_is_left_out(dump_path, changes, message):

@@ -77,12 +77,12 @@ def test_statistics_alone_say_that_there_are_no_values(tmp_path):
     assert (value.dtype, value.shape, value.has_values) == ("float16", None, False)
     assert value.statistics().minimum == -1
     assert repr(value) == "<forward/graph_1/mm#0/output.0, step 0, rank 0: float16[?]>"
-    with pytest.raises(UsageError, match="statistics are all that was recorded"):
+    with pytest.raises(UsageError, match="only statistics were recorded"):
         value.tensor()
 
 
 def test_what_is_no_dump_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="holds nothing that is known"):
+    with pytest.raises(UsageError, match="is not a known dump"):
         paritas.dumps.open(tmp_path)
     with pytest.raises(UsageError, match="kind='npz': give one of paritas, msprobe"):
         paritas.dumps.open(tmp_path, kind="npz")
@@ -108,7 +108,7 @@ def test_a_bin_file_that_is_cut_off_missing_or_elsewhere_is_told(tmp_path):
     with pytest.raises(UsageError) as cut:
         paritas.dumps.read_bin(path)
     assert str(cut.value) == (
-        f"{path.name} has {len(whole) - 1} bytes, and its header needs {len(whole)}"
+        f"{path.name} has {len(whole) - 1} bytes, but its header needs {len(whole)}"
     )
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         paritas.dumps.read_bin(tmp_path / "nowhere")

@@ -50,11 +50,11 @@ def test_bytes_that_were_written_need_not_be_given_again(tmp_path):
 def test_an_entry_without_bytes_that_nobody_wrote_is_an_error(tmp_path):
     writer = DumpWriter(tmp_path, HEADER)
     missing = msgspec.structs.replace(entry_of(torch.ones(3)), stored=None)
-    with pytest.raises(ParitasError, match=r"0/forward/x#0/output\.0 came without its values"):
+    with pytest.raises(ParitasError, match=r"0/forward/x#0/output\.0 has no values"):
         writer.add(missing)
     writer.add(entry_of(torch.ones(3)))
     larger = msgspec.structs.replace(missing, tensor=entry_of(torch.ones(4)).tensor)
-    with pytest.raises(ParitasError, match=r"has 16 bytes, .* written before with 12"):
+    with pytest.raises(ParitasError, match=r"has 16 bytes, .* written with 12 bytes"):
         writer.add(larger)
     writer.close(HEADER)
     assert Dump.open(tmp_path).problems == []
@@ -90,7 +90,7 @@ def test_statistics_alone_write_no_values(tmp_path):
     assert (writer.written_bytes, writer.saved_bytes) == (16, 16)
     dump = Dump.open(tmp_path)
     record, _ = dump.records()
-    with pytest.raises(UsageError, match="statistics are all that was recorded"):
+    with pytest.raises(UsageError, match="only statistics were recorded"):
         dump.read(record)
     assert torch.equal(dump.read_sketch(record), torch.ones(4))
 
@@ -156,7 +156,7 @@ def test_after_a_failure_what_was_written_is_read_and_the_dump_is_not_called_clo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("paritas.files.safetensors_files.write_whole", full)
-    expected = rf"cannot write to {tmp_path}/rank0 \(16 bytes more\): No space left on device"
+    expected = rf"cannot write to {tmp_path}/rank0 \(16 more bytes\): No space left on device"
     with pytest.raises(ParitasError, match=expected):
         writer.add(entry_of(torch.zeros(4), sequence=1, name="y"))
     monkeypatch.undo()

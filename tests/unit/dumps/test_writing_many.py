@@ -71,7 +71,7 @@ def test_those_before_the_one_that_failed_are_in_the_index(tmp_path, monkeypatch
         return put(self, key, *rest)
 
     monkeypatch.setattr(Volume, "put", full)
-    with pytest.raises(ParitasError, match=r"16 bytes more\): No space left"):
+    with pytest.raises(ParitasError, match=r"16 more bytes\): No space left"):
         writer.add_many(entries(6))
     writer.close(HEADER)
     dump = Dump.open(tmp_path)
@@ -106,7 +106,7 @@ def test_a_disk_that_fills_up_keeps_what_it_took_whole(tmp_path, monkeypatch, ta
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(safetensors_files, "_write_all", full)
-    with pytest.raises(ParitasError, match=r"16 bytes more\): No space left"):
+    with pytest.raises(ParitasError, match=r"16 more bytes\): No space left"):
         writer.add_many(entries(6))
     monkeypatch.undo()
     writer.close(HEADER)

@@ -283,7 +283,10 @@ def test_a_worker_elsewhere_keeps_few_dumps(tmp_path):
 
 
 def test_a_worker_that_does_not_see_the_dump_says_where_it_is(tmp_path):
-    with working("one"), pytest.raises(UsageError, match=r"a worker on .* cannot open it: .*gone"):
+    with (
+        working("one"),
+        pytest.raises(UsageError, match=r"a worker on .* cannot open the dump: .*gone"),
+    ):
         opened(str(tmp_path / "gone"))
 
 

@@ -372,6 +372,49 @@ def test_generators_that_a_module_owns_draw_the_same_again():
     assert draw() == first
 
 
+class Publishing(nn.Module):
+    """Most methods of a model of a library are never called by its forward."""
+
+    def forward(self, x):
+        return self.scaled(x)
+
+    def scaled(self, x):
+        return x * SCALES["forward"]
+
+    def publish(self):
+        return UPLOADS
+
+
+SCALES, UPLOADS = {"forward": 2.0}, {"count": 0}
+
+
+def test_data_of_methods_that_no_code_names_are_not_the_state_of_a_call():
+    model = Publishing()
+    state = ProgramState({"": model})
+    SCALES["forward"], UPLOADS["count"] = 3.0, 1
+    assert list(state.changed()) == ["global SCALES['forward']"]
+    state.restore()
+    assert (SCALES["forward"], UPLOADS["count"]) == (2.0, 1)
+    UPLOADS["count"] = 0
+
+
+def test_a_library_that_is_imported_on_first_use_is_no_change(tmp_path, monkeypatch):
+    (tmp_path / "late_library.py").write_text("TABLE = {'a': 1}\ndef read(): return TABLE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    namespace = {"__name__": "program"}
+    code = """
+def run(x):
+    global late_library, read
+    import late_library
+    from late_library import read
+    return x + len(read())
+"""
+    exec(code, namespace)
+    state = ProgramState({}, namespace["run"])
+    assert namespace["run"](1) == 2
+    assert state.changed() == {}
+
+
 def test_a_long_table_of_plain_values_is_put_back_though_it_is_not_looked_at():
     module = nn.Module()
     module.words = {f"word {number}": number for number in range(20_000)}

@@ -95,7 +95,7 @@ def test_a_quantised_tensor_is_stored_as_what_its_integers_stand_for(dtype):
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_a_quantised_tensor_without_scales_is_refused():
     tensor = torch.empty(3, dtype=torch.qint8)
-    with pytest.raises(UsageError, match=r"torch\.qint8 could not be dequantised"):
+    with pytest.raises(UsageError, match=r"cannot dequantise a tensor of torch\.qint8"):
         as_stored(tensor)
 
 
@@ -109,7 +109,7 @@ def _freed():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: torch.ones(3).to_sparse(), r"layout torch\.sparse_coo is not stored"),
+        (lambda: torch.ones(3).to_sparse(), r"cannot store a tensor of layout torch\.sparse_coo"),
         (lambda: torch.ones(3, device="meta"), "meta device has no values"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested tensor"),
         (torch.nn.UninitializedParameter, "UninitializedParameter has no values yet"),
@@ -129,14 +129,14 @@ def test_a_class_that_keeps_its_values_elsewhere_is_refused():
             raise NotImplementedError
 
     wrapper = torch.Tensor._make_wrapper_subclass(Wrapper, (3,))
-    with pytest.raises(UsageError, match=r"class .*Wrapper keeps its values in its own way"):
+    with pytest.raises(UsageError, match=r"cannot store a tensor of class .*Wrapper"):
         as_stored(wrapper)
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
 def test_a_tensor_inside_a_transform_is_refused(transform):
     def look(tensor):
-        with pytest.raises(UsageError, match=r"inside torch\.func's transforms"):
+        with pytest.raises(UsageError, match=r"inside a torch\.func transform"):
             as_stored(tensor)
         return tensor.sum()
 

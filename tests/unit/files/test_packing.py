@@ -214,7 +214,7 @@ def test_pieces_that_overlap_are_not_made_a_header_of(tmp_path):
     with pytest.raises(ValueError, match="y begins at 65536, before byte 65552"):
         complete(tmp_path / "data", pieces)
     (tmp_path / "short").write_bytes(b"")
-    with pytest.raises(ValueError, match="begins with no length"):
+    with pytest.raises(ValueError, match="does not begin with a header length"):
         complete(tmp_path / "short", pieces[:1])
 
 

@@ -60,9 +60,9 @@ def test_the_pickle_may_begin_anywhere() -> None:
         (b"", "ends 1 bytes too early"),
         (b"\x80\x02", "too early"),
         (b"\x80\x09.", "version 9"),
-        (b".", "has not put down"),
-        (b"t.", "has not begun"),
-        (b"h\x05.", "recalls value 5"),
+        (b".", "pops from an empty stack"),
+        (b"t.", "was never begun"),
+        (b"h\x05.", "reads memo 5"),
         (b"X\xff\xff\xff\x7fabc.", "too early"),
         (b"\x8d" + b"\xff" * 8 + b".", "too early"),
         (b"\x8b\xff\xff\xff\x7f.", "integer of 2147483647 bytes"),
@@ -94,7 +94,7 @@ def test_parts_that_share_parts_are_not_multiplied_without_bound() -> None:
         shared = [shared, shared]
     data = pickle.dumps(shared, 2)
     tree, _ = follow(data)
-    with pytest.raises(UsageError, match="more than its size can mean"):
+    with pytest.raises(UsageError, match="too many for its size"):
         list(leaves(tree, len(data)))
 
 

@@ -52,7 +52,7 @@ def test_a_place_on_this_machine_is_not_copied(tmp_path):
     with local_copy(f"file://{tmp_path}") as path:
         assert path == tmp_path
     with (
-        pytest.raises(UsageError, match="gone is not there: give a dump"),
+        pytest.raises(UsageError, match="gone does not exist: give the URL of a dump"),
         local_copy(f"file://{tmp_path}/gone"),
     ):
         pass
@@ -102,13 +102,13 @@ def refused(url, message):
 
 
 def test_what_is_missing_or_empty_is_refused(store):
-    refused("memory://gone", "memory://gone is not there: give a dump")
+    refused("memory://gone", "memory://gone does not exist: give the URL of a dump")
     store.makedirs("/empty")
-    refused("memory://empty", "memory://empty is empty: give a dump")
+    refused("memory://empty", "memory://empty is empty: give the URL of a dump")
 
 
 def test_a_place_that_nobody_knows_is_refused_with_those_that_are_known():
-    refused("nonsense://run", r"nonsense://run: fsspec knows no such place .* memory")
+    refused("nonsense://run", r"nonsense://run: fsspec does not know this protocol .* memory")
 
 
 def test_a_place_whose_package_is_missing_is_refused_with_its_name(monkeypatch):
@@ -135,7 +135,7 @@ def test_without_fsspec_the_message_says_what_to_install(monkeypatch):
 def test_a_name_that_leads_elsewhere_is_refused(store, monkeypatch, name):
     store.pipe("/runs/good", b"1")
     monkeypatch.setattr(MemoryFileSystem, "find", lambda *args, **more: [name])
-    refused("memory://runs", "is not copied|which is not below")
+    refused("memory://runs", "is not allowed|which is not below")
 
 
 def test_an_error_of_the_store_says_the_url_without_its_password(store, monkeypatch):

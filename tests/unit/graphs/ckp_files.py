@@ -18,7 +18,7 @@ NORMS = REAL / "norms.ckp"
 
 
 def instructions(data: bytes) -> list[tuple[str, Any, bytes]]:
-    """What a pickle does, one after the other: name, argument, bytes. Frames are left out."""
+    """The instructions of a pickle in order: name, argument, bytes. Frames are left out."""
     found = [(each.name, argument, at) for each, argument, at in pickletools.genops(data)]
     ends = [at for _, _, at in found[1:]] + [len(data)]
     return [
@@ -29,13 +29,13 @@ def instructions(data: bytes) -> list[tuple[str, Any, bytes]]:
 
 
 def with_changes(data: bytes, changes: dict[int, bytes]) -> bytes:
-    """A pickle of which some instructions are others."""
+    """A pickle with some instructions replaced."""
     steps = instructions(data)
     return b"".join(changes.get(place, step) for place, (_, _, step) in enumerate(steps))
 
 
 def with_text(data: bytes, old: str, new: str) -> bytes:
-    """A pickle that has another text where it has this one for the first time."""
+    """A pickle with the first occurrence of a text replaced."""
     for place, (name, argument, _) in enumerate(instructions(data)):
         if name == "SHORT_BINUNICODE" and argument == old:
             return with_changes(data, {place: written_text(new)})
@@ -43,7 +43,7 @@ def with_text(data: bytes, old: str, new: str) -> bytes:
 
 
 def written_text(text: str) -> bytes:
-    """The instruction that puts down a text."""
+    """The instruction that pushes a text."""
     raw = text.encode()
     return b"X" + len(raw).to_bytes(4, "little") + raw
 
@@ -55,7 +55,7 @@ def written_call(path: str, *arguments: bytes) -> bytes:
 
 
 class _Called:
-    """Is written as a call; can be called itself, as pickle wants of what it calls."""
+    """Is written as a call; is callable, as pickle requires of what it calls."""
 
     def __init__(self, what: Any, arguments: tuple[Any, ...]) -> None:
         self._written = what, arguments
@@ -92,7 +92,7 @@ class Writer:
         return made
 
     def call(self, what: Any, *arguments: Any) -> Any:
-        """An object that is written as a call: of a name, or of what another call gives."""
+        """An object that is written as a call: of a name, or of the result of another call."""
         return _Called(self.kind(what) if isinstance(what, str) else what, arguments)
 
     def tensor(self, name: str, shape: tuple[int, ...], number: int, **fields: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Small models for the readers of graphs, and what torch itself says of their graphs."""
+"""Small models for the readers of graphs, and what torch itself says about their graphs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Cnn(nn.Module):
 
 
 class Branching(nn.Module):
-    """A condition, and calls of which no gradient is kept."""
+    """A condition, and calls without gradients."""
 
     def forward(self, x):
         with torch.no_grad():
@@ -73,7 +73,7 @@ def _number(size):
 
 
 def calls_of(program):
-    """Name -> what it calls, and what it gives, of each call in an exported program."""
+    """For each call of an exported program by name, what it calls and what it returns."""
     found = {}
     for node in program.graph.nodes:
         if node.op == "call_function":

@@ -49,7 +49,7 @@ def relu(position, operator="torch.relu", function=None):
 
 
 def idle(position):
-    return GraphCall(position, f"item_{position}", "operator.getitem", idle="takes a tuple apart")
+    return GraphCall(position, f"item_{position}", "operator.getitem", idle="unpacks a tuple")
 
 
 def graph(*calls, name="toy"):

@@ -1,4 +1,4 @@
-"""Calls that ask the same are one group, and every call is in one."""
+"""Calls that need the same check are one group, and every call is in one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_another_shape_annotation_or_plain_argument_is_another_group():
     assert len(group_calls(graph(*calls), GraphSettings())) == len(calls)
 
 
-def test_a_graph_is_told_by_its_calls_and_not_by_where_its_functions_lie():
+def test_a_graph_is_identified_by_its_calls_and_not_by_the_addresses_of_its_functions():
     assert calls_digest([linear(0)]) == calls_digest([linear(0)])
     assert calls_digest([linear(0)]) != calls_digest([linear(0, WRONG)])
     here = calls_digest([relu(0, "own.f", lambda x: x)])
@@ -46,7 +46,7 @@ def test_an_object_without_a_text_of_its_own_does_not_change_the_digest():
     assert calls_digest([call()]) == calls_digest([call()])
 
 
-def test_inputs_are_told_by_their_bits_shapes_and_names():
+def test_inputs_are_identified_by_their_bits_shapes_and_names():
     x = torch.arange(6.0)
     same = values_digest({"x": x})
     assert same == values_digest({"x": x.clone()})

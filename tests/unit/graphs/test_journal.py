@@ -1,4 +1,4 @@
-"""What is finished is written down at once, and taken over only by the same run."""
+"""Finished results are written at once, and reused only by the same run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_second_run_takes_over_what_is_finished(tmp_path):
         assert not journal.suspects
 
 
-def test_figures_that_are_no_numbers_come_back(tmp_path):
+def test_nan_and_infinity_survive_the_journal(tmp_path):
     option = OptionResult(
         idx=0,
         dim=0,
@@ -80,14 +80,14 @@ def test_a_last_line_that_was_cut_short_is_dropped_with_a_note_and_the_rest_goes
     with opened(tmp_path) as journal:
         assert list(journal.finished) == ["one"]
         [note] = journal.notes
-        assert "was cut short" in note
+        assert "was truncated" in note
         journal.finish(result("two"))
     with opened(tmp_path) as journal:
         assert list(journal.finished) == ["one", "two"]
         assert not journal.notes
 
 
-def test_a_journal_whose_first_line_was_cut_short_starts_anew(tmp_path):
+def test_a_journal_with_a_truncated_first_line_starts_over(tmp_path):
     (tmp_path / JOURNAL_NAME).write_bytes(b'{"format": 1, "ab')
     with opened(tmp_path) as journal:
         assert not journal.finished
@@ -108,16 +108,16 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"settings": {"ranks": "4"}}, r"other settings \(ranks was 2, and is 4 now\)"),
-        ({"versions": {"torch": "2.12.0"}}, r"other versions \(torch was 2.13.0, and is 2.12.0"),
+        ({"settings": {"ranks": "4"}}, r"other settings \(ranks was 2, now it is 4\)"),
+        ({"versions": {"torch": "2.12.0"}}, r"other versions \(torch was 2.13.0, now it is 2.12.0"),
         ({"inputs": "1234"}, "other sample inputs or weights"),
-        ({"modules": {"own_ops": "1234"}}, "another text of the module own_ops"),
+        ({"modules": {"own_ops": "1234"}}, "another version of the module own_ops"),
     ],
 )
 def test_results_of_something_else_are_refused_and_it_is_said_of_what(tmp_path, changes, told):
     write(tmp_path, "one")
     other = msgspec.structs.replace(ABOUT, **changes)
-    with pytest.raises(UsageError, match=f"holds results of {told}.*--overwrite"):
+    with pytest.raises(UsageError, match=f"holds results with {told}.*--overwrite"):
         opened(tmp_path, other)
     with opened(tmp_path, other, resume=False) as journal:
         assert not journal.finished
@@ -133,7 +133,7 @@ def test_what_was_begun_and_never_finished_is_a_suspect(tmp_path):
         assert not journal.suspects
 
 
-def test_what_was_interrupted_is_no_suspect(tmp_path):
+def test_an_interrupted_operator_is_not_a_suspect(tmp_path):
     with opened(tmp_path) as journal:
         journal.begin("slow")
         journal.interrupt()
@@ -144,7 +144,7 @@ def test_what_was_interrupted_is_no_suspect(tmp_path):
 def test_two_runs_cannot_write_to_one_folder_at_the_same_time(tmp_path):
     with (
         opened(tmp_path),
-        pytest.raises(UsageError, match="another process writes its results there"),
+        pytest.raises(UsageError, match="another process is writing its results there"),
     ):
         opened(tmp_path)
     write(tmp_path, "one")
@@ -167,7 +167,7 @@ def test_another_graph_is_registered_beside_the_first_and_both_are_kept(tmp_path
         assert list(journal.graphs["abc"].finished) == ["one", "three"]
 
 
-def test_how_a_run_ended_is_told_of_its_graph_later(tmp_path):
+def test_the_end_of_a_run_is_kept_for_its_graph(tmp_path):
     with opened(tmp_path) as journal:
         journal.finish(result("one"))
         journal.end(GraphReport(graph="model.pt2", kind="fx", calls=3, notes=("a note",)))
@@ -210,28 +210,28 @@ def test_an_operator_that_ended_a_run_of_one_graph_is_a_suspect_for_the_next(tmp
         assert journal.suspects == {"deadly"}
 
 
-def test_starting_anew_because_of_other_settings_says_what_else_that_drops(tmp_path):
+def test_starting_over_because_of_other_settings_says_what_else_is_deleted(tmp_path):
     write(tmp_path, "one")
     write(tmp_path, "two", about=OTHER)
     changed = msgspec.structs.replace(ABOUT, settings={"ranks": "4"})
-    with pytest.raises(UsageError, match="which drops those of 1 other graph, too"):
+    with pytest.raises(UsageError, match="which also deletes the results of 1 other graph"):
         opened(tmp_path, changed)
 
 
 def test_a_journal_of_an_older_format_or_of_another_program_is_refused(tmp_path):
     for text in (b'{"format":1,"about":null}\n', b'{"entry": "somebody else\'s"}\n', b"notes\n"):
         (tmp_path / JOURNAL_NAME).write_bytes(text)
-        with pytest.raises(UsageError, match="line 1 is damaged or of another version"):
+        with pytest.raises(UsageError, match="line 1 is damaged or from another version"):
             opened(tmp_path)
         assert (tmp_path / JOURNAL_NAME).read_bytes() == text
 
 
 def test_a_lock_that_was_taken_in_between_is_seen(tmp_path, monkeypatch):
-    """Two runs that start at once: whoever is second must not find out too late."""
+    """Two runs that start at once: the second must not find out too late."""
     held = Lock(tmp_path / JOURNAL_LOCK)
     monkeypatch.setattr(
         "paritas.graphs.results_folder.is_locked", lambda path: False, raising=False
     )
-    with pytest.raises(UsageError, match="another process writes its results there"):
+    with pytest.raises(UsageError, match="another process is writing its results there"):
         opened(tmp_path)
     held.release()

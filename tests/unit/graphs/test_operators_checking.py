@@ -1,4 +1,4 @@
-"""One call of a graph, checked: every way it can end."""
+"""The check of one call of a graph, with every outcome."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LINEAR = GraphCall(
 
 
 def test_idle_calls_and_obstacles_keep_their_reasons():
-    idle = check_call(dataclasses.replace(LINEAR, idle="takes a tuple apart"), GraphSettings())
-    assert (idle.outcome, idle.reason) == (CallOutcome.NOTHING, "takes a tuple apart")
+    idle = check_call(dataclasses.replace(LINEAR, idle="unpacks a tuple"), GraphSettings())
+    assert (idle.outcome, idle.reason) == (CallOutcome.NOTHING, "unpacks a tuple")
     blocked = check_call(dataclasses.replace(LINEAR, obstacle="a sparse tensor"), GraphSettings())
     assert (blocked.outcome, blocked.reason) == (CallOutcome.UNSUPPORTED, "a sparse tensor")
 
@@ -100,17 +100,17 @@ def test_sources_of_options():
     assert origins("all") == ["declared", "declared", "library"]
 
 
-def test_no_rule_is_nothing_to_check_and_says_what_to_do():
+def test_without_a_rule_there_is_nothing_to_check_and_the_reason_says_what_to_do():
     call = GraphCall(0, "n", "my.op", args=(X,), function=lambda x: x * 2)
     result = check_call(call, GraphSettings())
     assert result.outcome is CallOutcome.NOTHING
     assert result.reason == (
-        "the library has no rule for such a call of my.op; --options discover looks for one"
+        "the library has no rule for this call of my.op; try --options discover"
     )
     assert check_call(call, GraphSettings(options="discover")).outcome is CallOutcome.VERIFIED
 
 
-def test_what_is_too_short_is_left_out_and_told():
+def test_a_dimension_that_is_too_short_is_left_out_and_reported():
     result = check_call(LINEAR, GraphSettings(ranks=(8,)))
     assert result.outcome is CallOutcome.VERIFIED
     assert "left out: m0 has length 4, too short for 8 ranks" in result.notes
@@ -141,10 +141,16 @@ def test_a_declared_split_is_a_claim_about_equal_parts():
     )
     result = check_call(call, GraphSettings(ranks=(3,)))
     assert result.outcome is CallOutcome.NOTHING
-    assert "the parts would not be equal" in result.reason
+    assert "the parts are not equal" in result.reason
 
 
-def test_an_operator_that_fails_by_itself_is_unsupported():
+def test_a_factor_passed_by_name_does_not_stop_the_check():
+    call = dataclasses.replace(LINEAR, args=(X,), kwargs={"weight": W})
+    result = check_call(call, GraphSettings())
+    assert result.outcome is not CallOutcome.UNSUPPORTED, result.reason
+
+
+def test_an_operator_that_fails_unsplit_is_unsupported():
     odd = TensorValue("w", (6, 5), torch.float32)
     result = check_call(
         GraphCall(0, "n", "torch.mm", args=(X, odd), annotation="a b, c d -> a d"), GraphSettings()
@@ -172,13 +178,13 @@ def test_an_interrupt_passes():
         check_call(call, GraphSettings())
 
 
-def test_what_takes_too_much_memory_is_told_before_it_is_made():
+def test_values_that_take_too_much_memory_are_refused_before_they_are_made():
     huge = TensorValue("x", (1 << 20, 1 << 12), torch.float32)
     result = check_call(GraphCall(0, "n", "torch.relu", args=(huge,)), GraphSettings())
     assert result.outcome is CallOutcome.UNSUPPORTED
     assert result.reason == (
-        "its values take 32 GiB, 64 GiB with those of 2 ranks, more than the 4 GiB allowed; "
-        "--cap N checks it with shorter dimensions"
+        "its values take 32 GiB, and 64 GiB with those of 2 ranks; 4 GiB are allowed. "
+        "Use --cap N to check it with shorter dimensions"
     )
     grown = GraphCall(0, "n", "torch.Tensor.repeat", args=(X, 1 << 20, 1 << 12))
     assert "--cap N" in check_call(grown, GraphSettings()).reason
@@ -198,7 +204,7 @@ def test_recorded_values_are_used_as_they_are():
     result = check_call(call, GraphSettings(), CallValues((recorded,)))
     assert result.outcome is CallOutcome.VERIFIED
     assert any(torch.equal(one, recorded) for one in seen)
-    assert result.notes == ("values recorded from a run of the graph",)
+    assert result.notes == ("values recorded in a run of the graph",)
 
 
 def test_the_process_is_left_as_it_was():
@@ -241,7 +247,7 @@ def test_what_is_not_split_is_run_once_for_all_splits():
     assert wholes == [torch.float32, torch.float64]
 
 
-def test_other_shapes_than_the_graph_has_are_told():
+def test_shapes_that_differ_from_the_graph_are_reported():
     out = TensorValue("y", (4, 9), torch.float32)
     result = check_call(dataclasses.replace(LINEAR, outputs=(out,)), GraphSettings())
-    assert "run here it gives [(4, 8)], where the graph has [(4, 9)]" in result.notes
+    assert "it returns [(4, 8)] here, but [(4, 9)] in the graph" in result.notes

@@ -1,4 +1,4 @@
-"""What is run for a name that a graph gives, and what is not."""
+"""What runs for an operator name of a graph, and what does not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def called(name: str, *args: object, **kwargs: object) -> GraphCall:
         "linear",
     ],
 )
-def test_a_name_that_is_no_tensor_operator_is_refused(name):
+def test_a_name_that_is_not_a_tensor_operator_is_refused(name):
     with pytest.raises(UsageError, match=r"paritas does not run .*--import MODULE"):
         function_of(called(name, X))
 
@@ -91,7 +91,7 @@ def test_an_operator_that_the_graph_holds_is_taken_as_it_is():
     assert function_of(call) is mine
 
 
-def test_a_registration_opens_no_door(monkeypatch):
+def test_a_registration_does_not_allow_other_functions(monkeypatch):
     from paritas.partition.library import register, unregister
 
     register("torch.load", "a -> a")
@@ -139,7 +139,7 @@ def test_what_an_imported_module_merely_holds_is_not_run(my_ops, name):
         function_of(called(f"my_graph_ops.{name}", X), (my_ops,))
 
 
-def test_an_import_that_fails_is_told():
+def test_an_import_that_fails_is_reported():
     with pytest.raises(
         UsageError, match=r"--import no_such_module_here: importing it raised Module"
     ):

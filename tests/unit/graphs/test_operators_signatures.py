@@ -1,4 +1,4 @@
-"""A call in a line, and its key."""
+"""A call as one line of text, and its key."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.graphs.calls import TensorValue, draw_values, ungraded
+from paritas.graphs.calls import TensorValue, draw_values, without_gradient_in
 
 
 def value(name, *shape, dtype=torch.float32, grad=True):
@@ -16,7 +16,7 @@ def ids(name, *shape):
     return value(name, *shape, dtype=torch.int64)
 
 
-def test_a_value_given_twice_is_one_tensor():
+def test_a_value_passed_twice_is_one_tensor():
     x = value("x", 4, 8)
     drawn = draw_values("torch.mul", (x, x), {}, 0).args
     assert drawn[0] is drawn[1]
@@ -24,7 +24,7 @@ def test_a_value_given_twice_is_one_tensor():
     assert not torch.equal(other[0], other[1])
 
 
-def test_a_value_given_twice_is_drawn_as_its_more_demanding_use_wants_it():
+def test_a_value_passed_twice_is_drawn_for_its_stricter_use():
     x = value("x", 64, 64)
     drawn = draw_values("torch.div", (x, x), {}, 0).args[0]
     assert drawn.abs().min() >= 0.5
@@ -75,9 +75,9 @@ def test_every_query_sees_a_key():
     assert not bool(drawn.all())
 
 
-def test_no_gradient_is_asked_where_the_graph_or_the_operator_has_none():
+def test_there_is_no_gradient_if_the_graph_or_the_operator_has_none():
     x, still = value("x", 4, 8), value("b", 8, grad=False)
-    assert ungraded("torch.mul", (x, still), {}) == {1}
-    assert ungraded("torch.cat", ([x, still],), {}) == frozenset()
+    assert without_gradient_in("torch.mul", (x, still), {}) == {1}
+    assert without_gradient_in("torch.cat", ([x, still],), {}) == frozenset()
     norm = (x, value("w", 8), value("b", 8), value("m", 8), value("v", 8), False, 0.1, 1e-5, True)
-    assert ungraded("aten.batch_norm", norm, {}) == {3, 4}
+    assert without_gradient_in("aten.batch_norm", norm, {}) == {3, 4}

@@ -69,7 +69,7 @@ def test_every_node_is_a_call_and_counted(block: Graph, gather: Graph) -> None:
     for graph in (block, gather):
         assert [call.position for call in graph.calls] == list(range(len(graph.calls)))
         assert len({call.name for call in graph.calls}) == len(graph.calls)
-    written = "a checkpoint as nnScaler 0.9 writes it, pickle version 4; its code was not run"
+    written = "a checkpoint in the format of nnScaler 0.9, pickle protocol 4; its code was not run"
     assert block.notes == (
         f"graph Block: {written}",
         "nodes: 28 IRBpOperation, 29 IRDimops, 6 IRPyFunc",
@@ -135,7 +135,7 @@ def test_an_operator_that_nnscaler_does_not_know_has_no_annotation(gather: Graph
 
 def test_what_there_is_nothing_to_check_of_says_so(block: Graph) -> None:
     reasons = collections.Counter(call.idle for call in block.calls if call.idle)
-    assert reasons["Python on plain values, which gives no tensor"] == 5
+    assert reasons["Python code on plain values, which returns no tensor"] == 5
     taken = "it reads a part or an attribute of a value: there is nothing to split"
     assert named(block, "getattr_2").idle == taken
     assert block.calls[35].idle == "a backward pass, checked with its forward call"
@@ -187,7 +187,7 @@ def hollow(call: GraphCall) -> OperatorCall:
 
 
 def test_norms_are_read_with_what_their_ranks_exchange_or_keep() -> None:
-    """What nnScaler writes into the code of a rank is not in the file: it is known by the name."""
+    """The file does not hold the code that nnScaler writes for a rank: the name implies it."""
     graph = read_checkpoint(NORMS)
     assert named(graph, "wrap_batchnorm2d_func_3").annotation == (
         "n c h^ w^, c, c, c, c, 1 -> n c h^ w^ ; process_group=ranks(n)"

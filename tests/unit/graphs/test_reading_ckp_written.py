@@ -1,4 +1,4 @@
-"""What the two real checkpoints do not have: segments, classes of users, other rules and values."""
+"""What the two real checkpoints lack: segments, classes of users, other rules and values."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_a_name_of_the_users_elsewhere_needs_its_module_to_be_named(
 def test_a_class_of_the_standard_library_is_none_of_a_model(write: Writer, tmp_path: Path) -> None:
     x = write.tensor("x", (2, 3), 1)
     node = write.node("torch.relu", [x], [x], _module_stack={"a": Path})
-    with pytest.raises(UsageError, match="no graph of nnScaler has it: do not unpickle this file"):
+    with pytest.raises(
+        UsageError, match="nnScaler graphs do not contain it; do not unpickle this file"
+    ):
         read(tmp_path, write.graph([node]))
 
 
@@ -97,7 +99,7 @@ def test_a_value_that_is_not_in_the_file_is_an_obstacle(write: Writer, tmp_path:
     assert call.obstacle == "the file has no value for `steps`"
 
 
-def test_kinds_of_tensors_are_told_apart(write: Writer, tmp_path: Path) -> None:
+def test_kinds_of_tensors_are_distinguished(write: Writer, tmp_path: Path) -> None:
     given = write.tensor("x", (4,), 1, _requires_grad=False)
     weight = write.tensor("w", (4,), 2, _is_attr=True)
     mean = write.tensor("mean", (4,), 3, _is_attr=True, _requires_grad=False)
@@ -121,7 +123,7 @@ def test_kinds_of_tensors_are_told_apart(write: Writer, tmp_path: Path) -> None:
         (
             "nnscaler.graph.function.anchor.IRGraphAnchor",
             "nnscaler.runtime.function.anchor",
-            "a mark in the graph, which computes nothing",
+            "it marks a place in the graph and computes nothing",
         ),
         (
             "nnscaler.ir.operator.IRBpOperation",
@@ -217,9 +219,7 @@ def test_a_rule_that_says_something_else_is_noted(write: Writer, tmp_path: Path)
     out = [write.shape_annotation("a n")]
     found, notes = annotation(write, tmp_path, shapes, out, _trans_rules=rules)
     assert found == "a k+, n k+ -> a n"
-    assert notes == (
-        "IRDimops f 1: a rule of it splits otherwise than its annotation: not looked at",
-    )
+    assert notes == ("IRDimops f 1: one of its rules differs from its annotation: ignored",)
 
 
 def test_a_rule_that_is_unknown_code_leaves_the_node_without_an_annotation(
@@ -230,8 +230,10 @@ def test_a_rule_that_is_unknown_code_leaves_the_node_without_an_annotation(
     shapes = [write.shape_annotation("a b")]
     found, notes = annotation(write, tmp_path, shapes, shapes, _trans_rules=rules)
     assert found is None
-    code = "a rule of it is code (`nnscaler.graph.function.function.some_modifier`), which is not"
-    assert notes == (f"IRDimops f 1: {code} run: its splits are not read from the file",)
+    code = (
+        "one of its rules is code (`nnscaler.graph.function.function.some_modifier`), which is not"
+    )
+    assert notes == (f"IRDimops f 1: {code} run; its splits are not read from the file",)
 
 
 def test_an_annotation_of_another_number_of_values_is_noted(write: Writer, tmp_path: Path) -> None:
@@ -240,4 +242,6 @@ def test_an_annotation_of_another_number_of_values_is_noted(write: Writer, tmp_p
     node = write.annotated("mine.f", [x, 1], [x], inputs_as=[shape], outputs_as=[shape])
     graph = read(tmp_path, write.graph([node]))
     assert graph.calls[0].annotation is None
-    assert graph.notes[2] == "IRDimops f 1: its annotation is of 1 -> 1 values, it has 2 -> 1"
+    assert (
+        graph.notes[2] == "IRDimops f 1: its annotation has 1 -> 1 values, but the node has 2 -> 1"
+    )

@@ -130,17 +130,17 @@ def test_only_the_folder_of_a_file_is_shown():
     assert source_of("") == ("", "")
 
 
-def test_taking_apart_sizes_and_assertions_are_nothing_to_check(programs):
+def test_unpacking_sizes_and_assertions_are_nothing_to_check(programs):
     block = read_exported(programs["block"][1])
-    assert call_named(block, "getitem").idle == "takes a tuple apart"
-    assert call_named(block, "sym_size_int_1").idle == "works on sizes, not on tensors"
+    assert call_named(block, "getitem").idle == "unpacks a tuple"
+    assert call_named(block, "sym_size_int_1").idle == "computes sizes, not tensors"
     counting = read_exported(programs["counting"][1])
     asserted = [call for call in counting.calls if "assert" in call.operator]
     assert asserted
     assert {call.idle for call in asserted} == {"checks an assumption and computes nothing"}
 
 
-def test_a_size_that_depends_on_values_is_guessed_and_told(programs):
+def test_a_size_that_depends_on_values_is_guessed_and_reported(programs):
     graph = read_exported(programs["counting"][1])
     nonzero = next(call for call in graph.calls if call.operator == "aten.nonzero.default")
     assert nonzero.outputs[0].shape == (4, 1)  # no more than there are elements
@@ -190,7 +190,7 @@ def test_a_custom_operator_is_read_where_it_is_not_registered(tmp_path):
     assert [one.shape for one in call.outputs] == [(3,)]
 
 
-def test_what_is_no_number_in_json_is_read_back(programs):
+def test_nan_and_infinity_are_read_from_json(programs):
     fill = call_named(read_exported(programs["block"][1]), "masked_fill")
     assert fill.args[2] == float("-inf")
 
@@ -223,7 +223,7 @@ def test_an_argument_of_a_kind_that_is_not_known_hinders_its_call_alone(programs
 
 
 def rewritten(path, to, change):
-    """A copy of an archive whose program is changed."""
+    """A copy of an archive with a changed program."""
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(to, "w") as new:
         for member in old.infolist():
             data = old.read(member)

@@ -1,4 +1,4 @@
-"""A graph of torch.fx is read from memory, with its modules taken apart."""
+"""A graph of torch.fx is read from memory, with its modules inlined."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_modules_are_the_functions_that_they_call():
     assert not any(call.obstacle for call in graph.calls)
 
 
-def test_parameters_and_buffers_are_told_apart_and_the_model_is_left_as_it_was():
+def test_parameters_and_buffers_are_distinguished_and_the_model_is_not_changed():
     model = Cnn()
     graph = traced(model, torch.randn(2, 3, 8, 8))
     kinds = {name: (value.kind, value.requires_grad) for name, value in graph.values.items()}
@@ -59,7 +59,7 @@ def test_parameters_and_buffers_are_told_apart_and_the_model_is_left_as_it_was()
 def test_taking_a_tuple_apart_is_idle_and_a_subscript_of_a_tensor_is_not():
     graph = traced(Cnn(), torch.randn(2, 3, 8, 8))
     apart = [call for call in graph.calls if call.operator == "operator.getitem"]
-    assert [call.idle for call in apart] == ["takes a tuple apart", "takes a tuple apart", ""]
+    assert [call.idle for call in apart] == ["unpacks a tuple", "unpacks a tuple", ""]
     assert isinstance(apart[2].args[0], TensorValue)
     assert apart[2].args[1] == (slice(None, None, None), 0)
 
@@ -79,11 +79,11 @@ def test_shapes_that_a_graph_holds_are_taken():
 
 def test_a_graph_without_shapes_asks_for_inputs():
     module = torch.fx.symbolic_trace(Cnn())
-    with pytest.raises(UsageError, match=r"has no shapes .* give sample inputs with it"):
+    with pytest.raises(UsageError, match=r"has no shapes .* pass sample inputs with it"):
         open_graph(module)
 
 
-def test_inputs_that_do_not_fit_are_told_of():
+def test_inputs_that_do_not_fit_are_refused():
     module = torch.fx.symbolic_trace(lambda x, y: x + y)
     with pytest.raises(UsageError, match=r"missing a required argument: 'y'.* it takes x, y"):
         open_graph(module, inputs=(torch.ones(2),))
@@ -152,6 +152,6 @@ def test_modules_that_look_at_their_input_are_written_out_too():
         "instance_norm",
         "batch_norm",
     ]
-    # They are given what gives the same: the input of the last is what the model has there.
+    # They get equivalent arguments: the input of the last is that of the model.
     given = sample_values(graph, x, [2]).values[2].args[0]
     assert torch.equal(given, model[1](model[0](x)))

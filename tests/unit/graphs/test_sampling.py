@@ -1,4 +1,4 @@
-"""A graph run on sample inputs keeps exactly what its calls are given."""
+"""A graph run on sample inputs keeps exactly the arguments of its calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def block_file(block, tmp_path_factory):
 
 
 class Watching(Interpreter):
-    """What each node of a graph is given, before it may write to it."""
+    """The arguments of each node of a graph, before it may write to them."""
 
     def __init__(self, module):
         super().__init__(module)
@@ -47,7 +47,7 @@ class Watching(Interpreter):
 
 
 @pytest.mark.parametrize("where", ["file", "memory"])
-def test_every_call_is_given_what_an_interpreter_gives_it(block, block_file, where):
+def test_every_call_gets_the_arguments_of_an_interpreter(block, block_file, where):
     graph = open_graph(block_file if where == "file" else block)
     x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
     watching = Watching(block.graph_module)
@@ -74,7 +74,7 @@ def test_the_users_model_and_inputs_stay_as_they_were():
     assert torch.equal(x, torch.ones(2, 3, 8, 8))
 
 
-def test_a_tensor_that_is_given_twice_stays_one():
+def test_a_tensor_passed_twice_stays_one():
     graph = open_graph(torch.fx.symbolic_trace(lambda x: x * x), inputs=torch.ones(3))
     values = sample_values(graph, torch.full((3,), 2.0), [0]).values[0]
     assert values.args[0] is values.args[1]
@@ -121,14 +121,17 @@ def test_inputs_are_taken_by_position_and_by_name(inputs):
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ((torch.ones(3),), r"the inputs lack y; the graph takes 2 tensors: x float32\[3\], y"),
-        ((torch.ones(3),) * 3, "3 input tensors are given by position"),
+        (
+            (torch.ones(3),),
+            r"the inputs y are missing; the graph takes 2 tensors: x float32\[3\], y",
+        ),
+        ((torch.ones(3),) * 3, "got 3 positional input tensors"),
         (
             (torch.ones(3), torch.ones(4)),
-            r"input y is float32\[4\], where the graph has float32\[3\]",
+            r"input y is float32\[4\], but the graph has float32\[3\]",
         ),
         ((torch.ones(3), torch.ones(3).double()), r"input y is float64\[3\]"),
-        ({"x": torch.ones(3), "z": torch.ones(3)}, "there is no input 'z'"),
+        ({"x": torch.ones(3), "z": torch.ones(3)}, "the graph has no input 'z'"),
         ({"x": [torch.ones(3)]}, "a named input holds several tensors"),
     ],
 )
@@ -163,7 +166,9 @@ def test_what_depends_on_a_call_that_cannot_run_is_left_to_be_drawn(branching):
     assert "add" in unknown
     assert "sum_1" not in unknown
     assert samples.notes[0].startswith("not run on the sample inputs: cond: ")
-    assert samples.notes[1].startswith("what these calls are given is not known, and drawn: cond.")
+    assert samples.notes[1].startswith(
+        "the arguments of these calls are unknown and are drawn: cond."
+    )
 
 
 def test_what_a_file_names_is_not_run_beyond_torchs_operators(tmp_path):
@@ -193,11 +198,11 @@ def test_what_does_not_fit_the_memory_is_not_run(operator, args):
     )
     graph = Graph("hostile", "torch.export", calls, {"x": x})
     samples = sample_values(graph, torch.ones(2), [1])
-    assert "large gives " in samples.notes[0]
-    assert "more than 4 GiB" in samples.notes[0]
+    assert "large returns " in samples.notes[0]
+    assert "; 4 GiB are allowed" in samples.notes[0]
 
 
-def test_a_large_number_is_no_large_tensor():
+def test_a_large_number_is_not_a_large_tensor():
     made = TensorValue("made", (2,), torch.float32)
     calls = (
         GraphCall(0, "full", "aten.full.default", ([2], -1e30), outputs=(made,)),
@@ -208,7 +213,7 @@ def test_a_large_number_is_no_large_tensor():
     assert samples.values[1].args[0].tolist() == [-1.0000000150474662e30] * 2
 
 
-def test_parameters_that_a_graph_does_not_hold_are_drawn_and_told():
+def test_parameters_that_a_graph_does_not_hold_are_drawn_and_reported():
     x = TensorValue("x", (2, 4), torch.float32, "input")
     weight = TensorValue("weight", (3, 4), torch.float32, "parameter")
     made = TensorValue("made", (2, 3), torch.float32)
@@ -216,10 +221,10 @@ def test_parameters_that_a_graph_does_not_hold_are_drawn_and_told():
     graph = Graph("without", "nnscaler", (call,), {"x": x, "weight": weight})
     samples = sample_values(graph, torch.ones(2, 4), [0])
     assert samples.values[0].args[1].shape == (3, 4)
-    assert samples.notes == ("the graph does not hold weight: drawn for the sample run",)
+    assert samples.notes == ("the graph does not hold weight; drawn for the sample run",)
 
 
-def test_a_result_that_is_not_as_the_graph_says_is_told():
+def test_a_result_that_differs_from_the_graph_is_reported():
     x = TensorValue("x", (2,), torch.float32, "input")
     wrong = TensorValue("wrong", (3,), torch.float32)
     calls = (
@@ -228,7 +233,7 @@ def test_a_result_that_is_not_as_the_graph_says_is_told():
     )
     samples = sample_values(Graph("odd", "torch.export", calls, {"x": x}), torch.ones(2), [0, 1])
     assert set(samples.values) == {0}
-    assert "relu gave float32[2], where the graph says float32[3]" in samples.notes[0]
+    assert "relu returned float32[2], but the graph has float32[3]" in samples.notes[0]
 
 
 class Net(nn.Module):
@@ -245,7 +250,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("level", "known"), [("op", ["mul", "cat", "view"]), ("module", ["linear"])]
 )
-def test_a_dump_of_the_model_says_what_calls_are_given(tmp_path, level, known):
+def test_a_dump_of_the_model_provides_the_arguments_of_calls(tmp_path, level, known):
     torch.manual_seed(0)
     model, x = Net(), torch.randn(3, 4)
     graph = open_graph((model, x))
@@ -255,7 +260,7 @@ def test_a_dump_of_the_model_says_what_calls_are_given(tmp_path, level, known):
     sampled = sample_values(graph, x, range(99))
     names = {graph.calls[position].name for position in recorded.values}
     assert names >= set(known)
-    assert recorded.notes[0] == f"recorded in dump: what {len(names)} of 6 are given"
+    assert recorded.notes[0] == f"dump holds the arguments of {len(names)} of 6 calls"
     for position, values in recorded.values.items():
         for ours, theirs in zip(values.args, sampled.values[position].args, strict=True):
             if torch.is_tensor(ours):
@@ -266,5 +271,5 @@ def test_a_dump_of_another_program_is_refused(tmp_path):
     graph = open_graph((nn.Linear(4, 4), torch.ones(2, 4)))
     with capture(tmp_path / "dump", level="op"):
         torch.ones(3).sin()
-    with pytest.raises(UsageError, match="none of its recorded calls is a call of Linear"):
+    with pytest.raises(UsageError, match="none of its recorded calls is in Linear"):
         values_from_dump(graph, tmp_path / "dump", [0])

@@ -1,4 +1,4 @@
-"""The script of a failure stands by itself, and says what the check said: wrong, or right."""
+"""The script of a failure is standalone, and agrees with the check: wrong, or right."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ARGMAX = ("torch.argmax", torch.argmax, (r(4, 8), 1), {})
 MM = ("aten.mm.default", torch.ops.aten.mm.default, (r(4, 8), r(8, 6)), {})
 VIEW = ("torch.Tensor.view", torch.Tensor.view, (r(4, 8), (4, 8)), {})
 
-# An operator, an annotation and the option that is looked at: right and wrong ones side by side.
+# An operator, an annotation and an option: correct and wrong ones side by side.
 CASES = {
     "bias once": (*LINEAR, "m k+, n k+, n : !k -> m n", (0, 1)),
     "bias on each rank": (*LINEAR, "m k+, n k+, n -> m n", (0, 1)),
@@ -116,15 +116,15 @@ def test_a_script_prints_both_losses_and_the_worst_element(capsys):
 
 @pytest.mark.unforked
 @pytest.mark.slow
-def test_the_handed_script_fails_by_itself_and_mends_when_the_rule_is_right(tmp_path, capsys):
-    handed = write_script(tmp_path, "00_linear", facts_of("bias on each rank"), recorded=True)
-    assert handed.path == "repro/00_linear.py"
-    assert not handed.note
+def test_the_script_fails_on_its_own_and_passes_when_the_rule_is_right(tmp_path, capsys):
+    outcome = write_script(tmp_path, "00_linear", facts_of("bias on each rank"), recorded=True)
+    assert outcome.path == "repro/00_linear.py"
+    assert not outcome.note
     assert {path.name for path in (tmp_path / "repro").iterdir()} == {
         "00_linear.py",
         "00_linear.safetensors",
     }
-    script = tmp_path / handed.path
+    script = tmp_path / outcome.path
     text = script.read_text()
     assert "    # args[1]: split along dimension 1" in text
     mended = text.replace(
@@ -142,26 +142,26 @@ def test_complex_arguments_are_stored_and_come_back(tmp_path, untried, dtype):
     call = OperatorCall(torch.mul, args, {}, name="torch.mul")
     recipe = Annotation.parse("a b, a b -> a b").recipe(call, Option(0, 0, 2))
     facts = Facts("torch.mul", call, recipe, 2, ("A failure.",))
-    handed = write_script(tmp_path, "00_mul", facts, recorded=True)
-    script = tmp_path / handed.path
+    outcome = write_script(tmp_path, "00_mul", facts, recorded=True)
+    script = tmp_path / outcome.path
     names = {"__name__": "script", "__file__": str(script)}
     exec(compile(script.read_text(), "script.py", "exec"), names)
     given = names["arguments"](None)
     assert all(torch.equal(given[place], value) for place, value in enumerate(args))
 
 
-def test_a_script_that_shows_nothing_is_told_in_a_note(tmp_path, monkeypatch):
+def test_a_note_says_that_a_script_shows_nothing(tmp_path, monkeypatch):
     said = 0, "the fault is gone\n"
     monkeypatch.setattr("paritas.reports.scripts.run_script", lambda *_: said)
-    handed = write_script(tmp_path, "00_linear", facts_of("bias once"))
-    assert handed.path == "repro/00_linear.py"
+    outcome = write_script(tmp_path, "00_linear", facts_of("bias once"))
+    assert outcome.path == "repro/00_linear.py"
     problem = "it exits with 0: the fault is gone"
-    assert handed.note == f"repro/00_linear.py does not show the failure by itself: {problem}"
-    assert f"did not show the failure: {problem}" in (tmp_path / handed.path).read_text()
+    assert outcome.note == f"repro/00_linear.py does not reproduce the failure: {problem}"
+    assert f"did not show the failure: {problem}" in (tmp_path / outcome.path).read_text()
 
 
 def test_a_function_made_in_memory_has_no_script():
-    with pytest.raises(NoScriptError, match=r"own\.f was made in memory"):
+    with pytest.raises(NoScriptError, match=r"own\.f exists only in memory"):
         function_text("own.f", lambda x: x)
 
 

@@ -1,4 +1,4 @@
-"""A whole graph: every call accounted for, what is finished kept, what goes wrong told."""
+"""A whole graph: every call is accounted for, results are kept, failures are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAULTY = graph(linear(0, WRONG), relu(1), linear(2, WRONG), idle(3))
 
 
 class Elsewhere(Executor):
-    """Does the work at once; dies of the operators that it is told."""
+    """Does the work at once; crashes at the given operators."""
 
     def __init__(self, deadly=()):
         self.deadly, self.done = set(deadly), []
@@ -112,7 +112,7 @@ def test_the_page_is_left_out_on_request_and_an_earlier_one_goes(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_graph_without_calls_is_no_success():
+def test_a_graph_without_calls_is_not_a_success():
     assert verify_graph(graph()).exit_code == 3
 
 
@@ -136,7 +136,7 @@ def test_a_fault_of_our_own_becomes_the_operators_result(monkeypatch):
     assert one.reason == "checking it raised RuntimeError: no such thing"
 
 
-# --- going on -------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
 def test_a_second_run_takes_over_everything_and_checks_nothing(tmp_path, checked, untried):
@@ -165,7 +165,7 @@ def test_an_interrupted_run_writes_what_there_is_and_the_next_goes_on(tmp_path, 
 def test_another_graph_in_the_same_folder_is_registered_beside_the_first(
     tmp_path, checked, untried
 ):
-    """`relu` is in both: it was verified, and is not verified again."""
+    """`relu` is in both graphs, and is verified only once."""
     verify_graph(FAULTY, tmp_path)
     del checked[:]
     more = graph(relu(0), linear(1), name="more")
@@ -174,7 +174,7 @@ def test_another_graph_in_the_same_folder_is_registered_beside_the_first(
     assert (report.shared, report.resumed, report.number) == (1, 0, 2)
     assert report.passed
     [again] = [one for one in report.operators if one.operator == "torch.relu"]
-    assert "not verified again: it was for toy" in again.notes
+    assert "not verified again: already verified for toy" in again.notes
     assert [site.node for site in again.sites] == ["relu_0"]
     [first] = report.others
     assert (first.graph, first.exit_code, len(first.operators)) == ("toy", 1, 3)
@@ -192,7 +192,7 @@ def test_the_results_of_all_graphs_of_a_folder_stay_readable(tmp_path, untried):
         assert {line["graph"] for line in csv.DictReader(file)} == {"more", "toy"}
     assert (tmp_path / "report_1.html").is_file()
     assert 'href="report_1.html"' in (tmp_path / "report.html").read_text()
-    # The first graph once more: nothing is left of the pages that were named for the other order.
+    # The first graph again: no page with a name of the other order is left.
     verify_graph(FAULTY, tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.html")) == ["report.html", "report_2.html"]
 
@@ -205,7 +205,7 @@ def test_a_graph_that_is_checked_again_after_another_takes_its_own_over(tmp_path
     assert (checked, report.resumed, report.shared, report.number) == ([], 3, 0, 1)
 
 
-def test_starting_anew_drops_all_graphs_of_a_folder(tmp_path, untried):
+def test_starting_over_deletes_all_graphs_of_a_folder(tmp_path, untried):
     verify_graph(FAULTY, tmp_path)
     verify_graph(graph(linear(0), name="more"), tmp_path)
     report = verify_graph(FINE, tmp_path, resume=False)
@@ -223,7 +223,7 @@ def test_a_function_of_the_same_name_in_memory_is_verified_for_each_graph(tmp_pa
     assert (checked, report.shared) == (["relu_0", "relu_0", "linear_1"], 0)
 
 
-def test_an_operator_whose_rule_was_changed_meanwhile_is_checked_again(tmp_path, checked):
+def test_an_operator_is_checked_again_if_its_rule_has_changed(tmp_path, checked):
     call = dataclasses.replace(relu(0), annotation=None)
     verify_graph(graph(call), tmp_path, html=False)
     register("torch.relu", "a b^ -> a b^", overwrite=True)
@@ -248,7 +248,7 @@ def test_a_device_and_ranks_that_are_not_there_are_refused_before_the_work(tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_starting_anew_takes_away_what_is_ours_and_nothing_else(tmp_path, untried):
+def test_starting_over_deletes_our_files_and_nothing_else(tmp_path, untried):
     verify_graph(FAULTY, tmp_path)
     (tmp_path / "repro" / "notes.txt").write_text("mine")
     (tmp_path / "other.csv").write_text("mine")
@@ -259,23 +259,23 @@ def test_starting_anew_takes_away_what_is_ours_and_nothing_else(tmp_path, untrie
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path):
     verify_graph(FINE, tmp_path)
-    with pytest.raises(UsageError, match=r"seed was 0, and is 1 now"):
+    with pytest.raises(UsageError, match=r"seed was 0, now it is 1"):
         verify_graph(FINE, tmp_path, seed=1)
 
 
-def test_a_module_that_was_mended_meanwhile_is_another_question(tmp_path, monkeypatch):
+def test_a_changed_module_needs_another_check(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "rules_of_mine.py"
     module.write_text("A = 1\n")
     verify_graph(FINE, tmp_path / "out", imports=["rules_of_mine"])
     module.write_text("A = 2\n")
-    with pytest.raises(UsageError, match="another text of the module rules_of_mine"):
+    with pytest.raises(UsageError, match="another version of the module rules_of_mine"):
         verify_graph(FINE, tmp_path / "out", imports=["rules_of_mine"])
 
 
 def test_files_of_somebody_else_are_not_replaced(tmp_path):
     (tmp_path / "results.csv").write_text("mine")
-    with pytest.raises(UsageError, match=r"holds results.csv, but no journal.jsonl to go on from"):
+    with pytest.raises(UsageError, match=r"holds results.csv, but no journal.jsonl to resume from"):
         verify_graph(FINE, tmp_path)
     assert (tmp_path / "results.csv").read_text() == "mine"
 
@@ -285,18 +285,18 @@ def test_a_file_that_leads_out_of_the_folder_is_not_written_to(tmp_path, name):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).symlink_to(tmp_path / "precious")
-    with pytest.raises(UsageError, match="it leads out of the folder"):
+    with pytest.raises(UsageError, match="it is a symbolic link; remove it"):
         verify_graph(FINE, tmp_path / "out", resume=False)
     assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_an_outdir_that_is_a_file_and_a_linked_folder_of_scripts_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="it is a file; name a folder"):
+    with pytest.raises(UsageError, match="it is a file; use a folder"):
         verify_graph(FINE, tmp_path / "file")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "repro").symlink_to(tmp_path)
-    with pytest.raises(UsageError, match="it is no folder of its own"):
+    with pytest.raises(UsageError, match="it is a link or a file, not a folder; remove it"):
         verify_graph(FINE, tmp_path / "out")
 
 
@@ -314,7 +314,7 @@ def test_a_worker_that_dies_costs_its_own_operator_alone():
     assert "BrokenProcessPool" in report.operators[1].reason
 
 
-def test_calls_travel_to_workers_but_for_functions_made_in_memory():
+def test_workers_get_all_calls_except_functions_made_in_memory():
     elsewhere = Elsewhere()
     own = relu(1, "own.f", lambda x: x.relu())
     report = verify_graph(graph(linear(0), own, idle(2)), executor=elsewhere, jobs=2)
@@ -344,7 +344,7 @@ def test_the_random_state_of_the_caller_is_left_as_it_was():
 def test_an_operator_that_ended_an_earlier_process_gets_one_of_its_own(
     tmp_path, monkeypatch, checked
 ):
-    """Which it may end again, at no cost to the others."""
+    """It may crash again without affecting the others."""
     key = verify.group_calls(FINE, verify.GraphSettings())[1].key
     begin = verify.GraphJournal.begin
 
@@ -372,7 +372,7 @@ def test_an_operator_that_ended_an_earlier_process_gets_one_of_its_own(
 # --- values ---------------------------------------------------------------------------------------
 
 
-def test_a_number_of_ranks_may_be_given_by_itself():
+def test_ranks_may_be_a_single_number():
     report = verify_graph(graph(linear(0, RIGHT)), ranks=3)
     assert {option.ranks for option in report.operators[0].options} == {3}
 
@@ -383,7 +383,7 @@ def test_a_graph_is_not_changed_by_being_checked():
     assert calls == FINE.calls
 
 
-# --- norms whose ranks exchange statistics, or keep them ------------------------------------------
+# --- norms that exchange statistics between ranks, or keep them -----------------------------------
 
 
 def test_a_checkpoint_with_batch_norm_and_instance_norm_is_verified(tmp_path):

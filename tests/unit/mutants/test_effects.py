@@ -56,13 +56,13 @@ def test_a_permille_is_clear_in_float32_and_faint_in_bfloat16():
     assert 0 < faint.over_noise < 2
 
 
-def test_a_doubled_addend_of_zeros_is_no_fault():
+def test_a_doubled_addend_of_zeros_is_not_a_fault():
     program = trace_program(lambda x, y: (x + y) * 3.0, [draw(0, 4, 4), torch.zeros(4, 4)])
     assert effect_of(program, "doubled_addend", detail="argument 1").band == "none"
     assert effect_of(program, "doubled_addend", detail="argument 0").band == "clear"
 
 
-def test_a_fault_that_nobody_reads_is_no_fault():
+def test_a_fault_in_an_unused_value_is_not_a_fault():
     def forward(x):
         _ = x * 2.0
         return x + 1.0
@@ -84,7 +84,7 @@ def test_a_swallowed_nan_is_clear():
     assert effect_of(program, "swallowed_nan").over_noise == math.inf
 
 
-def test_another_dtype_and_shared_memory_are_clear_though_no_value_differs():
+def test_another_dtype_and_shared_memory_are_clear_even_if_no_value_differs():
     program = trace_program(lambda x: x * 1.0, [draw(0, 4)])
     assert effect_of(program, "output_dtype").over_noise == math.inf
     assert effect_of(program, "aliased_output").over_noise == math.inf
@@ -113,7 +113,7 @@ def test_rounding_by_arithmetic_is_rounding_by_a_cast(dtype):
     assert not torch.equal(cast.nan_to_num(7.0), values.nan_to_num(7.0))
 
 
-def test_a_stale_buffer_stands_out_of_the_noise():
+def test_a_stale_buffer_is_clearly_above_the_noise():
     torch.manual_seed(0)
     program = trace_program(nn.BatchNorm1d(4), [draw(0, 8, 4) + 1])
     effect = effect_of(program, "stale_buffer", node="native_batch_norm")

@@ -111,7 +111,7 @@ def test_every_kind_of_fault_changes_a_program(mutation):
     pytest.fail(f"{mutation} changes nothing at any of its {len(bands)} sites")
 
 
-def test_every_mutant_gives_results_of_the_shapes_it_should():
+def test_every_mutant_returns_results_of_the_right_shapes():
     for name, program in programs().items():
         right = program.module(*program.fresh_inputs())
         for site in sites(program)[::16]:
@@ -120,7 +120,7 @@ def test_every_mutant_gives_results_of_the_shapes_it_should():
             assert [r.shape for r in wrong] == [r.shape for r in right], (name, site)
 
 
-def test_a_mutant_is_the_program_but_for_one_node_of_the_same_name():
+def test_a_mutant_is_the_program_except_for_one_node_of_the_same_name():
     program = programs()["attention"]
     site = next(site for site in sites(program) if site.mutation == "short_contraction")
     mutant = plant(program, site)
@@ -160,13 +160,13 @@ def test_a_site_that_does_not_fit_plants_nothing():
 
 
 def test_an_unknown_fault_is_refused_by_name():
-    with pytest.raises(UsageError, match="no fault called 'misspelt'; known are mul_to_add"):
+    with pytest.raises(UsageError, match="unknown fault 'misspelt'; use one of mul_to_add"):
         plant(programs()["attention"], FaultSite("add", "misspelt"))
 
 
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
 def test_a_devices_attention_kernel_can_be_made_to_see_the_next_token(kind):
-    """The kernels take no mask of one's own: the fault is written out, also without a device."""
+    """The kernels accept no custom mask: the fault computes the output, also without a GPU."""
 
     def kernel(query, key, value, *_rest):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True), "state"

@@ -1,4 +1,4 @@
-"""What the check would have caught in a model: planted faults, by size, and what went unseen."""
+"""What the check would have caught in a model: planted faults by size, and those it missed."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_the_first_few_of_an_even_order_are_spread_over_the_whole():
     assert even_order(0, 0.3) == []
 
 
-def test_what_no_result_depends_on_is_dead():
+def test_a_node_without_dependent_results_is_dead():
     def function(x):
         torch.cos(x)
         return torch.sin(x)
@@ -246,7 +246,7 @@ def test_what_no_result_depends_on_is_dead():
 # --- figures and words ----------------------------------------------------------------------------
 
 
-def test_a_share_is_given_with_what_it_is_not_below():
+def test_a_share_is_shown_with_its_lower_bound():
     assert Share(caught=47, of=47).least == pytest.approx(0.9244, abs=1e-4)
     assert Share(caught=8, of=10).least == pytest.approx(0.4902, abs=1e-4)
     assert Share(caught=0, of=10).least == pytest.approx(0, abs=1e-12)
@@ -263,7 +263,7 @@ def test_the_smallest_fault_holds_at_nine_of_ten_places_or_is_not_named():
     assert "native run alone: at 10 of 10 places not even 10 % is caught" in "\n".join(lines(many))
 
 
-def test_too_few_caught_is_a_failure_only_where_it_was_asked_and_nothing_is_never_enough():
+def test_too_few_caught_fails_only_if_requested_and_none_caught_never_passes():
     missed = PowerReport(faults=(fault(), fault(status=Status.EQUIVALENT)))
     assert missed.exit_code() == 0
     assert missed.exit_code(0.5) == 0
@@ -308,11 +308,11 @@ def msgspec_larger(one):
     )
 
 
-def test_a_false_alarm_is_told_with_its_place():
-    alarm = Reordering(rewrite="summed from the other end", node="mm", status=Status.DEGRADED)
+def test_a_false_alarm_is_reported_with_its_place():
+    alarm = Reordering(rewrite="summed in reverse order", node="mm", status=Status.DEGRADED)
     told = "\n".join(lines(PowerReport(faults=(fault(),), planned=1, reorderings=(alarm,))))
     assert "false alarms: 1 of 1 harmless rewrite\n" in told
-    assert "summed from the other end at mm: degraded" in told
+    assert "summed in reverse order at mm: degraded" in told
 
 
 def lines(found):

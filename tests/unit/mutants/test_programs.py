@@ -1,4 +1,4 @@
-"""A model written down as one flat graph."""
+"""A model traced as one flat graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_program_gives_outputs_gradients_and_buffers():
+def test_a_program_returns_outputs_gradients_and_buffers():
     torch.manual_seed(0)
     model, x = Counting(), draw(0, 4, 3)
     program = trace_program(model, [x])
@@ -42,7 +42,7 @@ def test_a_program_gives_outputs_gradients_and_buffers():
         "buffer mean",
         "buffer last",
     ]
-    # The model itself was left alone until now.
+    # The model itself is unchanged until now.
     assert bool((model.mean == 0).all())
     out = model(x)
     assert torch.equal(results["output[0]"], out)
@@ -52,7 +52,7 @@ def test_a_program_gives_outputs_gradients_and_buffers():
     assert torch.equal(results["buffer last"], model.last)
 
 
-def test_the_backward_pass_is_told_from_the_forward_pass():
+def test_the_backward_pass_is_distinguished_from_the_forward_pass():
     torch.manual_seed(0)
     program = trace_program(nn.Linear(3, 3), [draw(0, 4, 3)])
     targets = {node.name: str(node.target) for node in program.calls}
@@ -68,6 +68,6 @@ def test_a_model_without_gradients_has_no_backward_pass():
     assert program.results == (nth_output(0),)
 
 
-def test_a_model_that_gives_no_tensor_is_refused():
-    with pytest.raises(UsageError, match="gives no tensor"):
+def test_a_model_that_returns_no_tensor_is_refused():
+    with pytest.raises(UsageError, match=r"^the model returns no tensor"):
         trace_program(lambda x: None, [draw(0, 2)])

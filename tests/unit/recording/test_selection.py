@@ -55,18 +55,18 @@ def test_steps_are_numbers_ranges_or_text(steps, expected):
 @pytest.mark.parametrize(
     ("steps", "complaint"),
     [
-        ([-1], "steps=[-1]: -1 is no step; steps are counted from 0"),
-        ([2, 1], "steps=[2, 1]: 1 comes after 2; give steps in ascending order, each once"),
-        ([1, 1], "steps=[1, 1]: 1 comes after 1; give steps in ascending order, each once"),
-        ("2-5|4", "steps='2-5|4': 4 comes after 5; give steps in ascending order, each once"),
-        ("5-2", "steps='5-2': '5-2' is no step or range; write 3, 2-5 or 0|1|2-5|6"),
-        ("all", "steps='all': 'all' is no step or range; write 3, 2-5 or 0|1|2-5|6"),
-        ("", "steps='': '' is no step or range; write 3, 2-5 or 0|1|2-5|6"),
-        ([1.5], "steps=[1.5]: 1.5 is no step; steps are counted from 0"),
-        ([True], "steps=[True]: True is no step; steps are counted from 0"),
-        (2.0, "steps=2.0: give numbers, ranges such as '2-5', or a list of them"),
-        ([], "steps=[] holds no step; leave it out to record all of them"),
-        (range(3, -3, -1), "steps=range(3, -3, -1): -1 is no step; steps are counted from 0"),
+        ([-1], "steps=[-1]: -1 is not a step; steps are numbers from 0"),
+        ([2, 1], "steps=[2, 1]: 1 comes after 2; list steps in ascending order, each once"),
+        ([1, 1], "steps=[1, 1]: 1 comes after 1; list steps in ascending order, each once"),
+        ("2-5|4", "steps='2-5|4': 4 comes after 5; list steps in ascending order, each once"),
+        ("5-2", "steps='5-2': '5-2' is not a step or range; write 3, 2-5 or 0|1|2-5|6"),
+        ("all", "steps='all': 'all' is not a step or range; write 3, 2-5 or 0|1|2-5|6"),
+        ("", "steps='': '' is not a step or range; write 3, 2-5 or 0|1|2-5|6"),
+        ([1.5], "steps=[1.5]: 1.5 is not a step; steps are numbers from 0"),
+        ([True], "steps=[True]: True is not a step; steps are numbers from 0"),
+        (2.0, "steps=2.0 is not valid: use numbers, ranges such as '2-5', or a list of them"),
+        ([], "steps=[] selects nothing; omit it to record all steps"),
+        (range(3, -3, -1), "steps=range(3, -3, -1): -1 is not a step; steps are numbers from 0"),
     ],
 )
 def test_steps_that_make_no_sense_are_refused_with_their_value(steps, complaint):
@@ -90,16 +90,16 @@ def test_a_step_that_every_leaves_out_is_refused():
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("mode", "outputs", "mode='outputs': give one of input, output, all"),
-        ("every", 0, "every=0: give a whole number, 1 or more"),
-        ("every", True, "every=True: give a whole number, 1 or more"),
-        ("layers", [], "layers=[] selects nothing; leave it out to record all"),
-        ("layers", [3], "layers: 3 is no name or glob; give text such as 'layers.0'"),
-        ("ops", [" "], "ops: ' ' is no name or glob; give text such as 'layers.0'"),
-        ("ranks", [-1], "ranks: -1 is no rank; give numbers from 0"),
-        ("ranks", [], "ranks=[] selects nothing; leave it out to record all"),
-        ("phases", "sideways", "phases: 'sideways' is none; give forward or backward"),
-        ("phases", (), "phases=() selects nothing; leave it out to record both"),
+        ("mode", "outputs", "mode='outputs' is not supported: use one of input, output, all"),
+        ("every", 0, "every must be a whole number, 1 or more, got 0"),
+        ("every", True, "every must be a whole number, 1 or more, got True"),
+        ("layers", [], "layers=[] selects nothing; omit it to record all"),
+        ("layers", [3], "layers: 3 is not a name or glob; use text such as 'layers.0'"),
+        ("ops", [" "], "ops: ' ' is not a name or glob; use text such as 'layers.0'"),
+        ("ranks", [-1], "ranks: -1 is not a rank; ranks are numbers from 0"),
+        ("ranks", [], "ranks=[] selects nothing; omit it to record all"),
+        ("phases", "sideways", "phases='sideways' is not supported: use one of forward, backward"),
+        ("phases", (), "phases=() selects nothing; omit it to record all"),
     ],
 )
 def test_other_criteria_that_make_no_sense_are_refused(field, value, complaint):
@@ -202,7 +202,7 @@ def test_each_pattern_that_met_nothing_is_told_with_the_nearest_names():
     sites = [module(f"layers.{n}.{part}") for n in range(2) for part in ("attn", "mlp")]
     problems = after(Selection.of(layers=["layers.0", "layer.*.attention", "mpl"]), sites)
     assert problems == [
-        f"layers: {pattern} matched nothing of 7 names; nearest: {nearest}"
+        f"layers: {pattern} matched none of 7 names; the most similar: {nearest}"
         for pattern, nearest in (
             ("'layer.*.attention'", "'layers.0.attn', 'layers.1.attn', 'layers.0'"),
             ("'mpl'", "'layers.0.mlp', 'layers.1.mlp', 'layers'"),
@@ -213,18 +213,18 @@ def test_each_pattern_that_met_nothing_is_told_with_the_nearest_names():
 def test_an_operator_that_never_came_is_told_with_the_nearest():
     sites = [operator("a", "aten.addmm.default"), operator("a", "aten.relu.default")]
     assert after(Selection.of(ops=["mm"]), sites) == [
-        "ops: 'mm' matched nothing of 2 names; nearest: 'aten.addmm'"
+        "ops: 'mm' matched none of 2 names; the most similar: 'aten.addmm'"
     ]
 
 
 def test_steps_that_never_came_are_told():
     selection = Selection.of(steps=[1, "3-5", 7])
     assert after(selection, [module("a")], steps=range(3)) == [
-        "steps: 3-5 never came; the run had steps 0 to 2",
-        "steps: 7 never came; the run had steps 0 to 2",
+        "steps: 3-5 did not run; the program ran steps 0 to 2",
+        "steps: 7 did not run; the program ran steps 0 to 2",
     ]
     assert after(Selection.of(steps=[1]), [], steps=[0]) == [
-        "steps: 1 never came; the run had step 0"
+        "steps: 1 did not run; the program ran step 0"
     ]
 
 
@@ -234,13 +234,13 @@ def test_a_range_of_which_some_came_is_content():
 
 def test_patterns_are_not_blamed_when_no_wanted_step_came():
     assert after(Selection.of(steps=[5], layers=["b"]), [], steps=[0, 1]) == [
-        "steps: 5 never came; the run had steps 0 to 1"
+        "steps: 5 did not run; the program ran steps 0 to 1"
     ]
 
 
 def test_a_phase_that_never_came_is_told():
     assert after(Selection.of(phases="backward"), [module("a")]) == [
-        "phases: 'backward' never came; the run had forward"
+        "phases: 'backward' did not run, only forward"
     ]
 
 
@@ -248,8 +248,8 @@ def test_layers_and_ops_that_exclude_each_other_are_told():
     sites = [module("a", "Linear"), module("b", "ReLU")]
     (problem,) = after(Selection.of(layers="a", ops="ReLU"), sites)
     assert problem == (
-        "layers and ops: each pattern matched something, but nothing matched both; "
-        "give one of the two"
+        "layers and ops: each pattern matched something, but no value matched both; "
+        "use only one of them"
     )
 
 
@@ -285,7 +285,7 @@ def test_words_of_something_else_are_refused(words):
 
 
 def test_several_names_in_one_text_are_refused_with_the_list_that_was_meant():
-    message = "layers: 'attn, mlp' is one text for several names; give a list, ['attn', 'mlp']"
+    message = "layers: 'attn, mlp' is one string for several names; use a list, ['attn', 'mlp']"
     with pytest.raises(UsageError, match=re.escape(message)):
         Selection.of(layers="attn, mlp")
 

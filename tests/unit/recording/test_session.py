@@ -168,7 +168,7 @@ def test_a_tensor_that_cannot_be_stored_is_named_and_the_rest_goes_on(tmp_path):
 
 
 def test_a_recording_without_a_value_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="no value came by"):
+    with pytest.raises(UsageError, match="nothing ran"):
         session(tmp_path / "dump").close()
     session(tmp_path / "other").close(raising=False)
 
@@ -221,8 +221,8 @@ def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(room, tmp_p
         ({"data": "mean"}, "data='mean'"),
         ({"layout": "zip"}, "layout='zip'"),
         ({"stepping": "never"}, "stepping='never'"),
-        ({"queue_bytes": -1}, "queue_bytes=-1"),
-        ({"last": 1.5}, "last=1.5"),
+        ({"queue_bytes": -1}, "queue_bytes must be a whole number, 0 or more, got -1"),
+        ({"last": 1.5}, "last must be a whole number, 0 or more, got 1.5"),
     ],
 )
 def test_options_that_make_no_sense_show_the_value(options, message):

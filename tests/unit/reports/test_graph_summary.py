@@ -57,7 +57,7 @@ def test_the_whole_of_a_graph_with_a_wrong_rule():
         "  2: my_ops.rotate is not an operator of torch: name its module with --import",
         "",
         "nothing to check: 7 calls",
-        "  6: takes a tuple apart (operator.getitem)",
+        "  6: unpacks a tuple (operator.getitem)",
         "  1: no dimension can be divided by 2 (torch.sum)",
         "",
         "wrote out/report.html",

@@ -187,7 +187,7 @@ def transformer() -> GraphReport:
             "getitem((f32[2, 8, 4], f32[2, 8, 4]), 0)",
             sites("getitem", 17, "q, k, v = self.qkv(x)", "layers.{layer}.attention", 6),
             CallOutcome.NOTHING,
-            reason="takes a tuple apart",
+            reason="unpacks a tuple",
         ),
         operator(
             "torch.sum",

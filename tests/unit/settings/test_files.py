@@ -63,7 +63,7 @@ def test_what_is_above_the_repository_was_written_for_something_else(project):
 def test_two_files_in_one_folder_are_an_error_that_names_both(project):
     (project / "pyproject.toml").write_text("[tool.paritas]\n")
     (project / "paritas.toml").write_text("")
-    message = f"{project / 'paritas.toml'} and [tool.paritas] of {project / 'pyproject.toml'}"
+    message = f"{project / 'paritas.toml'} and [tool.paritas] in {project / 'pyproject.toml'}"
     with pytest.raises(UsageError, match=re.escape(message)):
         load()
 
@@ -71,10 +71,10 @@ def test_two_files_in_one_folder_are_an_error_that_names_both(project):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"strict = yes\n", r"is no TOML: Invalid value \(at line 1, column 10\)"),
-        (b"strict = true\nstrict = false\n", r"is no TOML: .*line 2"),
-        (b"strict = true # \xff\n", r"is no TOML: it is not UTF-8 at byte 16 \(0xff\)"),
-        (b"a = " + b"[" * 100_000, r"is no TOML: "),
+        (b"strict = yes\n", r"is not valid TOML: Invalid value \(at line 1, column 10\)"),
+        (b"strict = true\nstrict = false\n", r"is not valid TOML: .*line 2"),
+        (b"strict = true # \xff\n", r"is not TOML: invalid UTF-8 at byte 16 \(0xff\)"),
+        (b"a = " + b"[" * 100_000, r"is not valid TOML: "),
     ],
     ids=["a value", "twice", "bytes", "a bomb"],
 )
@@ -84,19 +84,19 @@ def test_a_malformed_file_is_refused_with_the_place(content, said, project):
     message = refusal(path)
     assert message.startswith(str(path))
     assert re.search(said, message)
-    assert message.endswith("to go without settings files: PARITAS_NO_CONFIG=1")
+    assert message.endswith("to ignore settings files: PARITAS_NO_CONFIG=1")
 
 
 def test_a_table_that_is_none_is_refused(project):
     (project / "pyproject.toml").write_text("[tool]\nparitas = 3\n")
     assert refusal(project / "pyproject.toml").endswith(
-        "tool.paritas is 3; it has to be a table, [tool.paritas]"
+        "tool.paritas is 3; it must be a table, [tool.paritas]"
     )
 
 
 def test_what_is_no_file_is_not_opened(project):
     os.mkfifo(project / "paritas.toml")  # to read it would wait for ever
-    assert "is no file; rename it" in refusal(project / "paritas.toml")
+    assert "is not a regular file; rename it" in refusal(project / "paritas.toml")
 
 
 def test_a_file_and_a_folder_that_may_not_be_read_are_told_from_none(project, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_file_and_a_folder_that_may_not_be_read_are_told_from_none(project, mo
     monkeypatch.setattr(os, "stat", lambda path, **_: denied(path))
     assert (
         refusal(project / "paritas.toml")
-        == f"{project} cannot be searched for settings: Permission denied; to go without settings "
+        == f"{project} cannot be searched for settings: Permission denied; to ignore settings "
         "files: PARITAS_NO_CONFIG=1"
     )
 
@@ -144,10 +144,10 @@ def test_a_chosen_file_counts_and_the_nearest_does_not(project, monkeypatch):
 
 def test_a_chosen_file_that_has_no_settings_is_refused(project, monkeypatch):
     (project / "pyproject.toml").write_text("[tool.ruff]\n")
-    with pytest.raises(UsageError, match=r"pyproject\.toml has no table \[tool\.paritas\]; name a"):
+    with pytest.raises(UsageError, match=r"pyproject\.toml has no table \[tool\.paritas\]; give a"):
         load(chosen=Path("pyproject.toml"))
     monkeypatch.setenv("PARITAS_CONFIG", "absent.toml")
-    with pytest.raises(UsageError, match=r"PARITAS_CONFIG='absent\.toml': there is no /"):
+    with pytest.raises(UsageError, match=r"PARITAS_CONFIG='absent\.toml': /.* does not exist"):
         load()
 
 
@@ -162,5 +162,5 @@ def test_a_working_directory_that_is_gone_is_told(project, monkeypatch):
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(UsageError, match="the working directory is gone"):
+    with pytest.raises(UsageError, match="the working directory no longer exists"):
         load()

@@ -128,18 +128,18 @@ def test_a_pair_of_flags_is_one_key():
     ("key", "value", "why"),
     [
         ("dtype", "bf16", "'bf16' is not one of 'float32', 'bfloat16'."),
-        ("strict", "yes", "it has to be true or false"),
-        ("strict", 1, "it has to be true or false"),
+        ("strict", "yes", "must be true or false"),
+        ("strict", 1, "must be true or false"),
         ("jobs", 0, "0 is not in the range x>=1."),
         ("jobs", 2.7, "'2.7' is not a valid integer range."),
-        ("jobs", True, "it has to be a string or a number"),
-        ("time", float("nan"), "it has to be finite"),
-        ("ranks", 3, 'it has to be an array, as in ["a", "b"]'),
-        ("ignore", "abc", 'it has to be an array, as in ["a", "b"]'),
+        ("jobs", True, "must be a string or a number"),
+        ("time", float("nan"), "must be finite"),
+        ("ranks", 3, 'must be an array such as ["a", "b"]'),
+        ("ignore", "abc", 'must be an array such as ["a", "b"]'),
         ("ranks", [1, "x"], "'x' is not a valid integer."),
-        ("graph", {"a": 1}, "it has to be a string or a number"),
-        ("json", "a\0b", "it has to be without a NUL"),
-        ("json", ["a"], "it has to be a string or a number"),
+        ("graph", {"a": 1}, "must be a string or a number"),
+        ("json", "a\0b", "must not contain a NUL character"),
+        ("json", ["a"], "must be a string or a number"),
     ],
 )
 def test_a_value_that_the_option_does_not_take_is_refused_with_its_place(key, value, why):
@@ -199,25 +199,25 @@ def test_all_unknown_names_are_told_each_with_its_nearest():
         f"{start}.chek]: no such table; did you mean 'check'?",
         f"{start}.check]: no setting 'dtpye'; did you mean 'dtype'?",
         f"{start}.check]: no setting 'zzz'; known are {keys}",
-        f"{start}.config]: no such table; that shows settings, and has none",
+        f"{start}.config]: no such table; the command 'config' has no settings",
         f"{start}.look]: no such table; did you mean 'look-at'?",
         f"{start}]: no setting 'strit'; did you mean 'strict'?",
     ]
 
 
 def test_in_a_file_of_its_own_there_is_no_prefix():
-    with pytest.raises(UsageError, match=r"\.toml, above its tables: no setting 'strit'; did you"):
+    with pytest.raises(UsageError, match=r"\.toml, top level: no setting 'strit'; did you"):
         check_names(settings(prefix="", strit=True))
     assert "pyproject.toml [check]: no setting 'x'" in refusal(settings("", check={"x": 1}))
 
 
 def test_a_command_that_is_no_table_is_told():
-    with pytest.raises(UsageError, match=r"\.check\] has to be a table; it is \[\{'dtype': 1\}\]"):
+    with pytest.raises(UsageError, match=r"\.check\] must be a table; it is \[\{'dtype': 1\}\]"):
         check_names(settings(check=[{"dtype": 1}]))
 
 
 def test_what_replaces_data_cannot_be_set():
-    message = "what --overwrite replaces is asked for on the command line, each time"
+    message = "--overwrite can only be given on the command line"
     assert refusal(settings(check={"overwrite": True})).endswith(message)
     with pytest.raises(UsageError, match=message):
         check_names(settings(overwrite=True))

@@ -1,4 +1,4 @@
-"""A split that is wrong is shown on the smallest shapes at which it is wrong in the same way."""
+"""A wrong split is shown on the smallest shapes at which it is wrong in the same way."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.usefixtures("untried")
 
 
 def centred(x: torch.Tensor) -> torch.Tensor:
-    """Rows of it are not those of the whole."""
+    """Its rows depend on each other."""
     return x - x.mean(dim=0)
 
 
 def wrong_if_large(x: torch.Tensor) -> torch.Tensor:
-    """Rows know of each other only where a value is large."""
+    """Its rows depend on each other only if a value is large."""
     return x + torch.where(x.abs().max() > 1000, x.detach().abs().max(), torch.zeros(()).to(x))
 
 
@@ -87,10 +87,10 @@ def test_an_option_that_says_how_many_ranks_is_split_over_so_many(tmp_path) -> N
     assert "over 3 ranks" in verdict.shrink(outdir=tmp_path).what
 
 
-def test_a_recipe_by_itself_is_shown_as_well(tmp_path) -> None:
+def test_a_recipe_without_a_rule_is_shown_too(tmp_path) -> None:
     report = check_recipe(call(centred, drawn(64, 5)), ROWS, 4).shrink(outdir=tmp_path)
     assert report.what.endswith("centred, split over 4 ranks: different")
-    # Lengths that are unlike stay unlike.
+    # Different lengths stay different.
     assert "torch.randn([4, 3], generator=generator)" in text(report)
     assert "import centred" in text(report)
 
@@ -127,7 +127,7 @@ def test_an_operator_without_a_name_is_called_as_people_call_it(tmp_path) -> Non
     assert "compute = torch.nn.functional.linear" in text(report)
 
 
-def test_a_tensor_that_is_given_twice_stays_one() -> None:
+def test_a_tensor_passed_twice_stays_one() -> None:
     x = drawn(3, 3)
     first, second = graph_call(call(torch.matmul, x, x)).args
     assert first == second
@@ -147,26 +147,26 @@ def test_a_wrong_result_does_not_become_a_wrong_gradient(tmp_path) -> None:
 
 def test_an_operator_that_no_script_could_import_is_refused() -> None:
     verdict = check_recipe(call(lambda x: x - x.mean(), drawn(4, 2), name="mine"), ROWS)
-    with pytest.raises(UsageError, match=r"mine was made in memory.*a module of its own"):
+    with pytest.raises(UsageError, match=r"mine exists only in memory.*top level of a module"):
         verdict.shrink()
 
 
-def test_so_is_a_mesh_of_ranks() -> None:
+def test_a_mesh_of_ranks_is_refused() -> None:
     both = (ROWS, Recipe(((0, Shard(1)),), (Shard(1),)))
     verdict = check_recipe(call(centred, drawn(4, 4)), both, (2, 2))
     with pytest.raises(UsageError, match=r"a mesh of \(2, 2\) ranks.*check the axes one by one"):
         verdict.shrink()
 
 
-def test_so_is_a_statement_that_is_no_import() -> None:
+def test_a_statement_that_is_not_an_import_is_refused() -> None:
     verdict = check_recipe(call(centred, drawn(4, 4)), ROWS)
-    with pytest.raises(UsageError, match=r"setup 'x = 1': before a split only modules"):
+    with pytest.raises(UsageError, match=r"setup 'x = 1': only imports are supported"):
         verdict.shrink(setup=["x = 1"])
 
 
 def test_a_split_that_only_could_not_be_checked_is_nothing_to_shrink() -> None:
     verdict = product({"idx": 0, "dim": 1}, annotation="m k^, k^ n -> m n")
-    with pytest.raises(UsageError, match=r"^nothing is wrong for certain \(the verdict is unver"):
+    with pytest.raises(UsageError, match=r"^nothing is certainly wrong \(the verdict is unver"):
         verdict.shrink()
 
 

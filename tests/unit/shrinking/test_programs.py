@@ -10,7 +10,7 @@ from paritas.shrinking.programs import FailingProgram, FailureSignature, same_fa
 WRONG = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output", kind="scale")
 
 
-def test_a_failure_is_told_from_others():
+def test_failures_are_distinguished():
     assert same_failure(WRONG, WRONG)
     assert same_failure(WRONG, dataclasses.replace(WRONG, status=Status.DEGRADED))
     for other in (
@@ -24,14 +24,14 @@ def test_a_failure_is_told_from_others():
         assert not same_failure(WRONG, other)
 
 
-def test_the_kind_of_diagnosis_counts_where_it_is_asked_for():
+def test_the_kind_of_diagnosis_counts_if_requested():
     other = dataclasses.replace(WRONG, kind="offset")
     assert same_failure(WRONG, other)
     assert not same_failure(WRONG, other, kind=True)
     assert same_failure(WRONG, dataclasses.replace(WRONG, kind=""), kind=True)
 
 
-def test_a_part_is_given_what_its_operators_read_at_that_time():
+def test_a_part_gets_the_values_its_operators_read_at_that_time():
     def write(x):
         y = x + 1
         y.mul_(2)

@@ -11,10 +11,10 @@ from paritas.errors import UsageError
 from paritas.reports.scripts import ScriptValues, write
 from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
 from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignature
-from paritas.shrinking.scripts import program_script
+from paritas.shrinking.shrink import program_script
 from quality.faulty_backends import backend
 
-# Not those that a script's own formula draws.
+# Not the numbers that a script's own formula draws.
 NUMBERS = torch.randn(100, generator=torch.Generator().manual_seed(9))
 WRONG = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
 
@@ -86,7 +86,7 @@ def test_inputs_come_back_bit_for_bit(value):
     assert torch.equal(same, value.contiguous().reshape(-1).view(torch.uint8))
 
 
-def test_elements_that_share_their_memory_come_back_each_by_itself():
+def test_elements_that_share_memory_are_restored_separately():
     value = torch.randn(40, 1, generator=torch.Generator().manual_seed(9)).expand(40, 3)
     (made,), *_ = evaluated([value])
     assert torch.equal(made, value)
@@ -107,7 +107,7 @@ def test_numbers_that_a_line_makes_are_not_stored():
 
 
 @pytest.mark.unforked
-def test_a_script_fails_by_itself_and_says_what_it_is_about(tmp_path):
+def test_a_script_fails_on_its_own_and_says_what_it_is_about(tmp_path):
     pattern = Pattern(kind="scale", confidence=0.9, sentence="it is cos instead of sin")
     program = program_of(sin, NUMBERS, seed=3)
     candidate = Candidate(backend("sin_as_cos"))
@@ -157,7 +157,7 @@ def test_a_script_shows_a_wrong_gradient_and_a_missing_write(tmp_path, here):
     assert "y after the call: WRONG" in shown
 
 
-def test_stored_inputs_that_are_written_to_are_loaded_anew_for_each_run(tmp_path, here):
+def test_stored_inputs_that_are_written_to_are_loaded_again_for_each_run(tmp_path, here):
     def write_and_read(x):
         x.add_(1)
         return torch.sin(x)
@@ -183,5 +183,5 @@ def test_sub_graphs_are_refused_by_name(tmp_path):
     x = graph.placeholder("x")
     graph.output((graph.get_attr("inner"), x))
     program = FailingProgram(fx.GraphModule(Holder(), graph), (torch.ones(1),))
-    with pytest.raises(UsageError, match="holds sub-graphs"):
+    with pytest.raises(UsageError, match="has nested graphs"):
         write_script(program, Candidate(), WRONG, None, tmp_path / "repro.py")

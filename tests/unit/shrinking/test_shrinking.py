@@ -10,12 +10,12 @@ from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
 from quality.faulty_backends import backend
 
-# Here it is about what is written; test_scripts.py and the integration tests run scripts.
+# These tests check what is written; test_scripts.py and the integration tests run scripts.
 pytestmark = pytest.mark.usefixtures("untried")
 
 
 class Model(nn.Module):
-    """Every operator that the faulty backends spoil, between others."""
+    """Every operator that the faulty backends get wrong, among others."""
 
     def __init__(self, layers=3):
         super().__init__()
@@ -42,18 +42,18 @@ def test_a_wrong_operator_is_left_alone_and_without_its_backward_pass(tmp_path):
     result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path)
     assert targets(result) == [torch.sin]
     assert not result.program.gradients
-    assert result.nodes_before == 14
-    assert result.ended
+    assert len(result.original.calls) == 14
+    assert result.report.ended
     assert result.signature.role == "output"
-    assert result.queries <= 10
+    assert result.report.queries <= 10
 
 
-def test_a_failure_that_is_known_needs_no_compile_of_the_whole(tmp_path):
+def test_a_known_failure_does_not_need_the_whole_program_compiled(tmp_path):
     known = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
     result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, signature=known)
     assert targets(result) == [torch.sin]
-    assert result.nodes_before == 14
-    assert result.queries <= 4
+    assert len(result.original.calls) == 14
+    assert result.report.queries <= 4
 
 
 def test_a_wrong_gradient_stays_a_wrong_gradient(tmp_path):
@@ -138,7 +138,7 @@ def test_best_so_far_is_kept_when_the_time_is_over(tmp_path, monkeypatch):
     monkeypatch.setattr(Oracle, "left", property(left))
     with torch.no_grad():
         result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path)
-    assert not result.ended
+    assert not result.report.ended
     assert targets(result) == [torch.sin]
     assert result.script.path.exists()
 
@@ -150,7 +150,7 @@ def test_best_so_far_is_kept_on_interrupt(tmp_path):
 
     with torch.no_grad():
         result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, on_progress=interrupt)
-    assert not result.ended
+    assert not result.report.ended
     assert targets(result) == [torch.sin]
 
 
@@ -165,7 +165,7 @@ def test_of_several_graphs_the_first_failing_one_is_shrunk(tmp_path):
         return torch.sin(pause(y))
 
     result = shrunk(model, [torch.randn(4, 8)], "sin_as_cos", tmp_path)
-    assert result.nodes_before == 1
+    assert len(result.original.calls) == 1
 
 
 def test_a_checkpointed_body_is_laid_open(tmp_path):
@@ -178,10 +178,10 @@ def test_a_checkpointed_body_is_laid_open(tmp_path):
 
 
 def test_nothing_that_fails_is_nothing_to_shrink(tmp_path):
-    with pytest.raises(UsageError, match="none of the 1 graphs fails by itself"):
+    with pytest.raises(UsageError, match="none of the 1 graphs fails on its own"):
         shrunk(Model(1), [torch.randn(4, 8)], "right", tmp_path)
 
 
-def test_a_backend_that_is_not_there_is_told():
+def test_a_missing_backend_is_refused():
     with pytest.raises(UsageError, match="cannot be imported"):
         Candidate("quality.faulty_backends:nothing").resolve()

@@ -1,4 +1,4 @@
-"""What failed becomes programs that can be shrunk, wherever it failed."""
+"""Every kind of failure becomes programs that can be shrunk."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import paritas
 from paritas.checks.failures import recall_failed
 from paritas.errors import MismatchError, UsageError
 from paritas.results.findings import Verdict
+from paritas.shrinking import shrink as shrinking
 from paritas.shrinking import sources
 from paritas.shrinking.programs import Candidate
 from quality import faulty_backends
@@ -58,7 +59,7 @@ def _failing(**more: object) -> Verdict:
 
 
 def _calls(report: ShrinkReport) -> list[str]:
-    """What the program of a script calls."""
+    """The calls in the program of a script."""
     body = Path(report.script).read_text().partition("def program(")[2].partition("return")[0]
     return re.findall(r"= ([\w.]+)\(", body)
 
@@ -70,7 +71,7 @@ def test_a_failing_verdict_of_verify_shrinks_to_the_wrong_operator(tmp_path) -> 
     assert Path(result.script).parent == tmp_path
 
 
-def test_so_does_the_one_that_its_error_carries(tmp_path) -> None:
+def test_the_verdict_of_a_mismatch_error_shrinks_too(tmp_path) -> None:
     model = Model()
     compiled = torch.compile(model, backend=SIN_AS_COS)
     with pytest.raises(MismatchError) as caught:
@@ -81,7 +82,12 @@ def test_so_does_the_one_that_its_error_carries(tmp_path) -> None:
 
 def test_dynamic_shapes_stay_dynamic(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(sources, "report_of", seen.append)
+
+    def shrink(*args, **kwargs):
+        seen.append(shrinking.shrink(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(sources, "shrink", shrink)
     _failing(dynamic=True).shrink(outdir=tmp_path)
     (shrunk,) = seen
     assert shrunk.program.dynamic
@@ -132,7 +138,7 @@ def test_a_backend_that_no_script_could_import_is_refused() -> None:
     model = Model()
     compiled = torch.compile(model, backend=lambda graph, _: lambda *a: SIN_AS_COS(graph, a)(*a))
     verdict = paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
-    with pytest.raises(UsageError, match="put it into a module of its own"):
+    with pytest.raises(UsageError, match="define it as a function at the top level of a module"):
         verdict.shrink()
 
 
