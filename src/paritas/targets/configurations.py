@@ -445,7 +445,7 @@ class _Planner:
                 most = self._heads(path) or 1
                 heads = self.made.get(path, {}).get("num_attention_heads", most)
                 self._set(field, max(4, value * most * now // main // heads))
-            elif kind == "heads" and _numbers(value) and "embed_dim" in made:
+            elif kind == "heads" and _numbers(value) and _whole(made.get("embed_dim")):
                 first = _flat(value)[0]
                 if made["embed_dim"] % first or made["embed_dim"] // first < _SMALLEST_HEAD:
                     self._set(Field(path, "embed_dim", node["embed_dim"]), first * 8)

@@ -638,6 +638,7 @@ _MAKERS: dict[str, Maker] = {
     "mm_token_type_ids": _token_kinds,
     "flattened_patches": _numbered_patches,
     "spectrogram": _spectrogram_by_time,
+    "decoder_input_values": _spectrogram_by_time,
     "past_time_features": lambda self: _time_features(self, _past(self)),
     "future_time_features": lambda self: _time_features(
         self, self.number("prediction_length", default=8)

@@ -210,7 +210,7 @@ class _Search:
         for usual in self._owners():
             self.usual = usual
             for manner in configurations.MANNERS:
-                changes = configurations.plan(usual, manner)
+                changes = self._plan(usual, manner)
                 if any(changes == before for _, before, _ in failures):
                     continue
                 found = self.attempt(changes)
@@ -227,6 +227,16 @@ class _Search:
         if not isinstance(found, Failure):
             return found
         raise self.refusal(furthest)
+
+    def _plan(self, usual: Any, manner: configurations.Manner) -> configurations.Changes:
+        try:
+            return configurations.plan(usual, manner)
+        except Exception as error:
+            raise UsageError(
+                f"{self.factory!r}: {type(usual).__name__} could not be made small: "
+                f"{in_one_line(error)}; build the model in a function of your own and name it as "
+                "module:function"
+            ) from error
 
     def _owners(self) -> list[Any]:
         """The configuration, and its parts: a class may need one of these instead."""
