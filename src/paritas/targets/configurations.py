@@ -9,6 +9,7 @@ again in other manners, and then without single changes.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
@@ -54,7 +55,7 @@ main: ^(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|model_dim|embedding_
 main: ^(encoder_hidden_size|decoder_hidden_size|out_hidden_size|embedding_size|dim_model)$
 keep: kernel|stride|padding|dilation|ratio|factor|window|patch|image|mel|frame|rate|level|xpath
 keep: cost|coeff|hop|fft|bandwidth|scale|period|lag|size_divisor|length|expan|time|interval
-keep: n_codebooks|num_codebooks|num_quantizers|in_chans|num_channels
+keep: spec_size|n_codebooks|num_codebooks|num_quantizers|in_chans|num_channels
 positions: max_position|n_positions|max_(source|target)_positions|position_embeddings|n_ctx$
 positions: max_seq|max_2d|max_len
 queries: num_quer|num_object|num_latents|num_query_tokens|num_denoising|n_queries|num_proposals
@@ -69,6 +70,7 @@ _MAIN_LAYERS = re.compile(
     r"^(num_hidden_layers|n_layers?|num_layers|(num_)?(encoder|decoder)_layers|depth|num_blocks)$"
 )
 _LAYER_KINDS = {"layer_types": ["full_attention"], "mlp_layer_types": ["dense", "sparse"]}
+_MEDIA_TOKEN = re.compile(r"(image|video|audio)_token_(id|index)$")
 _OFF = re.compile(r"dropout|drop_path|layerdrop|drop_rate|dropout_rate|_pdrop$|stochastic_depth")
 
 
@@ -122,6 +124,7 @@ class Manner(NamedTuple):
         filled: settings that are None are given a size, for classes without defaults.
         deep_lists: numbers of blocks that come in lists stay as they are.
         no_cache: without a cache, for classes whose own one does not fit their layers.
+        own_images: images keep their size.
     """
 
     proportional: bool | None = None
@@ -130,6 +133,7 @@ class Manner(NamedTuple):
     filled: bool = False
     deep_lists: bool = False
     no_cache: bool = False
+    own_images: bool = False
 
 
 MANNERS = (
@@ -141,12 +145,31 @@ MANNERS = (
     Manner(layers=8),
     Manner(deep_lists=True),
     Manner(no_cache=True),
+    Manner(own_images=True),
 )
 
 
 def plan(config: Any, manner: Manner = MANNERS[0]) -> Changes:
     """What to change to make a configuration small."""
-    return _Planner(list(fields_of(config)), manner).changes()
+    computed = {
+        (path, name)
+        for path, part in parts_of(config)
+        for name in vars(part).keys() - _asked_by(part)
+    }
+    planned = _Planner(list(fields_of(config)), manner).changes()
+    return {
+        path: {name: value for name, value in node.items() if (path, name) not in computed}
+        for path, node in planned.items()
+    }
+
+
+def _asked_by(config: Any) -> set[str]:
+    """What a configuration is made from; what it computes of that is computed again."""
+    cls = type(config)
+    names = {*inspect.signature(cls.__init__).parameters}
+    for base in cls.__mro__:
+        names |= {*vars(base).get("__annotations__", {})}
+    return names | {name for name in vars(config) if Field((), name, None).kind == "token"}
 
 
 class _Planner:
@@ -422,7 +445,7 @@ class _Planner:
                 most = self._heads(path) or 1
                 heads = self.made.get(path, {}).get("num_attention_heads", most)
                 self._set(field, max(4, value * most * now // main // heads))
-            elif kind == "heads" and _numbers(value) and "embed_dim" in made:
+            elif kind == "heads" and _numbers(value) and _whole(made.get("embed_dim")):
                 first = _flat(value)[0]
                 if made["embed_dim"] % first or made["embed_dim"] // first < _SMALLEST_HEAD:
                     self._set(Field(path, "embed_dim", node["embed_dim"]), first * 8)
@@ -437,6 +460,14 @@ class _Planner:
         most = max(
             (min(f.value, VOCABULARY) for f in sizes if "vocab" in f.name), default=VOCABULARY
         )
+        self._tokens(most)
+        for path, node in self.nodes.items():
+            has_words = any(n.endswith("vocab_size") for n in node)
+            if has_words and "pad_token_id" in node and node["pad_token_id"] is None:
+                self._set(Field(path, "pad_token_id", None), 0)
+
+    def _tokens(self, most: int) -> None:
+        """Ids that mean something are inside the vocabulary, and stay different from each other."""
         given: dict[int, int] = {}
         tokens = self._of("token")
         for field in tokens:
@@ -448,10 +479,10 @@ class _Planner:
                 self._set(field, given[field.value])
             elif _numbers(field.value):
                 self._set(field, _map(field.value, lambda v: given.get(v, v)))
-        for path, node in self.nodes.items():
-            has_words = any(n.endswith("vocab_size") for n in node)
-            if has_words and "pad_token_id" in node and node["pad_token_id"] is None:
-                self._set(Field(path, "pad_token_id", None), 0)
+        for field in tokens:
+            if field.value is None and _MEDIA_TOKEN.match(field.name):
+                given[-len(given) - 1] = most - 1 - len(given)
+                self._set(field, most - len(given))
 
     def _experts(self) -> None:
         for field in self._of("experts", "experts_used", "groups"):
@@ -466,16 +497,14 @@ class _Planner:
     def _images(self) -> None:
         for path, node in self.nodes.items():
             image, patch = node.get("image_size"), node.get("patch_size")
-            if (
-                not patch
-                or not image
-                or any(n in node for n in ("depths", "hidden_sizes", "window_size"))
-            ):
+            window = node.get("window_size", 1)
+            staged = any(n in node for n in ("depths", "hidden_sizes")) or not _whole(window)
+            if not patch or not image or staged or self.manner.own_images:
                 continue
             sides = _flat(patch) if _numbers(patch) else [patch]
             if not all(map(_whole, sides)) or not (_whole(image) or _numbers(image)):
                 continue
-            side = _IMAGE_PATCHES * max(sides[-2:])
+            side = max(_IMAGE_PATCHES, window) * max(sides[-2:])
             if max(_flat(image)) > side:
                 self._set(Field(path, "image_size", image), _map(image, lambda _, to=side: to))
 

@@ -248,6 +248,8 @@ class Drawing:
         pieces = [ids[:, :2]]
         for kind, names in _MEDIA.items():
             token = self.placeholder(kind)
+            if kind == "video" and self.placeholder("image") is None:
+                names = (*names, *_IMAGES)  # noqa: PLW2901 - a model of video alone
             if token is None or not any(name in self.drawn for name in names):
                 continue
             count = self.count_features(kind)
@@ -402,8 +404,7 @@ def _patch_video(self: Drawing) -> torch.Tensor:
 
 def _patch_rows(self: Drawing) -> torch.Tensor:
     """Flat patches, image by image."""
-    rows: torch.Tensor = _patches(self).unflatten(0, (BATCH, -1))
-    return rows
+    return _patches(self).reshape(BATCH, _grid(self) ** 2, -1)
 
 
 def _frames_as_images(self: Drawing) -> torch.Tensor:
@@ -508,6 +509,7 @@ def _past_list(self: Drawing) -> list[torch.Tensor]:
 _LAYOUTS: dict[str, tuple[Maker, ...]] = {
     **dict.fromkeys(_IMAGES[:3], tuple(_pixels(index) for index in range(len(_PIXELS)))),
     **dict.fromkeys(_VIDEOS, (_video, _image, _one_image_of_several, _patches)),
+    "hidden_states": (lambda self: _hidden(self), _image),  # noqa: PLW0108 - defined below
     "inputs": (lambda self: self.words((BATCH, TOKENS)), _image, _video, _wave_by_channel),
     "input_features": (_spectrogram, _spectrogram_by_time, _spectrogram_as_image, _wave),
     "input_values": (_wave, _wave_by_channel, _spectrogram_by_time, _spectrogram, _long_wave),
@@ -614,7 +616,6 @@ _MAKERS: dict[str, Maker] = {
     "input_ids": Drawing.tokens,
     "decoder_input_ids": lambda self: self.words((BATCH, TOKENS), decoder=True),
     "inputs_embeds": lambda self: torch.randn(BATCH, TOKENS, _width(self)),
-    "hidden_states": _hidden,
     "encoder_hidden_states": _encoded,
     "image_grid_thw": _thw,
     "grid_thw": _thw,
@@ -637,6 +638,7 @@ _MAKERS: dict[str, Maker] = {
     "mm_token_type_ids": _token_kinds,
     "flattened_patches": _numbered_patches,
     "spectrogram": _spectrogram_by_time,
+    "decoder_input_values": _spectrogram_by_time,
     "past_time_features": lambda self: _time_features(self, _past(self)),
     "future_time_features": lambda self: _time_features(
         self, self.number("prediction_length", default=8)

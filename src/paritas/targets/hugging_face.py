@@ -19,6 +19,7 @@ import linecache
 import logging
 import os
 import re
+import time
 import traceback
 import types
 import typing
@@ -45,6 +46,7 @@ MOST_PARAMETERS = 5_000_000
 _TOO_MANY_PARAMETERS = 60_000_000  # not even tried
 _MOST_ATTEMPTS = 24
 _MOST_LAYOUTS = 40
+_MOST_SECONDS = 60  # after which nothing new is tried
 _MOST_REPAIRS = 4
 _STAGES = ("configuration", "model", "inputs", "call")
 
@@ -196,6 +198,7 @@ class _Search:
         self.factory = factory
         self.state = torch.get_rng_state()
         self.attempts = 0
+        self.deadline = time.monotonic() + _MOST_SECONDS
 
     def run(self) -> tuple[torch.nn.Module, Inputs | None]:
         """The first model that can be called.
@@ -207,20 +210,33 @@ class _Search:
         for usual in self._owners():
             self.usual = usual
             for manner in configurations.MANNERS:
-                changes = configurations.plan(usual, manner)
+                changes = self._plan(usual, manner)
                 if any(changes == before for _, before, _ in failures):
                     continue
                 found = self.attempt(changes)
                 if not isinstance(found, Failure):
                     return found
                 failures.append((found, changes, usual))
-            if "config" not in str(failures[0][0].error).lower():
+                if time.monotonic() > self.deadline:
+                    break
+            told = str(failures[0][0].error).lower()
+            if "config" not in told or time.monotonic() > self.deadline:
                 break
         furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
         found = self.relent(furthest, changes)
         if not isinstance(found, Failure):
             return found
         raise self.refusal(furthest)
+
+    def _plan(self, usual: Any, manner: configurations.Manner) -> configurations.Changes:
+        try:
+            return configurations.plan(usual, manner)
+        except Exception as error:
+            raise UsageError(
+                f"{self.factory!r}: {type(usual).__name__} could not be made small: "
+                f"{in_one_line(error)}; build the model in a function of your own and name it as "
+                "module:function"
+            ) from error
 
     def _owners(self) -> list[Any]:
         """The configuration, and its parts: a class may need one of these instead."""
@@ -262,7 +278,7 @@ class _Search:
             model = self.cls(config).eval()
         except Exception as error:  # noqa: BLE001 - as above
             return Failure(1, error)
-        inputs = None if self.model_alone else _find_inputs(model)
+        inputs = None if self.model_alone else _find_inputs(model, self.deadline)
         if isinstance(inputs, Failure):
             return inputs
         torch.set_rng_state(self.state)
@@ -306,7 +322,7 @@ class _Search:
     def relent(self, failure: Failure, changes: configurations.Changes) -> _Built | Failure:
         """Leave single settings as they were, first those that the error names."""
         dropped: set[tuple[tuple[str, ...], str]] = set()
-        while self.attempts < _MOST_ATTEMPTS:
+        while self.attempts < _MOST_ATTEMPTS and time.monotonic() < self.deadline:
             options = [
                 (path, name)
                 for path, node in changes.items()
@@ -359,7 +375,7 @@ class _TooLargeError(Exception):
         super().__init__(f"{total:,} parameters, the largest of shape {shape}")
 
 
-def _find_inputs(model: torch.nn.Module) -> Any:
+def _find_inputs(model: torch.nn.Module, deadline: float) -> Any:
     """The first inputs that the model takes, or what it said of the first ones drawn."""
     first: Failure | None = None
     drawing = Drawing(model)
@@ -369,6 +385,8 @@ def _find_inputs(model: torch.nn.Module) -> Any:
             if isinstance(found, Inputs):
                 return found
             first = first or found
+            if time.monotonic() > deadline:
+                break
     except LookupError as error:
         return Failure(2, error)
     return first or Failure(2, ValueError("any argument"))

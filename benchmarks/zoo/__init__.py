@@ -1,0 +1,1 @@
+"""The judge on models that nobody here wrote."""
