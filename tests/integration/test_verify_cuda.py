@@ -62,10 +62,14 @@ def test_benign_rewrite_stays_quiet(dtype: torch.dtype, rewrite: str) -> None:
     assert verdict.passed, str(verdict)
 
 
-def test_a_float64_kernel_with_a_float32_constant_is_no_finding() -> None:
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_float64_kernel_with_a_float32_constant_is_no_finding(inplace: bool) -> None:
     """Eager's hardswish multiplies by 1.0f / 6.0f in float64 as well."""
     x = torch.randn(1000, device="cuda", requires_grad=True)
-    function = nn.functional.hardswish
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.hardswish(x + 1, inplace=inplace)
+
     verdict = verify([x], function, torch.compile(lambda x: function(x)), QUIET)  # noqa: PLW0108
     assert verdict.passed, str(verdict)
 

@@ -246,6 +246,12 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
     if func._schema.name.startswith("aten::quantize_per_"):
         # They take float32 alone, and round to far coarser steps than its own.
         return lambda value, *rest, **options: func(value.float(), *rest, **options)
+    functional = _functional_form(func)
+    if functional is not None:
+        kernel = float64_kernel(functional, args)
+        if kernel is functional:
+            return func
+        return lambda target, *rest, **options: target.copy_(kernel(target, *rest, **options))
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     decomposition = decomposition_table.get(func)
     if decomposition is None or not tensors or not _is_elementwise(func, tensors):
@@ -256,6 +262,16 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
             func, decomposition, args, tensors[0].device
         )
     return func if _KNOWN_KERNELS[key] else decomposition
+
+
+def _functional_form(func: OpOverload) -> OpOverload | None:
+    """The operator without the underscore, of one that writes its first argument."""
+    namespace, _, name = func._schema.name.partition("::")
+    if namespace != "aten" or not name.endswith("_") or name.endswith("__"):
+        return None
+    packet = getattr(ATEN, name.removesuffix("_"), None)
+    found: OpOverload | None = getattr(packet, func._overloadname, None)
+    return found
 
 
 def _is_elementwise(func: OpOverload, tensors: list[Tensor]) -> bool:

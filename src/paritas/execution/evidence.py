@@ -22,7 +22,7 @@ from paritas.execution.observation import RunOptions, same_value
 from paritas.execution.program import Program
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
-from paritas.numerics.criterion import MAX_Z, UNIT_F64, unit_roundoff
+from paritas.numerics.criterion import MAX_Z, UNIT_F64, Jumps, unit_roundoff
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import DecisionLog, NoisePool, PerturbMode
@@ -116,6 +116,15 @@ class _Spread:
     squares: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass
+class _Pairs:
+    """Sums over pairs of runs: of what is left of two opposite deviations, and of their size."""
+
+    runs: int = 0
+    left: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
+    size: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
+
+
 class Demand:
     """What one comparison still needs of the perturbed runs, and what it got.
 
@@ -134,7 +143,7 @@ class Demand:
         self.puts_off = False
         self.at_second = False
         self.spreads: dict[float, _Spread] = {}
-        self.jumps: dict[float, _Spread] = {}
+        self.jumps: dict[float, _Pairs] = {}
 
     def settle(self, call: int, item: Item) -> None:
         """An item needs no evidence any more."""
@@ -291,15 +300,15 @@ class Evidence(Generic[P_co]):
 
     def jumps(
         self, unit: float, call: int, item: Item, pairs: int, demand: Demand | None = None
-    ) -> Tensor | None:
-        """Per element, the size of what decisions within rounding of their edge move.
+    ) -> Jumps | None:
+        """What decisions within rounding of their edge move.
 
         Two runs with opposite noise deviate by opposite amounts, except where a decision falls one
         way in the first and the other way in the second. So their deviations add up to what the
         decisions move, whichever operators decide, and to next to nothing elsewhere.
         """
         demand = demand or self.everything
-        known = demand.jumps.setdefault(unit, _Spread())
+        known = demand.jumps.setdefault(unit, _Pairs())
         while known.runs < pairs:
             if demand.puts_off:
                 raise NoiseNotYetMeasured
@@ -317,13 +326,16 @@ class Evidence(Generic[P_co]):
                 self.open_decisions[name] = max(found, self.open_decisions.get(name, (0, 0)))
             self._add_pair(known, plus, minus, demand)
             known.runs += 1
-        squares = known.squares.get((call, item))
-        # A decision is turned in one run of two at most: twice the mean square is its size.
-        return None if squares is None else (2 * squares / known.runs).sqrt()
+        left, size = known.left.get((call, item)), known.size.get((call, item))
+        if left is None or size is None:
+            return None
+        # A decision is turned in one run of two at most: twice the mean square is its size. Of two
+        # deviations a decision makes one, and nothing cancels; of smooth ones next to all does.
+        return Jumps((2 * left / known.runs).sqrt(), left > size / 2)
 
     def _add_pair(
         self,
-        known: _Spread,
+        known: _Pairs,
         plus: list[Observation],
         minus: list[Observation],
         demand: Demand,
@@ -333,12 +345,14 @@ class Evidence(Generic[P_co]):
                 key = (call, item)
                 if key in demand.settled or not is_inexact(value):
                     continue
-                if known.runs and key not in known.squares:
+                if known.runs and key not in known.left:
                     continue
-                jump = _squared_jump(value, self.complete(first, item), self.complete(second, item))
-                if jump is not None:
-                    before = known.squares.get(key)
-                    known.squares[key] = jump if before is None else before + jump
+                pair = self.complete(first, item), self.complete(second, item)
+                for sums, square in zip(
+                    (known.left, known.size), _pair_squares(value, *pair), strict=False
+                ):
+                    before = sums.get(key)
+                    sums[key] = square if before is None else before + square
 
     def _base(self) -> list[Observation]:
         """What perturbed runs are compared with."""
@@ -508,16 +522,17 @@ def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
     return squared if differ is None else torch.where(differ, math.inf, squared)
 
 
-def _squared_jump(value: Tensor, plus: Any, minus: Any) -> Tensor | None:
-    """Of two opposite deviations from `value`, what is left of their sum, squared."""
+def _pair_squares(value: Tensor, plus: Any, minus: Any) -> list[Tensor]:
+    """Of two opposite deviations from `value`, squared: their sum, and both added up."""
     wide = torch.complex128 if value.is_complex() else torch.float64
     value = value.to(wide)
     for moved in (plus, minus):
         if not isinstance(moved, torch.Tensor) or moved.shape != value.shape:
-            return None
-    both = (plus.to(value.device, wide) - value) + (minus.to(value.device, wide) - value)
-    squared = both.abs().square()
-    return torch.where(torch.isfinite(squared), squared, 0.0)
+            return []
+    up, down = (moved.to(value.device, wide) - value for moved in (plus, minus))
+    left, size = (up + down).abs().square(), up.abs().square() + down.abs().square()
+    finite = torch.isfinite(left) & torch.isfinite(size)
+    return [torch.where(finite, square, 0.0) for square in (left, size)]
 
 
 # --- The candidate in float64 ---------------------------------------------------------------------
@@ -650,13 +665,13 @@ class ItemEvidence:
                 mine = torch.maximum(mine, theirs)
         return mine
 
-    def jumps(self, unit: float, pairs: int) -> Tensor | None:
-        """What decisions within rounding move."""
+    def jumps(self, unit: float, pairs: int) -> Jumps | None:
+        """What decisions within rounding move; the larger, where several programs decide."""
         mine = self.evidence.jumps(unit, self.call, self.item, pairs, self._demand)
         for other in self.also:
             theirs = other.jumps(unit, self.call, self.item, pairs)
-            if mine is not None and theirs is not None and mine.shape == theirs.shape:
-                mine = torch.maximum(mine, theirs)
+            if mine is not None and theirs is not None and mine.size.shape == theirs.size.shape:
+                mine = mine.or_larger(theirs)
         return mine
 
     @property

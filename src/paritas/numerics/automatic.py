@@ -10,7 +10,7 @@ import torch
 
 from paritas.numerics import criterion
 from paritas.numerics.bits import dtype_name
-from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Noise, Scored
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps, Noise, Scored
 from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
 from paritas.results.figures import Metrics
@@ -59,7 +59,7 @@ class JudgeEvidence(Protocol):
         Taken over so many perturbed runs; infinite where rounding decides if a value is finite.
         """
 
-    def jumps(self, unit: float, pairs: int) -> Tensor | None:
+    def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """Per element, what decisions within rounding of size `unit` move, and nothing else.
 
         Taken over so many pairs of perturbed runs.
@@ -107,7 +107,7 @@ class NoEvidence:
         """No program, so nothing to perturb."""
         return None
 
-    def jumps(self, unit: float, pairs: int) -> Tensor | None:
+    def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """No program, so nothing is decided in it."""
         return None
 
@@ -136,6 +136,11 @@ LIFTED_SLACK = 8.0
 LIFTED_SLACK_SCALED = 64.0
 # Knowing only a dtype: noise of this many unit roundoffs of the value and of the typical value.
 BLIND_NOISE = 4.0
+# A value of which natively nothing is left but rounding, as of a sum that cancels: so many times
+# less than the reference's own error. How large such rounding is depends on what cancelled, and in
+# which order; a candidate that rounds elsewhere may have some times as much.
+VANISHED = 1e-3
+VANISHED_SLACK = 4.0
 # But no more than this share of the value, or float8 would pass for anything.
 BLIND_SHARE = 2.0**-6
 # Perturbed runs are dear. One tells how large the noise is, three do so element by element. A dozen
@@ -294,7 +299,9 @@ def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutc
     measured = dataclasses.replace(
         scaled, factor=LIFTED_SLACK if exact_inside else 1.0, source="perturbed float64 runs"
     )
-    return _judge_with_spread(lifted, arbiter, measured, mismatch, unit, evidence, scored)
+    return _judge_with_spread(
+        lifted, arbiter, measured, mismatch, unit, evidence, scored, is_lifted=True
+    )
 
 
 def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None) -> _RunOutcome:
@@ -312,8 +319,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
         # What float64's rounding decides, that of a narrower dtype does all the more.
         spread=None if above is None else above.spread,
         sets_aside=above is not None,
-        # Without an arbiter the reference is itself off by as much as the candidate may be.
-        factor=1.0 if arbiter is not None else 2.0,
+        factor=_native_slack(case, above),
         source="the reference's own error" if arbiter is not None else "the dtype's last bit",
     )
     mismatch = nonfinite_mismatch(reference, candidate) if metrics.nonfinite_mismatches else None
@@ -326,7 +332,8 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     scored = criterion.score(candidate, truth, noise)
     passed = scored.score.passed and mismatch is None
     if passed and (Gate.KNOWN_NOISE in case.gates or not _has_spread(evidence)):
-        return _RunOutcome(scored, passed=True, shaky=forgiven)
+        reason = _overflow_reason(reference, candidate) if forgiven else ""
+        return _RunOutcome(scored, passed=True, shaky=forgiven, reason=reason)
     least = evidence.least_spread() if arbiter is not None else None
     known = _with_least_spread(noise, least)
     passable = least is not None and mismatch is None and Gate.LEAST_SPREAD in case.gates
@@ -344,7 +351,18 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     where = "float64" if arbiter is not None else dtype_name(reference.dtype)
     noise = dataclasses.replace(known, source=f"perturbed {where} runs")
     outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
-    return dataclasses.replace(outcome, shaky=outcome.shaky or (outcome.passed and forgiven))
+    if outcome.passed and forgiven:
+        reason = _overflow_reason(reference, candidate)
+        return dataclasses.replace(outcome, shaky=True, reason=reason)
+    return outcome
+
+
+def _native_slack(case: _FloatCase, above: _RunOutcome | None) -> float:
+    """By what the noise of the native run is multiplied."""
+    if case.arbiter is None:
+        return 2.0  # the reference is itself off by as much as the candidate may be
+    vanished = criterion.rms(case.arbiter) < VANISHED * case.own_error
+    return VANISHED_SLACK if above is not None and vanished else 1.0
 
 
 def _has_spread(evidence: JudgeEvidence) -> bool:
@@ -384,7 +402,7 @@ def _blind_noise(unit: float, dtype: torch.dtype, evidence: JudgeEvidence) -> tu
     return share, f"{named} alone, with no program to measure: weak"
 
 
-def _judge_with_spread(
+def _judge_with_spread(  # noqa: PLR0913
     candidate: Tensor,
     truth: Tensor,
     noise: Noise,
@@ -392,6 +410,8 @@ def _judge_with_spread(
     unit: float,
     evidence: JudgeEvidence,
     before: Scored,
+    *,
+    is_lifted: bool = False,
 ) -> _RunOutcome:
     """Score once more with the measured spread; with more runs where few elements decide.
 
@@ -418,9 +438,9 @@ def _judge_with_spread(
             outcome = _RunOutcome(scored, passed, shaky=passed and decided, spread=spread)
         if outcome.passed:
             break
-    if outcome.passed and not outcome.scored.knife_edges:
-        return outcome
-    if outcome.reason or outcome.spread is None or (unit == UNIT_F64 and not outcome.passed):
+    # Of a lifted run there is nothing more to ask: what float64 rounds away or decides, it does.
+    settled = outcome.passed and not outcome.scored.knife_edges
+    if settled or is_lifted or outcome.reason or outcome.spread is None:
         return outcome
     measured = dataclasses.replace(noise, spread=outcome.spread)
     return _judge_with_jumps(candidate, truth, measured, mismatch, unit, evidence, outcome)
@@ -507,6 +527,8 @@ def _conclude(
 ) -> tuple[Status, str]:
     if native.passed:
         turned = _describe_open(evidence.open_decisions()) if native.by_decisions else ""
+        if native.reason:
+            return Status.UNSTABLE, native.reason
         if native.shaky or (above is not None and above.shaky):
             reason = "the reference's own rounding decides this value"
             return Status.UNSTABLE, f"{reason}: {turned}" if turned else reason
@@ -536,6 +558,15 @@ def _lifted_reason(outcome: _RunOutcome, *, same_bits: bool) -> str:
     excess = outcome.scored.score.excess
     reason = f"in float64, where rounding is negligible, it is {excess:.2g} times over its limit"
     return f"{reason} (its narrow bits agree on this input)" if same_bits else reason
+
+
+def _overflow_reason(reference: Tensor, candidate: Tensor) -> str:
+    """Where one side left the range of its dtype, and the true value is finite."""
+    left, right = (int((~torch.isfinite(side)).sum()) for side in (reference, candidate))
+    return (
+        f"it leaves the range of {dtype_name(reference.dtype)}: {left} of {reference.numel()} "
+        f"values of the reference and {right} of the candidate are not finite, the true ones are"
+    )
 
 
 def _nonfinite_reason(mismatch: Tensor) -> str:

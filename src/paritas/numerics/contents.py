@@ -145,18 +145,23 @@ def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def parts(value: Any) -> Parts | None:
     """What a container or an object is made of, one level deep; None for a leaf."""
+    known = _parts_beside_attributes(value)
+    return None if known is None else _with_attributes(value, known)
+
+
+def _parts_beside_attributes(value: Any) -> Parts | None:
     cls = type(value)
     if _is_leaf(value):
         return None
     for read in (_read_mapping, _read_sequence, _read_special):
         known = read(value)
         if known is not None:
-            return _with_attributes(value, known)
+            return known
     if any(_is_native(base) for base in cls.__mro__ if base not in _READABLE):
         return None
     is_record = dataclasses.is_dataclass(cls) or issubclass(cls, types.SimpleNamespace)
     kind = ContainerKind(cls.__name__, RECORD) if is_record else _own_kind(cls)
-    return _with_attributes(value, Parts(kind, []))
+    return Parts(kind, [])
 
 
 def same_leaf(left: Any, right: Any) -> bool | None:
@@ -382,7 +387,8 @@ def _is_special(name: str) -> bool:
 
 
 def _is_hidden(value: Any) -> bool:
-    return parts(value) is None and isinstance(as_leaf(value), Opaque)
+    # Its attributes are not asked for: objects may refer to each other in a circle.
+    return _parts_beside_attributes(value) is None and isinstance(as_leaf(value), Opaque)
 
 
 def _is_native(cls: type) -> bool:

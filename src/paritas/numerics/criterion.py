@@ -22,7 +22,7 @@ import torch
 from paritas.results.findings import Score
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
@@ -75,6 +75,28 @@ def smallest_step(dtype: torch.dtype) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
+class Jumps:
+    """What decisions within rounding of their edge move: gates, choices, roundings.
+
+    Attributes:
+        size: per element, how far.
+        decides: where a decision makes it, rather than a noise so large that it is not symmetric.
+    """
+
+    size: Tensor
+    decides: Tensor
+
+    def or_larger(self, other: Jumps) -> Jumps:
+        """Element by element, the larger of two."""
+        size = torch.maximum(self.size, other.size)
+        return Jumps(size, self.decides | other.decides)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Jumps:
+        """The same in another shape."""
+        return Jumps(change(self.size), change(self.decides))
+
+
+@dataclasses.dataclass(frozen=True)
 class Noise:
     """What is known of the reference's rounding noise, from which `d` is made.
 
@@ -98,7 +120,7 @@ class Noise:
     own_error: float = 0.0
     reference: Tensor | None = None
     spread: Tensor | None = None
-    jumps: Tensor | None = None
+    jumps: Jumps | None = None
     relative: float = 0.0
     sets_aside: bool = False
     factor: float = 1.0
@@ -130,12 +152,13 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
     total = ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
     own = arbiter if noise.reference is None else noise.reference
-    tensors = [arbiter, candidate, own]
-    tensors += [measured for measured in (noise.spread, noise.jumps) if measured is not None]
+    tensors = [arbiter, candidate, own, *([] if noise.spread is None else [noise.spread])]
+    if noise.jumps is not None:
+        tensors += [noise.jumps.size, noise.jumps.decides]
     for place, parts in chunks(*tensors):
         r, c = parts[0].double(), parts[1].double()
         spread = None if noise.spread is None else parts[3]
-        jumps = None if noise.jumps is None else parts[-1]
+        jumps = None if noise.jumps is None else Jumps(*parts[-2:])
         leaves: Tensor | None = None
         rounding = r.abs().mul_(noise.unit / 2).add_(noise.step)
         if noise.relative:
@@ -146,7 +169,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             # An infinite spread is about being finite or not; it is no measure of a value's noise.
             leaves = torch.isinf(spread) if noise.sets_aside else None
             spread = torch.where(torch.isinf(spread), 0.0, spread)
-            spread = spread if jumps is None else torch.hypot(spread, jumps)
+            spread = spread if jumps is None else torch.hypot(spread, jumps.size)
             # Perturbed runs leave exact results exact; another way to compute them rounds once.
             once = ONE_ROUNDING * noise.unit * r.abs()
             local = noise.factor * (rounding + torch.maximum(spread.clamp(min=floor), once))
@@ -162,7 +185,10 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
         total.add(place, z)
         if spread is not None:
-            wavers = (spread if jumps is None else jumps) > KNIFE_EDGE_SHARE * (r.abs() + scale)
+            wavers = (spread if jumps is None else jumps.size) > KNIFE_EDGE_SHARE * (
+                r.abs() + scale
+            )
+            wavers = wavers if jumps is None else wavers & jumps.decides
             wavers = wavers if leaves is None else wavers | leaves
             wavers &= error > MAX_Z * noise.factor * (rounding + usual)
             total.knife_edges += int(wavers.sum())
@@ -308,11 +334,13 @@ def as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, 
         return candidate, arbiter, noise
     wide = torch.complex128
     pair = torch.view_as_real(candidate.to(wide)), torch.view_as_real(arbiter.to(wide))
-    # The spread of a complex value is one number; it holds for both of its parts.
-    spread, jumps = (
-        None if part is None else part.unsqueeze(-1).expand(*part.shape, 2)
-        for part in (noise.spread, noise.jumps)
-    )
+
+    def for_both(part: Tensor) -> Tensor:
+        # The spread of a complex value is one number; it holds for both of its parts.
+        return part.unsqueeze(-1).expand(*part.shape, 2)
+
+    spread = None if noise.spread is None else for_both(noise.spread)
+    jumps = None if noise.jumps is None else noise.jumps.map(for_both)
     own = noise.reference
     if own is not None:
         own = torch.view_as_real(own.to(wide))

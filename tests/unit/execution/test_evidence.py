@@ -163,12 +163,14 @@ def test_jumps_are_what_decisions_move_and_nothing_else():
     x = torch.linspace(0.5, 1.5, 64)
     x[10] = 1 + 2**-23
     known = Evidence(Gates(x))
-    assert known.jumps(UNIT_F32, 0, GRADIENT, 6)[10] > 1
+    jumps = known.jumps(UNIT_F32, 0, GRADIENT, 6)
+    assert jumps.size[10] > 1
+    assert jumps.decides.nonzero().tolist() == [[10]]
     others = torch.arange(64) != 10
     # What moves with the rounding does not jump: next to nothing is left of two opposite moves.
     for item in (GRADIENT, OUTPUT):
         spread = known.spread(UNIT_F32, 0, item, 3)
-        assert (known.jumps(UNIT_F32, 0, item, 6) <= 1e-3 * spread.max())[others].all()
+        assert (known.jumps(UNIT_F32, 0, item, 6).size <= 1e-3 * spread.max())[others].all()
     assert known.open_decisions == {"relu": (1, 64)}
     assert len(known.program.ran) == 2 + 12 + 3
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paritas.numerics.automatic import RUNS, NoEvidence, judge_exact, judge_floats
-from paritas.numerics.criterion import UNIT_F32, UNIT_F64
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps
 from paritas.results.findings import Status
 
 NAN, INF = math.nan, math.inf
@@ -60,7 +60,7 @@ class Program(NoEvidence):
 
     def jumps(self, unit, pairs):
         self.asked.append("jumps")
-        return self._jumps
+        return None if self._jumps is None else Jumps(self._jumps, self._jumps > 0)
 
     def open_decisions(self):
         return self._decisions
@@ -220,7 +220,10 @@ def test_a_candidate_that_is_finite_and_right_where_the_reference_is_nan_is_unst
     reference[0, 5] = NAN
     judgement = judge_floats(reference, candidate, Program(TRUTH, TRUTH, spread=SPREAD))
     assert judgement.status is Status.UNSTABLE
-    assert judgement.reason == "the reference's own rounding decides this value"
+    assert judgement.reason == (
+        "it leaves the range of float32: 1 of 1024 values of the reference and 0 of the candidate "
+        "are not finite, the true ones are"
+    )
 
 
 def test_a_candidate_that_is_finite_and_wrong_where_the_reference_is_nan_fails():

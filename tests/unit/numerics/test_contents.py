@@ -244,3 +244,21 @@ def test_of_leaves_that_cannot_be_read_nobody_can_say(make):
 def test_a_generator_is_not_even_equal_to_itself():
     one = (x for x in ())
     assert same_leaf(leaf(one), leaf(one)) is None
+
+
+class Linked:
+    """An object that knows another one, by a name of its own."""
+
+    def __init__(self, number):
+        self.number = number
+        self._other = None
+
+
+def test_objects_that_refer_to_each_other_in_a_circle_are_read():
+    parent, child = Linked(1), Linked(2)
+    parent._other, child._other = child, parent
+    assert dict(contents(parent)) == {
+        ".number": 1,
+        "._other.number": 2,
+        "._other._other": "<the object at the root>",
+    }
