@@ -1,11 +1,11 @@
 """What comparing one pair of tensors costs: 32 MiB of float32 on one thread, and many small ones.
 
-Then two whole dumps of small tensors, every tenth different: what matching them, comparing them and
-writing the table, the JSON and the report costs, against just reading both indices.
+Then two whole dumps of small tensors, of which every tenth differs: the cost of matching and
+comparing them and of writing the table, the JSON and the report, against just reading both indices.
 
-Against the metrics of msit, typed anew from their definitions, of which each goes over the whole
-tensor, and against one copy. Seconds are those of the processor, least of several rounds in turns;
-ratios by the wall clock stand beside them.
+Pairs are measured against msit's metrics, written again from their definitions (each goes over the
+whole tensor), and against one copy. Seconds are processor seconds, the minimum of several
+alternating rounds; wall-clock ratios are next to them.
 """
 
 from __future__ import annotations

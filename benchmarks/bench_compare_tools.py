@@ -1,15 +1,15 @@
-"""`paritas compare` end to end, as people call it: against msprobe's own command, and by itself.
+"""`paritas compare` end to end, as users call it: against msprobe's own command, and by itself.
 
-Start-up and all:
+All times include start-up:
 
-- 16 pairs of 32 MiB, all different, in a dump of msprobe's form that both tools read: wall-clock
-  and processor seconds of the whole command, start-up and all, in turns; the ratios of the least.
+- 16 pairs of 32 MiB, all different, in msprobe's format, which both tools read: wall-clock and
+  processor seconds of the whole command, alternating; ratios of the minimum.
 - 50,000 small pairs in two dumps of ours, every tenth different: seconds of the whole command.
-- 8 pairs of 128 MiB, every second different: the most memory that the command has of its own at any
-  time. Pages of mapped files are told apart: they are the system's cache, which takes them back.
+- 8 pairs of 128 MiB, every second different: the peak private memory of the command. Pages of
+  mapped files are listed separately: they are the system's cache, which can reclaim them.
 
 Without mindstudio-probe the first is not measured. `python -m benchmarks.bench_compare_tools small`
-measures one of `pairs`, `small` and `memory`, and leaves no file. About 3 GB of disk are needed.
+measures one of `pairs`, `small` and `memory`, and writes no file. It needs about 3 GB of disk.
 """
 
 from __future__ import annotations

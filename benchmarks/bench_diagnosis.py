@@ -1,8 +1,8 @@
-"""How often the pattern named first is the planted one, how honest its confidence is, how fast.
+"""How often the first pattern is the planted one, how honest its confidence is, and how fast it is.
 
-Faults come from the corpora of tests/quality. Seeds 0 and 1 were looked at while the patterns and
-the table of `paritas.diagnosis.diagnose` were made; seeds 100 and 101
-were not. `--misses` prints each miss.
+Faults come from the corpora of tests/quality. Seeds 0 and 1 were used while the patterns and the
+table of `paritas.diagnosis.diagnose` were made; seeds 100 and 101 were not. `--misses` prints each
+miss.
 """
 
 from __future__ import annotations

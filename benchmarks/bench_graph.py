@@ -1,8 +1,8 @@
 """What checking every operator of a graph costs, in processor seconds after import.
 
 Six operators with eight splits, for which nnScaler's own script takes 141.6 s; and a transformer of
-one layer against one of many, of which only distinct calls should cost. From the file to all
-results written, on one thread.
+one layer against one of many, where only distinct calls should cost time. From reading the file to
+writing all results, on one thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How time grows with models, tensors, calls and ranks: slopes on two logarithmic scales.
 
-A slope of 1 is linear. Processor seconds of one thread, the least of several rounds in which all
-sizes take turns; nothing is subtracted, and the sizes are chosen so that fixed costs do not hide
-the slope: the range, and what both ends take, stand beside it. With a name or more after it, the
-script measures those alone and leaves no file.
+A slope of 1 is linear. Processor seconds of one thread, the minimum of several rounds in which all
+sizes alternate. Nothing is subtracted, and the sizes are large enough that fixed costs do not hide
+the slope: the range and the times at both ends are next to it. With one or more names as arguments,
+the script measures only those and writes no file.
 """
 
 from __future__ import annotations

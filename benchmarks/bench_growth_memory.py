@@ -1,8 +1,8 @@
-"""How memory grows where it was promised not to: slopes on two logarithmic scales, 0 is flat.
+"""How memory grows where it should not: slopes on two logarithmic scales, 0 is flat.
 
-The most that is held at once on top of what was there before. What a user handed in, and results
-that have to be kept, are not part of it; the sizes begin where tensors are larger than the blocks
-in which they are worked on. How each was measured stands beside it.
+The peak on top of what was there before, without the user's inputs and without results that have to
+be kept. The smallest sizes are already larger than the blocks in which tensors are processed. The
+method of each measurement is next to it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What guard() costs in runs of the model, what it holds in memory, and how soon it names a fault.
+"""What guard() costs in runs of the model, how much memory it needs, how soon it names a fault.
 
-Times are processor time of one thread: what is compared takes turns, and of each the lower quartile
-counts, since what disturbs only ever adds. All ratios are taken within this one run. Compiling is
-left out, except where the time to name a fault is told: there it is part of the work.
+Times are processor time of one thread. Alternatives take turns, and the lower quartile of each
+counts, because disturbances only add time. All ratios come from this one run. Compilation is not
+included, except in the time to name a fault, where it is part of the work.
 
-The model is the small transformer of `paritas demo`, on which the fixed cost of a call weighs most,
+The models are the small transformer of `paritas demo`, where the fixed cost of a call matters most,
 and the same blocks at a size where arithmetic does.
 """
 

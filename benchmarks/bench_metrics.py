@@ -1,6 +1,6 @@
 """What the metrics of one pair cost, as ratios to plain torch: 16M pairs of float32.
 
-Wall-clock seconds on the threads that torch takes by itself, in turns, the least of each.
+Wall-clock seconds with torch's default number of threads, alternating, the minimum of each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What verifying a parallel plan costs, against one training step of the model on one device.
 
-The models and plans are those of the tests, right ones and one that is wrong, which is run again to
-find out where. Wall-clock seconds, least of several rounds.
+The models and plans are those of the tests: correct ones, and a wrong one, which runs again to find
+out where. Wall-clock seconds, the minimum of several rounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What checking one way to split an operator over two ranks costs, and finding all of them.
 
-Processor milliseconds on one thread, warm, at small shapes, the least of several rounds; outputs
+Processor milliseconds on one thread, warm, at small shapes, the minimum of several rounds; outputs
 and gradients are compared element by element. Then the configurations of nnScaler's document, as
-written, their convolutions with 8192 channels included: processor seconds after import, once.
+written, including their convolutions with 8192 channels: processor seconds after import, once.
 """
 
 from __future__ import annotations

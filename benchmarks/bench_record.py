@@ -1,12 +1,11 @@
 """What recording costs the program, and what storing each content once saves.
 
-Whole loops are timed, with the closing of the dump, so that nothing hides in a queue: wall time,
-since the writing goes on beside the program. What the program itself waits for is told apart: how
-long its calls take while it is recorded. What is compared takes turns; of each the median counts.
-All ratios are taken within this one run, on one thread for operators; no call repeats another's
-inputs.
+Whole loops are timed, including closing the dump, so nothing hides in a queue: wall time, because
+writing happens in the background. How long the program itself waits is listed separately: the
+duration of its calls while it is recorded. Alternatives take turns; the median of each counts. All
+ratios come from this one run, with one thread for operators; no call repeats the inputs of another.
 
-The model is the small transformer of `paritas demo`, on which the fixed cost of a value weighs
+The models are the small transformer of `paritas demo`, where the fixed cost of a value matters
 most, and the same blocks at a size where arithmetic does.
 """
 

@@ -1,19 +1,19 @@
-"""Faults of a compiler inside whole models, shrunk by us and by the framework's own minifier.
+"""Compiler faults inside whole models, shrunk by us and by the framework's own minifier.
 
-Each way in a process of its own with an empty cache of compiled code, the same limit of time, and
-the same graph captured from the same model. The graph is seen to fail once, by the judge of each
-way, before its clock starts: who shrinks a failure has seen it. The ways:
+Each method runs in its own process with an empty cache of compiled code, the same time limit, and
+the same graph captured from the same model. Each method's judge sees the graph fail once before its
+clock starts, because anyone who shrinks a failure has seen it. The methods:
 
 - ours: `paritas.shrinking`; the run of the finished script is part of the time;
-- minifier: `functorch.compile.minifier` in one process, asked with Dynamo's accuracy predicate;
+- minifier: `functorch.compile.minifier` in one process, with Dynamo's accuracy predicate;
 - launcher: what users get from `TORCHDYNAMO_REPRO_AFTER=aot` and `TORCHDYNAMO_REPRO_LEVEL=4`: the
-  model is run, and minifier_launcher.py with it.
+  model runs, and minifier_launcher.py with it.
 
-The predicate is given a module of our making: what Inductor compiles in torch 2.13, it calls
-wrongly, takes the exception for agreement, and would see no fault at all. Operator calls are
-counted. A fault is found if no more than 3 are left (5 for a fault of fusion), and if these, judged
-by us, still show the same failure. By itself this takes a share of the faults; `BENCH_WHOLE=1`
-takes all, and the launcher for the first two.
+The predicate gets a wrapper module of ours: in torch 2.13 it calls what Inductor compiles wrongly,
+treats the exception as agreement, and would see no fault at all. Operator calls are counted. A
+fault is found if no more than 3 are left (5 for a fusion fault), and if these still show the same
+failure to our judge. By default this runs a sample of the faults; `BENCH_WHOLE=1` runs all, and the
+launcher for the first two.
 """
 
 # ruff: noqa: TID251  (the framework's own tools are among its private parts)

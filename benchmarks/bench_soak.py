@@ -1,9 +1,9 @@
-"""Whether a guard that stays on holds more and more: 10,000 checked calls, forward and backward.
+"""Whether the memory of a permanent guard grows: 10,000 checked calls, forward and backward.
 
-Memory is the process's own, by Linux's account, after every 500 steps, once garbage is collected
-and free blocks are given back. The first 1,000 warm up: caches of torch and of the allocator fill.
-What grows is given per step, by a line through the rest; beside it the number of objects that
-Python's garbage collector knows.
+Memory is the private memory of the process as reported by Linux, after every 500 steps, after
+garbage collection and after free blocks are returned. The first 1,000 steps warm up: caches of
+torch and of the allocator fill. Growth is given per step, from a line fitted to the rest; the
+number of objects that Python's garbage collector tracks is next to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What statistics and sketches of a tensor cost, as ratios to one copy of it.
 
-One thread, wall-clock seconds, the least of several rounds; `--device cuda` measures there, and
-leaves a file of its own.
+One thread, wall-clock seconds, the minimum of several rounds; `--device cuda` measures there and
+writes a separate file.
 """
 
 from __future__ import annotations

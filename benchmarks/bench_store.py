@@ -1,7 +1,7 @@
-"""What storing tensors costs, against raw writes, and against `np.save` to a file for each.
+"""What storing tensors costs, against raw writes and against one `np.save` file per tensor.
 
-Speeds by the wall clock, on the disk that the project lies on, in turns, the best of five rounds.
-Entries come to the writer in the batches in which the thread of a recording hands them over.
+Wall-clock speeds on the project's disk, alternating, the best of five rounds. Entries reach the
+writer in the batches that the thread of a recording produces.
 """
 
 from __future__ import annotations

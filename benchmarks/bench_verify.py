@@ -1,8 +1,8 @@
-"""What `verify()` of a compiled model costs, in runs of the eager one, and what it holds in memory.
+"""What `verify()` of a compiled model costs, in runs of the eager one, and its peak memory.
 
-Compiling is left out: a first verify() compiles the native and the lifted graph, later ones are
-timed, in turns with the eager model, on one thread, and of each the least counts (processor time).
-Memory is the most that torch's allocator holds at once.
+Compilation is not included: the first verify() compiles the native and the lifted graph, and later
+ones are timed, alternating with the eager model, on one thread; the minimum of each counts
+(processor time). Memory is the peak of torch's allocator.
 """
 
 from __future__ import annotations

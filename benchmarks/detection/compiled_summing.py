@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from benchmarks.detection.measuring import Outcome
 
 WHAT = """\
-{programs} programs of the corpus of `detection` (models and single operators, forward and backward)
-through `torch.compile`: as they are, by Inductor with several options, by the AOT backends and on
-two threads ({benign} variants, {bits} of them with other bits than eager's), and with a planted
+{programs} programs of the `detection` corpus (models and single operators, forward and backward)
+through `torch.compile`: unchanged, by Inductor with several options, by the AOT backends and on
+two threads ({benign} variants, {bits} of them with bits other than eager's), and with a planted
 fault, clear or moderate, compiled by Inductor ({mutants}); all against the eager program. Nothing
-was tuned on any of these, so both halves count. Location: {planted} faults that a pass of the
-compiler brings in, under `paritas.guard`, in programs of up to {most} calls; distances are edges of
-the graph that Inductor is given, over clear and moderate faults that the guard caught. The guard
-judges the code as it runs and compiles nothing in float64, so a moderate fault may escape it. What
-ours takes for a case is mostly the compilation in float64.
+was tuned on any of these, so both halves count. Location: {planted} faults that a compiler
+pass introduces, under `paritas.guard`, in programs of up to {most} calls; distances are edges of
+the graph that Inductor gets, over clear and moderate faults that the guard caught. The guard
+judges the code as it runs and compiles nothing in float64, so it may miss a moderate fault. Most
+of our time per case is the compilation in float64.
 """
 
 

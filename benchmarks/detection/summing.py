@@ -28,10 +28,11 @@ NO_VALUES = {"aliased_output", "output_dtype"}
 WHAT = """\
 Faults of {kinds} kinds and benign rewrites, planted one at a time in {programs} programs (models
 and single operators, forward and backward): {mutants} visible faults and {benign} rewrites. A
-fault's band is its effect in exact arithmetic over the program's own noise: clear above 8, moderate
-2 to 8, faint below. The judge was tuned on even seeds; odd seeds are held out. A benign rewrite
-that a rule refuses is a false alarm. Location: the first wrong node, in a candidate whose every
-operator rounds otherwise than the reference's, over clear and moderate faults that were caught.
+fault's band is its effect in exact arithmetic divided by the program's own noise: clear above 8,
+moderate 2 to 8, faint below. The judge was tuned on even seeds; odd seeds are held out. A benign
+rewrite that a rule rejects is a false alarm. Location: the first wrong node, in a candidate in
+which every operator rounds differently from the reference, over clear and moderate faults that
+were caught.
 """
 
 
@@ -109,7 +110,7 @@ def report(outcomes: Iterable[Outcome], script: str = "detection") -> Report:
         *lists(cases),
     ]
     if not has_polygraphy():
-        what += "Polygraphy is not installed, so its comparator was not asked.\n"
+        what += "Polygraphy is not installed, so its comparator was not used.\n"
     return Report(script, _figures(held_out), [table for table in tables if table.rows], what)
 
 
