@@ -731,3 +731,22 @@ def test_other_random_numbers_matter_only_where_a_value_depends_on_them(training
     else:
         assert state.reason == "the candidate draws other random numbers, on which no value depends"
         assert verdict.status is Status.EQUIVALENT
+
+
+class DrawsAnOrder(nn.Module):
+    """Takes its rows in an order that it draws: a sum over them is the same but for rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = torch.rand(64).argsort()
+        return self.linear(x.index_select(0, order)).tanh().sum(0)
+
+
+def test_random_numbers_that_decide_an_order_alone_do_not_matter() -> None:
+    torch.manual_seed(0)
+    model = DrawsAnOrder()
+    verdict = verify([torch.randn(64, 8)], model, torch.compile(model), QUIET)
+    assert verdict.status is Status.EQUIVALENT, str(verdict)
