@@ -343,12 +343,12 @@ def test_a_part_outside_the_whole_is_refused(shape, offset):
 
 
 def test_sketches_of_different_length_are_not_compared():
-    with pytest.raises(UsageError, match="sketches of one length are needed, got 16 and 32"):
+    with pytest.raises(UsageError, match="sketches must have one length, got 16 and 32"):
         sketch_distance(sketch(torch.ones(10)), sketch(torch.ones(100)))
 
 
 def test_no_sketches_are_merged_to_nothing():
-    with pytest.raises(UsageError, match="sketches of one length are needed, got none"):
+    with pytest.raises(UsageError, match="sketches must have one length, got none"):
         add_sketches([])
 
 

@@ -293,7 +293,7 @@ def test_the_text_of_json_is_read_like_its_bytes():
     ],
 )
 def test_what_is_not_a_verdict_is_a_usage_error(data):
-    with pytest.raises(UsageError, match="not a verdict in JSON"):
+    with pytest.raises(UsageError, match="cannot read a verdict from JSON"):
         Verdict.from_json(data)
 
 
