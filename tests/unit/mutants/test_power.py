@@ -129,7 +129,7 @@ def test_keyword_inputs_are_taken():
 
 def test_a_report_survives_json(report):
     assert PowerReport.from_json(report.to_json()) == report
-    with pytest.raises(UsageError, match="not a report of detection power"):
+    with pytest.raises(UsageError, match="cannot read a report of detection power"):
         PowerReport.from_json(b'{"nothing": 1}')
 
 

@@ -300,12 +300,12 @@ def test_what_is_not_a_verdict_is_a_usage_error(data):
 def test_truncated_json_is_a_usage_error_wherever_it_ends():
     data = verdict_of(Status.IDENTICAL, Status.DIFFERENT, notes=("a note",)).to_json()
     for end in range(len(data)):
-        with pytest.raises(UsageError, match="it starts with"):
+        with pytest.raises(UsageError, match="the data starts with"):
             Verdict.from_json(data[:end])
 
 
 def test_the_error_shows_what_arrived():
-    with pytest.raises(UsageError, match="it starts with '<html>'"):
+    with pytest.raises(UsageError, match="the data starts with '<html>'"):
         Verdict.from_json("<html>")
 
 
