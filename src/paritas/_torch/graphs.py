@@ -37,7 +37,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<functio
 _INTERNAL = re.compile(r"[/\\]torch[/\\](nn|_dynamo|functional|fx|_higher_order_ops|utils)\b")
 # After a graph break Dynamo continues in a generated function, named after the user's.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
-_UNINITIALISED = frozenset(
+UNINITIALISED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
 _GENERATOR_STATES = frozenset(
@@ -189,7 +189,7 @@ def is_undefined(node: Any) -> bool:
         return False
     if kind.view:
         return is_undefined(node.args[0])
-    return kind.name in _UNINITIALISED
+    return kind.name in UNINITIALISED
 
 
 def node_draws(node: Node) -> bool:

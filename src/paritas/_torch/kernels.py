@@ -88,7 +88,7 @@ def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..
 def _lay_out(op: OpOverload, args: Any, kwargs: Any, results: list[Any]) -> tuple[Any, ...]:
     """Give the results the kernel's memory layout: views of its results must work here too."""
     with _disable_current_modes():  # nothing is computed or drawn
-        given, named = tree_map_only(torch.Tensor, _to_meta, (args, kwargs))
+        given, named = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
         kept = op(*given, **named)
     return tuple(map(_lay_out_like, kept, results))
 
@@ -101,7 +101,8 @@ def _lay_out_like(kept: Any, found: Any) -> Any:
     return laid.copy_(found)
 
 
-def _to_meta(tensor: Tensor) -> Tensor:
+def to_meta(tensor: Tensor) -> Tensor:
+    """A meta tensor of the same shape, strides and dtype."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

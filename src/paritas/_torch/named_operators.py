@@ -18,6 +18,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from paritas._torch.kernels import to_meta
 from paritas._torch.operators import Traits, map_tensors, traits
 from paritas.errors import UsageError, in_one_line
 
@@ -223,8 +224,8 @@ class NamedOperator:
         names = [name for name, _ in self.takes]
         if not fits_kernel(self.kind.name, {**dict(zip(names, args, strict=False)), **kwargs}):
             raise UsageError(f"the recorded arguments of {self.name} do not fit together")
-        args = [map_tensors(value, _to_meta) for value in args]
-        kwargs = {key: map_tensors(value, _to_meta) for key, value in kwargs.items()}
+        args = [map_tensors(value, to_meta) for value in args]
+        kwargs = {key: map_tensors(value, to_meta) for key, value in kwargs.items()}
         made_anew = any(name == "device" for name, _ in self.takes) and not _holds_tensor(args)
         if made_anew or kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
@@ -332,10 +333,6 @@ def _is_allowed_type(kind: str) -> bool:
         return False
     inner = found[1] or found[2]
     return inner is None or _is_allowed_type(inner)
-
-
-def _to_meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from paritas._torch import kernels
 from paritas._torch.frozen_graphs import FrozenGraph, UnplayableError, concrete, record_sizes
+from paritas._torch.graphs import UNINITIALISED
 from paritas._torch.operators import WIDE, traits
 
 if TYPE_CHECKING:
@@ -277,8 +278,7 @@ _BODY_AT = {
     "wrap_with_set_grad_enabled": (1, 2),
     "wrap_with_autocast": (4, 5),
 }
-_UNINITIALISED_NAMES = {"empty", "empty_like", "empty_strided", "empty_permuted"}
-_UNINITIALISED_NAMES |= {"new_empty", "new_empty_strided"}
+
 # Printing and assertions are not part of the computation.
 _IGNORED = ("_assert", "sym_constrain", "_check", "_print", "print")
 # On made-up inputs these may write out of bounds.
@@ -399,7 +399,7 @@ class _Player:
             result = target(*args, **kwargs)
         if result is None and name.startswith("_foreach_"):
             return args[0]  # Inductor treats the written argument as the result
-        return _zero_memory(result) if name in _UNINITIALISED_NAMES else result
+        return _zero_memory(result) if name in UNINITIALISED else result
 
     def _stand_in(
         self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], path: str

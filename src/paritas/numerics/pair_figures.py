@@ -38,26 +38,30 @@ from paritas.results.figures import Extremes, PairFigures, QuickFigures
 # --- Pairs that need care: complex ones, and those with squares out of float64's range ------------
 
 
-def careful_figures(reference: Tensor, candidate: Tensor) -> PairFigures:
-    """`pair_figures` of two tensors that differ, in several passes."""
+def _measure_carefully(reference: Tensor, candidate: Tensor) -> PairMeasure:
+    """`measure_pair` of two tensors that differ, in several passes."""
+    check_dtype(reference.dtype)
+    check_dtype(candidate.dtype)
     metrics = pair_metrics(reference, candidate)
-    (side_r, _, finite_r), (side_c, _, finite_c) = careful_span(reference), careful_span(candidate)
+    side_r, rms, finite_r = _careful_span(reference)
+    side_c, _, finite_c = _careful_span(candidate)
     mean_rel = math.inf
     if not metrics.nonfinite_mismatches and metrics.max_rel < math.inf:
         mean_rel = _mean_ratio(reference, candidate)
     divergence = math.nan
     if finite_r and finite_c and not (reference.is_complex() or candidate.is_complex()):
         divergence = _softmax_divergence(reference, candidate)
-    return PairFigures(
+    figures = PairFigures(
         reference=side_r,
         candidate=side_c,
         metrics=metrics,
         mean_rel=mean_rel,
         kl_divergence=divergence,
     )
+    return PairMeasure(figures, rms)
 
 
-def careful_span(tensor: Tensor) -> tuple[Extremes, float, bool]:
+def _careful_span(tensor: Tensor) -> tuple[Extremes, float, bool]:
     """A tensor's extremes, root mean square, and whether all of its values are finite."""
     found = summarize_on_cpu(tensor)
     extremes = Extremes(minimum=found.minimum, maximum=found.maximum, mean=found.mean)
@@ -184,7 +188,7 @@ def _measure_identical(reference: Tensor) -> PairMeasure:
     try:
         extremes, rms, finite = _measure_side(reference)
     except OutOfRangeError:
-        extremes, rms, finite = careful_span(reference)
+        extremes, rms, finite = _careful_span(reference)
     divergence = 0.0 if finite else math.nan
     figures = PairFigures(
         reference=extremes,
@@ -200,7 +204,7 @@ def _measure_side(tensor: Tensor) -> tuple[Extremes, float, bool]:
     if not holds_numbers(tensor.dtype):
         return Extremes(), math.nan, True
     if not is_ordinary(tensor):
-        return careful_span(tensor)
+        return _careful_span(tensor)
     span = SideTotals()
     few = small_numbers(tensor)
     with np.errstate(all="ignore"):
@@ -210,13 +214,6 @@ def _measure_side(tensor: Tensor) -> tuple[Extremes, float, bool]:
         for _, (chunk,) in PairWalk(in_order_of_memory(tensor)):
             span.take(chunk.numbers)
     return span.extremes, span.rms, span.is_finite
-
-
-def _measure_carefully(reference: Tensor, candidate: Tensor) -> PairMeasure:
-    check_dtype(reference.dtype)
-    check_dtype(candidate.dtype)
-    figures = careful_figures(reference, candidate)
-    return PairMeasure(figures, careful_span(reference)[1])
 
 
 def _measure_quickly(walk: PairWalk) -> QuickFigures | None:

@@ -370,7 +370,7 @@ def _describe_fault_site(fault: FaultResult) -> str:
 
 def _silent_title(report: PowerReport) -> str:
     many = len(report.silent)
-    return f"no change of results on these inputs: {many} of {len(report.faults)} planted faults"
+    return f"changed no result on these inputs: {many} of {len(report.faults)} planted faults"
 
 
 def _describe_silent(report: PowerReport) -> list[str]:
