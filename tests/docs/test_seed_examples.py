@@ -182,7 +182,7 @@ def test_a_configuration_is_made_first_and_set_afterwards(example: Any) -> None:
     config.value_checker.rtol = 0.02
     assert verify(inputs, framework_model, Scaled(dtype=torch.float64), config)
     config.value_checker.rtol = -1
-    with pytest.raises(UsageError, match="rtol must be a number from 0 to inf, not -1"):
+    with pytest.raises(UsageError, match="rtol must be a number from 0 to inf, got -1"):
         verify(inputs, framework_model, Scaled(), config)
 
 

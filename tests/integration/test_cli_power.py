@@ -157,7 +157,7 @@ def test_a_model_without_a_place_for_faults_is_reported_without_a_traceback(fact
 def test_where_nothing_can_be_planted_nothing_is_verified():
     done = run("power_net:reshaping")
     assert done.exit_code == 3
-    assert done.stdout.splitlines()[-1].startswith("nothing can be said: ")
+    assert done.stdout.splitlines()[-1].startswith("no result: ")
 
 
 def test_an_interrupt_reports_what_was_found_so_far(monkeypatch):

@@ -254,7 +254,7 @@ def test_an_argument_that_makes_no_sense_is_refused_and_nothing_switched_on(argu
 def test_a_torch_that_has_no_such_place_is_refused(monkeypatch):
     with monkeypatch.context() as patched:
         patched.delattr(sys.modules[MODULE], HOOK)
-        with pytest.raises(UnsupportedTorchError, match=r"guard each with torch\.compile"):
+        with pytest.raises(UnsupportedTorchError, match=r"guard each one with torch\.compile"):
             guard_everywhere()
 
 

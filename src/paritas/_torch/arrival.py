@@ -1,7 +1,7 @@
-"""The one place where torch is asked which callback compiles a call; and being there when it comes.
+"""Hook the place where torch chooses the callback that compiles a call, before or after its import.
 
-Much of torch is set by variables of the environment that are read when it is imported. A program
-may set them itself, and would be another program if torch were there before it.
+Many settings of torch are environment variables that are read when it is imported. A program may
+set them itself, so torch must not be imported before the program does.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     Ask = Callable[[Any], Any]
-    # Is given a callback of torch's and whom to ask next, and gives the callback to use.
+    # Takes a callback of torch and the function to ask next; returns the callback to use.
     Layer = Callable[[Any, Ask], Any]
 
 MODULE = "torch._dynamo.eval_frame"
-# What is asked, for every call of compiled code, which callback is to compile it.
+# Chooses the callback that compiles a call, for every call of compiled code.
 HOOK = "_callback_from_stance"
 
 
 @contextlib.contextmanager
 def asking_first(layer: Layer) -> Iterator[None]:
-    """Ask `layer` for each call of compiled code in the process; it may ask those before it.
+    """Ask `layer` for each call of compiled code in the process; it may ask earlier layers.
 
     Contexts of several threads may end in any order.
 
     Raises:
-        UnsupportedTorchError: torch has no such place.
+        UnsupportedTorchError: torch has no such hook.
     """
     _layers.add(layer)
     try:
@@ -46,12 +46,12 @@ def asking_first(layer: Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_first_compile(prepare: Callable[[], None]) -> Iterator[None]:
-    """Call `prepare` once, just before the first call of anything that `torch.compile` made.
+    """Call `prepare` once, just before the first call of anything compiled by `torch.compile`.
 
-    Layers that `prepare` adds take the place that this one had among the others.
+    Layers that `prepare` adds take the position of this one.
 
     Raises:
-        UnsupportedTorchError: torch has no such place; where torch comes later, in its import.
+        UnsupportedTorchError: torch has no such hook; raised by its import if that comes later.
     """
     arming = _CompilerImport(prepare)
     if MODULE in sys.modules:
@@ -65,23 +65,23 @@ def on_first_compile(prepare: Callable[[], None]) -> Iterator[None]:
 
 
 def compile_hook(module: ModuleType) -> Callable[[Any], Any]:
-    """The function of torch's that every call of compiled code asks."""
+    """The function of torch that every call of compiled code asks."""
     found = getattr(module, HOOK, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
     version = getattr(sys.modules.get("torch"), "__version__", "")
     message = (
-        f"torch {version} has no {MODULE}.{HOOK}, by which every torch.compile could be reached; "
-        "guard each with torch.compile(..., backend=paritas.guard(...)) instead"
+        f"torch {version} has no {MODULE}.{HOOK}, so paritas cannot guard every torch.compile; "
+        "guard each one with torch.compile(..., backend=paritas.guard(...)) instead"
     )
     raise UnsupportedTorchError(message)
 
 
 class _CallbackLayers:
-    """Who is asked, the last first, and torch itself at the end.
+    """The layers to ask, last first, and finally torch itself.
 
-    One function stands in torch's place for all of them, for as long as there are any: were each to
-    put back what it had found, one that ends before another would put back too much.
+    One function replaces torch's hook for all of them, while there are any. If each layer restored
+    what it had found, layers that end in another order would restore too much.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _CallbackLayers:
         )
 
     def add(self, layer: Layer) -> None:
-        """Ask it from now on."""
+        """Start asking a layer."""
         with self._lock:
             if self._undo is None:
                 self._undo = self._put_in_place(sys.modules[MODULE])
@@ -102,13 +102,13 @@ class _CallbackLayers:
             self._layers = (*self._layers[:place], layer, *self._layers[place:])
 
     def remove(self, layer: Layer) -> None:
-        """Ask it no longer."""
+        """Stop asking a layer."""
         with self._lock:
             self._layers = tuple(one for one in self._layers if one != layer)
             self._leave_if_unused()
 
     def replace(self, layer: Layer, prepare: Callable[[], None]) -> None:
-        """Let what `prepare` adds stand where a layer stood; nothing, if that is gone by now."""
+        """Put the layers that `prepare` adds in place of a layer, if it is still there."""
         with self._lock:
             if layer not in self._layers:
                 return
@@ -126,14 +126,14 @@ class _CallbackLayers:
             self._undo = None
 
     def _put_in_place(self, module: ModuleType) -> Callable[[], None]:
-        """Stand in torch's place; gives what undoes that."""
+        """Replace torch's hook; returns the function that undoes it."""
         original = compile_hook(module)
 
         def ask(callback: Any) -> Any:
             return self._ask(self._layers, callback, original)
 
         def undo() -> None:
-            if getattr(module, HOOK, None) is ask:  # else somebody has put a thing around it
+            if getattr(module, HOOK, None) is ask:  # otherwise somebody has wrapped it
                 setattr(module, HOOK, original)
 
         setattr(module, HOOK, ask)
@@ -149,7 +149,7 @@ _layers = _CallbackLayers()
 
 
 class _CompilerImport:
-    """A finder of modules that finds nothing, but sees torch's compiler come."""
+    """A module finder that finds nothing, but notices the import of torch's compiler."""
 
     def __init__(self, prepare: Callable[[], None]) -> None:
         self.prepare = prepare
@@ -157,7 +157,7 @@ class _CompilerImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The usual spec of the module, with a loader that arms it; of others, nothing."""
+        """The usual spec of the compiler's module, with a loader that arms it; otherwise None."""
         if name != MODULE:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -177,16 +177,16 @@ class _CompilerImport:
         return spec
 
     def arm(self) -> None:
-        """Wait for the first call, torch's compiler being there."""
+        """Wait for the first call, once torch's compiler is imported."""
         _layers.add(self._first)
 
     def disarm(self) -> None:
-        """Leave no trace."""
+        """Remove the finder and the layer."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         _layers.remove(self._first)
 
     def _first(self, callback: Any, _: Ask) -> Any:
-        # Another thread may be preparing: it is waited for, so that no call slips by.
+        # This waits if another thread is preparing, so that no call is missed.
         _layers.replace(self._first, self.prepare)
         return compile_hook(sys.modules[MODULE])(callback)

@@ -1,7 +1,7 @@
-"""Every tensor that Inductor's fused code materialises, reported as the code runs.
+"""Report every tensor that Inductor's fused code materializes, while the code runs.
 
-A graph is compiled once more, with the fusion it has, and its generated Python calls a listener
-before each kernel with what it reads, and after it with what it wrote.
+A graph is compiled again, with the same fusion. Its generated Python calls a listener before each
+kernel with the tensors it reads, and after it with those it wrote.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from paritas._torch.inductor import LoweredGraph
 
 
-# --- Which nodes of a graph a buffer stands for ---------------------------------------------------
+# --- The graph nodes of a buffer ------------------------------------------------------------------
 
-# Inductor rewrites the graph before it makes buffers of it. What each new node replaced is noted as
-# it happens, so that a buffer can be named after the nodes that the graph had when it came.
+# Inductor rewrites the graph before it creates buffers. Replacements of nodes are recorded as they
+# happen, so a buffer can be named after nodes of the original graph.
 
 
 class NodeLineage:
-    """Follows a graph through the passes after the gradient, as a listener of those.
+    """Follows a graph through the post-grad passes, as their listener.
 
     Attributes:
-        rewritten: the graph as it was lowered, once known.
+        rewritten: the lowered graph, once known.
     """
 
     def __init__(self, module: GraphModule) -> None:
-        """`module` is the graph before them, which stays as it is."""
+        """`module` is the graph before the passes, which must not change."""
         self.rewritten: GraphModule | None = None
         self._before = {node.name: node for node in module.graph.nodes}
         self._order = {name: index for index, name in enumerate(self._before)}
@@ -56,7 +56,7 @@ class NodeLineage:
     def enter_stage(
         self, stage: str, module: GraphModule, constants: dict[str, Tensor] | None = None
     ) -> None:
-        """The first stage is that of the graph itself; those within are of its branches."""
+        """The outermost stage is that of the graph; inner ones are those of its branches."""
         if self._depth == 0 and stage == POST_GRAD and self.rewritten is None:
             self.rewritten = module
             module._register_replace_node_hook(self._note)
@@ -73,13 +73,13 @@ class NodeLineage:
         self._depth -= 1
 
     def enter_pass(self, name: str, module: GraphModule) -> None:
-        """Passes are all alike here."""
+        """Single passes do not matter here."""
 
     def leave_pass(self, module: GraphModule) -> None:
-        """Passes are all alike here."""
+        """Single passes do not matter here."""
 
     def split(self, outputs: int, forward: GraphModule, backward: GraphModule) -> None:
-        """Nothing is split after the gradient."""
+        """Post-grad passes split nothing."""
 
     def _note(self, old: Node, new: str, user: Node) -> None:
         before = self._replaced.setdefault(new, [])
@@ -89,21 +89,21 @@ class NodeLineage:
     # --- afterwards ---------------------------------------------------------------------------
 
     def is_known(self, node: Any) -> bool:
-        """Whether a node is one of the lowered graph, not of a branch within."""
+        """Whether a node belongs to the lowered graph itself, and not to a branch."""
         return self.rewritten is not None and node.graph is self.rewritten.graph
 
     def given(self) -> dict[str, str]:
-        """The inputs and constants of the graph, as Inductor calls them, with their nodes."""
+        """Inductor's names of the graph's inputs and constants -> their nodes."""
         given = {"placeholder", "get_attr"}
         return {str(node.target): node.name for node in self._before.values() if node.op in given}
 
     def same_value(self, node: Node) -> str | None:
-        """The node before the passes that has the value of one after them."""
+        """The node before the passes with the same value as one after them."""
         node = _find_computing_node(node)
         if node.name in self._before:
             return node.name if _have_same_spec(node, self._before[node.name]) else None
         for name in reversed(self._ancestors(node.name)):
-            # Where the old one is still there, the new one was put after it, not in its place.
+            # If the old node still exists, the new one was inserted after it, not in its place.
             if name not in self._alive and _have_same_spec(node, self._before[name]):
                 return name
         return None
@@ -116,11 +116,11 @@ class NodeLineage:
         return self._ancestors(node.name)
 
     def in_order(self, names: set[str]) -> list[str]:
-        """As they stood in the graph."""
+        """Sort names by their order in the graph."""
         return sorted(names, key=self._order.__getitem__)
 
     def leading_to(self, name: str, within: set[str], until: set[str]) -> set[str]:
-        """What is computed among some nodes, or was rewritten away, on the way to one of them."""
+        """The nodes in `within`, or removed by rewriting, that one node is computed from."""
         found: set[str] = set()
         waiting = [self._before[name]]
         while waiting:
@@ -153,12 +153,7 @@ class NodeLineage:
 
 @dataclasses.dataclass(frozen=True)
 class BufferNodes:
-    """What a buffer stands for.
-
-    Attributes:
-        nodes: of the graph, in its order.
-        exact: the one whose value it is, if known.
-    """
+    """The graph nodes of a buffer, in order, and the node with exactly its value, if known."""
 
     nodes: tuple[str, ...] = ()
     exact: str | None = None
@@ -168,11 +163,10 @@ class BufferNaming:
     """Names the buffers of one compile, kernel by kernel in the order in which they run."""
 
     def __init__(self, lineage: NodeLineage, lines: WrapperLines) -> None:
-        """Both as the compile left them."""
         self._lineage = lineage
         self._lines = lines
         self._done: set[str] = set()
-        # What the operators that are called as they are read, and the nodes they stand for.
+        # Name of a buffer that an extern kernel reads -> the nodes of that kernel.
         self._called: dict[str, set[Node]] = {}
         for unit in lines.units:
             for leaf in unit.leaves():
@@ -181,22 +175,22 @@ class BufferNaming:
                         self._called.setdefault(held.name, set()).update(self._origins(leaf.node))
 
     def name(self, unit: KernelUnit) -> list[BufferNodes]:
-        """What each buffer that a kernel writes stands for."""
+        """The nodes of each buffer that a kernel writes."""
         within = self._within(unit)
         standing = [self._standing(held, within) for held in unit.writes]
         self._done |= {one.exact for one in standing if one.exact is not None}
         return standing
 
     def of_kernel(self, unit: KernelUnit) -> tuple[str, ...]:
-        """The nodes that a kernel stands for as a whole."""
+        """All nodes of a kernel."""
         return tuple(self._lineage.in_order(self._within(unit)))
 
     def _within(self, unit: KernelUnit) -> set[str]:
-        """The nodes computed inside a kernel; within a branch, the node that has the branch."""
+        """The nodes computed in a kernel; inside a branch, the node with the branch."""
         found: set[str] = set()
         for leaf in unit.leaves():
             nodes = self._origins(leaf.node)
-            # What an operator that is called as it is was given, was computed before.
+            # The arguments of an extern kernel were computed before.
             found |= self._names(_find_sinks(nodes) if leaf.is_extern() else nodes)
         if not found and unit.parent is not None:
             return self._within(unit.parent)
@@ -219,12 +213,12 @@ class BufferNaming:
         return {name for node in nodes for name in self._lineage.origins(node)}
 
     def _exact(self, held: HeldTensor) -> str | None:
-        """The node whose value a buffer holds, where Inductor's word for it can be trusted."""
+        """The node with exactly a buffer's value, if Inductor's information is reliable."""
         writes = self._lines.mutated.get(held.variable, [])
         if held.name != held.variable:
             node = self._writer(held) if writes and writes[-1] == held.name else None
         elif writes:
-            return None  # it is called after what is written into it later
+            return None  # its name refers to a later write
         else:
             node = held.ir.get_origin_node() or self._argument(held)
         if node is None or not self._lineage.is_known(node) or not _has_spec_of(held, node):
@@ -232,7 +226,7 @@ class BufferNaming:
         return self._lineage.same_value(node)
 
     def _writer(self, held: HeldTensor) -> Node | None:
-        """The node that writes into another's memory, the whole of it."""
+        """The node that overwrites the whole memory of another buffer."""
         origins = self._origins(held.ir)
         named = held.place.get_origin_node()
         if named is not None and _find_computing_node(named) in origins:
@@ -248,7 +242,7 @@ class BufferNaming:
         return found[0] if len(found) == 1 else None
 
     def _argument(self, held: HeldTensor) -> Node | None:
-        """A value that was laid out anew for an operator that is called as it is."""
+        """A value that was copied to another layout for an extern kernel."""
         nodes = self._origins(held.ir)
         callers = _find_sinks(nodes)
         if len(callers) != 1 or not callers <= self._called.get(held.name, set()):
@@ -261,11 +255,11 @@ class BufferNaming:
 
 
 def _find_sinks(nodes: set[Node]) -> set[Node]:
-    """Those that none of the others is computed from."""
+    """The nodes that no other of these nodes uses."""
     return {node for node in nodes if not any(user in nodes for user in node.users)}
 
 
-# What gives back what it is given, with its values.
+# Operators that return their argument's values unchanged.
 _PASSES_VALUE_ON = {
     "prims.inductor_force_stride_order.default",
     "aten.alias.default",
@@ -274,7 +268,7 @@ _PASSES_VALUE_ON = {
 
 
 def _find_computing_node(node: Node) -> Node:
-    """The node that computes the value of one which only hands it on."""
+    """The node that computes a value, behind nodes that only pass it on."""
     while str(node.target) in _PASSES_VALUE_ON:
         node = node.all_input_nodes[0]
     return node
@@ -306,12 +300,9 @@ def _describe_sizes(sizes: Any) -> list[str]:
 
 # --- Listening to compiled code -------------------------------------------------------------------
 
-# A graph is compiled once more, with the fusion it has, and its generated Python calls a listener
-# before each kernel with what it reads, and after it with what it wrote.
-
 Side = Literal["input", "output"]
 
-# One Python function with the graph's kernels in it, which no cache knows.
+# Generate one Python function with all kernels of the graph, without caches.
 _PLAIN_OPTIONS = {
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
@@ -327,10 +318,9 @@ class Buffer:
 
     Attributes:
         name: Inductor's name for it, for example `buf3`; an input of the graph has its own.
-        kernel: what writes it; "" for an input or a constant.
-        nodes: the nodes of the graph that it stands for, in their order: what is computed inside
-            of its kernel on the way to it.
-        exact: the node whose very value it holds, None where that is not known.
+        kernel: the kernel that writes it; "" for an input or a constant.
+        nodes: the graph nodes that its kernel computes for it, in order.
+        exact: the node with exactly its value, None if unknown.
         reads: names of the buffers that its kernel reads.
     """
 
@@ -346,10 +336,10 @@ class Kernel:
     """A call of the compiled code.
 
     Attributes:
-        name: of the kernel or operator.
-        nodes: the nodes of the graph that are computed inside of it.
-        reads: what it reads, as it was before.
-        writes: what there is once it has run.
+        name: name of the kernel or operator.
+        nodes: the graph nodes that it computes.
+        reads: the buffers it reads.
+        writes: the buffers it writes.
         unseen: names of buffers that it wrote and then overwrote itself.
     """
 
@@ -362,10 +352,10 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class SeenBuffer:
-    """A tensor at the moment it is read or was written; only valid during the call.
+    """A tensor just before it is read or after it was written; only valid during the call.
 
     Attributes:
-        position: which one of what the kernel reads or writes.
+        position: its position in the kernel's reads or writes.
     """
 
     kernel: Kernel
@@ -377,13 +367,13 @@ class SeenBuffer:
 
 @dataclasses.dataclass(frozen=True)
 class ListeningCode:
-    """A compiled graph that tells of its buffers; call it like any compiled graph.
+    """A compiled graph that reports its buffers; call it like any compiled graph.
 
     Attributes:
         code: the compiled graph.
-        kernels: what it runs, in order.
-        missed: names of buffers that are used, but by code that could not be looked into.
-        ear: what hears for it.
+        kernels: the kernels it runs, in order.
+        missed: names of buffers that are used by code that cannot be instrumented.
+        ear: the receiver of the reports, kept alive here.
     """
 
     code: Callable[[list[Any]], Sequence[Any]]
@@ -392,17 +382,17 @@ class ListeningCode:
     ear: _BufferListener
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run it, with arguments in a list that it empties."""
+        """Run it; the list of arguments is cleared."""
         return self.code(args)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """All that the kernels write, in the order of that."""
+        """All buffers that the kernels write, in order."""
         return tuple(buffer for kernel in self.kernels for buffer in kernel.writes)
 
 
 class _BufferListener:
-    """Held by the compiled callable alone: generated modules live as long as the process."""
+    """Only the compiled callable keeps it alive: generated modules are never freed."""
 
     def __init__(self, listener: Callable[[SeenBuffer], None]) -> None:
         self.listener = listener
@@ -421,7 +411,7 @@ _graph_numbers = itertools.count()
 
 
 def hook(key: str) -> Callable[[int, Side, tuple[Any, ...]], None]:
-    """What generated code calls; found by the key that is written into it."""
+    """The function that generated code calls, by the key in the code."""
     return functools.partial(_pass_to_listener, key)
 
 
@@ -436,9 +426,9 @@ def compile_listening(
     listener: Callable[[SeenBuffer], None],
     options: dict[str, Any] | None = None,
 ) -> ListeningCode:
-    """Compile a graph once more, so that it tells of every buffer it reads and writes.
+    """Compile a graph again into code that reports every buffer it reads and writes.
 
-    For use while the program runs, as `compile_again`. Fusion and the reuse of memory are those of
+    For use while the program runs, like `compile_again`. Fusion and memory reuse are the same as in
     the graph's own code.
     """
     key = f"graph {next(_graph_numbers)}"
@@ -450,8 +440,8 @@ def compile_listening(
         code = compile_again(lowered, {**(options or {}), **_PLAIN_OPTIONS})
     if lines.wrappers == 0 or lineage.rewritten is None:
         message = (
-            f"torch {torch.__version__} compiled a graph without its code being seen; the buffers "
-            "of fused code cannot be recorded with it, but source='fx' can"
+            f"torch {torch.__version__} compiled a graph without showing its code, so the buffers "
+            "of fused code cannot be recorded; use source='fx' instead"
         )
         raise UnsupportedTorchError(message)
     ear.kernels = _describe_kernels(lines, lineage)

@@ -1,4 +1,4 @@
-"""What `torch.compile` made, which backend stands behind it, and another in its stead."""
+"""Results of `torch.compile`: their backends, and how to replace these."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 
-# --- What `torch.compile` made --------------------------------------------------------------------
+# --- Results of `torch.compile` -------------------------------------------------------------------
 
-# Backends of torch's own, which compute in the dtype of the graph they are given.
+# Torch's own backends, which compute in the dtype of their graph.
 FAITHFUL = frozenset({"inductor", "eager", "aot_eager", "aot_eager_decomp_partition", "ts"})
-# Entries that verifying adds to a function's cache must not push the user's own over the limit,
-# beyond which Dynamo silently runs eagerly and there would be nothing to verify.
+# Cache entries that verifying adds must not push the user's function over the recompile limit:
+# beyond it Dynamo silently runs eagerly, and there would be nothing to verify.
 _ROOM_FOR_ENTRIES = 512
 
 
@@ -51,7 +51,7 @@ def backends_of(function: Any) -> list[Callable[..., Any]]:
 
 
 def dynamic_of(function: Any) -> bool | None:
-    """What the first `torch.compile` in a callable was told of dynamic shapes."""
+    """The `dynamic` argument of the first `torch.compile` in a callable."""
     for context in _find_contexts(function):
         found = getattr(context, "_dynamic", None)
         return found if isinstance(found, bool) else None
@@ -59,7 +59,7 @@ def dynamic_of(function: Any) -> bool | None:
 
 
 def backend_name(backend: Callable[..., Any]) -> str:
-    """What the user called it, or the name of the function they passed."""
+    """The name that the user gave, or the name of the function."""
     inner = getattr(backend, "compiler_fn", backend)  # _TorchCompileWrapper holds the function
     name = getattr(backend, "compiler_name", None) or getattr(inner, "__name__", None)
     return str(name or type(backend).__name__)
@@ -75,7 +75,7 @@ def is_faithful(backend: Callable[..., Any]) -> bool:
 def draws_like_eager(backend: Callable[..., Any]) -> bool:
     """Whether a backend draws its random numbers from eager's stream.
 
-    Inductor has generators of its own, unless told to fall back; the others run eager's operators.
+    Inductor has its own generators, unless `fallback_random` is set; others run eager operators.
     """
     if backend_name(backend) != "inductor":
         return True
@@ -84,9 +84,9 @@ def draws_like_eager(backend: Callable[..., Any]) -> bool:
 
 
 def reuses_outputs(backend: Callable[..., Any]) -> bool:
-    """Whether a backend's outputs lie in CUDA graphs, whose next run overwrites them.
+    """Whether a backend's outputs are in CUDA graph memory, which the next run overwrites.
 
-    Torch documents that, and raises where such an output is read afterwards.
+    Torch documents this, and raises if such an output is read afterwards.
     """
     if backend_name(backend) == "cudagraphs":
         return True
@@ -102,7 +102,7 @@ def is_compiled_in_place(function: Any) -> bool:
 
 
 def is_made_by_compile(value: Any) -> bool:
-    """Whether a function is what `torch.compile` made of another."""
+    """Whether a function is the result of `torch.compile`."""
     return getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
 
 
@@ -117,7 +117,7 @@ def original_of(function: Any) -> Any:
 
 @contextlib.contextmanager
 def room_for_entries() -> Iterator[None]:
-    """Lift Dynamo's recompile limit for a while."""
+    """Temporarily raise Dynamo's recompile limit."""
     patch = torch._dynamo.config.patch(
         recompile_limit=_ROOM_FOR_ENTRIES, accumulated_recompile_limit=2 * _ROOM_FOR_ENTRIES
     )
@@ -126,14 +126,13 @@ def room_for_entries() -> Iterator[None]:
 
 
 class CountingBackend:
-    """A backend that runs each graph as it is and counts them: does Dynamo capture anything?"""
+    """A backend that runs graphs unchanged and counts them: does Dynamo capture anything?"""
 
     def __init__(self) -> None:
-        """Start at none."""
         self.graphs = 0
 
     def __call__(self, graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        """Count the graph and give it back uncompiled."""
+        """Count the graph and return it uncompiled."""
         del example_inputs
         self.graphs += computes_tensors(graph)
         return graph.forward
@@ -164,17 +163,17 @@ def _backend_of_context(context: _TorchDynamoContext) -> Callable[..., Any]:
     return innermost_backend(context.callback)  # type: ignore[arg-type]
 
 
-# --- Backends, to be called from within another backend -------------------------------------------
+# --- Backends, to be called by another backend ----------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """A backend and what `torch.compile` was told about it.
+    """A backend and its settings in `torch.compile`.
 
     Attributes:
-        name: what the user calls it.
-        function: from a graph and example inputs to a callable.
-        settings: keyword arguments for it; of Inductor, its options.
+        name: its name for the user.
+        function: takes a graph and example inputs, returns a callable.
+        settings: its keyword arguments; for Inductor, its options.
         is_inductor: whether graphs can be watched below AOTAutograd.
     """
 
@@ -197,14 +196,16 @@ class Backend:
 
 
 def inductor_backend() -> Callable[..., Any]:
-    """What `torch.compile(backend="inductor")` calls: a captured graph in, a callable out."""
+    """The function of `torch.compile(backend="inductor")`, from a captured graph to a callable."""
     try:
         backend: Any = torch._dynamo.lookup_backend("inductor")
     except (AttributeError, RuntimeError) as error:
-        message = f"torch {torch.__version__} does not give its backend 'inductor': {error}"
+        message = f"torch {torch.__version__} cannot find its backend 'inductor': {error}"
         raise UnsupportedTorchError(message) from error
     if not callable(backend):
-        message = f"torch {torch.__version__} gives as its backend 'inductor' {backend!r:.80}"
+        message = (
+            f"torch {torch.__version__}: the backend 'inductor' is not callable: {backend!r:.80}"
+        )
         raise UnsupportedTorchError(message)
     return backend  # type: ignore[no-any-return]
 
@@ -212,12 +213,12 @@ def inductor_backend() -> Callable[..., Any]:
 def find_backend(backend: Any, options: dict[str, Any] | None = None) -> Backend:
     """A backend by its name, as a function, or as `torch.compile` wraps either."""
     if options is not None and not isinstance(options, dict):
-        message = f"options must be a dict of compiler options, not {options!r:.80}"
+        message = f"options must be a dict of compiler options, got {options!r:.80}"
         raise UsageError(message)
     if isinstance(backend, str):
         return _find_named_backend(backend, options)
     if not callable(backend):
-        message = f"backend must be a name or a function, not {backend!r:.80}"
+        message = f"backend must be a name or a function, got {backend!r:.80}"
         raise UsageError(message)
     name = backend_name(backend)
     inner = getattr(backend, "compiler_fn", backend)
@@ -230,7 +231,7 @@ def find_backend(backend: Any, options: dict[str, Any] | None = None) -> Backend
 
 
 def is_registered(name: str, function: Callable[..., Any]) -> bool:
-    """Whether `torch.compile` knows a backend of that name, and it is this one."""
+    """Whether this function is registered as a backend with this name."""
     if name not in torch._dynamo.list_backends(exclude_tags=()):
         return False
     return torch._dynamo.lookup_backend(name) is function
@@ -240,7 +241,7 @@ def _find_named_backend(name: str, options: dict[str, Any] | None) -> Backend:
     known = torch._dynamo.list_backends(exclude_tags=())
     if name not in known:
         hint = did_you_mean(name, sorted(known))
-        message = f"torch.compile knows no backend {name!r}; {hint}"
+        message = f"torch.compile has no backend {name!r}; {hint}"
         raise UsageError(message)
     if name == "inductor":
         return Backend(name, inductor_backend(), _inductor_options(None, options), is_inductor=True)
@@ -260,21 +261,21 @@ def _inductor_options(mode: str | None, options: dict[str, Any] | None) -> dict[
 
 # --- Another backend for every call ---------------------------------------------------------------
 
-# Torch's own switch for that, `torch.compiler.set_stance(force_backend=...)`, throws away which
-# backend, mode and options each `torch.compile` was given. Here they are seen, and kept.
+# Torch's own switch, `torch.compiler.set_stance(force_backend=...)`, drops the backend, mode and
+# options of each `torch.compile`. Here they are kept.
 
 if TYPE_CHECKING:
     BackendFunction = Callable[..., Any]
     ReplaceBackend = Callable[[BackendFunction], BackendFunction | None]
 
-# Why a call keeps its backend, if it does: it is ours, or the user asked for that.
+# Why a call keeps its backend, if it does: it is ours, or the user requested that.
 OURS, ASKED = "ours", "asked"
 _kept_reason = contextvars.ContextVar("paritas_kept", default="")
 
 
 @contextlib.contextmanager
 def unguarded(why: str = OURS) -> Iterator[None]:
-    """Let what is compiled in here keep its backend: it belongs to paritas, not to the user."""
+    """Keep the backend of everything compiled in this context: it belongs to paritas."""
     token = _kept_reason.set(why)
     try:
         yield
@@ -286,17 +287,17 @@ def unguarded(why: str = OURS) -> Iterator[None]:
 def replacing_backends(
     replace: ReplaceBackend, on_kept: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Let every `torch.compile` of the process, in whatever thread, use another backend.
+    """Make every `torch.compile` of the process, in any thread, use another backend.
 
     Args:
-        replace: is given a backend as `torch.compile` keeps it, with its mode and options, and
-            gives the one to use, or None for the same. For equal backends it has to give the same
-            object, because Dynamo compares them to find its compiled code again. What it gave
-            may come back to it.
+        replace: takes a backend as `torch.compile` stores it, with its mode and options, and
+            returns the one to use, or None to keep it. For equal backends it must return the same
+            object, because Dynamo compares them to find compiled code. Its results may be passed to
+            it again.
         on_kept: called when a call keeps its backend because of `keeping_backends`.
 
     Raises:
-        UnsupportedTorchError: this torch has no such place.
+        UnsupportedTorchError: this torch has no such hook.
     """
     replaced = _ReplacedCallbacks(replace)
 
@@ -305,7 +306,7 @@ def replacing_backends(
             if why == ASKED:
                 on_kept()
             return ask(callback)
-        # A stance may put its own callback in place of the one it is given, hence also after it.
+        # A stance may replace the callback, so the result is replaced too.
         return replaced.of(ask(replaced.of(callback)))
 
     with asking_first(with_another_backend):
@@ -314,7 +315,7 @@ def replacing_backends(
 
 @contextlib.contextmanager
 def keeping_backends() -> Iterator[None]:
-    """Let every `torch.compile` of the process keep its backend, whatever replaces it outside."""
+    """Make every `torch.compile` of the process keep its backend, whatever replaces it outside."""
 
     def as_it_is(callback: Any, ask: Callable[[Any], Any]) -> Any:
         with unguarded(ASKED):
@@ -325,7 +326,7 @@ def keeping_backends() -> Iterator[None]:
 
 
 class _ReplacedCallbacks:
-    """Callbacks with their backend replaced, each made once."""
+    """Callbacks with a replaced backend, each created once."""
 
     def __init__(self, replace: ReplaceBackend) -> None:
         self.replace = replace
@@ -333,7 +334,7 @@ class _ReplacedCallbacks:
         self._lock = threading.RLock()
 
     def of(self, callback: Any) -> Any:
-        """The callback to use in place of one; what compiles nothing stays as it is."""
+        """The callback to use instead; callbacks that compile nothing stay the same."""
         if callback is None or callback is False:
             return callback
         with self._lock:
@@ -344,15 +345,15 @@ class _ReplacedCallbacks:
 
     def _make(self, callback: Any) -> CatchErrorsWrapper | None:
         convert = getattr(callback, "_torchdynamo_orig_backend", None)
-        if getattr(convert, "_export", False):  # the graph is what is wanted, not code
+        if getattr(convert, "_export", False):  # export needs the graph, not code
             return None
         backend = self.replace(innermost_backend(callback))
         if backend is None:
             return None
         try:
-            # How DDP's optimizer does it: fullgraph, hooks and limits stay.
+            # As in DDP's optimizer: fullgraph, hooks and limits stay.
             clone = convert._clone_with_backend(get_compiler_fn(backend))  # type: ignore[union-attr]
             return catch_errors_wrapper(clone, callback.hooks)
         except (AttributeError, TypeError) as error:
-            message = f"torch {torch.__version__} does not let a backend be replaced: {error}"
+            message = f"torch {torch.__version__} does not allow replacing a backend: {error}"
             raise UnsupportedTorchError(message) from error

@@ -1,7 +1,7 @@
-"""A compiler's graph rewritten so that it can be run op by op, as the reference.
+"""Rewrite a compiler's graph to run op by op, as the reference.
 
-Inductor draws its own random numbers, higher-order operators hide what is inside them, equality of
-floats depends on who rounded them, and a graph run op by op holds more memory than compiled code.
+Inductor draws its own random numbers, higher-order operators hide their contents, equality of
+floats depends on their rounding, and a graph run op by op needs more memory than compiled code.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
 
 # --- Higher-order operators as plain functions ----------------------------------------------------
 
-# Torch runs them below its dispatch modes only where it has a rule for the mode. As functions that
-# call what is inside, they need none.
+# Torch runs them under a dispatch mode only if it has a rule for the mode. Plain functions that
+# call their contents need none.
 
 
 def checkpointed(body: Callable[..., Any], *args: Any, **how: Any) -> Any:
-    """A checkpoint that draws the same numbers again in backward, as the user's does.
+    """A checkpoint that draws the same numbers again in backward, like the user's.
 
-    Of a captured checkpoint torch leaves that to the compiler, and its eager form does not do it.
+    For a captured checkpoint torch leaves that to the compiler; its eager form does not do it.
     """
     context = {key: value for key, value in how.items() if key == "context_fn"}
     return checkpoint(body, *args, use_reentrant=False, preserve_rng_state=True, **context)
 
 
 def run_and_save_state(op: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """Run an operator that draws; the state of the generator it draws from comes first."""
+    """Run an operator that draws; returns the generator's state before, and the result."""
     if _is_on_cuda(args, kwargs):
         return torch.cuda.get_rng_state(), op(*args, **kwargs)
     return torch.get_rng_state(), op(*args, **kwargs)
 
 
 def run_with_state(state: Any, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run an operator from a saved state, and leave the generator as it is."""
+    """Run an operator from a saved state, and restore the generator afterwards."""
     if _is_on_cuda(args, kwargs):
         before = torch.cuda.get_rng_state()
         torch.cuda.set_rng_state(state.cpu())
@@ -74,10 +74,10 @@ def run_with_state(state: Any, op: Callable[..., Any], *args: Any, **kwargs: Any
 def run_with_generator(
     op: Callable[..., Any], *args: Any, rng_state: torch.Generator | None = None, **kwargs: Any
 ) -> Any:
-    """Run an operator from the state of a generator that came as an argument.
+    """Run an operator from the state of a generator that was passed as an argument.
 
-    Torch lets the device's generator draw from that very state, which moves it on; here it draws
-    from a copy, so that a second run of the graph draws the same.
+    Torch draws from this state and advances it; here a copy is used, so a second run of the graph
+    draws the same numbers.
     """
     if rng_state is None:
         return op(*args, **kwargs)
@@ -120,18 +120,18 @@ PLAIN_FORMS: dict[Any, Callable[..., Any]] = {
 }
 
 
-# --- Inductor's random numbers, drawn outside of the program that is checked ----------------------
+# --- Inductor's random numbers, drawn outside the checked program ---------------------------------
 
-# Inductor draws from generators of its own inside its kernels, and torch's eager forms of those
-# operators draw other numbers. So a reference draws by a kernel that Inductor makes of the draw
-# alone: one for each kind of number, for any size, since a draw depends on the seed and on the flat
-# position of each number.
+# Inductor draws from its own generators inside its kernels, and torch's eager forms of those
+# operators draw other numbers. So a reference draws with a kernel that Inductor compiles for the
+# draw alone: one for each kind of number and any size, because a draw depends only on the seed and
+# on the flat position of each number.
 
 _SMALLEST_SEED, _LARGEST_SEED = -(2**63), 2**63 - 1
 
 
 def use_twins(module: GraphModule) -> None:
-    """Let a graph draw Inductor's random numbers when it is run op by op, and run quickly."""
+    """Replace operators of a graph by eager forms: fast, and with Inductor's random numbers."""
     for node in module.graph.nodes:
         twin = None
         if node.op == "call_function":
@@ -145,7 +145,7 @@ def use_twins(module: GraphModule) -> None:
 
 
 def draws_random_numbers(module: GraphModule) -> bool:
-    """Whether running a graph may move torch's random generators."""
+    """Whether running a graph may advance torch's random generators."""
     for node in module.graph.nodes:
         if isinstance(node.target, HigherOrderOperator) or node_draws(node):
             return True
@@ -153,7 +153,7 @@ def draws_random_numbers(module: GraphModule) -> bool:
 
 
 def draws_by_inductor(target: Any) -> bool:
-    """Whether an operator is one of Inductor's own random ones, or the twin of one."""
+    """Whether an operator is one of Inductor's random operators, or its eager form."""
     return target in _TWINS or target in _TWINS.values()
 
 
@@ -182,7 +182,7 @@ def draw_integers(low: int, high: int, size: list[int], seed: Tensor) -> Tensor:
 
 
 def _run_kernel(kernel: Callable[..., Tensor], args: tuple[Any, ...], count: int) -> Tensor:
-    # One number more than one: sizes 0 and 1 would be compiled apart.
+    # At least two numbers: sizes 0 and 1 would be compiled separately.
     shape = torch.empty(max(count, 2), dtype=torch.int8, device="cpu")
     with (
         _disable_current_modes(),
@@ -215,22 +215,22 @@ def _integer_kernel(low: int, high: int) -> Callable[..., Tensor]:
 
 
 def count_up(length: int, *, start: int, step: int, **how: Any) -> Tensor:
-    """`prims.iota`, without the detour of a prim."""
+    """`prims.iota`, without the overhead of a prim."""
     how.pop("requires_grad", None)
     return torch.arange(start, start + length * step, step, **how)
 
 
 def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`prims.convert_element_type`, likewise."""
+    """`prims.convert_element_type`, without the overhead of a prim."""
     return tensor.to(dtype, copy=True)
 
 
 def reshaped(tensor: Tensor, size: list[int]) -> Tensor:
-    """`aten.view`, as Inductor takes it: eager may lay out the viewed value in another way."""
+    """`aten.view` as in Inductor: in eager mode the value may have another layout."""
     return tensor.reshape(size)
 
 
-# Prims are written in Python, and cost more than what they do.
+# Prims are written in Python, and cost more than the computation.
 _DIRECT_FORMS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.view.default: reshaped,
     torch.ops.prims.iota.default: count_up,
@@ -246,16 +246,16 @@ _EAGER_FORMS = {**_TWINS, **_DIRECT_FORMS, **PLAIN_FORMS}
 
 # --- Equality up to rounding ----------------------------------------------------------------------
 
-# A backward graph computes some values of the forward one again and asks which of them equals a
-# saved one: the place of a maximum. Compiled code rounds both alike. Run op by op, the one is
-# rounded as compiled code does it and the other as eager does, and there is no maximum any more.
+# A backward graph recomputes some values of the forward graph and checks which of them equals a
+# saved one: the position of a maximum. Compiled code rounds both in the same way. Run op by op, one
+# is rounded as in compiled code and the other as in eager mode, and no maximum is found.
 
-# In unit roundoffs of the dtype that the graph compares in.
+# In unit roundoffs of the dtype of the comparison.
 EQUALITY_ROUNDINGS = 16.0
 
 
 def with_tolerant_equality(module: GraphModule) -> GraphModule | None:
-    """A copy with equality up to rounding; None if the graph asks for no equality of floats."""
+    """A copy with equality up to rounding; None if the graph does not compare floats."""
     result = copy_graph(module)
     changed = False
     for node in result.graph.nodes:
@@ -284,15 +284,14 @@ def _unit_roundoff(argument: Any) -> float | None:
     return torch.finfo(value.dtype).eps / 2
 
 
-# --- Results written over operands that nothing needs again ---------------------------------------
+# --- Overwriting operands that are no longer needed -----------------------------------------------
 
-# Run op by op, a graph holds operand and result of every operator at once, which code that was
-# compiled in one piece does not. Only elementwise operators are rewritten, and only where both
-# sides are known to be of one shape, dtype and layout; whoever uses it compares it with the
-# original once.
+# Run op by op, a graph holds operand and result of every operator at once, unlike compiled code.
+# Only elementwise operators are rewritten, and only if operand and result have the same shape,
+# dtype and layout. Callers compare the rewritten graph with the original once.
 
 _ATEN = torch.ops.aten
-# Each with the one that is told where to write; it goes over its operands once, in step.
+# Operator -> its `out` form, which reads its operands once, in order.
 _ELEMENTWISE = {
     _ATEN.add.Tensor: _ATEN.add.out,
     _ATEN.cos.default: _ATEN.cos.out,
@@ -311,7 +310,7 @@ _ELEMENTWISE = {
     _ATEN.tanh.default: _ATEN.tanh.out,
     _ATEN.where.self: _ATEN.where.self_out,
 }
-# What else gives memory of its own; anything not named here may give a view of what it was given.
+# Operators that return new memory; any other operator may return a view of its arguments.
 _FRESH = {
     *_ELEMENTWISE,
     _ATEN.addmm.default,
@@ -322,12 +321,12 @@ _FRESH = {
     _ATEN.sum.dim_IntList,
     _ATEN.var_mean.correction,
 }
-# The same memory, all of it, under another shape; or a copy, which is as good.
+# The same memory in another shape, or a copy, which works too.
 _RESHAPED = {_ATEN.view.default, _ATEN._unsafe_view.default, reshaped}
 
 
 def overwrite_operands(module: GraphModule) -> GraphModule | None:
-    """The graph with results written over operands; None if there is nothing to write over."""
+    """The graph with results written over operands; None if that is possible nowhere."""
     result = copy_graph(module)
     lifetimes = _Lifetimes(result)
     changed = False
@@ -346,10 +345,10 @@ def overwrite_operands(module: GraphModule) -> GraphModule | None:
 
 
 class _Lifetimes:
-    """How long each value of a graph is needed, and which have memory of their own.
+    """How long each value of a graph is needed, and which values have their own memory.
 
-    Of the graph as it was: a result that is written over an operand is needed as long as before,
-    and the operand is not.
+    For the original graph: a result that overwrites an operand is needed as long as before, and
+    the operand is not.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -357,12 +356,12 @@ class _Lifetimes:
         self.fresh = {node for node in self.order if node.target in _FRESH}
         self.last: dict[Node, int] = {}
         for node in reversed(self.order):
-            # Whoever uses what may be a view of it, uses it.
+            # Users of what may be a view of a value are users of the value.
             ends = [self.order[u] if u in self.fresh else self.last[u] for u in node.users]
             self.last[node] = max([self.order[node], *ends])
 
     def overwritable(self, node: Node) -> Node | None:
-        """An operand that lies as the result will, and that nothing but this operator needs."""
+        """An operand with the layout of the result that only this operator needs."""
         operands = [value for value in node.args if isinstance(value, Node)]
         for value in operands:
             owner = value
@@ -370,7 +369,7 @@ class _Lifetimes:
                 owner = owner.args[0]
             if owner not in self.fresh or self.last[owner] != self.order[node]:
                 continue
-            # Another operand could be a view of it, and be read after it was written to.
+            # Another operand could be a view of it, and be read after the write.
             others = list(operands)
             others.remove(value)
             if not any(self._reaches(o, owner) for o in others) and _have_same_layout(value, node):
@@ -396,7 +395,7 @@ def _have_same_layout(left: Node, right: Node) -> bool:
 
 
 def _describe_layout(node: Node) -> tuple[Any, ...] | None:
-    """Shape, strides, dtype and device; sizes that may change by the formula that gives them."""
+    """Shape, strides, dtype and device; symbolic sizes as expressions."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None

@@ -1,9 +1,9 @@
-"""A graph as it is at one moment of a compile, in an order in which it can be run.
+"""Snapshots of a graph during a compile, in an order in which it can run.
 
-Passes rewrite graphs in place, leave them unsorted for a later pass to sort, and take tensors and
-branches out of the module around them. So the nodes are copied in a sorted order, and what they
-name in the module is remembered with them. Sizes are those of the call that is compiled for: asking
-torch for a number would add a guard.
+Passes rewrite graphs in place, leave them unsorted for a later pass to sort, and remove tensors and
+branches from the module around them. So the nodes are copied in sorted order, together with the
+attributes that they use. Sizes are those of the call that is being compiled: asking torch for a
+number would add a guard.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from paritas._torch.operators import traits
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-if TYPE_CHECKING:
     Sizes = dict[Any, int]
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-# A size that is not known before the program runs.
+# Stands for a size that is unknown before the program runs.
 UNKNOWN_SIZE = 4
-# Operators of Python's own that write to what they are given.
+# Python operators that write to their argument.
 _WRITING_PREFIXES = ("setitem", "delitem", "i")
 
 
@@ -44,8 +43,8 @@ class FrozenGraph:
 
     Attributes:
         graph: the nodes, sorted, under the names they had.
-        attributes: target -> what it stood for in the module; branches are frozen too.
-        assumed: nodes that were taken to compute what they replaced.
+        attributes: target -> its value in the module; branches are frozen too.
+        assumed: nodes that are assumed to compute what they replaced.
     """
 
     graph: Graph
@@ -64,11 +63,11 @@ class FrozenGraph:
 
     @property
     def returned(self) -> Any:
-        """What it returns: nodes and constants, nested as they are."""
+        """The returned nodes and constants, in their nesting."""
         return self.nodes[-1].args[0]
 
     def bodies(self, node: Node) -> Iterator[tuple[str, FrozenGraph]]:
-        """The branches that a node is given, by name."""
+        """The branches among a node's arguments, by name."""
         for given in node.all_input_nodes:
             body = self.attributes.get(str(given.target)) if given.op == "get_attr" else None
             if isinstance(body, FrozenGraph):
@@ -76,10 +75,10 @@ class FrozenGraph:
 
 
 def freeze(module: GraphModule, origin: FrozenGraph | None = None) -> FrozenGraph:
-    """Copy a graph, sorted; raises `UnplayableError` if it is in no order at all.
+    """Copy a graph, sorted; raises `UnplayableError` if that is impossible.
 
-    A node that Inductor will compile by a function of its own is no operator: the nodes that it
-    stands for are taken from `origin`, the graph as it was before, and run in its place.
+    A node with a custom lowering of Inductor is not an operator: the nodes that it replaced are
+    copied from `origin`, the graph before, and run in its place.
     """
     result = Graph()
     copies: dict[Node, Node] = {}
@@ -101,7 +100,7 @@ def freeze(module: GraphModule, origin: FrozenGraph | None = None) -> FrozenGrap
 
 
 def _names_replaced_by(node: Node) -> list[str]:
-    """The names of the nodes that one with a lowering of its own stands for, its value last."""
+    """The names of the nodes replaced by one with a custom lowering, its value last."""
     match = node.target.args[0] if isinstance(node.target, functools.partial) else None
     return [old.name for old in match.nodes] if isinstance(match, Match) else []
 
@@ -119,13 +118,13 @@ def _restore_replaced(
             continue
         missing = [given.name for given in node.all_input_nodes if given.name not in by_name]
         if missing:
-            message = f"{node.name} is to be compiled without {missing[0]}, which it needs"
+            message = f"{node.name} needs {missing[0]}, which the graph no longer has"
             raise UnplayableError(message)
         by_name[node.name] = graph.node_copy(node, lambda given: by_name[given.name])
         if origin is not None and str(node.target) in origin.attributes:
             attributes[str(node.target)] = origin.attributes[str(node.target)]
     if names[-1] not in by_name:
-        message = f"nothing is known of {names[-1]}, which Inductor compiles in its own way"
+        message = f"the graph before has no {names[-1]}, which Inductor lowers by its own function"
         raise UnplayableError(message)
 
 
@@ -145,7 +144,7 @@ def may_write(graph: FrozenGraph) -> bool:
 
 
 def _is_arithmetic(target: Any) -> bool:
-    """Whether a function is one of Python's, on numbers, or of `torch.sym_*`."""
+    """Whether a function is Python arithmetic or one of `torch.sym_*`."""
     name = str(getattr(target, "__name__", ""))
     if getattr(target, "__module__", "") in {"_operator", "math", "builtins"}:
         return not name.startswith(_WRITING_PREFIXES)
@@ -153,31 +152,31 @@ def _is_arithmetic(target: Any) -> bool:
 
 
 class Fingerprint:
-    """What a graph looks like, to tell whether it was changed since."""
+    """A summary of a graph, to detect changes."""
 
     def __init__(self, module: GraphModule) -> None:
         """Remember the nodes of a graph and of its branches."""
         self._parts = list(_list_nodes(module))
 
     def same(self, other: Fingerprint) -> bool:
-        """Whether the two graphs are one, node for node."""
+        """Whether the two graphs are equal, node for node."""
         if len(self._parts) != len(other._parts):
             return False
         # Arguments are never changed in place, so the same objects mean the same graph.
         return all(
-            all(map(operator.is_, left, right)) or self._told(left) == self._told(right)
+            all(map(operator.is_, left, right)) or self._describe(left) == self._describe(right)
             for left, right in zip(self._parts, other._parts, strict=True)
         )
 
     @staticmethod
-    def _told(part: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _describe(part: tuple[Any, ...]) -> tuple[Any, ...]:
         node, target, args, kwargs, attribute = part
         return node.op, node.name, target, str(args), str(kwargs), id(attribute)
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """What is known of a tensor before there is one."""
+    """Shape, strides and dtype of a traced tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -185,10 +184,10 @@ class TensorSpec:
 
 
 def traced_value(node: Node, sizes: Sizes | None = None) -> Any:
-    """What tracing said a node is: a tensor's spec, or a plain value."""
+    """The traced value of a node: a tensor's spec, or a plain value."""
     known = node.meta.get("val", node.meta.get("example_value"))
     if known is None and not {"val", "example_value"} & node.meta.keys():
-        message = f"nothing is known of the input {node.name}"
+        message = f"the input {node.name} has no traced value"
         raise UnplayableError(message)
     if not isinstance(known, torch.Tensor):
         return concrete(known, sizes)
@@ -202,14 +201,14 @@ def traced_value(node: Node, sizes: Sizes | None = None) -> Any:
 
 
 def has_known_size(node: Node) -> bool:
-    """Whether the size of a node's tensor, or its number, is known before the program runs."""
+    """Whether a node's size or number is known before the program runs."""
     known = node.meta.get("val", node.meta.get("example_value"))
     parts = [*known.shape, *known.stride()] if isinstance(known, torch.Tensor) else [known]
     return all(part.node.hint is not None for part in parts if isinstance(part, SYMBOLS))
 
 
 def concrete(value: Any, sizes: Sizes | None = None) -> Any:
-    """The number that a symbol stands for: in the call that is compiled for, or in `sizes`."""
+    """The value of a symbol: in the call that is being compiled, or in `sizes`."""
     if not isinstance(value, SYMBOLS):
         return value
     node = value.node
@@ -224,7 +223,7 @@ def concrete(value: Any, sizes: Sizes | None = None) -> Any:
 
 
 def record_sizes(node: Node, value: Any, sizes: Sizes) -> None:
-    """Note what sizes turned out to be when a node was run, or its value given."""
+    """Record the actual sizes of a node's value."""
     known = node.meta.get("val", node.meta.get("example_value"))
     if isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor):
         pairs: list[tuple[Any, Any]] = list(zip(known.shape, value.shape, strict=False))
@@ -236,7 +235,7 @@ def record_sizes(node: Node, value: Any, sizes: Sizes) -> None:
 
 
 def _sort_nodes(nodes: list[Node]) -> list[Node]:
-    """The nodes in their order, each moved behind what it needs, as torch sorts them."""
+    """The nodes in their order, each moved after its inputs, as torch sorts them."""
     order: list[Node] = []
     done: set[Node] = set()
     waiting: dict[Node, list[Node]] = {}

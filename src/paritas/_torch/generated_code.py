@@ -25,10 +25,10 @@ class HeldTensor:
     """A tensor that a kernel reads or writes.
 
     Attributes:
-        name: Inductor's name; where a kernel writes into another's memory, a name of its own.
-        variable: the buffer in whose memory it lies.
-        ir: Inductor's description of what wrote it, or None where it is read.
-        place: Inductor's description of the memory, where that is another's.
+        name: Inductor's name; a kernel that writes into another buffer has a name of its own.
+        variable: the buffer that holds it.
+        ir: Inductor's description of the writer, or None if it is read.
+        place: Inductor's description of the memory, if that is another buffer.
     """
 
     name: str
@@ -42,19 +42,19 @@ class WrapperVariables:
 
     Attributes:
         given: inputs and constants.
-        made: all that were assigned so far.
-        gone: those that were deleted, to what has their memory now.
+        made: all assigned variables so far.
+        gone: deleted variable -> the one that has its memory now.
     """
 
     def __init__(self, wrapper: Any) -> None:
-        """`wrapper` is the function, whose graph is the one in force."""
+        """`wrapper` is the function of the current graph."""
         self.wrapper = wrapper
         self.given = {*V.graph.graph_inputs, *V.graph.constants}
         self.made: set[str] = set(self.given)
         self.gone: dict[str, str | None] = {}
 
     def follow(self, line: Any) -> None:
-        """Take note of what a line makes and frees."""
+        """Record what a line allocates and frees."""
         kinds = line_kinds()
         if isinstance(line, kinds.allocate):
             self._make(line.node)
@@ -74,13 +74,13 @@ class WrapperVariables:
         self.gone.pop(buffer.get_name(), None)
 
     def expression(self, held: HeldTensor) -> str | None:
-        """Python for the tensor, or None if its memory is another's by now."""
+        """A Python expression for the tensor, or None if its memory is reused by now."""
         name = held.variable
         if name in V.graph.removed_buffers or name not in self.made:
             return None
         if name not in self.gone:
             return name
-        # Its memory was given to what the coming kernel writes, which has not run yet.
+        # Its memory was passed to an output of the next kernel, which has not run yet.
         heir = self.gone[name]
         while heir is not None and heir in self.gone:
             heir = self.gone[heir]
@@ -95,7 +95,7 @@ class WrapperVariables:
 
 
 def never_stored() -> set[str]:
-    """Buffers that live and die inside a kernel, though memory may have been set aside for them."""
+    """Buffers that exist only inside a kernel, though memory may be allocated for them."""
     return {*V.graph.removed_buffers, *V.graph.inplaced_to_remove}
 
 
@@ -155,16 +155,15 @@ def line_kinds() -> LineKinds:
             ),
         )
     except AttributeError as error:
-        message = f"torch {torch.__version__} writes other lines than paritas knows: {error}"
+        message = f"torch {torch.__version__} generates lines unknown to paritas: {error}"
         raise UnsupportedTorchError(message) from error
 
 
 # --- Lines that run kernels, and calls put around them --------------------------------------------
 
-# The generated code is a list of lines: allocations, kernel calls, frees. While it is written, each
-# line that runs a kernel is marked with the nodes of the scheduler that it runs; once memory has
-# been planned, so that nothing done here has a say in that, calls of a hook are put before and
-# after.
+# The generated code is a list of lines: allocations, kernel calls, frees. While it is generated,
+# each line that runs a kernel is marked with its scheduler nodes. After memory planning, so as not
+# to influence it, calls of a hook are inserted before and after.
 
 HOOK = "_paritas_hear"
 _MARK = "_paritas_unit"
@@ -172,16 +171,16 @@ _MARK = "_paritas_unit"
 
 @dataclasses.dataclass
 class KernelUnit:
-    """What a run of lines executes: one kernel.
+    """One kernel, executed by a sequence of lines.
 
     Attributes:
         wrapper: the generated function it is in.
-        nodes: of the scheduler.
+        nodes: its scheduler nodes.
         kernel: its name.
-        parent: the kernel that calls the subgraph this one is in.
-        reads: what it reads from outside.
-        writes: what is there when it has run.
-        unseen: what it wrote and overwrote again.
+        parent: the kernel that calls the subgraph of this one.
+        reads: the tensors it reads from outside.
+        writes: the tensors that exist after it has run.
+        unseen: the tensors that it wrote and overwrote again.
     """
 
     wrapper: Any
@@ -193,19 +192,19 @@ class KernelUnit:
     unseen: list[HeldTensor] = dataclasses.field(default_factory=list)
 
     def leaves(self) -> Iterator[Any]:
-        """The nodes of the scheduler, none of them a fusion of others."""
+        """The scheduler nodes, with fused ones split up."""
         for node in self.nodes:
             yield from node.get_nodes()
 
 
 class WrapperLines:
-    """What is known of the code that one compile generates.
+    """The code that one compile generates.
 
     Attributes:
-        units: the kernels, in the order in which they run.
-        mutated: buffers that a later kernel writes into, to the names of those writes in order.
-        wrappers: how many functions were generated.
-        missed: names of buffers that no kernel was seen to write, or that could not be read.
+        units: the kernels, in execution order.
+        mutated: buffer that a later kernel writes into -> the names of those writes in order.
+        wrappers: number of generated functions.
+        missed: names of buffers without a known writing kernel, or that could not be read.
     """
 
     def __init__(self, key: str) -> None:
@@ -222,7 +221,7 @@ class WrapperLines:
 
     @contextlib.contextmanager
     def running(self, nodes: list[Any], kernel: str) -> Iterator[None]:
-        """All that is written meanwhile runs these nodes."""
+        """Lines generated in this context run these nodes."""
         wrapper = V.graph.wrapper_code
         unit = KernelUnit(
             wrapper, [*nodes, *self._waiting.pop(id(wrapper), ())], kernel, self._parent()
@@ -234,7 +233,7 @@ class WrapperLines:
             self._open.pop()
 
     def marked(self, wrapper: Any, line: Any) -> Any:
-        """The line, marked with what it runs."""
+        """The line, marked with its kernel."""
         kinds = line_kinds()
         is_call = isinstance(line, kinds.call)
         unit = self._open[-1] if self._open else None
@@ -258,7 +257,7 @@ class WrapperLines:
         return line
 
     def complete(self, node: Any) -> None:
-        """A buffer that others wrote the parts of is whole once what is pending has run."""
+        """Assign a buffer that others write in parts to the last of its kernels."""
         wrapper = V.graph.wrapper_code
         groups = [getattr(b, "kernel_group", None) for b in V.graph.scheduler.backends.values()]
         latest = self._latest.get(id(wrapper))
@@ -268,7 +267,7 @@ class WrapperLines:
             latest.nodes.append(node)
 
     def insert(self, wrapper: Any) -> None:
-        """Put the calls of the hook into a function that is otherwise ready."""
+        """Insert the calls of the hook into a finished function."""
         self.wrappers += 1
         scheduler = V.graph.scheduler
         for name, real in scheduler.mutation_real_name.items():
@@ -331,13 +330,13 @@ class WrapperLines:
 
 
 class _MarkedText(str):
-    """A line of text that knows what it runs."""
+    """A line of text that can be marked with its kernel."""
 
     __slots__ = (_MARK,)
 
 
 def _list_reads(unit: KernelUnit, scheduler: Any) -> list[HeldTensor]:
-    """What comes from outside; a dependency for the sake of order alone brings nothing."""
+    """The tensors read from outside; dependencies for ordering only are skipped."""
     from torch._inductor.dependencies import WeakDep
 
     own = {out.get_name() for node in unit.leaves() for out in node.outputs}
@@ -371,7 +370,7 @@ def _list_writes(unit: KernelUnit, scheduler: Any) -> list[HeldTensor]:
     return list(found.values())
 
 
-# --- torch's own methods, with an ear in them ------------------------------------------------
+# --- Patched methods of torch ---------------------------------------------------------------------
 
 _hearing = threading.local()
 _lock = threading.RLock()
@@ -379,7 +378,7 @@ _lock = threading.RLock()
 
 @contextlib.contextmanager
 def instrumenting(lines: WrapperLines) -> Iterator[None]:
-    """Mark and fill the code that this thread generates meanwhile; other threads' stays plain."""
+    """Instrument the code that this thread generates in this context; other threads are not."""
     with _lock, contextlib.ExitStack() as stack:
         _patch_all(stack)
         before = getattr(_hearing, "lines", None)
@@ -405,7 +404,9 @@ def _patch_all(stack: contextlib.ExitStack) -> None:
 def _patch(stack: contextlib.ExitStack, owner: type, name: str, wrap: Callable[..., Any]) -> None:
     original = getattr(owner, name, None)
     if not callable(original):
-        message = f"torch {torch.__version__} has no {owner.__name__}.{name}, which writes kernels"
+        message = (
+            f"torch {torch.__version__} has no {owner.__name__}.{name}, which generates kernels"
+        )
         raise UnsupportedTorchError(message)
     inherited = name not in vars(owner)
 
@@ -456,7 +457,7 @@ def _flush(lines: WrapperLines, original: Callable[..., Any], self: Any) -> Any:
 
 
 def _extern_name(node: Any) -> str:
-    """The operator that an extern kernel calls; a part of a result is called after the whole."""
+    """The operator that an extern kernel calls; a part of a result has the name of the whole."""
     described = node.node
     if not hasattr(described, "try_get_kernel_name") and not hasattr(described, "inputs"):
         return type(described).__name__

@@ -1,7 +1,7 @@
-"""What torch has one of for the whole process, changed for a while: its logs, its stance.
+"""Temporary changes of process-wide state of torch: its logs and its stance.
 
-Threads overlap: what the last one restores has to be what the first one found. `paritas doctor`
-imports this before it looks at torch, so only public names of torch may be imported here.
+Threads overlap: the last one must restore what the first one found. `paritas doctor` imports this
+before it checks torch, so only public names of torch may be imported here.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
 
 # --- Logs and warnings ----------------------------------------------------------------------------
 
-# A program is run again in float64, perturbed, in parts; where it cannot be, torch says so at
-# length, in the user's terminal. What the user's own runs log and warn of, in whatever thread,
-# stays.
+# Programs are run again in float64, perturbed, or in parts. If that fails, torch prints long
+# messages to the user's terminal. The logs and warnings of the user's own runs stay, in any thread.
 
 _TORCH_LOGGER = "torch"
-# A file that the user asked for by TORCH_TRACE; it is no terminal.
+# A file that the user requested with TORCH_TRACE, not the terminal.
 _TRACE_LOGGER = "torch.__trace"
 
 _is_own_run = contextvars.ContextVar("paritas_run_of_ours", default=False)
 
 
 class _OwnLogFilter(logging.Filter):
-    """Lets through what torch does not log on our behalf."""
+    """Drops what torch logs during our own runs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         is_torchs = record.name == _TORCH_LOGGER or record.name.startswith(f"{_TORCH_LOGGER}.")
@@ -48,7 +47,7 @@ class _DuringOwnRun(type):
 
 
 class _OwnWarning(Warning, metaclass=_DuringOwnRun):
-    """In a filter, any warning that comes of a run of ours, and none of other runs."""
+    """In a filter, matches any warning during our own runs, and no others."""
 
 
 _LOG_FILTER = _OwnLogFilter()
@@ -56,7 +55,7 @@ _LOG_FILTER = _OwnLogFilter()
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Keep what torch logs, and what anything warns of, from the user; in this thread alone."""
+    """Hide torch's logs, and all warnings, in this thread."""
     if _is_own_run.get():
         yield
         return
@@ -69,21 +68,21 @@ def quietly() -> Iterator[None]:
 
 
 def _install_filters() -> None:
-    """Put our filters where logs and warnings pass; they stay, and let all others through.
+    """Install our filters for logs and warnings permanently; they let everything else through.
 
-    Taken out again, they would not be there for another thread; and everything that was warned of
-    once would be warned of again.
+    If they were removed, other threads would lose them, and warnings shown once would be shown
+    again.
     """
     for handler in _find_handlers():
         if _LOG_FILTER not in handler.filters:
             handler.addFilter(_LOG_FILTER)
-    # Others may have been put before it since.
+    # Other filters may have been inserted before it.
     if not warnings.filters or warnings.filters[0][2] is not _OwnWarning:
         warnings.simplefilter("ignore", _OwnWarning)
 
 
 def _find_handlers() -> Iterator[logging.Handler]:
-    """Wherever a record of torch's may arrive."""
+    """All handlers that may get a record of torch."""
     yield from logging.root.handlers
     for logger in _find_loggers(len(logging.root.manager.loggerDict)):
         yield from logger.handlers
@@ -91,7 +90,7 @@ def _find_handlers() -> Iterator[logging.Handler]:
 
 @functools.lru_cache(maxsize=1)
 def _find_loggers(_known: int) -> list[logging.Logger]:
-    """All of torch's, looked for anew when there are more loggers than before."""
+    """All of torch's loggers, searched again when there are more loggers than before."""
     return [
         logger
         for name, logger in list(logging.root.manager.loggerDict.items())
@@ -103,9 +102,8 @@ def _find_loggers(_known: int) -> list[logging.Logger]:
 
 # --- The compiler's stance ------------------------------------------------------------------------
 
-# Torch has one for the whole process, and whoever leaves puts back what it found. Where two threads
-# overlap, that may be what the other had taken, which would then stay for good: no program would be
-# compiled any more.
+# Torch has one stance per process, and each context restores what it found. If two threads overlap,
+# that may be the stance of the other one, which would then stay: nothing would be compiled again.
 
 if TYPE_CHECKING:
     ForcedBackend = Callable[..., Any] | str | None
@@ -113,21 +111,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TakenStance:
-    """One that was taken, and torch's own switch that knows what was in force before the first."""
+    """An active stance, and torch's own context that knows the stance before the first."""
 
     name: str
     backend: ForcedBackend
     first: Any
 
 
-# Those that were taken and not left yet, of all threads; the last is in force.
+# The active stances of all threads; the last one applies.
 _taken_stances: list[_TakenStance] = []
 _stances_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def taking_stance(name: str, *, backend: ForcedBackend = None) -> Iterator[None]:
-    """`torch.compiler.set_stance`; when the last has left, all is as the first found it."""
+    """`torch.compiler.set_stance`; the last to leave restores what the first found."""
     with _stances_lock:
         switch = torch.compiler.set_stance(name, force_backend=backend)
         mine = _TakenStance(name, backend, _taken_stances[0].first if _taken_stances else switch)

@@ -1,7 +1,7 @@
-"""FX graphs as compilers pass them round: copies, what nodes stand for, names, traces.
+"""FX graphs of compilers: copies, the origin and meaning of nodes, names, traces.
 
-Compilers rewrite the graph they are given in place, so whoever wants to know what it meant takes a
-copy before. Its constants stay shared: they may be the whole model.
+Compilers rewrite graphs in place, so a copy must be taken before. Constants stay shared: they may
+be the whole model.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
-# Frames of torch's own that stand between the user's line and the operator.
+# Frames of torch between the user's line and the operator.
 _INTERNAL = re.compile(r"[/\\]torch[/\\](nn|_dynamo|functional|fx|_higher_order_ops|utils)\b")
-# After a graph break Dynamo goes on in a function of its own, named after the user's.
+# After a graph break Dynamo continues in a generated function, named after the user's.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
-_UNINITIALISED = frozenset(
+UNINITIALISED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
 _GENERATOR_STATES = frozenset(
@@ -49,10 +49,9 @@ _KEY = re.compile(r"\['([^'\]]+)'\]")
 
 
 def computes_tensors(graph: GraphModule) -> bool:
-    """Whether a captured graph has an operator that gives a tensor.
+    """Whether a captured graph has an operator that returns a tensor.
 
-    Between two graph breaks Dynamo may capture a graph of sizes alone: a compiler makes nothing of
-    it that could be wrong.
+    Between two graph breaks Dynamo may capture a graph of sizes only, with nothing to compile.
     """
     return any(map(_gives_tensor, graph.graph.nodes))
 
@@ -85,7 +84,7 @@ class NodeProvenance:
 
 
 def copy_graph(module: GraphModule) -> GraphModule:
-    """The same graph, which no later pass over the original changes; tensors are shared."""
+    """A copy of a graph that later passes do not change; tensors are shared."""
     result = GraphModule(module, copy.deepcopy(module.graph), type(module).__name__)
     for name, child in list(result.named_children()):
         if isinstance(child, GraphModule):  # the branches of a higher-order operator
@@ -100,21 +99,21 @@ def placeholders(module: GraphModule) -> list[Node]:
 
 
 def output_node(module: GraphModule) -> Node:
-    """The node that holds what the graph returns."""
+    """The output node of a graph."""
     node: Node = module.graph.find_nodes(op="output")[0]
     return node
 
 
 def returned(module: GraphModule) -> list[Any]:
-    """What a graph returns: nodes and constants, flat."""
+    """The nodes and constants that a graph returns, flat."""
     result = output_node(module).args[0]
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
 def written_placeholders(module: GraphModule) -> frozenset[int]:
-    """The positions of the inputs that running the graph may write to.
+    """The positions of the inputs that the graph may write to.
 
-    Followed through views; an operator that is not understood may write to all it is given.
+    Writes are followed through views; an unknown operator may write to all its arguments.
     """
     positions = {node: {index} for index, node in enumerate(placeholders(module))}
     written: set[int] = set()
@@ -147,7 +146,7 @@ def written_placeholders(module: GraphModule) -> frozenset[int]:
 
 
 def node_dtypes(module: GraphModule) -> dict[torch.dtype, int]:
-    """The floating dtypes that a traced graph computes in, with how many values of each."""
+    """The floating dtypes of a traced graph, with the number of values of each."""
     counts: dict[torch.dtype, int] = {}
     for node in module.graph.nodes:
         value = node.meta.get("val", node.meta.get("example_value"))
@@ -157,7 +156,7 @@ def node_dtypes(module: GraphModule) -> dict[torch.dtype, int]:
 
 
 def provenance(node: Node) -> NodeProvenance:
-    """Module path and source line of a node, as far as tracing kept them."""
+    """Module path and source line of a node, if tracing recorded them."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     module = ""
     if stack:
@@ -168,10 +167,10 @@ def provenance(node: Node) -> NodeProvenance:
 
 
 def is_undefined(node: Any) -> bool:
-    """Whether a value is whatever lay in memory: nothing can be said against any other.
+    """Whether a value is uninitialized memory: any other value is as good.
 
-    Fused attention gives the state of the generator it would have drawn from; without dropout it
-    draws nothing, and sets nothing.
+    Fused attention returns the state of its generator; without dropout it draws nothing, and does
+    not set it.
     """
     if not isinstance(node, Node) or node.op != "call_function":
         return False
@@ -181,7 +180,7 @@ def is_undefined(node: Any) -> bool:
             return False
         returns = parent.target._schema.returns
         index = int(str(position))
-        # Operators that return a list (split, unbind) have but one return, without a name.
+        # Operators that return a list (split, unbind) have only one return, without a name.
         if index >= len(returns) or returns[index].name not in _GENERATOR_STATES:
             return False
         return not _argument_named(parent, "dropout_p")
@@ -190,11 +189,11 @@ def is_undefined(node: Any) -> bool:
         return False
     if kind.view:
         return is_undefined(node.args[0])
-    return kind.name in _UNINITIALISED
+    return kind.name in UNINITIALISED
 
 
 def node_draws(node: Node) -> bool:
-    """Whether a node moves a random generator: attention without dropout does not."""
+    """Whether a node advances a random generator: attention without dropout does not."""
     kind = node_traits(node)
     if kind is None or not kind.random:
         return False
@@ -210,7 +209,7 @@ def _argument_named(node: Node, name: str) -> Any:
 
 
 def ancestors(nodes: list[Any]) -> set[str]:
-    """The names of the nodes that given ones are computed from, and their own."""
+    """The names of these nodes and of all nodes that they are computed from."""
     found: set[str] = set()
     waiting = [node for node in nodes if isinstance(node, Node)]
     while waiting:
@@ -222,12 +221,12 @@ def ancestors(nodes: list[Any]) -> set[str]:
 
 
 def node_traits(node: Node) -> Traits | None:
-    """The traits of the operator a node calls, if it calls one of torch's."""
+    """The traits of a node's operator, if it is one of torch."""
     return traits(node.target) if isinstance(node.target, OpOverload) else None
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node computes nothing: it shares the memory of what it is given."""
+    """Whether a node computes nothing, but shares the memory of its argument."""
     if node.target is operator.getitem:
         return True
     kind = node_traits(node)
@@ -235,7 +234,7 @@ def is_view(node: Node) -> bool:
 
 
 def graph_source(module: GraphModule) -> str:
-    """The first of the user's lines that a graph comes from."""
+    """The user's first line in a graph."""
     for node in module.graph.nodes:
         if node.op not in {"placeholder", "output", "get_attr"}:
             source, _ = _find_user_line(node.meta.get("stack_trace") or "")
@@ -245,7 +244,7 @@ def graph_source(module: GraphModule) -> str:
 
 
 def operator_name(node: Node) -> str:
-    """What a node calls, in words."""
+    """The name of what a node calls."""
     if isinstance(node.target, str):
         return node.target
     name = getattr(node.target, "__name__", None)
@@ -254,7 +253,7 @@ def operator_name(node: Node) -> str:
 
 def module_path(text: str) -> str:
     """`L['self']._modules['layers'].0` as the user would write it: `layers.0`."""
-    # A module of torch's own that is compiled is `fn` to the wrapper that Dynamo puts around it.
+    # Dynamo's wrapper around a compiled module of torch calls it `fn`.
     text = _LOCAL.sub(lambda found: "" if found["name"] in {"self", "fn"} else found["name"], text)
     text = _SLOT.sub(r".\1", text)
     text = _KEY.sub(r".\1", text)
@@ -263,9 +262,9 @@ def module_path(text: str) -> str:
 
 @contextlib.contextmanager
 def as_traced() -> Iterator[None]:
-    """Conditions under which a graph from below autograd means what it says.
+    """Run a graph from below autograd as it was traced.
 
-    Casts of autocast are nodes of it already; what modes do was done when it was traced.
+    Autocast's casts are already nodes of it, and modes were applied when it was traced.
     """
     with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
         yield
@@ -284,7 +283,7 @@ def _nodes_in(value: Any) -> Iterator[Node]:
 
 
 def _leaves_arguments_alone(node: Node) -> bool:
-    """Whether a node of a captured graph leaves its arguments alone, by its name."""
+    """Whether a node of a captured graph does not write to its arguments, by its name."""
     if node.op == "call_module" or isinstance(node.target, HigherOrderOperator):
         return False
     if isinstance(node.target, str):
@@ -294,7 +293,7 @@ def _leaves_arguments_alone(node: Node) -> bool:
 
 
 def _find_user_line(trace: str) -> tuple[str, str]:
-    """The innermost line of the traceback that is not torch's own."""
+    """The innermost line of the traceback outside torch."""
     lines = trace.splitlines()
     best = ("", "")
     for position, text in enumerate(lines):
@@ -312,8 +311,8 @@ def _find_user_line(trace: str) -> tuple[str, str]:
 
 # --- Names of inputs and outputs ------------------------------------------------------------------
 
-# AOTAutograd numbers everything (`primals_5`), but leaves descriptions that lead back to the
-# captured graph, whose inputs know their place in the user's program.
+# AOTAutograd numbers everything (`primals_5`), but keeps descriptions that refer to the captured
+# graph. The inputs of that graph know their names in the user's program.
 
 
 def captured_input_names(module: GraphModule) -> list[str]:
@@ -331,7 +330,7 @@ def lowered_input_names(module: GraphModule, captured: list[str]) -> list[str]:
 
 
 def lowered_outputs(module: GraphModule, captured: list[str]) -> list[Item]:
-    """What the outputs of a graph below AOTAutograd are; each is another item."""
+    """The items of the outputs of a graph below AOTAutograd; all are different."""
     values = returned(module)
     described = output_node(module).meta.get("desc") or [None] * len(values)
     items: list[Item] = []
@@ -345,7 +344,7 @@ def lowered_outputs(module: GraphModule, captured: list[str]) -> list[Item]:
     return items
 
 
-# What AOTAutograd says an output is -> our kind, and the field that names what it is of.
+# AOTAutograd's kind of output -> our kind, and the field with the value it refers to.
 _KINDS_OF_OUTPUTS = {
     "GradAOTOutput": (ItemKind.GRADIENT, "grad_of"),
     "TangentAOTInput": (ItemKind.UPSTREAM_GRADIENT, "output"),
@@ -405,11 +404,11 @@ def is_tappable(node: Node) -> bool:
     )
 
 
-# --- What torch knows of values without running the graph -----------------------------------------
+# --- Properties of values without running the graph -----------------------------------------------
 
 
 def is_bracket(target: Any, args: Sequence[Any]) -> bool:
-    """Whether a node only says whether gradients are kept inside the graph that it is given."""
+    """Whether a node only sets grad mode for the graph among its arguments."""
     return (
         is_higher_order(target)
         and getattr(target, "__name__", "") == "wrap_with_set_grad_enabled"
@@ -423,23 +422,23 @@ def is_operator(target: Any) -> bool:
 
 
 def is_higher_order(target: Any) -> bool:
-    """Whether a node's target is an operator that is given graphs: `cond`, `flex_attention`."""
+    """Whether a node's target is an operator that takes graphs: `cond`, `flex_attention`."""
     return isinstance(target, HigherOrderOperator)
 
 
 def size_number(
     value: torch.SymInt | torch.SymFloat | torch.SymBool, guess: Callable[[str], int]
 ) -> int | float | bool | None:
-    """The number that a size had when its graph was made.
+    """The value of a symbolic size when its graph was traced.
 
     Args:
-        guess: the number for a symbol that had none, because it depends on values.
+        guess: gives the value of a symbol that depends on tensor values.
     """
     node = value.node
     if not hasattr(node, "hint"):
         raise UnsupportedTorchError(
-            f"torch {torch.__version__}: {type(node).__name__} has no `hint`, which says the "
-            "number behind a symbolic size"
+            f"torch {torch.__version__}: {type(node).__name__} has no `hint`, which holds the "
+            "value of a symbolic size"
         )
     hint = node.hint
     if isinstance(hint, int | float):
@@ -450,11 +449,11 @@ def size_number(
             return bool(settled)
         return int(settled) if isinstance(value, torch.SymInt) else float(settled)
     except TypeError:
-        return None  # an expression that does not come to a number
+        return None  # the expression has no numeric value
 
 
 def symbol_ranges(program: ExportedProgram) -> dict[str, tuple[int | None, int | None]]:
-    """Between which numbers the symbols of a program lie; None where there is no end."""
+    """The ranges of a program's symbols; None for an open end."""
 
     def whole(bound: Any) -> int | None:
         return int(bound) if getattr(bound, "is_Integer", False) else None
@@ -466,15 +465,14 @@ def symbol_ranges(program: ExportedProgram) -> dict[str, tuple[int | None, int |
 
 
 def predict_values(module: GraphModule, inputs: Sequence[Any]) -> dict[Node, Any]:
-    """What each node of a graph gives on inputs like these: shapes and dtypes, no values.
+    """The results of each node of a graph on such inputs: shapes and dtypes, no values.
 
-    A node that fails leaves its value, and those that depend on it, out. Nothing of the module is
-    written to.
+    Nodes that fail, and those that depend on them, are left out. The module is not changed.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def hollow(value: Any) -> Any:
-        # A fake of torch's own would belong to another mode, and not mix with ours.
+        # A fake tensor of torch belongs to another mode and cannot be mixed with ours.
         if isinstance(value, FakeTensor):
             with mode:
                 return torch.empty_strided(
@@ -489,7 +487,7 @@ def predict_values(module: GraphModule, inputs: Sequence[Any]) -> dict[Node, Any
 
 
 class _ShapeInterpreter(Interpreter):
-    """Runs a graph on tensors without contents, with parameters that have none either."""
+    """Runs a graph on fake tensors, with fake parameters."""
 
     def __init__(self, module: GraphModule, hollow: Callable[[Any], Any]) -> None:
         super().__init__(module, garbage_collect_values=False)
@@ -501,7 +499,7 @@ class _ShapeInterpreter(Interpreter):
             return None
         try:
             self.values[n] = super().run_node(n)
-        except Exception:  # noqa: BLE001  (told of as a call whose shapes are unknown)
+        except Exception:  # noqa: BLE001  (reported as a call with unknown shapes)
             return None
         return self.values[n]
 
@@ -520,12 +518,12 @@ class _ShapeInterpreter(Interpreter):
 
 
 def trace_calls(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
-    """Run `function` on flat `inputs` and keep every aten call it makes, gradients included.
+    """Run `function` on flat `inputs` and record every aten call, including gradients.
 
-    The graph has one placeholder for each input and gives what the function gave, as a flat tuple.
-    Tensors that the function holds by itself become attributes of the module.
+    The graph has one placeholder for each input and returns the function's results as a flat tuple.
+    Tensors that the function holds become attributes of the module.
     """
-    # The tracer runs the function for real: what it does depends on values as it always does.
+    # The tracer really runs the function, so it may depend on values as usual.
     module: GraphModule = make_fx(
         function, tracing_mode="real", _error_on_data_dependent_ops=False
     )(*inputs)

@@ -1,4 +1,4 @@
-"""Inductor below AOTAutograd: see its graphs, compile one again, in part or without fusion."""
+"""Inductor below AOTAutograd: watch its graphs, recompile one, in part or without fusion."""
 
 from __future__ import annotations
 
@@ -32,26 +32,25 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Graph, GraphModule
 
+    Boxed = Callable[[list[Any]], Sequence[Any]]
+
 
 # --- The graphs that Inductor is given ------------------------------------------------------------
-
-if TYPE_CHECKING:
-    Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class LoweredGraph:
-    """A graph as Inductor is given it, before any pass after the gradient changes it.
+    """A graph as Inductor gets it, before any post-grad pass.
 
     Attributes:
-        module: a copy that stays as it is.
+        module: a copy that does not change.
         is_backward: whether it computes gradients.
-        visible: positions of the outputs that the user sees, whose strides are promised.
-        donated: positions of the inputs whose memory the compiled code may reuse.
-        options: the settings in force when it was compiled.
-        inputs: what it was compiled for: fake tensors, whose strides may differ from those traced.
-        fake_mode: torch's, to which they belong.
-        arguments: what else the compiler was told.
+        visible: positions of the outputs that the user sees, with guaranteed strides.
+        donated: positions of the inputs with memory that the compiled code may reuse.
+        options: the settings when it was compiled.
+        inputs: the example inputs: fake tensors, possibly with other strides than traced.
+        fake_mode: the mode of these tensors.
+        arguments: other arguments of the compiler.
     """
 
     module: GraphModule
@@ -64,7 +63,7 @@ class LoweredGraph:
     arguments: dict[str, Any]
 
     def with_module(self, module: GraphModule) -> LoweredGraph:
-        """The same circumstances for another graph."""
+        """The same settings for another graph."""
         return dataclasses.replace(self, module=module)
 
 
@@ -75,11 +74,11 @@ def compile_watched(
     options: dict[str, Any] | None = None,
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
-    """Compile by Inductor; `watch` may replace what was made of each graph below AOTAutograd.
+    """Compile with Inductor; `watch` may replace the code of each graph below AOTAutograd.
 
-    A graph for the backward pass comes later, when it is first needed. The cache above Inductor is
-    left out, since a hit there would hand back code that was never shown to `watch`. `around` is
-    entered for each piece of the compiler's work.
+    A backward graph comes later, when it is first needed. The cache above Inductor is disabled,
+    because a hit would return code that `watch` never saw. The context `around` is entered for each
+    part of the compilation.
     """
     from torch._inductor.compile_fx import compile_fx_inner
 
@@ -99,7 +98,7 @@ def capture_lowered(
     run: Callable[[LoweredGraph], Boxed],
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Let each graph that Inductor would be given be run by what `run` makes of it instead."""
+    """Run each graph by the result of `run` instead of compiling it with Inductor."""
 
     def inner(module: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
         return run(_describe_lowered(module, inputs, arguments))
@@ -108,7 +107,7 @@ def capture_lowered(
 
 
 def compiled_frame() -> Hashable:
-    """The function of the user's that is being compiled: the same when it is compiled anew."""
+    """The user's function that is being compiled; the same when it is recompiled."""
     identity = CompileContext.current_compile_id()
     return getattr(identity, "frame_id", None)
 
@@ -132,9 +131,9 @@ def _compile_with(
 
 
 def compile_again(lowered: LoweredGraph, options: dict[str, Any] | None = None) -> Boxed:
-    """Compile a graph as Inductor would have then, with other options on top.
+    """Compile a graph with the settings of its first compilation, and other options on top.
 
-    For use while the program runs: within a compile it would disturb torch's own bookkeeping.
+    For use while the program runs: during a compile it would disturb torch's bookkeeping.
     """
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
@@ -147,15 +146,14 @@ def compile_again(lowered: LoweredGraph, options: dict[str, Any] | None = None) 
         stack.enter_context(torch._C._DisableAutocast())
         stack.enter_context(V.set_fake_mode(lowered.fake_mode))
         stack.enter_context(tracing(TracingContext(lowered.fake_mode)))
-        if not lowered.fake_mode.allow_non_fake_inputs:
-            stack.enter_context(_allowing_constants(lowered.fake_mode))
+        stack.enter_context(allowing_constants(lowered.fake_mode))
         compiled: Boxed = compile_fx_inner(module, list(lowered.inputs), **arguments)
     return compiled
 
 
 @contextlib.contextmanager
 def using_settings(options: dict[str, Any], more: dict[str, Any] | None = None) -> Iterator[None]:
-    """Inductor's settings as they were at another time, and some on top."""
+    """Use recorded settings of Inductor, and some on top."""
     present = current_settings()
     wanted = {**options, **(more or {})}
     changed = {
@@ -199,12 +197,14 @@ def _describe_lowered(
 
 
 @contextlib.contextmanager
-def _allowing_constants(fake_mode: Any) -> Iterator[None]:
+def allowing_constants(fake_mode: Any) -> Iterator[None]:
+    """Let a fake mode accept real tensors, such as constants."""
+    before = fake_mode.allow_non_fake_inputs
     fake_mode.allow_non_fake_inputs = True
     try:
         yield
     finally:
-        fake_mode.allow_non_fake_inputs = False
+        fake_mode.allow_non_fake_inputs = before
 
 
 def _are_equal(left: Any, right: Any) -> bool:
@@ -214,9 +214,9 @@ def _are_equal(left: Any, right: Any) -> bool:
         return False
 
 
-# --- Some nodes compiled, the rest by torch's own kernels -----------------------------------------
+# --- Compiling some nodes, and running the rest with torch's own kernels --------------------------
 
-# With this option nothing is compiled but what `with_compiled` marks.
+# With this option only nodes marked by `with_compiled` are compiled.
 ONLY_MARKED = {"fallback_by_default": True}
 
 
@@ -230,7 +230,7 @@ def compilable(module: GraphModule) -> list[str]:
 
 
 def with_compiled(module: GraphModule, names: Collection[str]) -> GraphModule:
-    """A copy in which just the named nodes are marked for compilation."""
+    """A copy with only the named nodes marked for compilation."""
     result = copy_graph(module)
     for node in result.graph.nodes:
         if node.name in names:
@@ -239,10 +239,10 @@ def with_compiled(module: GraphModule, names: Collection[str]) -> GraphModule:
     return result
 
 
-# --- Rewriting and fusion turned off --------------------------------------------------------------
+# --- Turning off rewriting and fusion -------------------------------------------------------------
 
 _STAGES_OF_PASSES = ("pre_grad", "joint_graph", "post_grad")
-# A graph that has not been through these cannot be lowered, or is not the user's graph.
+# Passes without which a graph cannot be lowered, or is not the user's graph.
 _NEEDED_PASSES = (
     "decompose_",
     "fix_",
@@ -252,7 +252,7 @@ _NEEDED_PASSES = (
     "remove_assert",
     "profiler",
 )
-# Names of settings that rewrite or lay out graphs, with the value that turns each off.
+# Settings that rewrite or lay out graphs, with the value that turns each off.
 _GRAPH_SETTINGS: dict[str, Any] = {
     "pattern_matcher": False,
     "layout_optimization": False,
@@ -282,7 +282,7 @@ _KERNEL_SETTINGS: dict[str, dict[str, Any]] = {
     "grouped_gemm": {"cpp.enable_grouped_gemm_template": False},
     "mix_order_reduction": {"triton.mix_order_reduction": False},
     "nested_reduction": {"triton.nested_reduction": False},
-    # See `Materialize`. In C++ many loops may be one kernel: what one of them computes must not be
+    # See `Materialize`. In C++ many loops may be one kernel: the result of one must not be
     # overwritten by the next.
     "inlining": {"inplace_buffers": False},
 }
@@ -293,7 +293,7 @@ _DISABLED = "disabled_passes"
 
 @functools.cache
 def graph_passes() -> tuple[str, ...]:
-    """The passes over graphs that can be turned off one by one, by the names torch gives them."""
+    """The graph passes that can be turned off one by one, by their names in torch."""
     found: dict[str, None] = {}
     for stage in _STAGES_OF_PASSES:
         module = importlib.import_module(f"torch._inductor.fx_passes.{stage}")
@@ -301,21 +301,19 @@ def graph_passes() -> tuple[str, ...]:
             if not any(needed in name for needed in _NEEDED_PASSES):
                 found[name] = None
     if not found:
-        message = (
-            f"torch {torch.__version__} announces its passes in another way than paritas knows"
-        )
+        message = f"torch {torch.__version__} announces its passes in a way unknown to paritas"
         raise UnsupportedTorchError(message)
     return tuple(found) if _DISABLED in current_settings() else ()
 
 
 def graph_names() -> tuple[str, ...]:
-    """All that rewrites graphs and can be turned off: passes, and settings that stand for some."""
+    """Everything that rewrites graphs and can be turned off: passes and settings."""
     settings = [name for name in _GRAPH_SETTINGS if name in current_settings()]
     return tuple(dict.fromkeys((*settings, *graph_passes())))
 
 
 def kernel_names() -> tuple[str, ...]:
-    """All that puts several operations into one kernel and can be turned off."""
+    """Everything that merges operations into one kernel and can be turned off."""
     present = current_settings()
     return tuple(
         name
@@ -325,28 +323,28 @@ def kernel_names() -> tuple[str, ...]:
 
 
 def graph_options(off: set[str]) -> dict[str, Any]:
-    """The settings that turn these names of `graph_names` off, and no others."""
+    """The settings that turn off only these names of `graph_names`."""
     options = {name: value for name, value in _GRAPH_SETTINGS.items() if name in off}
     options = {name: value for name, value in options.items() if name in current_settings()}
     passes = [name for name in graph_passes() if name in off]
     on = [name for name in graph_passes() if name not in off]
     if on and set(graph_passes()) & off and "pattern_matcher" in options:
-        # It would take with it passes that are to stay on; each of the others is off by its name.
+        # It would also turn off passes that must stay on; the others are turned off by name.
         del options["pattern_matcher"]
     if passes:
-        # Torch looks for the name anywhere in this text.
-        told = ",".join(passes).upper()
-        also = [name for name in on if name.upper() in told]
+        # Torch searches for the name anywhere in this text.
+        disabled = ",".join(passes).upper()
+        also = [name for name in on if name.upper() in disabled]
         if also:
             message = f"torch {torch.__version__} cannot turn {passes} off and leave {also} on"
             raise UnsupportedTorchError(message)
         before = current_settings()[_DISABLED]
-        options[_DISABLED] = f"{before},{told}" if before else told
+        options[_DISABLED] = f"{before},{disabled}" if before else disabled
     return options
 
 
 def kernel_options(off: set[str]) -> dict[str, Any]:
-    """The settings that turn these names of `kernel_names` off."""
+    """The settings that turn off these names of `kernel_names`."""
     present = current_settings()
     options = {
         key: value
@@ -361,15 +359,15 @@ def kernel_options(off: set[str]) -> dict[str, Any]:
 
 
 class Materialize(CustomGraphPass):
-    """Has every value laid out in memory, so that none is computed inside of what uses it.
+    """Forces every value into memory, so that none is inlined into its users.
 
-    Inductor inlines a value into its users unless its layout matters; so each is asked for by its
-    layout, with an operator that computes nothing. Views stay views, and numbers of a single
-    element are always inlined.
+    Inductor inlines a value into its users unless its layout matters. So an operator that computes
+    nothing requests each value in its layout. Views stay views, and 0-dimensional values are always
+    inlined.
     """
 
     def __init__(self, before: Any = None) -> None:
-        """`before` is the user's own pass in this place, or several."""
+        """`before` is the user's own pass (or passes) for this hook."""
         self.before = before
 
     def __call__(self, graph: Graph) -> None:
@@ -390,7 +388,7 @@ class Materialize(CustomGraphPass):
 
 
 def _force_layout(graph: Graph, node: Node) -> None:
-    """Ask for a value in the layout that it has."""
+    """Request a value in its own layout."""
     users = list(node.users)
     with graph.inserting_before(node.next):
         stride = [
@@ -412,13 +410,13 @@ def _insert_stride(graph: Graph, node: Node, dim: int, step: Any) -> Node:
 
 
 def is_materializable(node: Node) -> bool:
-    """Whether a node computes a tensor that can be had in memory of its own."""
+    """Whether a node computes a tensor that can have its own memory."""
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, FakeTensor) or not node.users:
         return False
     computed = node.args[0] if node.target is operator.getitem else node
     if not isinstance(computed, Node) or not isinstance(computed.target, OpOverload):
-        return False  # the state of a generator, for one, is no value of the graph
+        return False  # for example the state of a generator
     kind = traits(computed.target)
     if kind.view or kind.mutates:
         return False
@@ -426,7 +424,7 @@ def is_materializable(node: Node) -> bool:
 
 
 def _find_announced_passes(module: Any) -> list[str]:
-    """The names under which a stage of passes asks whether it may run them."""
+    """The names of the passes in a stage, from its source code."""
     found: list[str] = []
     for call in ast.walk(ast.parse(inspect.getsource(module))):
         if (

@@ -1,4 +1,4 @@
-"""Kernels without a true float64 form, and what computes in float64 in their place."""
+"""Kernels without a true float64 form, and their replacements in float64."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # --- Attention kernels of a GPU as plain arithmetic -----------------------------------------------
 
 # They have no float64 form, and they draw their dropout mask inside. Here the mask is made from a
-# seed, which is handed to the backward pass in the place of the generator's state, and kept where a
-# uniform number is above the probability: as in the operators that the kernels are put in place of.
+# seed, which is passed to the backward pass in place of the generator's state. A value is kept if a
+# uniform number is above the probability, as in the operators that the kernels replace.
 
 ATEN = torch.ops.aten
 FORWARD = frozenset(
@@ -39,12 +39,12 @@ BACKWARD = frozenset(
         ATEN._scaled_dot_product_cudnn_attention_backward.default,
     }
 )
-# In which result the state of the generator comes out.
+# The names of results that hold the state of the generator.
 _STATES = {"philox_seed", "rng_state"}
 
 
 def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[..., Any]) -> Any:
-    """What a forward kernel gives; `uniform(size, seed)` draws."""
+    """The results of a forward kernel; `uniform(size, seed)` draws random numbers."""
     given = _name_arguments(op, args, kwargs)
     weights, mask = _weights(given, seed, uniform)
     results: list[Any] = []
@@ -63,7 +63,7 @@ def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[
 
 
 def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..., Any]) -> Any:
-    """What a backward kernel gives, with the mask of the seed that the forward one handed on."""
+    """The results of a backward kernel, with the mask of the forward pass's seed."""
     given = _name_arguments(op, args, kwargs)
     query, key, value = given["query"], given["key"], given["value"]
     gradient = given["grad_out"] if "grad_out" in given else given["grad_out_"]
@@ -86,9 +86,9 @@ def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..
 
 
 def _lay_out(op: OpOverload, args: Any, kwargs: Any, results: list[Any]) -> tuple[Any, ...]:
-    """The results in memory as the kernel lays them: a view of what it gives must be one here."""
-    with _disable_current_modes():  # there is nothing to compute, or to draw
-        given, named = tree_map_only(torch.Tensor, _to_meta, (args, kwargs))
+    """Give the results the kernel's memory layout: views of its results must work here too."""
+    with _disable_current_modes():  # nothing is computed or drawn
+        given, named = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
         kept = op(*given, **named)
     return tuple(map(_lay_out_like, kept, results))
 
@@ -101,17 +101,17 @@ def _lay_out_like(kept: Any, found: Any) -> Any:
     return laid.copy_(found)
 
 
-def _to_meta(tensor: Tensor) -> Tensor:
+def to_meta(tensor: Tensor) -> Tensor:
+    """A meta tensor of the same shape, strides and dtype."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 @contextlib.contextmanager
 def any_attention() -> Iterator[None]:
-    """Within, `scaled_dot_product_attention` finds a kernel for float64, too.
+    """Within it, `scaled_dot_product_attention` also finds a kernel for float64.
 
-    A program may be run with the fused ones alone allowed (`torch.nn.attention.sdpa_kernel`), none
-    of which takes float64. The setting is torch's own, one for all threads, so it is left alone
-    where nothing was forbidden.
+    A program may allow only fused kernels (`torch.nn.attention.sdpa_kernel`), none of which accepts
+    float64. The setting is shared by all threads, so it is changed only if needed.
     """
     if torch.backends.cuda.math_sdp_enabled():
         yield
@@ -124,7 +124,7 @@ def any_attention() -> Iterator[None]:
 
 
 def wide_attention(op: OpOverload) -> Callable[..., Any] | None:
-    """A form of an attention kernel that takes float64, if it is one; it refuses dropout."""
+    """The float64 form of an attention kernel, or None for other operators; no dropout."""
     if op in FORWARD:
         return lambda *args, **kwargs: attend(op, args, kwargs, 0, _refuse_dropout)
     if op in BACKWARD:
@@ -133,15 +133,15 @@ def wide_attention(op: OpOverload) -> Callable[..., Any] | None:
 
 
 def _refuse_dropout(_size: list[int], _seed: int) -> Tensor:
-    message = "fused attention with dropout draws inside its kernel"
+    message = "fused attention draws its dropout mask inside the kernel"
     raise NotImplementedError(message)
 
 
 def _log_sum_exp(op: OpOverload, given: dict[str, Any]) -> Tensor:
     """The logarithm of the sum of exponentials of each row.
 
-    The memory-efficient kernel makes it only if asked to, and pads it to a multiple of 32; that of
-    cuDNN gives it one more dimension.
+    The memory-efficient kernel computes it only on request, and pads it to a multiple of 32; that
+    of cuDNN has one more dimension.
     """
     top = _scores(given).logsumexp(dim=-1)
     if not given.get("compute_log_sumexp", True):
@@ -173,7 +173,7 @@ def _scores(given: dict[str, Any]) -> Tensor:
 def _weights(
     given: dict[str, Any], seed: int, uniform: Callable[..., Any]
 ) -> tuple[Tensor, Tensor]:
-    weights = torch.nan_to_num(_scores(given).softmax(dim=-1), nan=0.0)  # rows wholly hidden
+    weights = torch.nan_to_num(_scores(given).softmax(dim=-1), nan=0.0)  # fully masked rows
     dropped = given["dropout_p"]
     if not dropped:
         return weights, torch.ones_like(weights)
@@ -188,14 +188,14 @@ def _scale(given: dict[str, Any]) -> float:
 
 # --- Kernels with float32 constants inside --------------------------------------------------------
 
-# `hardswish` on CUDA multiplies by `1.0f / 6.0f` in every dtype, for one. An arbiter computed so
-# would be off by 3e-8, and every program that does better would differ from it. Each elementwise
-# operator is therefore compared, once per kind of device, with torch's own decomposition of it into
-# simpler ones, which takes its place where the two disagree.
+# For example, `hardswish` on CUDA multiplies by `1.0f / 6.0f` in every dtype. Such an arbiter would
+# be off by 3e-8, and every more accurate program would differ from it. So each elementwise operator
+# is compared, once per device type, with torch's own decomposition into simpler operators, which
+# replaces it if the two disagree.
 
 # Far above float64's rounding, far below that of a float32 constant.
 AGREEMENT = 1e-12
-# The product of mixtures of experts, which torch has for float32, bfloat16 and float16 alone.
+# The matrix product for mixtures of experts, which torch has only for up to float32.
 GROUPED = frozenset(getattr(ATEN, name).default for name in ("_grouped_mm",) if hasattr(ATEN, name))
 
 
@@ -206,13 +206,13 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The products of groups of rows, columns or terms, one by one, in the dtype of its arguments.
+    """The products of groups of rows, columns or terms, one by one, in the arguments' dtype.
 
-    Groups end where `offs` says: they are rows of `left` where `right` has a matrix for each,
-    columns of `right` where `left` has one, and otherwise terms of the sums, with a matrix of the
-    result for each. What lies behind the last group is zero, which torch leaves undefined.
+    `offs` are the ends of groups: rows of `left` if `right` has a matrix for each group, columns of
+    `right` if `left` has one, and otherwise terms of the sums, with one matrix of the result per
+    group. The part after the last group is zero; torch leaves it undefined.
     """
-    del out_dtype  # rounding to it is left out, as everywhere in float64
+    del out_dtype  # no rounding to it, as everywhere in float64
     if offs is None:
         product = torch.matmul(left, right)
         return product if bias is None else product + bias
@@ -237,14 +237,14 @@ _KNOWN_KERNELS: dict[tuple[OpOverload, str], bool] = {}
 
 
 def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """What computes `func` in float64 on these arguments: itself, or its decomposition."""
+    """The function that computes `func` in float64: itself, or a replacement."""
     attention = wide_attention(func)
     if attention is not None:
         return attention
     if func in GROUPED:
         return grouped_mm
     if func._schema.name.startswith("aten::quantize_per_"):
-        # They take float32 alone, and round to far coarser steps than its own.
+        # They take only float32, and round to far coarser steps than float32 does.
         return lambda value, *rest, **options: func(value.float(), *rest, **options)
     functional = _functional_form(func)
     if functional is not None:
@@ -265,7 +265,7 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
 
 
 def _functional_form(func: OpOverload) -> OpOverload | None:
-    """The operator without the underscore, of one that writes its first argument."""
+    """The functional form of an in-place operator, such as `relu` for `relu_`."""
     namespace, _, name = func._schema.name.partition("::")
     if namespace != "aten" or not name.endswith("_") or name.endswith("__"):
         return None
@@ -287,14 +287,14 @@ def _agrees_with_decomposition(
     args: tuple[Any, ...],
     device: torch.device,
 ) -> bool:
-    """Compare the two on a range of numbers; where that says nothing, torch is believed."""
-    # No round numbers: at a kink the two may take different sides of it.
+    """Compare the two on a range of numbers; if that is impossible, trust the operator."""
+    # No round numbers: at a kink the two may choose different sides.
     probe = torch.linspace(-4.0137, 4.0291, 257, dtype=torch.float64, device=device)
     probes = tuple(probe if isinstance(value, torch.Tensor) else value for value in args)
     try:
         ours, simpler = func(*probes), decomposition(*probes)
     except (RuntimeError, TypeError, ValueError, IndexError):
-        return True  # it takes no such numbers
+        return True  # it does not accept such numbers
     comparable = isinstance(ours, torch.Tensor) and isinstance(simpler, torch.Tensor)
     if not comparable or ours.shape != probe.shape or ours.shape != simpler.shape:
         return True

@@ -1,8 +1,8 @@
-"""Operators by name, for running what a dump says was run: only those that can do no harm.
+"""Harmless operators by name, to replay the calls that a dump records.
 
-A dump may come from anywhere. So a name is looked up among torch's own tensor operators, and taken
-only if torch itself says that it is one of the pure ones out of which programs are made. What draws
-random numbers, reads memory that nobody wrote, knows of files or gives no tensor is refused.
+A dump may come from anywhere. So a name is looked up among torch's own tensor operators, and used
+only if torch marks it as a pure building block of programs. Operators that draw random numbers,
+read uninitialized memory, access files or return no tensor are refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from paritas._torch.kernels import to_meta
 from paritas._torch.operators import Traits, map_tensors, traits
 from paritas.errors import UsageError, in_one_line
 
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- What some kernels take for granted -----------------------------------------------------------
+# --- Argument checks that some kernels lack -------------------------------------------------------
 
-# They read saved statistics and indices without a look at their number or range: a program's own
-# always fit. Those of a damaged dump would be read, or written, beyond the end of memory.
+# Some kernels do not check the size or range of saved statistics and indices, because those of a
+# program always fit. With those of a damaged dump they would read or write out of bounds.
 
 if TYPE_CHECKING:
     _Arguments = Mapping[str, Any]
 
 
 def fits_kernel(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether an operator may be run on these arguments, which are named as in its schema."""
+    """Whether an operator may run on these arguments, named as in its schema."""
     check = _ARGUMENT_CHECKS.get(name)
     try:
         return check is None or check(given)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ZeroDivisionError):
-        return False  # not even the kinds of the arguments are right
+        return False  # the arguments have wrong types
 
 
 def _check_layer_norm(given: _Arguments) -> bool:
@@ -77,7 +78,7 @@ def _check_batch_norm(given: _Arguments) -> bool:
 def _check_nll_loss(given: _Arguments) -> bool:
     x, target, weight = given["self"], given["target"], given["weight"]
     classes = x.shape[1 if x.dim() > 1 else 0]
-    # One value a position: all but the axis of the classes.
+    # One value per position: all axes except that of the classes.
     positions = x.numel() // max(1, classes)
     if target.numel() != positions or (weight is not None and weight.shape != (classes,)):
         return False
@@ -143,13 +144,8 @@ _ARGUMENT_CHECKS: dict[str, Callable[[_Arguments], bool]] = {
 
 # --- Finding an operator by its name --------------------------------------------------------------
 
-# A dump may come from anywhere. So a name is looked up among torch's own tensor operators, and
-# taken only if torch itself says that it is one of the pure ones out of which programs are made.
-# What draws random numbers, reads memory that nobody wrote, knows of files or gives no tensor is
-# refused.
-
 _OPERATOR_NAME = re.compile(r"(aten|prims)\.(\w{1,80})\.(\w{1,80})")
-# Beyond those that torch marks as core or pointwise, or knows to take apart.
+# Allowed in addition to those that torch marks as core or pointwise, or can decompose.
 _ALSO_ALLOWED = frozenset(
     """
     _adaptive_avg_pool3d_backward _cdist_backward _conj _fft_c2c _fft_c2r _fft_r2c _linalg_det
@@ -172,14 +168,14 @@ _ALSO_ALLOWED = frozenset(
     upsample_trilinear3d_backward view_as view_as_complex view_as_real vstack
     """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
 )
-# What has no kernel on the host, or one that believes all it is given, and can be taken apart.
+# Operators without a CPU kernel, or with one that does not check its arguments: decomposed.
 _TAKEN_APART = frozenset(
     """
     _fused_rms_norm_backward batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
     max_unpool2d max_unpool3d miopen_batch_norm_backward
     """.split()  # noqa: SIM905
 )
-# And what believes all it is given, and cannot; or has an effect.
+# Operators that do not check their arguments and cannot be decomposed, or have side effects.
 _NEVER_ALLOWED = frozenset({"_embedding_bag", "resize", "set"})
 _UNWRITTEN = re.compile(r"(new_)?empty(_like|_strided|_permuted)?")
 _PRIMS_REFUSED = re.compile(
@@ -190,7 +186,7 @@ _ALLOWED_TYPE = re.compile(
     r"Optional\[(.+)\]|List\[(.+)\]|(Tensor|number|int|SymInt|float|bool|complex"
     r"|ScalarType|Layout|Device|MemoryFormat|str|Generator)"
 )
-# Beside a whole tensor's values these say where and how it lies, which is decided anew here.
+# Options about the location of a tensor, which are ignored here.
 _PLACING_OPTIONS = frozenset({"pin_memory", "non_blocking"})
 
 
@@ -199,10 +195,10 @@ class NamedOperator:
     """An operator that may be run.
 
     Attributes:
-        name: as the dump has it.
-        kind: what it does; None for what works on sizes and tuples.
-        takes: name, whether it is a list, of each argument, in order.
-        given: those that have a default.
+        name: its name in the dump.
+        kind: its traits; None for functions on sizes and tuples.
+        takes: name of each argument, and whether it is a list, in order.
+        given: names of the arguments with a default.
     """
 
     name: str
@@ -218,18 +214,18 @@ class NamedOperator:
         return frozenset() if self.kind is None else self.kind.mutates
 
     def foretell(self, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-        """How many bytes its results will take, without making them.
+        """The size of its results in bytes, without computing them.
 
         Raises:
-            UsageError: that cannot be told, or the arguments do not fit.
+            UsageError: the size is unknown, or the arguments do not fit.
         """
         if self.kind is None:
             return 0
         names = [name for name, _ in self.takes]
         if not fits_kernel(self.kind.name, {**dict(zip(names, args, strict=False)), **kwargs}):
-            raise UsageError(f"{self.name} was given values that do not belong together")
-        args = [map_tensors(value, _to_meta) for value in args]
-        kwargs = {key: map_tensors(value, _to_meta) for key, value in kwargs.items()}
+            raise UsageError(f"the recorded arguments of {self.name} do not fit together")
+        args = [map_tensors(value, to_meta) for value in args]
+        kwargs = {key: map_tensors(value, to_meta) for key, value in kwargs.items()}
         made_anew = any(name == "device" for name, _ in self.takes) and not _holds_tensor(args)
         if made_anew or kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
@@ -237,7 +233,7 @@ class NamedOperator:
             made = self.func(*args, **kwargs)
         except Exception as error:
             raise UsageError(
-                f"{self.name}: how large its result is cannot be foretold "
+                f"cannot determine the size of the result of {self.name} "
                 f"({in_one_line(error, 100)})"
             ) from error
         sizes: list[int] = []
@@ -245,12 +241,12 @@ class NamedOperator:
         return sum(sizes)
 
     def settled(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Named arguments for a run here: whatever device was asked for, it is the host."""
+        """Keyword arguments for a run on the CPU, whatever the recorded device."""
         kept = {key: value for key, value in kwargs.items() if key not in _PLACING_OPTIONS}
         if kept.get("device") is not None:
             kept["device"] = torch.device("cpu")
         if kept.get("layout") not in (None, torch.strided):
-            raise UsageError(f"{self.name} makes a tensor of layout {kept['layout']}")
+            raise UsageError(f"{self.name} creates a tensor of layout {kept['layout']}")
         return kept
 
 
@@ -258,14 +254,14 @@ def operator_named(name: str) -> NamedOperator:
     """The operator that a dump names.
 
     Raises:
-        UsageError: there is none of this name that may be run; the message says why.
+        UsageError: no operator of this name may be run; the message says why.
     """
     plain = _ON_NUMBERS.get(name.removeprefix("operator."))
     if plain is not None:
         return NamedOperator(name, plain)
     found = _OPERATOR_NAME.fullmatch(name)
     if found is None:
-        raise UsageError(f"{name[:100]!r} is no operator of torch's own")
+        raise UsageError(f"{name[:100]!r} is not an operator of torch")
     func = _look_up(*found.groups())
     if not isinstance(func, OpOverload):
         raise UsageError(f"torch {torch.__version__} has no operator {name!r}")
@@ -297,7 +293,7 @@ def _check_purpose(name: str, func: OpOverload, kind: Traits) -> None:
     if draws or (is_prim and _PRIMS_DRAWING.fullmatch(kind.name)):
         raise UsageError(f"{name} draws random numbers")
     if _UNWRITTEN.fullmatch(kind.name):
-        raise UsageError(f"{name} gives whatever lies in memory")
+        raise UsageError(f"{name} returns uninitialized memory")
     if is_prim:
         known = _PRIMS_REFUSED.fullmatch(kind.name) is None
     else:
@@ -308,11 +304,11 @@ def _check_purpose(name: str, func: OpOverload, kind: Traits) -> None:
         )
     apart = kind.name in _TAKEN_APART
     if kind.name in _NEVER_ALLOWED or not known or (apart and func not in decomposition_table):
-        raise UsageError(f"{name} is none of the operators that are run again")
+        raise UsageError(f"{name} is not among the operators that paritas replays")
     takes = [str(one.type) for one in func._schema.arguments]
     gives = [str(one.type) for one in func._schema.returns]
     if not gives or not all(one in {"Tensor", "List[Tensor]"} for one in gives):
-        raise UsageError(f"{name} gives no tensor")
+        raise UsageError(f"{name} returns no tensor")
     strange = [one for one in takes if not _is_allowed_type(one)]
     if strange:
         raise UsageError(f"{name} takes a {strange[0]}")
@@ -324,7 +320,7 @@ def _is_core_or_decomposed(func: OpOverload) -> bool:
 
 
 def _writes_as_a_known_one(kind: Traits) -> bool:
-    """Whether an operator that writes has the name of one that does not and is known."""
+    """Whether an in-place operator has a known functional form."""
     packet = getattr(torch.ops.aten, kind.name, None)
     if packet is None or kind.namespace != "aten":
         return False
@@ -337,10 +333,6 @@ def _is_allowed_type(kind: str) -> bool:
         return False
     inner = found[1] or found[2]
     return inner is None or _is_allowed_type(inner)
-
-
-def _to_meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _nbytes(tensor: Tensor) -> int:
@@ -363,7 +355,7 @@ def _get_item(values: Any, index: Any) -> Any:
 
 def _on_integers(function: Callable[[int, int], int]) -> Callable[[Any, Any], int]:
     def run(left: Any, right: Any) -> int:
-        # Sizes; others than these could be made to grow without end.
+        # Only sizes: other numbers could grow without limit.
         if any(type(value) is not int or abs(value) >> 63 for value in (left, right)):
             raise TypeError(f"{function.__name__} of {left!r:.40} and {right!r:.40}")
         return function(left, right)
@@ -372,11 +364,11 @@ def _on_integers(function: Callable[[int, int], int]) -> Callable[[Any, Any], in
 
 
 def _reshape_alias(tensor: Tensor, size: Sequence[int], _: Any) -> Tensor:
-    """Of a name, so that another process can be given it."""
+    """A named function, which can be pickled for another process."""
     return tensor.reshape(size)
 
 
-# How a tensor lies in memory is not known of one that was read: a view of it may need a copy.
+# The strides of a tensor from a file are unknown: a view of it may need a copy.
 _AS_RESHAPE: dict[str, Callable[..., Any]] = {
     "aten.view.default": torch.ops.aten.reshape.default,
     "aten._unsafe_view.default": torch.ops.aten.reshape.default,

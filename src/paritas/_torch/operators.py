@@ -1,4 +1,4 @@
-"""What an aten operator does: what it rounds, draws and writes, and the dtype of what it makes."""
+"""Traits of aten operators: what they round, draw and write, and the dtype of their results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# What the layers above may name: an operator of torch, one that takes functions, and what sees
-# every operator that is called within it.
+# Names for the layers above: an operator of torch, an operator that takes functions, and a mode
+# that sees every operator called within it.
 Operator = OpOverload
 HigherOrder = HigherOrderOperator
 DispatchMode = TorchDispatchMode
@@ -30,7 +30,7 @@ DispatchMode = TorchDispatchMode
 
 # --- Rounding, randomness, writes -----------------------------------------------------------------
 
-# What a lifted run computes in, by the dtype that the program states.
+# The dtype of a lifted run, by the dtype in the program.
 WIDE = {
     torch.float32: torch.float64,
     torch.bfloat16: torch.float64,
@@ -39,10 +39,10 @@ WIDE = {
     torch.complex32: torch.complex128,
 }
 
-# The operators for which `may_use_tf32` asks what holds for products of matrices.
+# The operators that `may_use_tf32` treats as matrix products.
 _MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear"})
 
-# Operators whose floating results are chosen, moved or counted, never rounded.
+# Operators that choose, move or count floating values, and never round them.
 _EXACT = frozenset(
     """
     abs alias amax amin aminmax arange argmax argmin as_strided as_strided_copy
@@ -68,23 +68,23 @@ _EXACT = frozenset(
     """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
 )
 
-# Reductions by index of which an argument says whether they choose (of equal bits) or add up.
+# Indexed reductions with an argument that decides whether they choose (exact) or sum.
 _REDUCES_AS_TOLD = frozenset(
     {"scatter_reduce", "index_reduce", "segment_reduce", "_segment_reduce_backward"}
 )
 _CHOOSING = frozenset({"amax", "amin", "max", "min"})
-# Of those that only move values, some add up what meets in one place if told so.
+# Operators that only move values, unless an argument makes them sum duplicates.
 _ADDS_IF_TOLD = frozenset({"index_put", "_unsafe_index_put", "scatter"})
 _ADDING = frozenset({"add", "multiply"})
 
-# Random operators that draw floats of the dtype they are asked for. The stream depends on that
-# dtype, so a lifted run has to draw in the native one.
+# Random operators that draw floats in the requested dtype. The random stream depends on the dtype,
+# so a lifted run must draw in the native one.
 DRAWS_IN_ITS_DTYPE = frozenset(
     {"rand", "randn", "rand_like", "randn_like", "normal", "normal_functional", "uniform"}
     | {"bernoulli", "cauchy", "exponential", "log_normal", "geometric"}
 )
 
-# Other operators that only draw. Attention, say, may draw a dropout mask, but computes as well.
+# Operators that only draw; attention, for example, may draw a dropout mask but also computes.
 _ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
     "multinomial",
     "native_dropout",
@@ -95,8 +95,8 @@ _ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
     "randperm",
 }
 
-# Operators that round their result correctly and nothing before it. Of the others, what happens
-# inside is unknown; shaking their inputs stands for it.
+# Operators that only round their result, and correctly. For others the roundings inside are
+# unknown; perturbed inputs represent them.
 _BASIC = frozenset(
     """
     add addcdiv addcmul addmm addmv addr baddbmm bmm convolution convolution_backward cumsum div
@@ -105,7 +105,7 @@ _BASIC = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# Running statistics that these write to in training, though their schemas do not say so.
+# Running statistics that these write to in training, without declaring it in their schemas.
 _UNDECLARED_WRITES: dict[str, frozenset[int | str]] = {
     name: frozenset({3, 4, "running_mean", "running_var"})
     for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
@@ -113,7 +113,7 @@ _UNDECLARED_WRITES: dict[str, frozenset[int | str]] = {
 
 COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
 ROUNDINGS = frozenset({"round", "floor", "ceil", "trunc", "fix"})
-# What leaves the decision behind a value as it was.
+# Operators that keep the decision that gave a value.
 CARRIERS = frozenset({"_to_copy", "clamp", "clamp_max", "clamp_min", "clone"})
 CHOICES = frozenset({"argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "median"})
 
@@ -125,12 +125,12 @@ class Traits:
     Attributes:
         name: the base name, without namespace, overload or a trailing underscore.
         namespace: "aten" for torch's own.
-        view: the result shares storage with an argument and nothing is computed.
+        view: whether the result shares storage with an argument and nothing is computed.
         mutates: positions and names of arguments that are written to.
-        random: it draws from a generator.
-        rounds: its floating results are rounded.
-        basic: and nothing else happens inside it.
-        reads_bits: it shows the bits of a value as another dtype.
+        random: whether it draws from a generator.
+        rounds: whether its floating results are rounded.
+        basic: whether that is the only rounding inside.
+        reads_bits: whether it reads the bits of a value as another dtype.
     """
 
     name: str
@@ -168,9 +168,9 @@ def traits(func: OpOverload) -> Traits:
 
 
 def call_rounds(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call rounds: of some operators an argument decides, not the operator."""
+    """Whether this call rounds: for some operators an argument decides that."""
     if kind.name in _REDUCES_AS_TOLD:
-        # What looks for the greatest by equality afterwards would not find it if it were shaken.
+        # Code that later finds the maximum by equality would miss a perturbed one.
         return not _is_any_argument_in(_CHOOSING, args, kwargs)
     if kind.name in _ADDS_IF_TOLD:
         accumulates = len(args) > 3 and args[3] is True  # noqa: PLR2004
@@ -189,7 +189,7 @@ def _is_any_argument_in(
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether a tensor holds others in place of memory of its own."""
+    """Whether a tensor wraps others instead of having its own memory."""
     return is_traceable_wrapper_subclass(tensor)
 
 
@@ -211,25 +211,25 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
 
 # --- The default dtype ----------------------------------------------------------------------------
 
-# Torch has one default for the whole process: while it is changed, every thread's `torch.ones(3)`
-# is of another dtype. So a lifted run states float64 call by call, where a mode can see that the
-# default would decide; the default itself is changed only for programs that ask it where no mode
-# looks.
+# Torch has one default for the whole process: while it is changed, `torch.ones(3)` has another
+# dtype in every thread. So a lifted run passes float64 call by call, where a mode sees that the
+# default would decide. The default itself is changed only for programs that use it where no mode
+# can see.
 
-# What was in force before each change of the default dtype that is not over yet, of all threads.
+# The defaults before each active change of the default dtype, of all threads.
 _defaults: list[torch.dtype] = []
 _defaults_lock = threading.Lock()
 
-# By call signature: the dtype of the results, where it is the default that decides it.
+# Call signature -> dtype of the results, if the default decides it.
 _result_dtypes: dict[tuple[Any, ...], torch.dtype | None] = {}
 
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Another default dtype for a while, in all threads.
+    """Temporarily change the default dtype, in all threads.
 
-    Where threads overlap in here, what the last one restores has to be what the first one found,
-    or the other dtype would stay for good.
+    If threads overlap, the last one must restore what the first one found, or the other dtype would
+    stay.
     """
     with _defaults_lock:
         _defaults.append(torch.get_default_dtype())
@@ -242,15 +242,15 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def own_default() -> torch.dtype:
-    """The default dtype of the process, whatever another thread's check has made of it just now."""
+    """The default dtype of the process, even while a check in another thread changes it."""
     with _defaults_lock:
         return _defaults[0] if _defaults else torch.get_default_dtype()
 
 
 def is_of_default(fresh: Tensor, default: torch.dtype) -> bool:
-    """Whether the default dtype may have decided what a tensor made of numbers is.
+    """Whether the default dtype may have decided the dtype of a tensor made of numbers.
 
-    A mode hears of `torch.tensor(0.1)` when it is made: rounded to the default dtype, for good.
+    A mode sees `torch.tensor(0.1)` only after it has been rounded to the default dtype.
     """
     dtype = fresh.dtype
     return bool(dtype == (default.to_complex() if dtype.is_complex else default))
@@ -259,9 +259,9 @@ def is_of_default(fresh: Tensor, default: torch.dtype) -> bool:
 def state_float64(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call without a floating tensor, such that its floats are float64.
+    """The arguments of a call without floating tensors, changed to give float64 results.
 
-    Only for operators that neither draw nor write: what it gives is found out by calling it.
+    Only for operators that neither draw nor write: the operator is called to see its result.
     """
     if kwargs.get("dtype") is not None:
         return args, kwargs
@@ -273,19 +273,19 @@ def state_float64(
         return args, kwargs
     if takes_dtype(func):
         return args, {**kwargs, "dtype": dtype}
-    # Torch itself turns integers into floats of the default dtype before it computes.
+    # Torch itself converts integers to the default dtype before it computes.
     return _to_float64(args), {name: _to_float64(value) for name, value in kwargs.items()}
 
 
 def takes_dtype(func: OpOverload) -> bool:
-    """Whether an operator can be told the dtype of its result."""
+    """Whether an operator has a `dtype` argument."""
     return any(argument.name == "dtype" for argument in func._schema.arguments)
 
 
 def _find_floating_result(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.dtype | None:
-    if "device" in kwargs:  # made from nothing: its size does not matter here
+    if "device" in kwargs:  # a factory function: its size does not matter here
         kwargs = {**kwargs, "device": torch.device("meta")}
         kwargs.pop("pin_memory", None)
     with _disable_current_modes():
@@ -299,7 +299,7 @@ def _find_floating_result(
 
 
 def _argument_kinds(values: Any) -> Iterator[Any]:
-    """What decides the dtype of a result: kinds of numbers and dtypes, no values."""
+    """The argument properties that decide the dtype of a result: types and dtypes, no values."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield (value.dtype, value.dim() == 0)

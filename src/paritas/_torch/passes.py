@@ -1,8 +1,8 @@
-"""Inductor's graph passes as they run: which pass is about to change which graph, and has.
+"""Watch Inductor's graph passes: which pass changes which graph, before and after.
 
-Passes announce themselves to torch's `GraphTransformObserver`, though not all of them do, so each
-stage is bracketed as a whole too: before the gradient, on the joint graph, after the gradient, and
-the freezing of parameters. The split of a joint graph into forward and backward is told as well.
+Most passes announce themselves to torch's `GraphTransformObserver`. Not all do, so each stage is
+also reported as a whole: pre-grad, joint graph, post-grad, and the freezing of parameters. The
+split of a joint graph into forward and backward is reported too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch._inductor.config
 from torch._guards import TracingContext, tracing
 
 from paritas._torch.graphs import copy_graph, placeholders
-from paritas._torch.inductor import using_settings
+from paritas._torch.inductor import allowing_constants, using_settings
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ _STAGES = {
 
 
 class PassListener(Protocol):
-    """Hears of passes. What it is given is torch's own, to be looked at and left alone."""
+    """Is notified of passes. The graphs belong to torch and must not be changed."""
 
     def enter_stage(
         self, stage: str, module: GraphModule, constants: dict[str, Tensor] | None = None
     ) -> None:
-        """A stage begins; `constants` are the inputs that it may take for constants."""
+        """A stage begins; `constants` are the inputs that it may treat as constants."""
 
     def leave_stage(self, module: GraphModule) -> None:
         """The innermost stage ended with this graph."""
@@ -74,9 +74,9 @@ _watchers = 0
 
 @contextlib.contextmanager
 def listening_to_passes(listener: PassListener) -> Iterator[None]:
-    """Let a listener hear of the passes that run in this thread meanwhile.
+    """Notify a listener of the passes that run in this thread.
 
-    Graphs are not taken from the cache meanwhile: no pass runs on one that is.
+    The graph cache is disabled meanwhile: no pass runs on a cached graph.
     """
     before = getattr(_listening, "to", None)
     _install()
@@ -93,7 +93,7 @@ def listening_to_passes(listener: PassListener) -> Iterator[None]:
 
 
 def run_post_grad_passes(lowered: LoweredGraph) -> None:
-    """Run the passes after the gradient alone, on a copy; a listener hears of them."""
+    """Run only the post-grad passes, on a copy; a listener is notified."""
     from torch._inductor import compile_fx
     from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch._inductor.virtualized import V
@@ -105,7 +105,7 @@ def run_post_grad_passes(lowered: LoweredGraph) -> None:
         torch.no_grad(),
         torch._C._DisableAutocast(),
         tracing(TracingContext(fake_mode)),
-        _allowing_constants(fake_mode),
+        allowing_constants(fake_mode),
     ):
         view_to_reshape(module)
         compile_fx.fake_tensor_prop(module, list(lowered.inputs))
@@ -113,16 +113,6 @@ def run_post_grad_passes(lowered: LoweredGraph) -> None:
         with V.set_fake_mode(fake_mode):
             is_inference = bool(lowered.arguments.get("is_inference"))
             compile_fx._recursive_post_grad_passes(module, is_inference=is_inference)
-
-
-@contextlib.contextmanager
-def _allowing_constants(fake_mode: Any) -> Iterator[None]:
-    before = fake_mode.allow_non_fake_inputs
-    fake_mode.allow_non_fake_inputs = True
-    try:
-        yield
-    finally:
-        fake_mode.allow_non_fake_inputs = before
 
 
 def _install() -> None:
@@ -178,7 +168,7 @@ def _listener() -> PassListener | None:
 def _reporting_stage(
     stage: str, module: GraphModule, constants: dict[str, Tensor] | None = None
 ) -> Iterator[list[GraphModule]]:
-    """Tell of a stage; the body appends the graph that it ended with."""
+    """Report a stage; the body appends its final graph."""
     listener = _listener()
     result: list[GraphModule] = []
     if listener is None:

@@ -1,7 +1,7 @@
-"""Run a frozen graph node by node, with the random numbers that its keys say.
+"""Run a frozen graph node by node, with the random numbers of its keys.
 
-Everything runs on the CPU: inputs are made up, and an index out of range there is an error, while
-on a GPU it would end the process. Collectives are played by one rank that stands for all.
+Everything runs on the CPU: inputs are made up, and an index out of range is an error there, while
+on a GPU it would kill the process. Collectives are simulated by one rank that represents all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from paritas._torch import kernels
 from paritas._torch.frozen_graphs import FrozenGraph, UnplayableError, concrete, record_sizes
+from paritas._torch.graphs import UNINITIALISED
 from paritas._torch.operators import WIDE, traits
 
 if TYPE_CHECKING:
@@ -32,27 +33,26 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import Node
 
-
-# --- Keys: which random numbers the nodes of a graph draw -----------------------------------------
-
-# A node that draws has a key, by default its name, and its numbers are made from the key alone.
-# When a pass puts one drawing node in another's place, the new one inherits the key. Inductor's own
-# random operators take a seed that another node made: there the key is the seed's, and the numbers
-# depend on the value that arrives, so that a draw wired to another's seed is seen.
-
-if TYPE_CHECKING:
     DrawKeys = dict[str, str]
+
+
+# --- Keys of the random numbers that nodes draw ---------------------------------------------------
+
+# A node that draws has a key, by default its name, and its numbers depend only on the key. If a
+# pass replaces one drawing node by another, the new one inherits the key. Inductor's own random
+# operators take a seed from another node: there the key is that of the seed, and the numbers depend
+# on the seed's value, so a draw that is wired to another's seed is detected.
 
 PRIMS = torch.ops.prims
 SAVE_STATE, WITH_STATE = "run_and_save_rng_state", "run_with_rng_state"
 GRAPH_SAFE = "graphsafe_run_with_rng_state"
-# What makes seeds, one or many; the eager ones are there for CUDA alone, and in a newer torch.
+# Operators that make one or many seeds; the eager ones exist only for CUDA, in a newer torch.
 SEED, SEEDS = PRIMS.inductor_seed.default, PRIMS.inductor_seeds.default
 OFFSET = getattr(PRIMS, "inductor_rand_eager_offset", None)
 OFFSETS = getattr(PRIMS, "inductor_rand_eager_offsets", None)
 LOOKUP = PRIMS.inductor_lookup_seed.default
 RANDOM, RANDINT = PRIMS.inductor_random.default, PRIMS.inductor_randint.default
-# Words in the names of torch's functions and methods that draw.
+# Words in the names of torch functions and methods that draw.
 _DRAWING_WORDS = frozenset(
     """
     rand dropout bernoulli normal multinomial uniform exponential poisson cauchy geometric rrelu
@@ -63,14 +63,14 @@ _DRAWING_WORDS = frozenset(
 
 @dataclasses.dataclass
 class RandomDraw:
-    """A node that gives random numbers.
+    """A node that draws random numbers.
 
     Attributes:
-        path: its name, behind the names of the nodes it runs in.
-        kind: what is drawn, and of which shape.
-        source: path of what decides the numbers: its own, or that of a seed.
-        key: what its numbers are made from.
-        reaches: names of the nodes that stay and that its numbers flow into.
+        path: its name, after the names of the nodes it runs in.
+        kind: what is drawn, and its shape.
+        source: path of the node that decides the numbers: itself, or a seed.
+        key: the key of its numbers.
+        reaches: names of the remaining nodes that its numbers flow into.
     """
 
     path: str
@@ -81,20 +81,20 @@ class RandomDraw:
 
 
 def seed_of_key(key: str) -> int:
-    """The seed that a key stands for."""
+    """The seed for a key."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
 
 
 def may_draw(target: Any) -> bool:
-    """Whether calling this may draw from torch's own generators."""
+    """Whether calling this may draw from torch's generators."""
     if isinstance(target, OpOverload):
         return traits(target).random
     return not isinstance(target, HigherOrderOperator)
 
 
 def carry_keys_over(before: FrozenGraph, keys: DrawKeys, after: FrozenGraph) -> DrawKeys:
-    """The keys of a graph that was made from another, whose keys are known."""
+    """The keys of a graph that was rewritten from another one with known keys."""
     old, new = _find_draws(before), _find_draws(after)
     gone = {path: draw for path, draw in old.items() if path not in new}
     come = {path: draw for path, draw in new.items() if path not in old}
@@ -109,7 +109,7 @@ def carry_keys_over(before: FrozenGraph, keys: DrawKeys, after: FrozenGraph) -> 
         partner = old.get(path) or _find_partner(draw, gone)
         if partner is not None:
             gone.pop(partner.path, None)
-            # The first draw of a seed decides: a second one that shares it gets the same numbers.
+            # The first draw of a seed decides: a second one with this seed gets the same numbers.
             result.setdefault(draw.source, keys.get(partner.source, partner.source))
     return result
 
@@ -123,7 +123,7 @@ def draws_of(graph: FrozenGraph, keys: DrawKeys) -> list[RandomDraw]:
 
 
 def _find_partner(draw: RandomDraw, gone: dict[str, RandomDraw]) -> RandomDraw | None:
-    """The vanished draw whose place a new one takes: of its kind, and flowing the same way."""
+    """The removed draw that a new one replaces: of its kind, and with the same users."""
     (what, shape), best = draw.kind, None
     most = (False, False, -1)
     for old in gone.values():
@@ -153,7 +153,7 @@ def _find_draws(graph: FrozenGraph, prefix: str = "") -> dict[str, RandomDraw]:
 
 
 def _describe_draw(node: Node) -> str:
-    """What a node draws, in a word; empty if it does not."""
+    """The kind of draw of a node, in a word; empty if it does not draw."""
     if node.op in {"placeholder", "output", "get_attr"}:
         return ""
     target: Any = node.target
@@ -168,7 +168,7 @@ def _describe_draw(node: Node) -> str:
     if target in kernels.FORWARD:
         return "rand"
     if target in kernels.BACKWARD:
-        return ""  # it is handed what the forward pass drew
+        return ""  # it gets what the forward pass drew
     if isinstance(target, OpOverload):
         makes_seeds = target in {SEED, SEEDS} or _is_offset(target)
         return traits(target).name if traits(target).random and not makes_seeds else ""
@@ -177,7 +177,7 @@ def _describe_draw(node: Node) -> str:
 
 
 def _find_source(node: Node, prefix: str) -> str:
-    """What decides a draw's numbers; empty if they come from outside of the graph."""
+    """The node that decides a draw's numbers; empty if they come from outside the graph."""
     if node.target in {RANDOM, RANDINT}:
         seed: Any = node.args[1 if node.target is RANDOM else 3]
         index: Any = ""
@@ -227,9 +227,9 @@ def _is_offset(target: Any) -> bool:
     return packet is not None and packet in {OFFSET, OFFSETS}
 
 
-# --- Indices made to fit --------------------------------------------------------------------------
+# --- Indices brought into range -------------------------------------------------------------------
 
-# Taken modulo the length they index: all that fit, negative ones included, stay what they are.
+# Indices are taken modulo the length: all valid ones, including negative ones, keep their meaning.
 
 # Operators that take (tensor, dimension, index, ...).
 _INDEXED_ALONG = {"gather", "index_add", "index_copy", "index_fill", "index_select", "scatter"}
@@ -239,7 +239,7 @@ _INDEXED_EACH = {"index", "index_put", "_unsafe_index", "_unsafe_index_put"}
 
 
 def in_bounds(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an operator, with indices that fit."""
+    """The arguments of an operator, with indices in range."""
     name = name.rstrip("_")
     first = args[0] if args else None
     if not isinstance(first, torch.Tensor):
@@ -260,17 +260,14 @@ def _wrap_index(index: Any, length: int) -> Any:
 
 
 def _is_mask(index: Any) -> bool:
-    """A mask takes the place of as many indices as it has dimensions."""
+    """Whether this is a mask, which replaces as many indices as it has dimensions."""
     return isinstance(index, torch.Tensor) and index.dtype in {torch.bool, torch.uint8}
 
 
 # --- The run --------------------------------------------------------------------------------------
 
-# Everything runs on the CPU: inputs are made up, and an index out of range there is an error, while
-# on a GPU it would end the process. Collectives are played by one rank that stands for all.
-
 ATEN = torch.ops.aten
-# Where the branch of a higher-order operator stands among its arguments, and where its own begin.
+# Positions of a higher-order operator's branch, and of the branch's first argument.
 _BODY_AT = {
     "invoke_subgraph": (0, 2),
     "wrap": (0, 1),
@@ -281,11 +278,10 @@ _BODY_AT = {
     "wrap_with_set_grad_enabled": (1, 2),
     "wrap_with_autocast": (4, 5),
 }
-_UNINITIALISED_NAMES = {"empty", "empty_like", "empty_strided", "empty_permuted"}
-_UNINITIALISED_NAMES |= {"new_empty", "new_empty_strided"}
-# What is said or asserted of values is no part of what is computed.
+
+# Printing and assertions are not part of the computation.
 _IGNORED = ("_assert", "sym_constrain", "_check", "_print", "print")
-# What these do to tensors on made-up inputs may reach beyond them.
+# On made-up inputs these may write out of bounds.
 _UNSAFE_HIGHER_ORDER = ("triton_kernel_wrapper",)
 _LARGEST_SEED = 2**62 - 1
 _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd"}
@@ -293,14 +289,14 @@ _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd"}
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Stands for a generator that is handed to the graph."""
+    """Represents a generator that is passed to the graph."""
 
     key: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Unsized:
-    """An input whose size is known only when the graph is half run."""
+    """An input with a size that is known only while the graph runs."""
 
     make: Callable[[dict[Any, int]], Tensor]
 
@@ -308,13 +304,13 @@ class Unsized:
 def replay(
     graph: FrozenGraph, inputs: Sequence[Any], keys: dict[str, str], *, wide: bool = False
 ) -> Any:
-    """Run a graph on inputs that it may write to; `wide` in float64, under a lifting mode."""
+    """Run a graph on inputs that it may write to; `wide`: in float64, under a lifting mode."""
     return _Player(keys, wide=wide).play(graph, inputs)
 
 
 @dataclasses.dataclass
 class _Branch:
-    """A branch, called as a higher-order operator calls it."""
+    """A branch that a higher-order operator can call."""
 
     player: _Player
     graph: FrozenGraph
@@ -367,7 +363,7 @@ class _Player:
             value = values[leaf]
             if isinstance(value, Unsized):
                 value = values[leaf] = value.make(self.sizes)
-            if isinstance(value, _Branch):  # its draws are named after the node that runs it, too
+            if isinstance(value, _Branch):  # its draws include the name of the node that runs it
                 value = dataclasses.replace(value, path=f"{here}/{value.path}")
             return value
         if isinstance(leaf, torch.device):
@@ -379,7 +375,7 @@ class _Player:
         if isinstance(value, FrozenGraph):
             return _Branch(self, value, f"{target}/")
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            # A copy: the graph may write to it, and it is the user's own.
+            # A copy: the graph may write to it, and it belongs to the user.
             wide = WIDE.get(value.dtype, value.dtype) if self.wide else value.dtype
             return value.detach().to("cpu", wide, copy=True)
         return value
@@ -395,20 +391,20 @@ class _Player:
         if result is not None:
             return result
         if "generator" in kwargs:
-            kwargs = {**kwargs, "generator": None}  # it is the user's own
+            kwargs = {**kwargs, "generator": None}  # it belongs to the user
         args = in_bounds(name, args)
         if may_draw(target):
             result = self._drawn(target, args, kwargs, self._value(path))
         else:
             result = target(*args, **kwargs)
         if result is None and name.startswith("_foreach_"):
-            return args[0]  # Inductor takes what an operator wrote to for what it returned
-        return _zero_memory(result) if name in _UNINITIALISED_NAMES else result
+            return args[0]  # Inductor treats the written argument as the result
+        return _zero_memory(result) if name in UNINITIALISED else result
 
     def _stand_in(
         self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
     ) -> Any:
-        """What an operator gives that is not run as it is; None for the others."""
+        """The result of an operator that is simulated; None for others."""
         if target in {RANDOM, RANDINT}:
             value = _seed_value(args[1 if target is RANDOM else 3])
             return self._canonical(target, args, kwargs, value)
@@ -426,7 +422,7 @@ class _Player:
         return self._seeds(target, args, path)
 
     def _value(self, path: str) -> int:
-        """The seed of a draw, another one each time that a loop comes by."""
+        """The seed of a draw, a new one in each iteration of a loop."""
         self.visits[path] += 1
         round_ = self.visits[path]
         key = self.keys.get(path, path)
@@ -447,7 +443,7 @@ class _Player:
     def _canonical(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: int
     ) -> Tensor | None:
-        """Numbers that do not depend on which operator is asked for them, nor for which dtype."""
+        """Numbers that depend neither on the operator nor on the dtype."""
         generator = torch.Generator("cpu").manual_seed(value)
         dtype = kwargs.get("dtype")
         packet = getattr(target, "overloadpacket", None)
@@ -487,7 +483,7 @@ class _Player:
         if name in {SAVE_STATE, WITH_STATE, GRAPH_SAFE}:
             return self._drawn_with_state(name, args, kwargs, path)
         if name.startswith(_UNSAFE_HIGHER_ORDER):
-            message = f"{name} is not run on made-up inputs"
+            message = f"{name} cannot run on made-up inputs"
             raise UnplayableError(message)
         if name in _BODY_AT:
             body, first = _BODY_AT[name]
@@ -507,7 +503,7 @@ class _Player:
     def _drawn_with_state(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
     ) -> Any:
-        """A draw whose generator's state is saved, or comes from another graph."""
+        """A draw with a generator state that is saved, or comes from another graph."""
         if name == WITH_STATE:
             value = int.from_bytes(bytes(args[0][:8].tolist()), "little")
             return self._drawn(args[1], args[2:], kwargs, value & _LARGEST_SEED)
@@ -519,18 +515,18 @@ class _Player:
         return state, self._drawn(args[0], args[1:], kwargs, value)
 
     def _dense(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A higher-order operator as torch runs it on plain tensors."""
+        """Run a higher-order operator as torch does on plain tensors."""
         kernel = op.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
         if kernel is None:
-            message = f"nothing is known of how to run {op.name()}"
+            message = f"paritas cannot run {op.name()}"
             raise UnplayableError(message)
-        # Some refuse to run below a mode; in float64 there is no way around it.
+        # Some refuse to run under a mode, but float64 needs one.
         with contextlib.nullcontext() if self.wide else _disable_current_modes():
             return kernel(*args, **kwargs)
 
 
 class _EnteredContexts:
-    """What nodes entered, autocast for one, to be left even when a later node raises."""
+    """Contexts entered by nodes, such as autocast, to exit even if a later node raises."""
 
     def __init__(self) -> None:
         self.contexts: list[tuple[Callable[..., Any], Any]] = []
@@ -559,21 +555,21 @@ def _leaving_contexts() -> Iterator[_EnteredContexts]:
 
 
 def _count_transforms() -> int:
-    """How many of functorch's transforms are entered."""
+    """The number of active functorch transforms."""
     return len(torch._C._functorch.get_interpreter_stack() or ())
 
 
 def _resolve_call(
     graph: FrozenGraph, node: Node, args: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """What a node calls, and with what."""
+    """The callable of a node, and its arguments."""
     target: Any = node.target
     if node.op == "call_method":
         if target == "cuda":
             return torch.Tensor.cpu, args[:1]
         return getattr(args[0], target), args[1:]
     if node.op == "call_module":
-        # A copy: it may count, or keep statistics, and it is the user's own.
+        # A copy: it may count, or keep statistics, and it belongs to the user.
         return copy.deepcopy(graph.attributes[target]), args
     return target, args
 
@@ -585,12 +581,12 @@ def _target_name(target: Any) -> str:
 
 
 def _zero_memory(result: Any) -> Any:
-    """Memory that nobody wrote to, the same in every run."""
+    """Zero uninitialized memory, to make all runs equal."""
     return result.zero_() if isinstance(result, torch.Tensor) else result
 
 
 def _view_or_copy(tensor: Tensor, size: list[int]) -> Tensor:
-    """A view; on another device than the graph was traced for, a copy where strides differ."""
+    """A view, or a copy if strides differ on another device than the traced one."""
     try:
         return ATEN.view.default(tensor, size)  # type: ignore[no-any-return]
     except RuntimeError:
@@ -598,10 +594,10 @@ def _view_or_copy(tensor: Tensor, size: list[int]) -> Tensor:
 
 
 def _are_floats(values: Sequence[Any]) -> bool:
-    """Two floating tensors: on made-up numbers they are never equal, and what hangs on it is dead.
+    """Whether all are floating tensors: made-up ones are never equal, so dependent code is dead.
 
-    Whether they are within the same whole number is as reflexive and symmetric, and both sides of
-    a comparison ask it alike.
+    They are compared by their integer parts instead. That is reflexive and symmetric too, and both
+    sides of a comparison do the same.
     """
     return all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
 
@@ -612,7 +608,7 @@ def _seed_value(seed: Tensor) -> int:
 
 
 def _run_collective_alone(name: str, args: tuple[Any, ...]) -> Any:
-    """A collective among ranks that all hold the same."""
+    """The result of a collective among ranks that all hold the same values."""
     first = args[0]
     if name in {"wait_tensor", "broadcast", "broadcast_", "all_reduce", "all_reduce_"}:
         return first
@@ -620,5 +616,5 @@ def _run_collective_alone(name: str, args: tuple[Any, ...]) -> Any:
         return torch.cat([first] * args[1])
     if name == "reduce_scatter_tensor":
         return first.chunk(args[2])[0]
-    message = f"nothing is known of how one rank alone runs {name}"
+    message = f"paritas cannot simulate the collective {name} on one rank"
     raise UnplayableError(message)

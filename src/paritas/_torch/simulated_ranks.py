@@ -1,4 +1,4 @@
-"""Ranks without processes: as tensors that hold all ranks' values, and as threads."""
+"""Ranks without processes: as tensors that hold the values of all ranks, or as threads."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"
 _C10D, _ISOLATION = "torch._C._distributed_c10d", "_set_thread_isolation_mode"
 _MODES = "torch.utils._python_dispatch"
 _THREADED_GROUP = "torch.testing._internal.distributed.multi_threaded_pg"
-# So long a thread may take that was told to go.
+# Seconds to wait for a thread that was told to stop.
 _FAREWELL_SECONDS = 0.5
 
 
 def _import_private(module: str, *names: str) -> Any:
-    """A private module of torch, once it is known to have what is needed of it."""
+    """Import a private module of torch that must have these names."""
     try:
         found = importlib.import_module(module)
     except ImportError as error:
@@ -55,8 +55,8 @@ def _refuse_a_group() -> None:
         raise UnsupportedTorchError(f"torch {torch.__version__} is built without distributed")
     if distributed.is_initialized():
         raise UsageError(
-            "this process is already a rank of a process group: simulated ranks need one that is "
-            "not; call torch.distributed.destroy_process_group() first"
+            "this process is already a rank of a process group, which simulated ranks do not "
+            "allow; call torch.distributed.destroy_process_group() first"
         )
 
 
@@ -65,9 +65,9 @@ def _refuse_a_group() -> None:
 
 @contextlib.contextmanager
 def simulated_ranks(ranks: int) -> Iterator[DeviceMesh]:
-    """Within it, tensors made by `of_ranks` are computed with once for each rank.
+    """Within it, operators run on tensors of `of_ranks` once for each rank.
 
-    `get_rank()` is 0 for all of them: a program that asks for its rank is not simulated.
+    `get_rank()` is 0 for all of them: programs that use their rank cannot be simulated.
     """
     _refuse_a_group()
     simulation = _import_private(_SIMULATION, "LocalTensor", "LocalTensorMode")
@@ -83,7 +83,7 @@ def simulated_ranks(ranks: int) -> Iterator[DeviceMesh]:
 
 @contextlib.contextmanager
 def _same_excepthook() -> Iterator[None]:
-    """A process group puts its own hook in the place of the user's, and leaves it there."""
+    """Restore the user's excepthook, which a process group replaces."""
     hook = sys.excepthook
     try:
         yield
@@ -92,14 +92,14 @@ def _same_excepthook() -> Iterator[None]:
 
 
 def of_ranks(parts: Sequence[Tensor]) -> Tensor:
-    """One tensor that is, on each rank, that rank's part."""
+    """One tensor that holds each rank's part."""
     simulation = _import_private(_SIMULATION, "LocalTensor")
     made: Tensor = simulation.LocalTensor(dict(enumerate(part.detach() for part in parts)))
     return made
 
 
 def parts_of(tensor: Tensor, ranks: int) -> list[Tensor]:
-    """What it is on each rank."""
+    """The parts of a tensor on each rank."""
     held = getattr(tensor, "_local_tensors", None)
     if held is None:
         return [tensor.detach()] * ranks
@@ -111,12 +111,12 @@ def parts_of(tensor: Tensor, ranks: int) -> list[Tensor]:
 
 @dataclasses.dataclass
 class ThreadOutcome:
-    """What became of the program of one rank.
+    """The outcome of the program on one rank.
 
     Attributes:
-        value: what it gave.
-        error: what it raised.
-        done: whether it came to an end by itself, in time.
+        value: its return value.
+        error: the exception it raised.
+        done: whether it ended by itself, in time.
     """
 
     value: Any = None
@@ -127,20 +127,19 @@ class ThreadOutcome:
 def run_in_threads(
     program: Callable[[int], Any], ranks: int, timeout: float
 ) -> list[ThreadOutcome]:
-    """Run a program once per rank, each in a thread in which `get_rank()` is that rank."""
+    """Run a program once per rank, each in a thread with its own `get_rank()`."""
     with RankThreads(ranks) as threads:
         return threads.run(program, timeout)
 
 
 class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
-    """Threads that are ranks of one group for as long as they are held.
+    """Threads that are ranks of one group while the context is open.
 
-    What a program keeps from one run to the next, such as its group, or a graph whose way back has
-    collectives, is of use in the next one.
+    A program can keep objects from one run to the next, such as its group, or an autograd graph
+    with collectives in its backward pass.
     """
 
     def __init__(self, ranks: int) -> None:
-        """Nothing is started yet."""
         self.ranks = ranks
         self._threads: list[_RankThread] = []
         self._hook = sys.excepthook
@@ -153,20 +152,20 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         self._end()
 
     def run(self, program: Callable[[int], Any], timeout: float) -> list[ThreadOutcome]:
-        """Call `program(rank)` in every thread; after one has failed, the next run has new ones."""
+        """Call `program(rank)` in every thread; after a failure, the next run has new threads."""
         if any(thread.is_lost for thread in self._threads):
             self._end()
             self._start()
         flags = _mode_flags()
         tasks = [_Task(program) for _ in self._threads]
         for thread, task in zip(self._threads, tasks, strict=True):
-            thread.is_lost = True  # until it has ended: the wait for it may be interrupted
+            thread.is_lost = True  # until it has ended: waiting may be interrupted
             thread.tasks.put(task)
         end = time.monotonic() + timeout
         for task in tasks:
             task.ended.wait(max(0.0, end - time.monotonic()))
         if not all(task.ended.is_set() for task in tasks):
-            # Those that wait for each other are let go; one that is busy cannot be ended.
+            # Release threads that wait for each other; a busy thread cannot be stopped.
             _threaded_group().ProcessLocalGroup.exception_handle(None)
             for task in tasks:
                 task.ended.wait(_FAREWELL_SECONDS)
@@ -177,23 +176,19 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
 
     def _start(self) -> None:
         _refuse_a_group()
-        group, isolate = (
-            _threaded_group(),
-            _import_private(_C10D, _ISOLATION)._set_thread_isolation_mode,
-        )
+        group = _threaded_group()
+        isolate = _import_private(_C10D, _ISOLATION)._set_thread_isolation_mode
         store = _import_private(_C10D, "HashStore").HashStore()
         self._hook = sys.excepthook
         group._install_threaded_pg()
-        isolate(True)  # otherwise groups of one name in several threads are one group
+        isolate(True)  # otherwise threads share groups of the same name
         self._threads = [_RankThread(rank, self.ranks, store) for rank in range(self.ranks)]
         for thread in self._threads:
             thread.start()
 
     def _end(self) -> None:
-        group, isolate = (
-            _threaded_group(),
-            _import_private(_C10D, _ISOLATION)._set_thread_isolation_mode,
-        )
+        group = _threaded_group()
+        isolate = _import_private(_C10D, _ISOLATION)._set_thread_isolation_mode
         if any(thread.is_lost for thread in self._threads):
             group.ProcessLocalGroup.exception_handle(None)
         for thread in self._threads:
@@ -201,7 +196,7 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         for thread in self._threads:
             thread.join(_FAREWELL_SECONDS if thread.is_lost else None)
         self._threads = []
-        sys.excepthook = self._hook  # the group puts its own there
+        sys.excepthook = self._hook  # the group replaced it
         isolate(False)
         group.ProcessLocalGroup.reset()
         group._uninstall_threaded_pg()
@@ -217,7 +212,7 @@ class _Task:
 
 
 class _RankThread(threading.Thread):
-    """One rank: joins the group and does what it is given until it is given nothing.
+    """One rank: joins the group and runs tasks until it gets None.
 
     Attributes:
         is_lost: whether its last run failed, or did not end.
@@ -240,11 +235,11 @@ class _RankThread(threading.Thread):
                     is_member = True
                 task.outcome.value = task.program(self.rank)
                 task.outcome.done = True
-            except Exception as error:  # noqa: BLE001  (told to who asked)
+            except Exception as error:  # noqa: BLE001  (returned to the caller)
                 task.outcome.error, task.outcome.done = error, True
                 _threaded_group().ProcessLocalGroup.exception_handle(error)
             except SystemExit:
-                # How a thread is let go that waits for a rank which has failed.
+                # Raised in a thread that waits for a failed rank.
                 break
             finally:
                 task.ended.set()
@@ -253,47 +248,47 @@ class _RankThread(threading.Thread):
 
 
 def _threaded_group() -> Any:
-    """The group of threads of torch's own tests."""
+    """The threaded process group of torch's own tests."""
     names = ("ProcessLocalGroup", "_install_threaded_pg", "_uninstall_threaded_pg")
     return _import_private(_THREADED_GROUP, *names)
 
 
 def _mode_flags() -> dict[str, bool]:
-    """What torch notes for the whole process of the dispatch modes that are entered."""
+    """Torch's process-wide flags for active dispatch modes."""
     module = _import_private(_MODES, "TorchDispatchMode")
     return {name: value for name, value in vars(module).items() if name.startswith("_is_in_")}
 
 
 def _set_mode_flags(flags: dict[str, bool]) -> None:
-    """Put them back.
+    """Restore these flags.
 
-    A mode restores on its exit what it found on its entry. Where threads come and go in another
-    order, the last of them leaves the process in a mode for good, and Dynamo compiles otherwise.
+    On exit, a mode restores the flags from its entry. If threads exit in another order, the flags
+    stay set forever, and Dynamo compiles differently.
     """
     module = _import_private(_MODES, "TorchDispatchMode")
     for name, value in flags.items():
         setattr(module, name, value)
-    tell = getattr(module, "set_is_in_mode_without_ignore_compile_internals", None)
-    if tell is not None:
-        tell(flags.get("_is_in_any_mode_without_ignore_compile_internals", False))
+    set_flag = getattr(module, "set_is_in_mode_without_ignore_compile_internals", None)
+    if set_flag is not None:
+        set_flag(flags.get("_is_in_any_mode_without_ignore_compile_internals", False))
 
 
-# --- What DTensor does with arguments before it runs an operator ----------------------------------
+# --- Redistribution of arguments by DTensor -------------------------------------------------------
 
 _STEP = "redistribute_local_args"
 
 
-class Redistributed(Exception):  # noqa: N818  (a signal to who asked for it, not a failure)
+class Redistributed(Exception):  # noqa: N818  (a signal to the caller, not a failure)
     """DTensor was about to move the arguments of an operator."""
 
 
 @contextlib.contextmanager
 def watch_redistribution(*, stop: bool = False) -> Iterator[list[str]]:
-    """A list of the operators for which DTensor moved their arguments to other placements.
+    """Yield a list of the operators for which DTensor redistributes the arguments.
 
-    An operator that is not in it ran on the placements that it was given: what DTensor says of
-    its result is a rule of its own. One whose rule DTensor has kept from an earlier call may be
-    listed as "an operator". With `stop`, `Redistributed` is raised instead of moving.
+    An operator that is not in it ran on the given placements: the placement of its result is a rule
+    of DTensor. An operator with a cached rule may be listed as "an operator". With `stop`,
+    `Redistributed` is raised instead of redistributing.
     """
     from torch.distributed.tensor import DTensor
 
@@ -302,7 +297,7 @@ def watch_redistribution(*, stop: bool = False) -> Iterator[list[str]]:
     if original is None:
         raise UnsupportedTorchError(
             f"DTensor of torch {torch.__version__} has no _op_dispatcher.{_STEP}: "
-            "which rules it uses cannot be told"
+            "paritas cannot see which sharding rules it uses"
         )
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What torch keeps inside tensors and modules: hooks, slots, the part on this rank, values."""
+"""Private parts of tensors and modules: hooks, slots, local shards, sparse values."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 # --- Hooks on gradients ---------------------------------------------------------------------------
 
-# The node that it puts in place of the graph.
+# The autograd node that `@once_differentiable` puts in place of the graph.
 ONCE_DIFFERENTIABLE = "torch::autograd::Error"
 
 
 def gradient_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
-    """What `register_hook` was given: may replace the gradient on its way."""
+    """The hooks of `register_hook`, which may replace the gradient."""
     return _registered_hooks(tensor, "_backward_hooks")
 
 
 def accumulation_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
-    """What `register_post_accumulate_grad_hook` was given; `torch.autograd.grad` passes it by."""
+    """The hooks of `register_post_accumulate_grad_hook`; `torch.autograd.grad` ignores them."""
     return _registered_hooks(tensor, "_post_accumulate_grad_hooks")
 
 
 def copy_hooks(source: Tensor, target: Tensor) -> None:
-    """Let the hooks of one leaf stand on another as well."""
+    """Register the hooks of one leaf on another."""
     for hook in gradient_hooks(source):
         target.register_hook(hook)
     for hook in accumulation_hooks(source):
@@ -42,10 +42,10 @@ def copy_hooks(source: Tensor, target: Tensor) -> None:
 
 
 def refuse_once_differentiable(tensors: Iterable[Tensor]) -> None:
-    """Raise what `@once_differentiable` raises, where a gradient in `tensors` bears that mark.
+    """Raise the error of `@once_differentiable` if the graph of `tensors` contains its node.
 
-    Its node leads nowhere. `.backward()` comes by and raises; `torch.autograd.grad`, which goes
-    only where its inputs are, leaves that part out without a word.
+    Its node has no inputs. `.backward()` reaches it and raises; `torch.autograd.grad`, which only
+    follows paths to its inputs, silently leaves that part out.
     """
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen = set(waiting)
@@ -63,23 +63,23 @@ def _registered_hooks(tensor: Tensor, place: str) -> tuple[Callable[..., Any], .
     try:
         hooks = getattr(tensor, place)
     except AttributeError:
-        message = f"a tensor no longer has {place}: its hooks cannot be seen"
+        message = f"torch {torch.__version__}: tensors have no {place}, so hooks cannot be read"
         raise UnsupportedTorchError(message) from None
     return tuple(hooks.values()) if hooks else ()
 
 
-# --- Where a module keeps its tensors -------------------------------------------------------------
+# --- The tensors of a module ----------------------------------------------------------------------
 
-# What every module has in its __dict__; the rest is the user's own.
+# The entries in every module's __dict__; all others are the user's.
 INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
 def tensor_slots(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
     """The module's own parameters and buffers by name, as the dicts it reads them from.
 
-    Writing to these dicts puts another tensor into the module's place without registering it
-    anew, so that hooks, tied weights and the order of parameters stay as they are. A scripted
-    module keeps its tensors where no one can put others: its dicts are copies, to read from.
+    Writing to these dicts replaces a tensor of the module without registering it again: hooks, tied
+    weights and the order of parameters stay the same. The tensors of a scripted module cannot be
+    replaced: its dicts are copies, only for reading.
     """
     if isinstance(module, torch.jit.ScriptModule):
         own = module.named_parameters(recurse=False), module.named_buffers(recurse=False)
@@ -91,19 +91,14 @@ def tensor_slots(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str,
 
 
 class LocalPart(NamedTuple):
-    """A local tensor as part of a distributed one.
-
-    Attributes:
-        local: what this rank holds.
-        placement: what part of the whole that is.
-    """
+    """The tensor on this rank as part of a distributed one, and its placement."""
 
     local: Tensor
     placement: LocalPlacement
 
 
 def local_part(tensor: Any) -> LocalPart | None:
-    """The part of a distributed tensor that is here; None for any other tensor."""
+    """The part of a distributed tensor on this rank; None for any other tensor."""
     if type(tensor) in _PLAIN_TYPES or not torch.distributed.is_available():
         return None
     from torch.distributed.tensor import DTensor
@@ -121,7 +116,7 @@ def local_part(tensor: Any) -> LocalPart | None:
         global_shape=tuple(tensor.shape),
         global_offset=tuple(offset),
     )
-    # The tensor itself, without the collective that `to_local` may start.
+    # Read directly: `to_local` may start a collective.
     return LocalPart(tensor._local_tensor, placement)
 
 
@@ -131,7 +126,7 @@ _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 def _describe_placement(placement: Any) -> str:
     from torch.distributed.tensor import Partial as DTensorPartial
 
-    if type(placement) is DTensorPartial:  # a subclass masks its values before it adds them up
+    if type(placement) is DTensorPartial:  # a subclass masks its values before summing
         return role_word(Partial(cast("Reduction", placement.reduce_op)))
     if placement.is_shard():
         return role_word(Shard(placement.dim))
@@ -142,12 +137,12 @@ def _describe_placement(placement: Any) -> str:
 
 _BY_ROWS = {torch.sparse_csr, torch.sparse_bsr}
 SPARSE_LAYOUTS = frozenset({torch.sparse_coo, torch.sparse_csc, torch.sparse_bsc, *_BY_ROWS})
-# Elements. What is made dense only to be measured must not take the memory that was saved.
+# Limit in elements: a dense copy for measuring must not use the memory that sparsity saves.
 _MOST_DENSE_ELEMENTS = 1 << 26
 
 
 def map_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """A tensor with the same places and other values."""
+    """A sparse tensor with the same indices and mapped values."""
     if tensor.layout is torch.sparse_coo:
         return torch.sparse_coo_tensor(
             tensor._indices(),
@@ -164,36 +159,36 @@ def map_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def as_dense(value: Any) -> Any:
-    """A sparse tensor with its zeros; anything else as it is.
+    """A sparse tensor as a dense one; anything else unchanged.
 
     Raises:
-        MemoryError: it is too large for that.
+        MemoryError: the dense tensor would be too large.
     """
     if not isinstance(value, torch.Tensor) or value.layout not in SPARSE_LAYOUTS:
         return value
     if value.numel() > _MOST_DENSE_ELEMENTS:
-        raise MemoryError(f"a sparse tensor of {value.numel()} elements is not made dense")
+        raise MemoryError(f"a sparse tensor of {value.numel()} elements is too large to make dense")
     return value.to_dense()
 
 
 # --- Many small tensors in one call ---------------------------------------------------------------
 
-# A call of torch costs more than the arithmetic on a small tensor does. Its optimizers go over all
-# parameters in one call, by functions that have no public name.
+# A call of torch costs more than the arithmetic on a small tensor. Torch's optimizers process all
+# parameters in one call, with functions that have no public name.
 
 
 def figures_of_pairs(
     candidates: Sequence[Tensor], references: Sequence[Tensor], dtype: torch.dtype | None = None
 ) -> list[tuple[float, float, float]]:
-    """Of each pair, the reference's norm, and norm and largest magnitude of the difference.
+    """For each pair, the reference's norm, and the norm and largest magnitude of the difference.
 
-    Real tensors on the CPU, none empty, each pair of one dtype and shape; `dtype` is what norms are
-    summed up in, if not in their own.
+    Takes real tensors on the CPU, none empty, each pair of one dtype and shape; `dtype` is that of
+    the norms, by default the same as of the tensors.
     """
-    apart = torch._foreach_sub(list(candidates), list(references))
+    differences = torch._foreach_sub(list(candidates), list(references))
     sizes = torch._foreach_norm(list(references), 2, dtype)
-    totals = torch._foreach_norm(apart, 2, dtype)
+    totals = torch._foreach_norm(differences, 2, dtype)
     # The norm of order infinity is ten times slower on the CPU.
-    torch._foreach_abs_(apart)
-    most = torch._foreach_max(apart)
+    torch._foreach_abs_(differences)
+    most = torch._foreach_max(differences)
     return [(float(a), float(b), float(c)) for a, b, c in zip(sizes, totals, most, strict=True)]

@@ -1,10 +1,9 @@
-"""Looking on while a program runs in eager mode: its module calls and its operators.
+"""Watch the module calls and operators of a program in eager mode.
 
-Calls of modules are seen by putting a function in front of `nn.Module.__call__`. Torch's own global
-hooks would not do: those that come before a call are not given its keyword arguments, none runs
-when a `KeyboardInterrupt` passes, and Dynamo guards compiled code on their number, so that looking
-on would make the program compile anew. No guard asks for `__call__`, and where Dynamo traces the
-function it sees nothing but a call of the one behind it.
+Module calls are watched by wrapping `nn.Module.__call__`. Torch's own global hooks are not enough:
+pre-hooks do not get keyword arguments, no hook runs on a `KeyboardInterrupt`, and Dynamo guards
+compiled code on their number, so watching would cause recompiles. No guard checks `__call__`, and
+when Dynamo traces the wrapper it only sees a call of the original.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS = torch._C.DispatchKey.ADInplaceOrView
 _KEYS = torch._C._TorchDispatchModeKey
 _SYMBOLIC = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
-# Under short names: what is asked of every module and value is found without a search.
+# Short names: functions called for every module and value are found without a search.
 _modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _mode = torch._C._get_dispatch_mode
@@ -52,7 +51,7 @@ _lock = threading.Lock()
 def _watched_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling() or not _around:
         return _call(module, *args, **kwargs)
-    # The module is called inside the last of those who look on, that one inside the one before.
+    # The last watcher is the outermost: it calls the others, and these call the module.
     call = functools.partial(_call, module)
     for look in _around[:-1]:
         call = functools.partial(_call_within, look, module, call)
@@ -66,16 +65,16 @@ def _call_within(
 
 
 def watch_module_calls(around: Around) -> Callable[[], None]:
-    """Have every call of every module pass through `around`, in all threads.
+    """Route every call of every module through `around`, in all threads.
 
     Args:
-        around: is given module, arguments, keyword arguments and the call to make; returns what
-            the call returned.
+        around: takes the module, arguments, keyword arguments and the call to make; returns the
+            result of the call.
 
     Returns:
-        What ends it; `nn.Module` is then as it was.
+        A function that ends it and restores `nn.Module`.
     """
-    global _around, _call  # noqa: PLW0603  (the class is patched for everybody alike)
+    global _around, _call  # noqa: PLW0603  (the class is patched globally)
     with _lock:
         if not _around and nn.Module.__call__ is not _watched_call:
             _call = nn.Module.__call__
@@ -86,7 +85,7 @@ def watch_module_calls(around: Around) -> Callable[[], None]:
         global _around  # noqa: PLW0603
         with _lock:
             _around = tuple(each for each in _around if each is not around)
-            # Somebody else, fx's tracer for one, may have put theirs before ours meanwhile.
+            # Others, such as fx's tracer, may have wrapped ours meanwhile.
             if not _around and nn.Module.__call__ is _watched_call:
                 nn.Module.__call__ = _call  # type: ignore[method-assign]
 
@@ -94,27 +93,26 @@ def watch_module_calls(around: Around) -> Callable[[], None]:
 
 
 class OperatorWatcher(Protocol):
-    """Whoever looks on at operators."""
+    """The interface of an observer of operators."""
 
     def listens(self) -> bool:
         """Whether the next operator is of interest."""
 
     def before(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator is about to run on these; what is returned is given to `after`."""
+        """Called before an operator; the return value is passed to `after`."""
 
     def after(self, token: Any, result: Any) -> None:
-        """It gave this."""
+        """Called with the result of the operator."""
 
 
 class OperatorWatch(TorchDispatchMode):
     """Shows each operator below autograd, with its arguments, to a watcher.
 
-    In inference mode operators that are made of others arrive whole; they are taken apart, so that
-    a program shows the same operators with and without gradients. Tensors of foreign classes are
-    left to these.
+    In inference mode composite operators are not decomposed; here they are, so that a program shows
+    the same operators with and without gradients. Tensors of foreign classes are not watched.
     """
 
-    # A higher-order operator runs as if nobody looked, rather than not at all.
+    # Higher-order operators run unwatched instead of failing.
     supports_higher_order_operators = True
 
     def __init__(self, watcher: OperatorWatcher) -> None:
@@ -123,7 +121,7 @@ class OperatorWatch(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled code be compiled, and run, as if nobody looked."""
+        """Compile and run compiled code as if unwatched."""
         return True
 
     def __torch_dispatch__(
@@ -136,8 +134,8 @@ class OperatorWatch(TorchDispatchMode):
         if not all(_is_dtensor(kind) for kind in types):
             return func(*args, **kwargs)
         if _is_composite(func):
-            # Not `decompose`: it prefers decompositions that are written for tracing. And views
-            # must know their base, as they do when nobody looks: `matmul` chooses its kernel by it.
+            # Not `decompose`: it prefers decompositions written for tracing. Views must know their
+            # base, as without a watcher: `matmul` chooses its kernel by it.
             with torch._C._SetExcludeDispatchKeyGuard(_VIEWS, False), self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         token = self._watcher.before(func, args, kwargs)
@@ -150,7 +148,7 @@ def push_watch(watcher: OperatorWatcher) -> Callable[[], bool]:
     """Show every operator of this thread, and of its backward passes, to a watcher.
 
     Returns:
-        What ends it, if nobody's mode was put on top meanwhile; whether it did.
+        A function that ends it, unless another mode is on top by now; returns whether it did.
     """
     mode = OperatorWatch(watcher)
     mode.__enter__()  # type: ignore[no-untyped-call]
@@ -166,7 +164,7 @@ def push_watch(watcher: OperatorWatcher) -> Callable[[], bool]:
 
 
 def mode_depth() -> int:
-    """How many dispatch modes this thread is in."""
+    """The number of active dispatch modes of this thread."""
     return int(torch._C._len_torch_dispatch_stack())
 
 
@@ -181,22 +179,22 @@ def written_arguments(func: Operator) -> list[tuple[int, str]]:
 
 @functools.cache
 def out_arguments(func: Operator) -> frozenset[str]:
-    """The names of the arguments that are there to be written to: what they held does not count."""
+    """The names of `out` arguments: their old contents do not matter."""
     return frozenset(argument.name for argument in func._schema.arguments if argument.is_out)
 
 
 def in_backward() -> bool:
-    """Whether autograd is at work: modules called now are called again, for their gradients."""
+    """Whether a backward pass runs: modules called now are recomputed for their gradients."""
     return bool(_graph_task() != -1)
 
 
 def upcoming_node() -> int:
-    """Number of the autograd node that the present operator made, if it made one."""
+    """Number of the autograd node that the current operator created, if it did."""
     return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
 
 
 def running_node() -> tuple[int, Tensor | None]:
-    """Number of the autograd node that runs now, and the leaf whose gradient it accumulates."""
+    """Number of the running autograd node, and the leaf for which it accumulates a gradient."""
     node = torch._C._current_autograd_node()
     if node is None:
         return -1, None
@@ -204,30 +202,30 @@ def running_node() -> tuple[int, Tensor | None]:
 
 
 def rebuilds_graph() -> bool:
-    """Whether what is run again in the backward pass makes a graph that gradients pass through.
+    """Whether recomputation in the backward pass builds a graph that gradients flow through.
 
-    A re-entrant checkpoint does, from within a function of its own; others only need the values.
+    A re-entrant checkpoint does, from its own autograd function; others only need the values.
     """
     return isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
 
 
 def is_symbolic() -> bool:
-    """Whether the program is being traced or transformed: what modules are given are no values."""
+    """Whether the program is being traced or transformed, so that inputs are not real values."""
     return (
         torch.compiler.is_compiling()
         or _tracing_state() is not None
         or _is_fx_tracing()
         or _transforms() is not None
-        # Asked of every call of a module: of the modes, first whether there are any.
+        # Called for every module call, so the cheap check for any mode comes first.
         or (_modes() > 0 and any(_mode(key) is not None for key in _SYMBOLIC))
     )
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor holds values of its own, or is a part of a distributed one that does."""
+    """Whether a tensor, or the local part of a distributed one, holds real values."""
     if tensor.is_meta or _is_wrapped(tensor):
         return False
-    # A subclass without a dispatch of its own is a tensor with a name.
+    # A subclass without its own dispatch is an ordinary tensor.
     kind = type(tensor)
     return (
         kind is torch.Tensor
@@ -237,20 +235,20 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling a module runs what `torch.compile` made of it."""
-    # Dynamo takes seconds to import; a module of its class does not exist before.
+    """Whether calling a module runs code compiled by `torch.compile`."""
+    # Dynamo takes seconds to import; without it no module of its class exists.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     return wrapped or module._compiled_call_impl is not None
 
 
 def is_seen() -> bool:
-    """Whether there are modes that see what is done now; if not, `unseen` changes nothing."""
+    """Whether any mode is active; if not, `unseen` does nothing."""
     return bool(_modes() or _function_modes())
 
 
 def unseen() -> contextlib.AbstractContextManager[Any]:
-    """Let nobody's modes see, or change, what is done inside; ours among them."""
+    """Disable all modes inside, including ours."""
     return _modes_off() if is_seen() else _NOBODY
 
 

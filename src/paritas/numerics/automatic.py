@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- What a judge may ask beyond two native results; each answer is made when first asked for -----
+# --- Evidence beyond two native results; each item is computed when first used --------------------
 
 
 class JudgeEvidence(Protocol):
-    """Further runs of the two programs, seen at one item."""
+    """Further runs of the two programs, for one item."""
 
     @property
     def unit(self) -> float | None:
         """Unit roundoff of the precision the program runs in; None if there is no program."""
 
     def coarsest(self) -> float | None:
-        """Unit roundoff of the coarsest dtype inside the program, if it was looked for.
+        """Unit roundoff of the coarsest dtype inside the program; None if that is expensive.
 
-        Asked of equal bits, so it must cost little; None where a look would cost more.
+        Called for equal bits, so it must be cheap.
         """
 
     @property
     def lift_unit(self) -> float:
-        """Unit roundoff at which the lifted run is judged.
+        """Unit roundoff for judging the lifted run.
 
-        2^-53, or 2^-24 where the candidate may compute in float32 whatever it is given.
+        2^-53, or 2^-24 if the candidate may compute in float32 on any input.
         """
         ...
 
     def arbiter(self) -> Tensor | None:
-        """The reference's value in float64, or None where there is no wider run."""
+        """The reference's value in float64, or None if there is no wider run."""
 
     def lifted(self) -> Tensor | None:
         """The candidate's value in float64, or None if it could not be lifted."""
@@ -56,13 +56,13 @@ class JudgeEvidence(Protocol):
     def spread(self, unit: float, runs: int) -> Tensor | None:
         """Per element, the rms deviation of the reference under rounding noise of size `unit`.
 
-        Taken over so many perturbed runs; infinite where rounding decides if a value is finite.
+        Measured over `runs` perturbed runs; infinite where rounding decides if a value is finite.
         """
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
-        """Per element, what decisions within rounding of size `unit` move, and nothing else.
+        """How far decisions within rounding of size `unit`, and nothing else, move each element.
 
-        Taken over so many pairs of perturbed runs.
+        Measured over `pairs` pairs of perturbed runs.
         """
 
     @property
@@ -71,17 +71,17 @@ class JudgeEvidence(Protocol):
         ...
 
     def open_decisions(self) -> dict[str, tuple[int, int]]:
-        """Operator -> how many of its decisions rounding can turn, of how many, as pairs showed."""
+        """Operator -> how many of its decisions rounding can flip, of how many."""
         ...
 
     def least_spread(self) -> Tensor | None:
-        """Per element, a part of the spread at the program's own precision that costs no run.
+        """A lower bound of the spread at the program's own precision that needs no run, or None.
 
-        Never more than the whole, so what passes by it passes; None where no part is known.
+        It is never above the spread, so a value that passes by it passes.
         """
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
-        """Where `candidate`'s discrete values differ, whether rounding of size `unit` decides."""
+        """Where discrete values of `candidate` differ: does rounding of size `unit` decide them?"""
 
 
 class NoEvidence:
@@ -92,7 +92,7 @@ class NoEvidence:
     is_gradient: bool = False
 
     def coarsest(self) -> float | None:
-        """No program, so nothing inside."""
+        """No program, so no dtypes inside."""
         return None
 
     def arbiter(self) -> Tensor | None:
@@ -108,48 +108,48 @@ class NoEvidence:
         return None
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
-        """No program, so nothing is decided in it."""
+        """No program, so no decisions."""
         return None
 
     def open_decisions(self) -> dict[str, tuple[int, int]]:
-        """No program, so nothing is decided in it."""
+        """No program, so no decisions."""
         return {}
 
     def least_spread(self) -> Tensor | None:
-        """No program, so no step of it is known."""
+        """No program, so no known spread."""
         return None
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
-        """No program, so every discrete value counts."""
+        """No program, so every discrete value must be equal."""
         return None
 
 
 # --- The criterion --------------------------------------------------------------------------------
 
-# The lifted run tells meaning (both sides in float64, where rounding is far below any fault); the
-# native run tells accuracy (the candidate's error to the arbiter over the reference's own). Runs
-# are asked of the evidence only when the cheaper ones before them do not settle the matter.
+# The lifted run checks meaning (both sides in float64, where rounding is far below any fault); the
+# native run checks accuracy (the candidate's error to the arbiter over the reference's own). A run
+# is made only if the cheaper ones before it do not decide.
 
-# In the lifted run both sides round in float64, nine orders of magnitude below any fault worth the
-# name. So a measured spread is taken generously, and one scaled from the native error more so.
+# In the lifted run both sides round in float64, nine orders of magnitude below any real fault. So a
+# measured spread gets a generous factor, and one scaled from the native error a larger one.
 LIFTED_SLACK = 8.0
 LIFTED_SLACK_SCALED = 64.0
-# Knowing only a dtype: noise of this many unit roundoffs of the value and of the typical value.
+# If only a dtype is known: noise of this many unit roundoffs of the value and of the typical value.
 BLIND_NOISE = 4.0
-# A value of which natively nothing is left but rounding, as of a sum that cancels: so many times
-# less than the reference's own error. How large such rounding is depends on what cancelled, and in
-# which order; a candidate that rounds elsewhere may have some times as much.
+# A value has vanished if it is this much smaller than the reference's own error: only rounding is
+# left, as after a sum that cancels. The size of that rounding depends on the terms and their order;
+# a candidate that rounds elsewhere may have several times as much.
 VANISHED = 1e-3
 VANISHED_SLACK = 4.0
-# But no more than this share of the value, or float8 would pass for anything.
+# `BLIND_NOISE` is at most this share of the value, or anything would pass in float8.
 BLIND_SHARE = 2.0**-6
-# Perturbed runs are dear. One tells how large the noise is, three do so element by element. A dozen
-# are worth it where no more than this share of the elements is over the limit: a rounding or a
-# comparison on its knife edge shows in some runs and not in others.
+# Perturbed runs are expensive. One measures the overall noise, three measure it per element. Twelve
+# are worth it if at most this share of the elements is over the limit: a rounding or a comparison
+# near its threshold shows in some runs and not in others.
 RUNS = (1, 3, 12)
 SPARSE = 0.05
-# Pairs of runs by which it is seen what decisions move: some to tell whether anything does, more
-# before a candidate fails.
+# Pairs of runs that measure what decisions move: a few to see whether anything moves, more before a
+# candidate fails.
 FEW_PAIRS, MOST_PAIRS = 2, 6
 _MOST_NAMED = 3
 # An overflow is excused within this many eps of the dtype's largest value: the reach of MAX_Z.
@@ -157,7 +157,7 @@ MAX_EDGE_UNITS = 6.0
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one pair of values ended, and by which numbers."""
+    """The result for one pair of values, with its numbers."""
 
     status: Status
     reason: str = ""
@@ -169,7 +169,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclasses.dataclass(frozen=True)
 class _FloatCase:
-    """A pair, and what is known of it; `own_error` is the reference's, natively."""
+    """A pair and its evidence; `own_error` is the native error of the reference."""
 
     reference: Tensor
     candidate: Tensor
@@ -181,14 +181,14 @@ class _FloatCase:
 
 @dataclasses.dataclass(frozen=True)
 class _RunOutcome:
-    """The end of one run's comparison."""
+    """The result of comparing one run."""
 
     scored: Scored
     passed: bool
     shaky: bool = False
     reason: str = ""
-    spread: Tensor | None = None  # by which it was settled
-    by_decisions: bool = False  # it passes only by what decisions can move
+    spread: Tensor | None = None  # the spread that settled it
+    by_decisions: bool = False  # passes only because decisions can move it
 
 
 def judge_floats(
@@ -203,7 +203,7 @@ def judge_floats(
         reference: the reference's native result.
         candidate: the candidate's.
         evidence: further runs of both.
-        gates: by which it may pass before noise is measured.
+        gates: the gates it may pass by, before noise is measured.
     """
     same = bitwise_equal(reference, candidate)
     if same and not _hides_faults(reference, evidence):
@@ -229,7 +229,7 @@ def judge_floats(
     if arbiter is not None and settled and Gate.OWN_ERROR in gates:
         own = own_error_score(candidate, reference, arbiter)
         if own.passed and metrics.nonfinite_mismatches == 0:
-            # The meaning is settled above, and no accuracy is lost: no need to measure the noise.
+            # The meaning is settled and no accuracy is lost: there is no need to measure noise.
             return Judgement(
                 status=Status.EQUIVALENT, metrics=metrics, native=own, lifted=lifted_score
             )
@@ -245,10 +245,10 @@ def judge_floats(
 
 
 def _hides_faults(reference: Tensor, evidence: JudgeEvidence) -> bool:
-    """Whether equal bits may have a fault behind them.
+    """Whether equal bits can hide a fault.
 
-    Equal float32 bits leave none any room; equal bfloat16 bits hide one of 0.1 %, and so do those
-    of a float32 result that was made of values in bfloat16, as under autocast.
+    Equal float32 bits cannot. Equal bfloat16 bits can hide a fault of 0.1 %, and so can a float32
+    result computed from bfloat16 values, as under autocast.
     """
     if criterion.unit_roundoff(reference.dtype) > UNIT_F32:
         return True
@@ -262,7 +262,7 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) -
         return Judgement(status=Status.IDENTICAL)
     reference, candidate = promotable(reference, candidate)
     metrics = pair_metrics(reference, candidate)
-    if metrics.mismatched == 0:  # of another dtype, which is another check's concern
+    if metrics.mismatched == 0:  # only the dtype differs, which is checked elsewhere
         return Judgement(status=Status.IDENTICAL, metrics=metrics)
     how_many = f"{metrics.mismatched} of {metrics.numel} values"
     arbiter, lifted = evidence.arbiter(), evidence.lifted()
@@ -305,7 +305,7 @@ def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutc
 
 
 def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None) -> _RunOutcome:
-    """`above` is how the lifted run ended, if there was one: well."""
+    """`above` is the outcome of the lifted run, which passed, if there was one."""
     reference, candidate, arbiter = case.reference, case.candidate, case.arbiter
     own_error, evidence = case.own_error, case.evidence
     unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
@@ -316,7 +316,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
         step=step,
         own_error=own_error,
         reference=None if arbiter is None else reference,
-        # What float64's rounding decides, that of a narrower dtype does all the more.
+        # Whatever rounding in float64 decides, rounding in a narrower dtype decides too.
         spread=None if above is None else above.spread,
         sets_aside=above is not None,
         factor=_native_slack(case, above),
@@ -358,7 +358,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
 
 
 def _native_slack(case: _FloatCase, above: _RunOutcome | None) -> float:
-    """By what the noise of the native run is multiplied."""
+    """The factor of the native run's noise."""
     if case.arbiter is None:
         return 2.0  # the reference is itself off by as much as the candidate may be
     vanished = criterion.rms(case.arbiter) < VANISHED * case.own_error
@@ -370,7 +370,7 @@ def _has_spread(evidence: JudgeEvidence) -> bool:
 
 
 def _with_least_spread(noise: Noise, least: Tensor | None) -> Noise:
-    """The same noise with a part of its spread that is known without a run: a lower bound."""
+    """Add a lower bound of the spread, known without a run, to the noise."""
     if least is None:
         return noise
     spread = least if noise.spread is None else torch.maximum(least, noise.spread)
@@ -378,10 +378,10 @@ def _with_least_spread(noise: Noise, least: Tensor | None) -> Noise:
 
 
 def _pass_by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _RunOutcome | None:
-    """A pass by the lower bound of the spread alone; None if it is none, or more is to be told.
+    """A pass by the lower bound of the spread alone, or None if perturbed runs are needed.
 
-    More noise makes every z smaller, so perturbed runs would end no worse. They tell more only
-    where rounding decides values; there they are made.
+    More noise makes every z smaller, so perturbed runs could not turn this pass into a failure.
+    They add information only where rounding decides values, and are made there.
     """
     if noise.own_error > criterion.KNIFE_EDGE_SHARE * criterion.rms(arbiter):
         return None
@@ -392,14 +392,14 @@ def _pass_by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _
 
 
 def _blind_noise(unit: float, dtype: torch.dtype, evidence: JudgeEvidence) -> tuple[float, str]:
-    """The share of a value that is taken for noise where none could be measured, and its source.
+    """The share of a value assumed to be noise if none could be measured, and its source.
 
-    A float32 result of a program that rounds to bfloat16 inside is no better than that.
+    A float32 result of a program that rounds to bfloat16 inside is only as good as bfloat16.
     """
     inside = 0.0 if evidence.unit is None else evidence.unit
     named = dtype_name(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
     share = min(BLIND_NOISE * max(unit, inside), BLIND_SHARE)
-    return share, f"{named} alone, with no program to measure: weak"
+    return share, f"{named} alone, without a program to measure: weak"
 
 
 def _judge_with_spread(  # noqa: PLR0913
@@ -413,9 +413,9 @@ def _judge_with_spread(  # noqa: PLR0913
     *,
     is_lifted: bool = False,
 ) -> _RunOutcome:
-    """Score once more with the measured spread; with more runs where few elements decide.
+    """Score again with the measured spread, with more runs if few elements decide.
 
-    A spread that the noise has already is a lower bound.
+    A spread that is already in `noise` is a lower bound.
     """
     outcome = _RunOutcome(before, passed=False)
     for runs in RUNS:
@@ -438,7 +438,7 @@ def _judge_with_spread(  # noqa: PLR0913
             outcome = _RunOutcome(scored, passed, shaky=passed and decided, spread=spread)
         if outcome.passed:
             break
-    # Of a lifted run there is nothing more to ask: what float64 rounds away or decides, it does.
+    # A lifted run ends here: jumps are measured for the native run only.
     settled = outcome.passed and not outcome.scored.knife_edges
     if settled or is_lifted or outcome.reason or outcome.spread is None:
         return outcome
@@ -455,11 +455,11 @@ def _judge_with_jumps(
     evidence: JudgeEvidence,
     before: _RunOutcome,
 ) -> _RunOutcome:
-    """Score once more, knowing what decisions within rounding can move.
+    """Score again, with what decisions within rounding can move.
 
-    A gate that falls the other way moves a gradient by its own size, and no spread foresees it: few
-    perturbed runs turn that very gate. Where the noise is of the size of a value that passed, this
-    tells a decision from a sum of which nothing but rounding is left.
+    A gate that flips moves a gradient by its own size, and no spread predicts that: few perturbed
+    runs flip this gate. If the noise is as large as a value that passed, this distinguishes a
+    decision from a sum that cancels to mere rounding.
     """
     outcome = before
     for pairs in (FEW_PAIRS, MOST_PAIRS):
@@ -504,11 +504,11 @@ def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
 def _excused_by_arbiter(
     reference: Tensor, candidate: Tensor, arbiter: Tensor | None, mismatch: Tensor
 ) -> Tensor:
-    """Where the reference left the range of its dtype and the candidate did not, or conversely.
+    """Where only one of reference and candidate overflows, and the arbiter is finite.
 
-    There the arbiter is finite. A finite candidate is then scored like any other value. One that is
-    not is excused where the reference is not finite either, or where the true value lies at the
-    edge of the dtype's range.
+    A finite candidate is then scored like any other value. A candidate that is not finite is
+    excused if the reference is not finite either, or if the true value is at the edge of the
+    dtype's range.
     """
     if arbiter is None or candidate.is_complex():
         return torch.zeros_like(mismatch)
@@ -541,15 +541,17 @@ def _conclude(
 
 
 def _describe_open(decisions: dict[str, tuple[int, int]]) -> str:
-    """How many decisions rounding can turn, in words."""
+    """The number of decisions that rounding can flip, in words."""
     parts = [
         f"{turned:,} of {total:,} {name}"
         for name, (turned, total) in sorted(decisions.items())
         if turned
     ]
     if not parts:
-        return "a decision within a few roundings of its edge moves it"
-    return f"{enumerated(parts, _MOST_NAMED)} decisions lie within a few roundings of their edge"
+        return "a decision within a few roundings of its threshold changes it"
+    return (
+        f"{enumerated(parts, _MOST_NAMED)} decisions are within a few roundings of their threshold"
+    )
 
 
 def _lifted_reason(outcome: _RunOutcome, *, same_bits: bool) -> str:
@@ -557,15 +559,15 @@ def _lifted_reason(outcome: _RunOutcome, *, same_bits: bool) -> str:
         return f"{outcome.reason}, also in float64"
     excess = outcome.scored.score.excess
     reason = f"in float64, where rounding is negligible, it is {excess:.2g} times over its limit"
-    return f"{reason} (its narrow bits agree on this input)" if same_bits else reason
+    return f"{reason} (the bits of the native results agree on this input)" if same_bits else reason
 
 
 def _overflow_reason(reference: Tensor, candidate: Tensor) -> str:
-    """Where one side left the range of its dtype, and the true value is finite."""
+    """One side overflows, and the true value is finite."""
     left, right = (int((~torch.isfinite(side)).sum()) for side in (reference, candidate))
     return (
-        f"it leaves the range of {dtype_name(reference.dtype)}: {left} of {reference.numel()} "
-        f"values of the reference and {right} of the candidate are not finite, the true ones are"
+        f"overflow of {dtype_name(reference.dtype)}: {left} of {reference.numel()} values of the "
+        f"reference and {right} of the candidate are not finite; in float64 they are finite"
     )
 
 

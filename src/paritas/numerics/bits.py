@@ -1,4 +1,4 @@
-"""The numbers of a tensor as they are stored: their bits, their grid, floats that hold them."""
+"""The stored numbers of a tensor: their bits, distances in ulps, and floats that hold them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# --- Bits: are they the same, and how many numbers lie between them? ------------------------------
+# --- Bits: are they equal, and how many ulps apart? -----------------------------------------------
 
-# Integers as wide as a number of so many bytes.
+# Integer dtype by number of bytes.
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD = 8
-# Bytes compared at once: few at first, for what differs often does so at once.
+# Bytes compared at once: few at first, because tensors that differ often do so early.
 _FEW_BYTES, _BYTES = 1 << 12, 1 << 21
-_PACKED = torch.float4_e2m1fn_x2  # two numbers to an element: no number of its own
+_PACKED = torch.float4_e2m1fn_x2  # two numbers per element
 UNSIGNED = torch.float8_e8m0fnu  # powers of two and NaN: no sign bit, no zero
 
 
@@ -35,7 +35,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def first_unlike(a: Tensor, b: Tensor) -> slice | None:
-    """Few neighbours, among them the first whose bits differ; None if there is no such element.
+    """A small slice that holds the first element with different bits; None if all are equal.
 
     Both are flat, contiguous, of one dtype and length, and on the CPU.
     """
@@ -43,7 +43,7 @@ def first_unlike(a: Tensor, b: Tensor) -> slice | None:
     found = first_unequal(x.view(-1).numpy(), y.view(-1).numpy())
     if found is None:
         return None
-    per_element = max(x.numel() // a.numel(), 1)  # a complex number is two
+    per_element = max(x.numel() // a.numel(), 1)  # 2 for complex numbers
     per_word = max(a.numel() // x.numel(), 1)
     start = found // per_element * per_word
     return slice(start, start + per_word)
@@ -68,11 +68,11 @@ def _arrays_equal(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
 
 
 def _find_memcmp() -> Callable[[int, int, int], int] | None:
-    """The C library's own comparison, which leaves numpy behind: it writes nothing."""
+    """The C library's memcmp, which is much faster than numpy: it writes nothing."""
     try:
         found = ctypes.CDLL(None).memcmp
     except (AttributeError, OSError, TypeError):
-        return None  # Windows has no such handle: numpy will do
+        return None  # Windows has no such handle: use numpy
     found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     found.restype = ctypes.c_int
     return cast("Callable[[int, int, int], int]", found)
@@ -98,11 +98,11 @@ def has_ulps(reference: torch.dtype, candidate: torch.dtype) -> bool:
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> Tensor:
-    """How many steps of their dtype's grid two float tensors are apart, element by element.
+    """The elementwise distance of two float tensors in ulps: steps between neighbouring numbers.
 
-    Both zeros are one point of the grid: the smallest negative and the smallest positive number
-    are two steps apart. NaN is at no distance from NaN, nor an infinity from itself; any other
-    pair with a NaN or an infinity in it is infinitely far apart, for an overflow is no single step.
+    Both zeros count as one number: the smallest negative and the smallest positive number are two
+    steps apart. The distance of NaN to NaN, and of an infinity to itself, is 0. Any other pair with
+    a NaN or an infinity is infinitely far apart, because an overflow is not a single step.
 
     Args:
         a: a tensor of any real floating-point dtype, float8 included.
@@ -125,15 +125,15 @@ def ulp_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def grid_distance(a: Tensor, b: Tensor) -> Tensor:
-    """`ulp_distance` of chunks known to be finite; at a NaN or an infinity it means nothing."""
+    """`ulp_distance` of finite chunks; undefined at NaN and infinities."""
     x, y = _as_integers(a), _as_integers(b)
     if a.dtype is UNSIGNED:
         return (x.view(torch.uint8).double() - y.view(torch.uint8).double()).abs_()
     if x.dtype is not torch.int64:
-        # Opposite signs may be further apart than the integer reaches, but float64 holds it all.
+        # Distances of opposite signs may overflow the integer, but fit into float64.
         return _as_ordered(x).double().sub_(_as_ordered(y).double()).abs_()
-    # Two steps of int64 may be too many for float64 to tell apart, but only if signs are opposite,
-    # where magnitudes add up and nothing cancels.
+    # Distances of int64 may be inexact in float64, but only if signs are opposite, where magnitudes
+    # add up and nothing cancels.
     magnitude = torch.iinfo(torch.int64).max
     opposite, x, y = (x ^ y) < 0, x & magnitude, y & magnitude
     return torch.where(opposite, x.double() + y.double(), (x - y).double()).abs_()
@@ -141,14 +141,14 @@ def grid_distance(a: Tensor, b: Tensor) -> Tensor:
 
 def _as_ordered(bits: Tensor) -> Tensor:
     """Sign and magnitude as one integer in the order of the numbers; both zeros become 0."""
-    # Without `where`, which is ten times slower: negation is to flip all bits and add one.
+    # Without `where`, which is ten times slower: negation flips all bits and adds one.
     sign = bits >> (8 * bits.dtype.itemsize - 1)
     magnitude = bits & torch.iinfo(bits.dtype).max
     return magnitude.bitwise_xor_(sign).sub_(sign)
 
 
 def _as_words(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The bits of two chunks, as integers that are as wide as may be: so they compare fastest."""
+    """The bits of two chunks as the widest possible integers, which compare fastest."""
     x, y = _as_integers(a), _as_integers(b)
     if _fills_words(x) and _fills_words(y):
         return x.view(-1).view(torch.int64), y.view(-1).view(torch.int64)
@@ -166,7 +166,7 @@ def _as_integers(chunk: Tensor) -> Tensor:
 
 
 def _as_components(chunk: Tensor) -> Tensor:
-    """The floats behind `_integers`, in a dtype that has all operators."""
+    """The floats of `_as_integers`, in a dtype that has all operators."""
     chunk = torch.view_as_real(chunk) if chunk.is_complex() else chunk
     return chunk.float() if chunk.dtype.itemsize == 1 else chunk
 
@@ -178,14 +178,14 @@ def _fills_words(bits: Tensor) -> bool:
 
 
 def halves(integers: Tensor) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 bits of each integer: float64 holds either, but not 64 bits."""
-    unsigned = integers.dtype is torch.uint64  # which torch does not shift
+    """The upper and lower 32 bits of each integer; float64 holds each exactly, but not 64."""
+    unsigned = integers.dtype is torch.uint64  # torch cannot shift it
     bits = integers.view(torch.int64) if unsigned else integers.to(torch.int64)
     high = bits >> 32
     return (high & 0xFFFFFFFF if unsigned else high).double(), (bits & 0xFFFFFFFF).double()
 
 
-# --- Any tensor as floats: which dtype holds its values, and in which order to walk them ----------
+# --- Any tensor as floats: which dtype holds its values, and in which order to read them ----------
 
 _NUMPY_FLOATS = {torch.float32, torch.float64}
 _FITS_FLOAT32 = {
@@ -221,42 +221,38 @@ def is_inexact(value: object) -> bool:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As it is written without torch's name before it."""
+    """The dtype's name without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def holds_numbers(dtype: torch.dtype) -> bool:
-    """Whether a tensor of that dtype can be summarized."""
+    """Whether a tensor of this dtype can be summarized."""
     return dtype in _FITS_FLOAT32 or dtype in _FITS_FLOAT64
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Refuse a dtype that cannot be summarized.
-
-    Raises:
-        UsageError: torch converts it to no float.
-    """
+    """Raise `UsageError` for a dtype that cannot be summarized."""
     if not holds_numbers(dtype):
         raise UsageError(
-            f"a tensor of {dtype} cannot be summarized: torch converts it to no float; "
+            f"cannot summarize a tensor of {dtype}: torch cannot convert it to float; "
             "record its values instead, or convert it first"
         )
 
 
 def in_order_of_memory(tensor: Tensor) -> Tensor:
-    """The same values, permuted such that walking them in row-major order is fastest."""
+    """The same values, permuted to memory order, which is fastest to read."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return tensor
     return tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
 
 
 def fits_float32(dtype: torch.dtype) -> bool:
-    """Whether a float32 (two, of a complex number) holds every value of a dtype."""
+    """Whether float32 (two for a complex number) holds every value of a dtype."""
     return dtype in _FITS_FLOAT32
 
 
 def as_floats(chunk: Tensor) -> Tensor:
-    """Give a chunk's values as float32 or float64, whichever holds them; magnitudes of complex."""
+    """A chunk's values as float32 or float64, whichever holds them; complex as magnitudes."""
     if chunk.is_complex():
         parts = torch.view_as_real(chunk).double()
         return torch.hypot(parts[..., 0], parts[..., 1])
@@ -264,11 +260,11 @@ def as_floats(chunk: Tensor) -> Tensor:
 
 
 def has_flat_numpy_view(tensor: Tensor) -> bool:
-    """Whether numpy may have a flat view of it as it is."""
+    """Whether numpy can view it as a flat array without a copy."""
     return tensor.dtype in _NUMPY_FLOATS and tensor.is_cpu and is_in_order(tensor)
 
 
 def is_in_order(tensor: Tensor) -> bool:
-    """Whether its numbers lie in memory as they are, one after the other."""
+    """Whether its numbers are stored contiguously, without lazy negation or conjugation."""
     strided = tensor.layout is torch.strided and not tensor.is_quantized
     return strided and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())

@@ -1,4 +1,4 @@
-"""Sums over a block of numbers: of one side of a pair, and of the softmax of both."""
+"""Sums over blocks of numbers: of one side of a pair, and for the softmax of both."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import numpy as np
 
 from paritas.results.figures import Extremes
 
-# --- Sums over a block of numbers, fast: float32 within a few thousand elements, float64 beyond ---
+# --- Fast sums over a block: float32 within about a thousand elements, float64 beyond -------------
 
 Array = np.ndarray[Any, Any]
 
-# Elements in a block: what is made of one stays in a core's own cache, or nearly so.
+# Elements per block: intermediate results (almost) stay in a core's own cache.
 BLOCK = 1 << 16
-# Elements added up in their own dtype: so few float32 lose less than 1e-6 of their sum, and a BLAS
-# does not call up its threads for so few. Of 4096, one that adds in fewer lanes (ARM's Neoverse N1)
-# lost 1.5e-6.
+# Elements summed in their own dtype: so few float32 lose less than 1e-6 of their sum, and a BLAS
+# starts no threads for them. With 4096, a processor with fewer lanes (ARM's Neoverse N1) lost
+# 1.5e-6.
 _STRETCH = 1 << 10
 
 
 class _Room(threading.local):
-    """Memory to work in, kept per thread: fresh pages for every block would cost more."""
+    """Buffers kept per thread: fresh memory for every block would be slower."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, type], Array] = {}
 
     def get(self, name: str, like: Array) -> Array:
-        """Room for as many numbers of that dtype; what it held before is gone."""
+        """A buffer with the size and dtype of `like`; its old contents are lost."""
         return self.of(name, like.dtype.type, like.size)
 
     def of(self, name: str, dtype: type, size: int) -> Array:
-        """Room for so many numbers."""
+        """A buffer of this size and dtype."""
         found = self._arrays.get((name, dtype))
         if found is None or found.size < size:
-            # Sized by the first block, a small tensor's threads would have to make room again.
+            # At least a block: after a small tensor the buffer would have to grow again.
             found = self._arrays[name, dtype] = np.empty(max(size, BLOCK), dtype)
         return found[:size]
 
@@ -72,7 +72,7 @@ def _sum_by_stretch(x: Array, columns: Array) -> float:
 
 
 def widened(x: Array, name: str) -> Array:
-    """The same numbers in float64, in the room of that name."""
+    """The same numbers in float64, in the buffer of this name."""
     if x.dtype == np.float64:
         return x
     wide = ROOM.of(name, np.float64, x.size)
@@ -80,21 +80,21 @@ def widened(x: Array, name: str) -> Array:
     return wide
 
 
-# --- One side of a pair of tensors, block by block: how its numbers are ---------------------------
+# --- One side of a pair of tensors, block by block ------------------------------------------------
 
-# Largest numbers whose squares float32 adds up without loss: none overflows, and those that it
-# loses to underflow are nothing beside the largest.
+# If the largest number is in this range, float32 sums squares without loss: none overflows, and
+# those lost to underflow are negligible.
 FLOAT32_RANGE = (1e-15, 1e15)
-# Sums of squares within these bounds lost nothing of float64 either, nor do their products.
+# Sums of squares in this range, and their products, lost nothing in float64 either.
 _SAFE_SQUARES = (1e-100, 1e100)
 
 
 class OutOfRangeError(Exception):
-    """The squares of these numbers leave float64: they have to be scaled first."""
+    """The squares of these numbers are out of the range of float64: they need scaling."""
 
 
 class SideBlock(NamedTuple):
-    """The numbers of one side in a block; the extremes are NaN or infinite if a number is."""
+    """Figures of one side in a block; the extremes are NaN or infinite if a number is."""
 
     least: float
     most: float
@@ -113,18 +113,18 @@ class SideBlock(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether float32 will do."""
+        """Whether float32 is sufficient."""
         largest = max(-self.least, self.most)
         return largest == 0.0 or FLOAT32_RANGE[0] <= largest <= FLOAT32_RANGE[1]
 
     @property
     def is_finite(self) -> bool:
-        """Whether all of its numbers are."""
+        """Whether all numbers are finite."""
         return math.isfinite(self.least) and math.isfinite(self.most)
 
 
 class SideTotals:
-    """One side of a pair, all blocks so far: over its own finite numbers."""
+    """Totals of one side of a pair over all blocks so far, for its finite numbers."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -138,7 +138,7 @@ class SideTotals:
         self._squares = 0.0
 
     def take(self, x: Array, side: SideBlock | None = None) -> None:
-        """Add a block; `side` is what it measures, if that is known and finite."""
+        """Add a block; `side` holds its figures, if they are known and finite."""
         if side is None:
             side = SideBlock.of(x)
             if not side.is_finite:
@@ -151,7 +151,7 @@ class SideTotals:
             side = SideBlock.of(widened(x, "wide span"))
         self.count += x.size
         self.zeros += side.zeros
-        self._least = min(self._least, side.least + 0.0)  # a zero of either sign is one
+        self._least = min(self._least, side.least + 0.0)  # -0.0 becomes 0.0
         self._most = max(self._most, side.most + 0.0)
         self._total += side.total
         self._squares += side.squares
@@ -163,12 +163,12 @@ class SideTotals:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number was."""
+        """Whether every number was finite."""
         return not (self.nans or self.positive_infinities or self.negative_infinities)
 
     @property
     def largest(self) -> float:
-        """The largest size of the finite numbers; 0 if there is none."""
+        """The largest absolute finite number; 0 if there is none."""
         return max(-self._least, self._most, 0.0)
 
     @property
@@ -179,7 +179,7 @@ class SideTotals:
 
     @property
     def extremes(self) -> Extremes:
-        """As the table tells them."""
+        """Minimum, maximum and mean of the finite numbers."""
         if not self.count:
             return Extremes()
         self.check()
@@ -187,13 +187,13 @@ class SideTotals:
         return Extremes(minimum=self._least, maximum=self._most, mean=mean)
 
     def check(self) -> None:
-        """Raise `OutOfRangeError` if the squares so far left float64."""
+        """Raise `OutOfRangeError` if the squares so far are out of the range of float64."""
         if self.zeros < self.count and not is_safe(self._squares):
             raise OutOfRangeError
 
 
 def is_safe(squares: float) -> bool:
-    """Whether a sum of squares that are not all zero lost nothing to overflow or underflow."""
+    """Whether a sum of squares, not all zero, lost nothing to overflow or underflow."""
     return _SAFE_SQUARES[0] <= squares <= _SAFE_SQUARES[1]
 
 
@@ -202,14 +202,14 @@ def is_safe(squares: float) -> bool:
 # Taylor coefficients of (e^d - 1 - d) / d^2, and the largest |d| for which that many suffice.
 _TAYLOR = tuple(1.0 / math.factorial(k + 2) for k in range(4))
 _REACH = tuple((1e-8 / (2.0 * c)) ** (1.0 / k) for k, c in enumerate((*_TAYLOR[1:], 1 / 720), 1))
-# Weights of float32 below this share of the largest are left out: they are nothing, but their
-# products are subnormal, which costs processors dear.
+# Float32 weights below this share of the largest are set to 0: they are negligible, but their
+# products are subnormal and slow.
 _NOTHING = 1e-20
 _DEEP = math.log(_NOTHING)
-# Differences that are further apart than this have no common shift: a weight that is nothing may
-# then come to something.
+# Differences with a larger spread than this have no common shift: a negligible weight may then
+# matter.
 _FAR_APART = 10.0
-# Up to this, three terms of a logarithm are all that float64 can tell.
+# Up to this, three terms of the logarithm are exact in float64.
 _TINY = 1e-4
 
 
@@ -217,9 +217,9 @@ class SoftmaxDivergence:
     """Divergence of softmax(reference) from softmax(candidate), both over all numbers taken.
 
     With d = candidate - reference and E the mean under the reference's softmax, it is
-    log E[e^d] - E[d] = log(1 + E[d] + E[e^d - 1 - d]) - E[d]. The last of these is summed by
-    itself, and d is taken relative to a shift that makes it small where the weight is: so a
-    divergence of 1e-20 keeps its digits, which the difference of two logarithms would have lost.
+    log E[e^d] - E[d] = log(1 + E[d] + E[e^d - 1 - d]) - E[d]. The term E[e^d - 1 - d] is summed
+    separately, and d is taken relative to a shift that makes it small where the weight is. So a
+    divergence of 1e-20 keeps its digits, which a difference of two logarithms would lose.
     """
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class SoftmaxDivergence:
         self._shift = 0.0
         # Sums of the weights, of these times d - shift, and of these times e^(d - shift) - 1 - ...
         self._weights, self._first, self._rest = 0.0, 0.0, 0.0
-        # As soon as differences have no common shift: the sum of e^(candidate - summit) instead.
+        # Once differences have no common shift: the sum of e^(candidate - summit) instead.
         self._exponentials, self._summit = 0.0, -math.inf
 
     def take_same(self, r: Array, least: float, most: float) -> None:
@@ -242,10 +242,10 @@ class SoftmaxDivergence:
 
         Args:
             r: the reference's numbers, all finite.
-            c: the candidate's, likewise.
+            c: the candidate's numbers, all finite.
             d: c - r.
-            span: the least and the greatest of r.
-            largest: of all |d|.
+            span: minimum and maximum of r.
+            largest: maximum of |d|.
         """
         heaviest = int(r.argmax())
         shift = float(d[heaviest])
@@ -272,7 +272,7 @@ class SoftmaxDivergence:
         self._add(weights, first, rest, shift=shift, leads=leads)
 
     def finish(self) -> float:
-        """The divergence of all blocks; 0 if there was none."""
+        """The divergence of all blocks; 0 without blocks."""
         if not self._weights:
             return 0.0
         mean = self._first / self._weights
@@ -289,7 +289,7 @@ class SoftmaxDivergence:
         return self._summit > -math.inf
 
     def _go_far(self) -> None:
-        """Differences are too far apart to have a common shift: go on without one."""
+        """Switch to sums without a common shift, because the differences spread too far."""
         if self._is_far:
             return
         self._summit = self._top + self._shift if self._weights else -sys.float_info.max
@@ -298,7 +298,7 @@ class SoftmaxDivergence:
         self._shift = self._rest = 0.0
 
     def _lead(self, most: float, shift: float) -> bool:
-        """Whether a block of that largest number and that shift is heavier than all before."""
+        """Rescale for a block with this maximum; whether it is heavier than all before."""
         if self._weights and abs(self._shift - shift) > _FAR_APART:
             self._go_far()
         if most <= self._top:
@@ -319,7 +319,7 @@ class SoftmaxDivergence:
         return w
 
     def _add(self, weights: float, first: float, rest: float, *, shift: float, leads: bool) -> None:
-        """Add what was summed about a shift; that of the heaviest block is the one to keep."""
+        """Add sums relative to a shift; the shift of the heaviest block is kept."""
         if self._is_far:
             self._weights += weights
             self._first += first + shift * weights
@@ -358,14 +358,14 @@ def _exp_remainder(d: float) -> float:
 
 
 def _log_remainder(x: float) -> float:
-    """Difference of x and log(1 + x)."""
+    """Compute x - log(1 + x)."""
     if abs(x) > _TINY:
         return x - math.log1p(x) if x > -1.0 else math.nan
     return x * x * (0.5 - x * (1 / 3 - x / 4))
 
 
 def _sum_exp_remainders(w: Array, d: Array, largest: float) -> float:
-    """Sum of w (e^d - 1 - d), from as many terms as float32 can tell; takes w for its own."""
+    """Sum of w (e^d - 1 - d), with as many terms as float32 needs; overwrites w."""
     powers = np.multiply(d, d, out=ROOM.get("t", d))
     found = _TAYLOR[0] * dot(w, powers)
     weighted = w

@@ -1,8 +1,7 @@
-"""Value checkers: each claims a pair of values and judges it, or declines it.
+"""Value checkers: each judges a pair of values, or leaves it to the next one.
 
-The names and arguments are those that people know from other tools. What a checker's arguments
-leave open is decided by the automatic criterion. Arguments may be assigned until a checker is used:
-each `check` looks at them again.
+The names and arguments are familiar from other tools. The automatic criterion decides whatever a
+checker's arguments leave open. Arguments may be assigned later: each `check` validates them again.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NO_EVIDENCE = NoEvidence()
 
 @runtime_checkable
 class ValueChecker(Protocol):
-    """What a user's own checker has to offer."""
+    """The interface of a custom checker."""
 
     def check(
         self, reference: Any, candidate: Any, evidence: JudgeEvidence = NO_EVIDENCE
@@ -53,8 +52,8 @@ class AutomaticValueChecker:
         dissimilarity_threshold: bool tensors pass if their Rogers-Tanimoto dissimilarity is at
             most this.
 
-    A kind of value whose argument is not given is judged by the automatic criterion. Integers
-    always are: a correlation of token ids means nothing.
+    Without its argument, a kind of value is judged by the automatic criterion. Integers always
+    are: a correlation of token ids means nothing.
     """
 
     pcc: float | None = None
@@ -92,8 +91,9 @@ class AutomaticValueChecker:
 class AllCloseValueChecker:
     """`torch.allclose`, computed in float64: |c - r| <= atol + rtol |r| everywhere.
 
-    As there, a NaN is close to nothing, and an infinity only to itself. Shapes never broadcast. The
-    tolerance is that of integer tensors, too; what is no tensor and no float has to be equal.
+    As in `torch.allclose`, a NaN is never close, and an infinity only to itself. Shapes never
+    broadcast. The tolerance also applies to integer tensors. Values other than tensors and floats
+    must be equal.
     """
 
     rtol: float = 1e-5
@@ -122,14 +122,14 @@ class AllCloseValueChecker:
             return Judgement(status=Status.EQUIVALENT, metrics=metrics)
         reason = (
             f"{far} of {metrics.numel} values are not within rtol={self.rtol:g}, "
-            f"atol={self.atol:g} (NaN is close to nothing)"
+            f"atol={self.atol:g} (NaN is never close)"
         )
         return Judgement(status=Status.DIFFERENT, reason=reason, metrics=metrics)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class FullValueChecker:
-    """`AutomaticValueChecker` and `AllCloseValueChecker`: both have to pass."""
+    """`AutomaticValueChecker` and `AllCloseValueChecker`: both must pass."""
 
     pcc: float | None = None
     rtol: float | None = None
@@ -199,7 +199,7 @@ def _check_objects(reference: Any, candidate: Any) -> Judgement:
         return Judgement(
             status=Status.UNVERIFIED,
             reason=left.reason if isinstance(left, Opaque) else f"{kind} cannot be compared",
-            advice="return tensors or plain values, or pass a value_checker that claims this type",
+            advice="return tensors or plain values, or pass a value_checker that accepts this type",
         )
     left, right = _unwrap_opaque(left), _unwrap_opaque(right)
     if type(left) is not type(right):
@@ -210,10 +210,10 @@ def _check_objects(reference: Any, candidate: Any) -> Judgement:
 
 
 def _as_comparable_leaf(value: Any) -> Any:
-    """A leaf; a whole object or container is none, and is compared by its parts or not at all."""
+    """A leaf; an object or container becomes `Opaque`, as it has to be compared by its parts."""
     if isinstance(value, Opaque) or parts(value) is None:
         return value if isinstance(value, Opaque) else as_leaf(value)
-    return Opaque(value, f"nothing is known about comparing objects of type {type(value).__name__}")
+    return Opaque(value, f"paritas cannot compare objects of type {type(value).__name__}")
 
 
 def _unwrap_opaque(leaf: Any) -> Any:
@@ -221,7 +221,7 @@ def _unwrap_opaque(leaf: Any) -> Any:
 
 
 def validate_checker(checker: ValueChecker) -> None:
-    """Raise `UsageError` if one of ours was assigned a value that it would refuse when made."""
+    """Raise `UsageError` if a built-in checker was assigned an invalid value."""
     if isinstance(checker, AutomaticValueChecker | AllCloseValueChecker | FullValueChecker):
         checker.__post_init__()
 
@@ -234,7 +234,7 @@ def _is_close(reference: Tensor, candidate: Tensor, rtol: float, atol: float) ->
 
 
 def _integer_distance(reference: Tensor, candidate: Tensor) -> Tensor:
-    """|c - r| of integers: float64 by itself would not tell 2^60 from 2^60 + 1."""
+    """|c - r| of integers: in float64 alone, 2^60 and 2^60 + 1 are equal."""
     (high, low), (my_high, my_low) = halves(reference), halves(candidate.to(reference.device))
     return ((my_high - high) * 2.0**32 + (my_low - low)).abs()
 
@@ -258,5 +258,5 @@ def _check_range(
     if value is None and not required:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        message = f"{name} must be a number from {low:g} to {high:g}, not {value!r}"
+        message = f"{name} must be a number from {low:g} to {high:g}, got {value!r}"
         raise UsageError(message)

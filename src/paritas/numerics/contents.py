@@ -1,10 +1,10 @@
-"""What any object holds, read without calling a method that its class could have overridden.
+"""Read the contents of any object without calling methods that its class may have overridden.
 
 Containers are read through the methods of the built-in classes, objects through the descriptors of
-their attributes. An `__eq__`, `__iter__`, `items` or `__getattr__` of the user's has no say in it:
-it may answer yes to everything, return tensors, raise, or write. What only its own code can read
-(a lock, a generator, a file) is `Opaque`. Plain nested containers have a quicker reader of their
-own, which also rebuilds them with other leaves.
+their attributes. A user's `__eq__`, `__iter__`, `items` or `__getattr__` is never called: it may
+always return True, return tensors, raise, or write. Objects that only their own code can read (a
+lock, a generator, a file) are `Opaque`. Plain nested containers have a faster reader, which can
+also rebuild them with other leaves.
 """
 
 from __future__ import annotations
@@ -30,15 +30,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Iterator
 
-
-# Families: see `Kind`.
+# Families: see `ContainerKind`.
 SEQUENCE, MAPPING, RECORD = "sequence", "mapping", "record"
-# Deeper than any result that is made for reading; an endless chain of objects ends here.
+# Deeper than any sensible result; an endless chain of objects ends here.
 _MOST_LEVELS = 64
-# In one value. A tokenizer's vocabulary has some hundred thousand.
+# Per value. A tokenizer's vocabulary has a few hundred thousand.
 _MOST_LEAVES = 1_000_000
 
 _NUMBERS = (bool, int, float, complex)
@@ -57,7 +54,7 @@ _PLAIN = (
     torch.memory_format,
     torch.qscheme,
 )
-# Made once and known by identity: nothing of them is a result.
+# Compared by identity: they are created once and do not hold results.
 _IDENTITIES = (
     type,
     types.FunctionType,
@@ -71,7 +68,7 @@ _IDENTITIES = (
     logging.Logger,
     threading.Thread,
 )
-# They compare what they hold by that value's own `==`, may be read only once, or hold threads.
+# Not readable: they use the `==` of their contents, can be read only once, or hold threads.
 _UNREADABLE = (
     weakref.ReferenceType,
     weakref.ProxyType,
@@ -88,7 +85,7 @@ _UNREADABLE = (
     concurrent.futures.Executor,
     concurrent.futures.Future,
 )
-# Classes in C that keep nothing outside the attributes.
+# Classes in C that keep everything in attributes.
 _READABLE = (object, types.SimpleNamespace, typing.Generic)
 _NATIVE_METHODS = (
     types.MethodDescriptorType,
@@ -99,12 +96,10 @@ _NATIVE_METHODS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Opaque:
-    """A leaf that cannot be read: two of them are equal if they are one object, or not comparable.
+    """A leaf that cannot be read, with the reason.
 
     Attributes:
-        value: the object.
-        reason: why it cannot be read.
-        by_identity: whether being the same object says all there is to say.
+        by_identity: whether the same object counts as equal; otherwise it cannot be compared.
     """
 
     value: Any
@@ -114,13 +109,13 @@ class Opaque:
 
 @dataclasses.dataclass(frozen=True)
 class ContainerKind:
-    """What a container, an object or a tensor that is not dense is.
+    """The kind of a container, an object or a tensor that is not dense.
 
     Attributes:
-        name: of its class, in messages.
-        family: what may stand for it: a tuple for a list, any class of mapping for a mapping. Only
-            what is of one family is compared part by part.
-        is_tensor: whether a dense tensor may stand for it as well.
+        name: its class name, for messages.
+        family: interchangeable kinds: a tuple and a list, any two mappings. Only values of one
+            family are compared part by part.
+        is_tensor: whether a dense tensor may replace it.
     """
 
     name: str
@@ -130,7 +125,7 @@ class ContainerKind:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What something is, and what it is made of: each part with the suffix of its path."""
+    """The kind of a value and its parts, each with the suffix of its path."""
 
     kind: ContainerKind
     items: list[tuple[str, Any]]
@@ -144,7 +139,7 @@ def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def parts(value: Any) -> Parts | None:
-    """What a container or an object is made of, one level deep; None for a leaf."""
+    """The parts of a container or an object, one level deep; None for a leaf."""
     known = _parts_beside_attributes(value)
     return None if known is None else _with_attributes(value, known)
 
@@ -165,9 +160,9 @@ def _parts_beside_attributes(value: Any) -> Parts | None:
 
 
 def same_leaf(left: Any, right: Any) -> bool | None:
-    """Whether two leaves that are no tensors are equal in class and value; None: nobody can say.
+    """Whether two leaves other than tensors are equal in class and value; None if unknown.
 
-    1, True and 1.0 are three values. No class written in Python is asked.
+    1, True and 1.0 are three values. No `==` written in Python is called.
     """
     if isinstance(left, Opaque) and isinstance(right, Opaque):
         if type(left.value) is not type(right.value):
@@ -188,16 +183,16 @@ def same_leaf(left: Any, right: Any) -> bool | None:
 
 
 def _equal_by_own_class(left: Any, right: Any) -> bool | None:
-    """By the `==` of a class written in C, which may hold what cannot be compared."""
+    """Compare by the `==` of a class written in C; its contents may be incomparable."""
     try:
         equal = left == right
-    except Exception:  # noqa: BLE001  (nobody can say, then: unverified)
+    except Exception:  # noqa: BLE001  (unknown: unverified)
         return None
     return equal if isinstance(equal, bool) else None
 
 
 def walk(value: Any, path: str) -> Iterator[tuple[str, Any, Parts | None]]:
-    """Every value with its path and its parts, a container before what is in it."""
+    """Every value with its path and its parts, a container before its contents."""
     stack: list[tuple[str, Any, tuple[tuple[int, str], ...]]] = [(path, value, ())]
     seen = 0
     while stack:
@@ -240,18 +235,18 @@ def as_leaf(value: Any) -> Any:
         return value
     if issubclass(cls, _IDENTITIES):
         return Opaque(
-            value, f"nothing but its identity is known of a {cls.__name__}", by_identity=True
+            value, f"paritas can compare a {cls.__name__} only by identity", by_identity=True
         )
     if issubclass(cls, set | frozenset):
         base = set if issubclass(cls, set) else frozenset
         elements = list(base.__iter__(value))
         if all(map(_is_simple, elements)):
             return base(elements)
-        return Opaque(value, f"a {cls.__name__} of objects has no order to compare them in")
-    # Compiled code of a library, such as datetime's: its == is no user's.
+        return Opaque(value, f"paritas cannot compare a {cls.__name__} of objects: it has no order")
+    # Compiled code of a library, such as datetime: its == is not a user's.
     if "__eq__" in vars(cls) and _is_native(cls) and cls not in (*_UNREADABLE, object):
         return value
-    reason = f"nothing is known about comparing objects of type {cls.__name__}"
+    reason = f"paritas cannot compare objects of type {cls.__name__}"
     return Opaque(value, reason, by_identity=cls is object)
 
 
@@ -267,7 +262,7 @@ def _read_mapping(value: Any) -> Parts | None:
     for position, (key, item) in enumerate(pairs):
         if _is_simple(key):
             items.append((f"[{_key_name(key)}]", item))
-        else:  # its address is no name: it is compared as well
+        else:  # the key has no stable name, so it is compared too
             items.append((f"[{position}]", (key, item)))
     return Parts(ContainerKind(cls.__name__, MAPPING), items)
 
@@ -293,7 +288,7 @@ def _read_sequence(value: Any) -> Parts | None:
 
 
 def _read_special(value: Any) -> Parts | None:
-    """Objects with content that is no attribute of Python's."""
+    """Objects with contents outside their Python attributes."""
     cls = type(value)
     names: tuple[str, ...]
     if cls is slice:
@@ -312,7 +307,7 @@ def _read_special(value: Any) -> Parts | None:
 
 
 def _read_scalar(value: Any) -> Parts | None:
-    """A number or string of a class of the user's: what it is below, and its attributes."""
+    """A number or string of a user's subclass, as its plain value."""
     cls = type(value)
     for base in (int, float, complex, str, bytes):
         if issubclass(cls, base):
@@ -323,7 +318,7 @@ def _read_scalar(value: Any) -> Parts | None:
 
 def _read_array(value: Any) -> Parts | None:
     cls = type(value)
-    if cls is np.ma.MaskedArray:  # what is masked may be anything
+    if cls is np.ma.MaskedArray:  # masked values may be anything
         items = [(".mask", np.ma.getmaskarray(value)), (".data", value.filled(0))]
         return Parts(_own_kind(cls), items)
     if not issubclass(cls, np.ndarray):
@@ -336,7 +331,7 @@ def _read_array(value: Any) -> Parts | None:
 
 
 def _with_attributes(value: Any, known: Parts) -> Parts:
-    """The parts and the attributes, each once."""
+    """Add the attributes to the parts, each once."""
     by_suffix = dict(known.items)
     items = list(known.items)
     hidden: list[tuple[str, Any]] = []
@@ -345,10 +340,10 @@ def _with_attributes(value: Any, known: Parts) -> Parts:
     for name, attribute in attributes(value):
         suffix = f".{name}"
         part = by_suffix.get(suffix, by_suffix.get(f"[{name!r}]", _MISSING))
-        # A ModelOutput's fields are its items as well, except for those that are None.
+        # A ModelOutput's fields are also its items, except those that are None.
         if part is attribute or (known.kind.family == MAPPING and attribute is None):
             continue
-        # A lock or a weak reference that an object keeps for itself is nothing it says.
+        # A private lock or weak reference is not part of the result.
         private = name.startswith("_") and _is_hidden(attribute)
         (hidden if private else items).append((suffix, attribute))
     return dataclasses.replace(known, items=items or hidden)
@@ -358,7 +353,7 @@ _MISSING = object()
 
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
-    """What stands in an object's `__dict__` and slots, except for values cached for later."""
+    """The contents of an object's `__dict__` and slots, except cached properties."""
     found: dict[str, Any] = {}
     cached: set[str] = set()
     for cls in reversed(type(value).__mro__):
@@ -370,7 +365,7 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
             elif name == "__dict__":
                 found |= dict.items(descriptor.__get__(value))
             elif not _is_native(cls):
-                with contextlib.suppress(AttributeError):  # a slot that is empty
+                with contextlib.suppress(AttributeError):  # an empty slot
                     found[name] = descriptor.__get__(value)
     return [
         (name, attribute)
@@ -387,24 +382,24 @@ def _is_special(name: str) -> bool:
 
 
 def _is_hidden(value: Any) -> bool:
-    # Its attributes are not asked for: objects may refer to each other in a circle.
+    # Without its attributes: objects may refer to each other in a cycle.
     return _parts_beside_attributes(value) is None and isinstance(as_leaf(value), Opaque)
 
 
 def _is_native(cls: type) -> bool:
-    """Whether a class is written in C: what its objects hold is not all in attributes."""
+    """Whether a class is written in C: its objects may hold more than attributes."""
     return any(
         isinstance(one, _NATIVE_METHODS) and one.__objclass__ is cls for one in vars(cls).values()
     )
 
 
 def _own_kind(cls: type) -> ContainerKind:
-    """What is like no other class."""
+    """A kind that is interchangeable with no other class."""
     return ContainerKind(cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
 
 
 def _is_simple(value: Any) -> bool:
-    """Whether a key or element says by itself what it is."""
+    """Whether the repr of a key or element identifies it."""
     cls = type(value)
     if cls is tuple or cls is frozenset:
         return all(map(_is_simple, value))

@@ -1,4 +1,4 @@
-"""How many times its own noise a tensor is off: the one rule by which values are judged.
+"""The one acceptance rule: a tensor's error in multiples of the reference's own noise.
 
 With `r` the arbiter, `c` the candidate, `s` the spread of the reference under its own rounding and
 `e - r` the reference's measured error, an element's noise is
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def root_mean_square(parts: Iterable[Tensor]) -> float:
-    """Of the finite elements; each part scaled by its largest, so that no square leaves range."""
+    """Over the finite elements; each part is scaled by its largest to avoid overflow."""
     largest, squares, count = 0.0, 0.0, 0
     for part in parts:
         values, finite = part, part.numel()
@@ -52,7 +52,7 @@ MAX_Z = 12.0
 RMS_Z = 2.5
 # A spread above this share of the value's scale means that rounding decides the value itself.
 KNIFE_EDGE_SHARE = 0.1
-# Elements looked at together: on the CPU few enough for the caches, on a device many enough to
+# Elements per chunk: on the CPU few enough for the caches, on a device many enough to
 # outweigh the calls.
 CHUNK = 1 << 18
 DEVICE_CHUNK = 1 << 21
@@ -69,50 +69,50 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def smallest_step(dtype: torch.dtype) -> float:
-    """The distance between neighbours around zero: no narrower result can be asked of a dtype."""
+    """The distance between neighbouring numbers around zero."""
     info = torch.finfo(dtype)
     return info.tiny * info.eps
 
 
 @dataclasses.dataclass(frozen=True)
 class Jumps:
-    """What decisions within rounding of their edge move: gates, choices, roundings.
+    """How far decisions near their threshold move values: gates, choices, roundings.
 
     Attributes:
-        size: per element, how far.
-        decides: where a decision makes it, rather than a noise so large that it is not symmetric.
+        size: how far, per element.
+        decides: where a decision causes it, and not a noise so large that it is asymmetric.
     """
 
     size: Tensor
     decides: Tensor
 
     def or_larger(self, other: Jumps) -> Jumps:
-        """Element by element, the larger of two."""
+        """The elementwise maximum of two."""
         size = torch.maximum(self.size, other.size)
         return Jumps(size, self.decides | other.decides)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Jumps:
-        """The same in another shape."""
+        """Apply a change of shape to both tensors."""
         return Jumps(change(self.size), change(self.decides))
 
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """What is known of the reference's rounding noise, from which `d` is made.
+    """What is known about the reference's rounding noise; `d` is computed from it.
 
     Attributes:
         unit: unit roundoff of the compared values themselves (the u|r|/2 term).
-        step: smallest representable step around zero, so that underflow is rounding too.
-        own_error: rms(e - r), or 0 where no arbiter exists.
-        reference: e, where its error is to count element by element: rounding errors that add up
-            in step, as on equal inputs, are larger than perturbed runs make them.
+        step: smallest representable step around zero: underflow is rounding too.
+        own_error: rms(e - r), or 0 without an arbiter.
+        reference: e, if its error counts element by element: rounding errors that add up with one
+            sign, as on equal inputs, are larger than perturbed runs show.
         spread: s, one value per element, or None if the program was not perturbed.
-        jumps: per element, what decisions within rounding move; None if they were not looked for.
-        relative: noise per element as a share of |r| + rms(r), where only a dtype is known.
-        sets_aside: whether a value that some perturbed run turned into none is left out: only where
-            the meaning of the program is settled otherwise.
-        factor: everything times this (lifted runs: both sides are equally noisy there).
-        source: where it comes from, in words.
+        jumps: how far decisions within rounding move each element; None if not measured.
+        relative: noise per element as a share of |r| + rms(r), if only a dtype is known.
+        sets_aside: whether to skip values that are not finite in some perturbed run: only if the
+            meaning of the program is settled otherwise.
+        factor: multiplies everything (in lifted runs both sides are equally noisy).
+        source: the origin of these figures, in words.
     """
 
     unit: float
@@ -133,9 +133,9 @@ class Scored:
 
     Attributes:
         score: the figures.
-        over: how many elements are over the limit.
-        knife_edges: how many elements pass only because rounding decides them: by a decision, if
-            decisions were looked for; else their noise is of the size of the value.
+        over: number of elements over the limit.
+        knife_edges: number of elements that pass only because rounding decides them: by a decision,
+            if decisions were measured; otherwise their noise is as large as the value.
     """
 
     score: Score
@@ -166,11 +166,11 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
         if spread is None:
             local = (rounding + floor).mul_(noise.factor)
         else:
-            # An infinite spread is about being finite or not; it is no measure of a value's noise.
+            # An infinite spread only says that a run was not finite; it does not measure noise.
             leaves = torch.isinf(spread) if noise.sets_aside else None
             spread = torch.where(torch.isinf(spread), 0.0, spread)
             spread = spread if jumps is None else torch.hypot(spread, jumps.size)
-            # Perturbed runs leave exact results exact; another way to compute them rounds once.
+            # Perturbed runs keep exact results exact; another way to compute them rounds once.
             once = ONE_ROUNDING * noise.unit * r.abs()
             local = noise.factor * (rounding + torch.maximum(spread.clamp(min=floor), once))
         if noise.reference is not None:
@@ -180,7 +180,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             local = torch.where(leaves, math.inf, local)
         error = (c - r).abs_()
         z = error / local
-        if not math.isfinite(float(z.sum())):  # a zero over a zero, or what is left out
+        if not math.isfinite(float(z.sum())):  # 0 / 0, or elements to leave out
             z = torch.where(error == 0, 0.0, z)
             z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
         total.add(place, z)
@@ -196,7 +196,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
 
 
 def _usual_spread(spread: Tensor | None, scale: float) -> float:
-    """What most elements waver by; nothing is usual where rounding decides most of them."""
+    """The median spread; 0 if rounding decides most elements."""
     if spread is None or not spread.numel():
         return 0.0
     middle = float(spread.median())
@@ -215,7 +215,7 @@ def rms_difference(left: Tensor, right: Tensor) -> float:
 
 
 def slice_limit(slices: int, length: int) -> float:
-    """What the rms of z over one of `slices` slices of `length` elements may be.
+    """The limit of the rms of z over one of `slices` slices of `length` elements.
 
     A slice's error may be one shared draw (a whole row divided by one norm), so the worst of many
     slices sits where the worst of many single draws does: sqrt(2 ln n) above the typical one.
@@ -225,9 +225,9 @@ def slice_limit(slices: int, length: int) -> float:
 
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[tuple[int, int, int], list[Tensor]]]:
-    """Walk tensors of one shape in pieces along their longest axis, whole in the others.
+    """Iterate over tensors of one shape in pieces along their longest axis.
 
-    Yields ((axis, start, length), the aligned pieces), so that sums per slice can be kept.
+    Yields ((axis, start, length), the aligned pieces), which allows sums per slice.
     """
     first = tensors[0]
     if first.numel() == 0:
@@ -249,7 +249,7 @@ class ScoreTotals:
 
     def __init__(self, shape: torch.Size, device: torch.device, *, is_complex: bool) -> None:
         self.shape = tuple(shape) or (1,)
-        self.is_complex = is_complex  # the last axis is then that of the two parts
+        self.is_complex = is_complex  # the last axis then holds the two parts
         self.scalar = len(shape) == 0
         self.count = math.prod(self.shape)
         self.squares = 0.0
@@ -264,7 +264,7 @@ class ScoreTotals:
         ]
 
     def add(self, place: tuple[int, int, int], z: Tensor) -> None:
-        """Take the z of one piece, as `chunks` gives it."""
+        """Add the z of one piece from `chunks`."""
         axis, start, length = place
         squared = z.square()
         worst = float(z.max())
@@ -276,7 +276,7 @@ class ScoreTotals:
             where[axis] += start
             where = where[:-1] if self.is_complex else where
             self.index = () if self.scalar else tuple(where)
-        # Summed along the last axis once, for all the others: the whole is read twice, not n times.
+        # One sum along the last axis serves all the others: the data is read twice, not n times.
         rows = squared.sum(dim=-1)
         self.squares += float(rows.sum())
         for dim, sums in enumerate(self.slices):
@@ -291,7 +291,7 @@ class ScoreTotals:
             sums[here] += part
 
     def scored(self, source: str) -> Scored:
-        """The score of all pieces; `source` says whose noise it was."""
+        """The score of all pieces; `source` describes the noise."""
         rms_z = math.sqrt(self.squares / self.count) if self.count else 0.0
         rms_limit = RMS_Z * (1 + 2 / math.sqrt(self.count)) if self.count else RMS_Z
         figures: dict[str, Any] = {}
@@ -324,19 +324,19 @@ class ScoreTotals:
 
 
 def real_view(tensor: Tensor) -> Tensor:
-    """A complex tensor as one of reals, with an axis of two more."""
+    """View a complex tensor as real, with a new last axis of two."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Noise]:
-    """The same pair and noise without complex numbers."""
+    """The pair and the noise as real tensors."""
     if not (candidate.is_complex() or arbiter.is_complex()):
         return candidate, arbiter, noise
     wide = torch.complex128
     pair = torch.view_as_real(candidate.to(wide)), torch.view_as_real(arbiter.to(wide))
 
     def for_both(part: Tensor) -> Tensor:
-        # The spread of a complex value is one number; it holds for both of its parts.
+        # The spread of a complex value is one number for both parts.
         return part.unsqueeze(-1).expand(*part.shape, 2)
 
     spread = None if noise.spread is None else for_both(noise.spread)

@@ -1,26 +1,26 @@
-"""Triton kernels behind `metrics`: everything about a pair of tensors in one reading of them."""
+"""Triton kernels of `metrics`: all figures of a pair of tensors in one pass over them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-# --- What one lane finds in its share of a pair ---------------------------------------------------
+# --- The sums of one lane -------------------------------------------------------------------------
 
-# Numbers of 32 bits are added up in float64, which holds their differences and products exactly or
-# nearly so. Numbers of 16 bits come twice as fast, too fast for that: to widen each of them takes
-# longer than to read it. Their products are exact in float32, however, so groups of 16 are added up
-# there, and those sums in float64. A group's sum is off by 16 * 2^-24 of the sum of its magnitudes
-# at most, and as that falls to either side, the sum of N numbers is mostly off by no more than 1e-7
-# / sqrt(N / 16). Where float32 cannot hold squares, `tally` has a span done again.
+# 32-bit numbers are summed in float64, which holds their differences and products (almost) exactly.
+# 16-bit numbers arrive twice as fast, too fast for that: widening one takes longer than reading it.
+# But their products are exact in float32, so groups of 16 are summed there, and the group sums in
+# float64. A group sum is off by at most 16 * 2^-24 of the sum of its magnitudes. These errors have
+# random signs, so the sum of N numbers is usually off by no more than 1e-7 / sqrt(N / 16). If
+# float32 cannot hold the squares, `tally` requests a second pass over the span.
 #
-# The largest difference of 16-bit numbers is found by its float32 value, too: among differences
-# that agree to 24 bits the first counts as the largest. It is told exactly all the same.
+# The largest difference of 16-bit numbers is also found by its float32 value: among differences
+# that agree to 24 bits, the first counts as the largest. Its reported value is exact.
 
 # mypy: ignore-errors
 
-# ruff: noqa: PLR0913, PLR0917  (the names and lists of arguments of kernels)
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: PLR0913, PLR0917, PLR2004  (the names and lists of arguments of kernels)
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0124, PLR0915
 
 
 _SIGN: tl.constexpr = tl.constexpr(-2147483648)
@@ -49,7 +49,7 @@ def _reciprocal(x):
 
 @triton.jit
 def _unequal(x, y, KIND: tl.constexpr):
-    """All bits of the halves of words that are unequal as numbers."""
+    """Words with all bits set in each half that differs as a number."""
     if KIND == "bf16":
         return tl.inline_asm_elementwise(
             "set.ne.u32.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=1
@@ -61,7 +61,7 @@ def _unequal(x, y, KIND: tl.constexpr):
 
 @triton.jit
 def _counted(total):
-    """How many halves were set in words whose sum, as integers, this is; below 2^16 of each."""
+    """The number of set halves, given the integer sum of their words; below 2^16 of each."""
     low = -total & 0xFFFF
     return low + (((low * 0xFFFF - total) >> 16) & 0xFFFF)
 
@@ -78,7 +78,7 @@ def _low(word, KIND: tl.constexpr):
 
 @triton.jit
 def _high(word, KIND: tl.constexpr):
-    """The second element of a word that has two."""
+    """The second element of a word with two, as float32."""
     if KIND == "bf16":
         return (word & -65536).to(tl.float32, bitcast=True)
     return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -86,7 +86,7 @@ def _high(word, KIND: tl.constexpr):
 
 @triton.jit
 def steps_apart(x, y, KIND: tl.constexpr):
-    """Steps of the grid between the floats whose bits lead these words."""
+    """The distance in ulps of the floats in the upper bits of these words."""
     a = (x ^ ((x >> 31) | _SIGN)).to(tl.uint32, bitcast=True)
     b = (y ^ ((y >> 31) | _SIGN)).to(tl.uint32, bitcast=True)
     if KIND != "fp32":
@@ -100,7 +100,7 @@ def steps_apart(x, y, KIND: tl.constexpr):
 def scan_wide(
     r_ptr, c_ptr, a, b, turns, LANES: tl.constexpr, UNROLL: tl.constexpr, SHIFTED: tl.constexpr
 ):  # fmt: skip
-    """Of numbers of 32 bits, two at a time."""
+    """Scan 32-bit numbers, two at a time."""
     lanes = tl.arange(0, LANES)
     zero = tl.zeros([LANES], tl.float64)
     s_r, s_c, rr, cc, rc, dd, absolute, worst = zero, zero, zero, zero, zero, zero, zero, zero
@@ -130,7 +130,7 @@ def scan_wide(
                 s_c += C
                 rr = tl.fma(R, R, rr)
                 cc = tl.fma(C, C, cc)
-                # 0 / 0 is not a number, which a maximum passes over.
+                # 0 / 0 is NaN, which a maximum ignores.
                 quotient = tl.maximum(quotient, tl.abs((c - r) * _reciprocal(r)))
                 ulp = tl.maximum(ulp, steps_apart(x, y, "fp32"))
                 full_r += (r != 0).to(tl.int32)
@@ -139,7 +139,7 @@ def scan_wide(
         turn = tl.where(tl.abs(size) > tl.abs(worst), step, turn)
         worst = size
     if not SHIFTED:
-        # Of the square of a difference, where both squares are known.
+        # From the square of the difference and both squares.
         rc = 0.5 * ((rr - dd) + cc)
     return (
         s_r, s_c, rr, cc, rc, dd, absolute, tl.abs(worst), turn, quotient,
@@ -151,7 +151,7 @@ def scan_wide(
 def _sum_pair(
     r, c, a, b, s_r, s_c, rr, cc, rc, dd, absolute, FIRST: tl.constexpr, SHIFTED: tl.constexpr
 ):
-    """Add two numbers of 16 bits, widened, to the sums of a group; `FIRST` starts them."""
+    """Add a pair of widened 16-bit numbers to the sums of a group; `FIRST` starts them."""
     d = c - r
     if SHIFTED:
         r -= a
@@ -171,7 +171,7 @@ def scan_narrow(
     r_ptr, c_ptr, a, b, turns, LANES: tl.constexpr, UNROLL: tl.constexpr,
     KIND: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Of numbers of 16 bits: a group is 4 of each of `UNROLL` turns."""
+    """Scan 16-bit numbers: a group is 4 of each of `UNROLL` turns."""
     lanes = tl.arange(0, LANES)
     a, b = a.to(tl.float32), b.to(tl.float32)
     zero = tl.zeros([LANES], tl.float64)
@@ -228,21 +228,15 @@ def scan_narrow(
 
 # --- The fast kernel: a row of figures for each span ----------------------------------------------
 
-# Both tensors are read as words of 32 bits: one float32, or two neighbours of 16 bits. Programs
-# take equal spans of words and write a row of figures each. What the fast kernel cannot tell by few
-# instructions it leaves to others, which look at few rows: `tally_carefully` takes the spans that
-# end early or hold a NaN or an infinity; `refine` finds the largest quotient among the rows in
-# which an approximate one came close to it. How sums are taken is told in `device_scans`.
+# Both tensors are read as 32-bit words: one float32, or two neighbouring 16-bit numbers. Programs
+# process equal spans of words and write a row of figures each. Work that takes many instructions is
+# left to other kernels, which process few rows: `tally_carefully` handles spans that end early or
+# contain NaN or infinity; `refine` finds the largest quotient among the rows with an approximate
+# quotient close to it.
 #
-# Imported only where Triton is, hence nowhere at the top of a module.
+# Triton may be missing, so no module imports this one at its top.
 
-# mypy: ignore-errors
-
-# ruff: noqa: PLR0913, PLR0917  (the names and lists of arguments of kernels)
-# ruff: noqa: ANN001, ANN201, ANN202
-
-
-# Columns of a row. Sums, among them counts; then what the largest is kept of; then the least.
+# Columns of a row: sums, including counts; then maxima; then minima.
 SUMS = (
     *("r", "c", "rr", "cc", "rc", "dd", "absolute"),
     *("nonzero_reference", "nonzero_candidate", "mismatched"),
@@ -258,11 +252,11 @@ UNLIKE_COLUMN: tl.constexpr = tl.constexpr(22)
 REDO_COLUMN: tl.constexpr = tl.constexpr(23)
 COLUMNS = 24
 NOWHERE: tl.constexpr = tl.constexpr(9.0e15)
-# Above such a sum of squares an element may be so large that float32 cannot hold differences or
-# reciprocals; quotients are then not trusted.
+# Above this sum of squares an element may be too large for differences or reciprocals in float32,
+# and quotients are not trusted.
 _EXTREME: tl.constexpr = tl.constexpr(2.0**248)
-# Below such a sum of squares float32 may have lost digits of them, or all. Numbers about an anchor
-# that is not so small are not either.
+# Below this sum of squares float32 may have lost digits. Numbers around an anchor above the second
+# bound are not that small.
 _FADING: tl.constexpr = tl.constexpr(2.0**-100)
 _ANCHORED: tl.constexpr = tl.constexpr(2.0**-40)
 
@@ -279,20 +273,20 @@ def _scan(
 
 @triton.jit
 def _kept(square, many, anchor):
-    """Whether a sum of squares of so many numbers that are not zero is what it should be."""
+    """Whether a sum of squares of `many` nonzero numbers lost no digits."""
     return (square >= _FADING) | (many == 0) | (tl.abs(anchor) >= _ANCHORED)
 
 
-# Not one kernel for each kind of number: to compile takes seconds.
+# Not specialized by argument values: each compilation takes seconds.
 @triton.jit(do_not_specialize=["most_turns", "turns"])
 def tally(
     r_ptr, c_ptr, anchors, rows, most_turns, turns,
     KIND: tl.constexpr, LANES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Fill the row of a span of finite numbers; others, and what is left, are to be done again.
+    """Fill the row of a span of finite numbers; other spans, and the rest, are marked for redoing.
 
-    The tensors come as integers of 64 bits; a turn takes one of each for every lane. The last of
-    the spans may have fewer turns. A row behind it is for the few numbers that are no whole turns.
+    The tensors are given as 64-bit integers; a turn reads one of each per lane. The last span may
+    have fewer turns. An extra row after it is for the rest that does not fill a turn.
     """
     row = tl.program_id(0)
     height = tl.num_programs(0)
@@ -315,7 +309,7 @@ def tally(
         )
     total_rr, total_cc, total_dd = tl.sum(rr), tl.sum(cc), tl.sum(dd)
     many_r, many_c, many = tl.sum(full_r), tl.sum(full_c), tl.sum(unequal)
-    # Not a number compares as nothing.
+    # False for NaN.
     fine = (total_rr + total_cc) < float("inf")
     if KIND != "fp32":
         fine &= _kept(total_rr, many_r, a) & _kept(total_cc, many_c, b) & _kept(total_dd, many, 0.0)
@@ -347,15 +341,9 @@ def tally(
 
 # --- Kernels that prepare and finish the rows -----------------------------------------------------
 
-# They look at few elements, or at few rows of figures, and may take their time.
+# They process few elements, or few rows of figures, so speed does not matter.
 
-# mypy: ignore-errors
-
-# ruff: noqa: PLR0913, PLR0917, PLR2004  (the names and lists of arguments of kernels)
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0124, PLR0915
-
-
-# What `finish` and `refine` give.
+# The results of `finish` and `refine`.
 RESULTS = (
     *SUMS,
     *("max_abs", "max_rel", "max_ulp", "where", "reference", "candidate", "quotient", "row"),
@@ -364,9 +352,9 @@ _FOUND_REL: tl.constexpr = tl.constexpr(19)
 _FOUND_WHERE: tl.constexpr = tl.constexpr(21)
 _FOUND_QUOTIENT: tl.constexpr = tl.constexpr(24)
 _FOUND_ROW: tl.constexpr = tl.constexpr(25)
-# A median so many times the spread about it is shifted away before anything is squared.
+# A median above this many times the spread around it is subtracted before squaring.
 _FAR: tl.constexpr = tl.constexpr(4.0)
-# Squares further apart than this are not added to find the product of their roots.
+# Above this ratio of the squares, products are not computed from a difference.
 _UNEVEN: tl.constexpr = tl.constexpr(16.0)
 _LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)
 _LANES: tl.constexpr = tl.constexpr(1024)
@@ -374,7 +362,7 @@ _LANES: tl.constexpr = tl.constexpr(1024)
 
 @triton.jit
 def _median(x, known, count):
-    """The lower median of the known ones."""
+    """The lower median of the known values."""
     ordered = tl.sort(tl.where(known, x, float("inf")))
     middle = tl.arange(0, _LANES) == tl.maximum(count - 1, 0) // 2
     return tl.sum(tl.where(middle, ordered, 0.0))
@@ -382,10 +370,10 @@ def _median(x, known, count):
 
 @triton.jit(do_not_specialize=["numel", "step", "shift"])
 def anchor(r_ptr, c_ptr, anchors, numel, step, shift):
-    """A number amid each side's data, whether it is to be subtracted, and whether one was found.
+    """A typical number of each side, whether to subtract it, and whether one was found.
 
-    It is the median of a sample, hence no outlier, and an element, hence a constant side is
-    exactly zero relative to it. Near zero it is better left alone: zero costs nothing.
+    It is the median of a sample, so not an outlier. It is an element, so a constant side is exactly
+    zero relative to it. Near zero it is not subtracted, which is faster.
     """
     places = tl.arange(0, _LANES).to(tl.int64) * step
     inside = places < numel
@@ -410,7 +398,7 @@ def anchor(r_ptr, c_ptr, anchors, numel, step, shift):
 
 @triton.jit
 def _bits(x, KIND: tl.constexpr):
-    """The bits of a float, leading a word of 32."""
+    """The bits of a float, in the upper bits of a 32-bit word."""
     if KIND == "fp32":
         found = x.to(tl.int32, bitcast=True)
     else:
@@ -420,21 +408,21 @@ def _bits(x, KIND: tl.constexpr):
 
 @triton.jit
 def _kind(x):
-    """0 of finite numbers, 1 of NaN, 2 and 3 of the infinities."""
+    """0 for finite numbers, 1 for NaN, 2 and 3 for the infinities."""
     kind = tl.where(x == float("inf"), 2, 0) + tl.where(x == float("-inf"), 3, 0)
     return tl.where(x != x, 1, kind)
 
 
 @triton.jit
 def _span(row, span, covered, numel):
-    """Where a row starts and stops; the last one has what the spans do not cover."""
+    """Start and stop of a row; the last row holds what the spans do not cover."""
     start = tl.minimum(row.to(tl.int64) * span, covered)
     return start, tl.where(start < covered, tl.minimum(start + span, covered), numel)
 
 
 @triton.jit(do_not_specialize=["covered", "numel", "span"])
 def tally_carefully(r_ptr, c_ptr, anchors, rows, covered, numel, span, KIND: tl.constexpr):
-    """Fill the row of what is left over, or of a span in which some numbers are not finite."""
+    """Fill the row of the rest, or of a span with numbers that are not finite."""
     row = tl.program_id(0)
     height = tl.num_programs(0)
     if tl.load(rows + REDO_COLUMN * height + row) == 0:
@@ -532,7 +520,7 @@ def _reduce(column, height, MOST: tl.constexpr):
 
 @triton.jit
 def _least(column, other, wanted, height):
-    """The least number of a column in the rows in which another column has a wanted number."""
+    """The minimum of a column over rows where another column has a wanted value; that row."""
     lanes = tl.arange(0, _LANES)
     found = tl.zeros([_LANES], tl.float64) + NOWHERE
     first = tl.zeros([_LANES], tl.float64) + NOWHERE
@@ -548,7 +536,7 @@ def _least(column, other, wanted, height):
 
 @triton.jit(do_not_specialize=["height", "numel"])
 def finish(r_ptr, c_ptr, rows, out, height, numel, GROUP: tl.constexpr):
-    """Put the rows together: a program for each sum, and one for what is not a sum."""
+    """Combine the rows: one program for each sum, and one for everything else."""
     column = tl.program_id(0)
     if column < SUM_COLUMNS:
         tl.store(out + column, _reduce(rows + column * height, height, False))
@@ -559,7 +547,7 @@ def finish(r_ptr, c_ptr, rows, out, height, numel, GROUP: tl.constexpr):
     quotients = rows + QUOTIENT_COLUMN * height
     _, row = _least(quotients, quotients, largest, height)
     unlike, _ = _least(rows + UNLIKE_COLUMN * height, rows + REDO_COLUMN * height, 1.0, height)
-    # A row tells among how many neighbours the largest difference is: which of them is it?
+    # A row only gives the group of the largest difference: find the element.
     start = tl.where(most > 0, where, 0.0).to(tl.int64)
     places = start + tl.arange(0, GROUP)
     inside = places < numel
@@ -586,8 +574,8 @@ def finish(r_ptr, c_ptr, rows, out, height, numel, GROUP: tl.constexpr):
 def _settled(largest, KIND: tl.constexpr):
     """Whether quotients that look as large as the largest are equal to it.
 
-    Quotients of numbers of few bits are far apart, and errors of float32 do not bridge that: of
-    m / n and m' / n' with n and n' below 2^8 the difference is 0 or at least 2^-16.
+    Quotients of numbers with few bits differ by more than float32 errors: for m / n and m' / n'
+    with n and n' below 2^8 the difference is 0 or at least 2^-16.
     """
     if KIND == "bf16":
         return (largest < 0.5) | ((largest >= 2.0) & (largest <= 16.0))
@@ -600,9 +588,9 @@ def _settled(largest, KIND: tl.constexpr):
 def refine(
     r_ptr, c_ptr, rows, out, height, covered, numel, span, PARTS: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """Find the largest quotient exactly, where those of float32 leave several to choose from.
+    """Find the largest quotient exactly, if several are equally large in float32.
 
-    The row with the largest is taken first, in several parts; mostly there is no other.
+    The row with the largest is processed first, in several parts; usually there is no other.
     """
     part = tl.program_id(0)
     first = tl.load(out + _FOUND_ROW).to(tl.int32)
@@ -615,7 +603,7 @@ def refine(
         stop = tl.minimum(stop, start + piece)
     else:
         mine = tl.load(rows + QUOTIENT_COLUMN * height + row)
-        # In float32 quotients are off by less.
+        # Errors of float32 quotients are smaller than this.
         near = largest - 2.0**-20 * (1.0 + largest) if KIND == "bf16" else largest * (1 - 2.0**-20)
         known = tl.load(out + _FOUND_REL)
         done = _settled(largest, KIND) | (known == float("inf")) | (row == first)
@@ -631,6 +619,6 @@ def refine(
         finite = (tl.abs(r) <= _LARGEST) & (tl.abs(c) <= _LARGEST)
         share = tl.abs(c - r) / tl.abs(r)
         found = tl.where(finite & (share > found), share, found)
-    # Of numbers that are not negative, the bits have the same order.
+    # Nonnegative floats have the same order as their bits.
     bits = tl.max(found).to(tl.int64, bitcast=True)
     tl.atomic_max((out + _FOUND_REL).to(tl.pointer_type(tl.int64)), bits)

@@ -1,8 +1,8 @@
-"""A result as a flat table of plain leaves, each of which can be compared by itself.
+"""Flatten a result into a table of plain leaves that can be compared one by one.
 
-Containers and objects fall into their parts, and so does a tensor that is not dense: a sparse one
-into indices and values, a quantised one into codes, scales and zero points, a nested one into sizes
-and values. The parts are those of the tensor itself, so that they can be differentiated, share its
+Containers and objects are split into their parts, and so is a tensor that is not dense: a sparse
+one into indices and values, a quantised one into codes, scales and zero points, a nested one into
+sizes and values. The parts belong to the tensor itself: they can be differentiated, share its
 memory, and are judged with the same evidence as any dense tensor.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Flat", "as_plain", "flattened", "is_dense", "same_parts", "tensor_parts"]
 
 _DENSE_CLASSES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
-# Dtypes that torch stores and does not compute with: their bytes are compared.
+# Dtypes that torch only stores and cannot compute with: their bytes are compared.
 _STORED_ONLY = {
     getattr(torch, name)
     for name in dir(torch)
@@ -36,12 +36,12 @@ _STORED_ONLY = {
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A result, flat.
+    """A flattened result.
 
     Attributes:
-        leaves: path -> dense tensor, plain value of Python's, or `Opaque`.
-        kinds: path -> what stood there, of everything that is not its own leaf.
-        cut_off: the paths of tensors that can be differentiated, and none of their parts can.
+        leaves: path -> dense tensor, plain Python value, or `Opaque`.
+        kinds: path -> kind of the container or object, for everything that is not a leaf itself.
+        cut_off: paths of tensors that require gradients while none of their parts does.
     """
 
     leaves: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -50,7 +50,7 @@ class Flat:
 
 
 def flattened(value: Any, root: str = "") -> Flat:
-    """Every leaf of a value, and the kinds of all that was taken apart, by their paths."""
+    """All leaves of a value, and the kinds of everything that was split, by path."""
     flat = Flat()
     _flatten(value, root, flat)
     return flat
@@ -78,10 +78,10 @@ def _flatten(value: Any, root: str, flat: Flat) -> None:
 
 
 def as_plain(leaf: Any) -> Any:
-    """A leaf as one dense tensor where it is a number or a tensor of any kind; else as it is.
+    """A number or tensor of any kind as one dense tensor; other leaves unchanged.
 
-    What of it is no number is lost, such as where a sparse tensor has its zeros: for gradients,
-    whose layout is not compared.
+    Layout information is lost, such as the sparsity pattern. It is meant for gradients, where the
+    layout is not compared.
     """
     leaf = _wait_for(leaf)
     parts = _leaf_parts(leaf)
@@ -100,7 +100,7 @@ def as_plain(leaf: Any) -> Any:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor is of torch's own class and all in one strided piece of memory."""
+    """Whether a tensor is of torch's own class, strided and of a dtype torch computes with."""
     return (
         type(tensor) in _DENSE_CLASSES
         and tensor.layout is torch.strided
@@ -111,9 +111,9 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def same_parts(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool]) -> bool:
-    """Whether two tensors of any kind are of the same kind, with the same parts by `same`."""
+    """Whether two tensors of any kind have the same kind, and parts that are equal by `same`."""
     if a.is_meta and b.is_meta:
-        return a.shape == b.shape and a.dtype is b.dtype  # there is no more to them
+        return a.shape == b.shape and a.dtype is b.dtype  # they hold nothing else
     left, right = flattened(a), flattened(b)
     if left.kinds != right.kinds or left.leaves.keys() != right.leaves.keys():
         return False
@@ -128,9 +128,9 @@ def same_parts(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool]) -> 
 
 
 def tensor_parts(tensor: Tensor) -> Parts | None:
-    """What a tensor is made of that is not dense; None for one that is.
+    """The parts of a tensor that is not dense; None for a dense one.
 
-    One that cannot be read is its own, opaque part.
+    A tensor that cannot be read becomes a single opaque part.
     """
     if is_dense(tensor):
         return None
@@ -143,7 +143,7 @@ def tensor_parts(tensor: Tensor) -> Parts | None:
 
 def _read_tensor(tensor: Tensor) -> Parts | None:
     if tensor.is_meta:
-        return _opaque_parts(tensor, "has no numbers")
+        return _opaque_parts(tensor, "has no values")
     if tensor.is_nested:
         return _read_nested(tensor)
     if type(tensor) not in _DENSE_CLASSES:
@@ -174,7 +174,7 @@ def _read_quantised(tensor: Tensor) -> Parts:
     codes = (".int_repr()", _read_codes(tensor))
     kind = _make_kind(f"{_short_name(tensor.dtype)} tensor ({_short_name(scheme)})")
     if scheme in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
-        # Scales are computed in float32 and merely kept in a double.
+        # Scales are computed in float32 and only stored in a double.
         scale = torch.tensor(tensor.q_scale(), dtype=torch.float32)
         items = [codes, (".q_scale()", scale), (".q_zero_point()", tensor.q_zero_point())]
         return Parts(kind, items)
@@ -190,7 +190,7 @@ def _read_quantised(tensor: Tensor) -> Parts:
 
 
 def _read_codes(tensor: Tensor) -> Tensor:
-    """The whole numbers of a quantised tensor, in its own memory where each has its own bytes."""
+    """The integers of a quantised tensor, as a view of its memory if each has its own bytes."""
     plain = _CODE_DTYPES.get(tensor.dtype)
     if plain is None:
         return tensor.int_repr()
@@ -233,10 +233,10 @@ def _read_subclass(tensor: Any) -> Parts:
     cls = type(tensor)
     if isinstance(tensor, torch.masked.MaskedTensor):
         mask, data = tensor.get_mask(), tensor.get_data()
-        if data.layout is torch.strided:  # what is masked may be anything
+        if data.layout is torch.strided:  # masked values may be anything
             data = torch.where(mask, data, torch.zeros_like(data))
         return Parts(_make_kind(cls.__name__), [(".get_mask()", mask), (".get_data()", data)])
-    if hasattr(tensor, "full_tensor"):  # a distributed tensor: all of it
+    if hasattr(tensor, "full_tensor"):  # a distributed tensor: assemble it
         name = f"{cls.__name__} {[str(one) for one in tensor.placements]}"
         return Parts(_make_kind(name, is_tensor=True), [("", tensor.full_tensor())])
     if hasattr(tensor, "__tensor_flatten__") and callable(tensor.__tensor_flatten__):
@@ -246,7 +246,7 @@ def _read_subclass(tensor: Any) -> Parts:
         own = [(".context", context), (".requires_grad", tensor.requires_grad)]
         return Parts(kind, [*items, *own])
     if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return _opaque_parts(tensor, "does not say what is inside (it has no __tensor_flatten__)")
+        return _opaque_parts(tensor, "cannot be read: it has no __tensor_flatten__")
     with torch.DisableTorchFunctionSubclass():
         plain = tensor.as_subclass(torch.Tensor)
     own = [(f".{name}", value) for name, value in attributes(tensor) if name != "grad"]
@@ -254,7 +254,7 @@ def _read_subclass(tensor: Any) -> Parts:
 
 
 def _wait_for(leaf: Any) -> Any:
-    """The tensor that a collective gives which may still be under way."""
+    """Wait for the result of a collective that may still be running."""
     is_tensor = isinstance(leaf, torch.Tensor) and type(leaf) not in _DENSE_CLASSES
     return leaf.trigger_wait() if is_tensor and hasattr(leaf, "trigger_wait") else leaf
 
@@ -263,7 +263,7 @@ def _leaf_parts(leaf: Any) -> Parts | None:
     if isinstance(leaf, torch.Tensor):
         return tensor_parts(leaf)
     if type(leaf) in {float, complex}:
-        # A float is judged like any other value, but no tensor stands for it.
+        # A float is judged like a tensor, but is not interchangeable with one.
         wide = torch.complex128 if type(leaf) is complex else torch.float64
         number = torch.tensor(leaf, dtype=wide, device="cpu")
         return Parts(_make_kind(type(leaf).__name__), [("", number)])
@@ -275,7 +275,7 @@ def _leaf_parts(leaf: Any) -> Parts | None:
 
 
 def _widest_bytes(dtype: np.dtype[Any]) -> int:
-    """Bytes of the longest number of that kind that torch knows too."""
+    """Bytes of the widest number of this kind that torch supports."""
     return 16 if dtype.kind == "c" else 8
 
 
@@ -290,7 +290,7 @@ def _make_kind(name: str, *, is_tensor: bool = False) -> ContainerKind:
 
 
 def _dimension_names(tensor: Tensor) -> tuple[Any, ...]:
-    """The names of its dimensions, which torch 2.13 no longer has."""
+    """The names of its dimensions, which torch 2.13 no longer supports."""
     has_names = getattr(tensor, "has_names", None)
     return tuple(tensor.names) if has_names is not None and has_names() else ()  # type: ignore[attr-defined]
 

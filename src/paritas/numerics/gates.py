@@ -1,10 +1,10 @@
-"""Gates: what settles a value before all is asked for that the full rule may ask.
+"""Gates: shortcuts that decide a value without all the runs of the full rule.
 
 The full rule is `automatic.judge_floats` without gates: a lifted run, a native run, and the noise
-of both measured by perturbed runs. Most values are settled sooner, and each way to do so is named
-here, with why it may. A gate is *sound* if the full rule would pass whatever it passes, and refuse
-whatever it refuses: `tests/unit/numerics/test_gates.py` holds them to that. Those that are not say
-what they give up, and for what.
+of both measured by perturbed runs. Most values are decided sooner, and each way to do so is named
+here, with its reason. A gate is *sound* if the full rule passes whatever it passes, and refuses
+whatever it refuses; `tests/unit/numerics/test_gates.py` tests that. A gate that is not sound says
+what it gives up, and for what.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
     from paritas.results.items import Item
 
 
-# --- Of the rule itself ---------------------------------------------------------------------------
+# --- Gates of the rule itself ---------------------------------------------------------------------
 
 
 class Gate(enum.Enum):
     """A way to pass in `judge_floats` without measuring the noise of that run.
 
     Attributes:
-        SCALED_OWN_ERROR: of the lifted run. The reference's own error, natively, scaled to float64
-            and taken 64 times, is the noise. Not sound: a measured spread is taken 8 times, and may
-            be less than 8 times this. A fault is many orders of magnitude above either.
-        OWN_ERROR: of the native run, once the lifted one has settled the meaning: see
+        SCALED_OWN_ERROR: of the lifted run. The noise is the reference's native error, scaled to
+            float64, times 64. Not sound: a measured spread is multiplied by 8 only, and may be less
+            than 8 times this. A fault is many orders of magnitude above either.
+        OWN_ERROR: of the native run, once the lifted run has settled the meaning; see
             `own_error_score`.
-        KNOWN_NOISE: of the native run. The reference's own error and the last bit of the dtype are
-            noise in any case. Sound: a measured spread only adds to them.
-        LEAST_SPREAD: of the native run. A part of the spread that is known without a run counts as
-            if it were the whole. Sound, as more noise makes every z smaller, but for one place:
-            where a perturbed run is not finite, and no lifted run has settled the meaning, the full
-            rule knows of no spread and takes the typical one, which may be less.
+        KNOWN_NOISE: of the native run. The noise is the reference's own error and the last bit of
+            the dtype. Sound: a measured spread only adds to them.
+        LEAST_SPREAD: of the native run. A lower bound of the spread, known without a run, replaces
+            the spread. Sound, because more noise makes every z smaller, with one exception: where a
+            perturbed run is not finite, and no lifted run has settled the meaning, the full rule
+            uses the typical spread, which may be less.
     """
 
     SCALED_OWN_ERROR = enum.auto()
@@ -67,8 +67,8 @@ class Gate(enum.Enum):
 
 ALL_GATES = frozenset(Gate)
 
-# A candidate whose errors are no larger than these multiples of the reference's own, in the worst
-# element, in the mean square and in every slice, has lost no accuracy, whatever else is known.
+# A candidate has lost no accuracy if its errors are within these multiples of the reference's own,
+# in the worst element, in the mean square and in every slice.
 OWN_MAX = 1.5
 OWN_RMS = 1.25
 OWN_SLICE = 2.0
@@ -78,10 +78,10 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     """The gate `OWN_ERROR`: a candidate no less accurate than the reference, like for like.
 
     Its errors to the arbiter may be 1.5 times the reference's own in the worst element, 1.25 times
-    in the mean square, and twice in a slice. Sound as to the mean square of the whole tensor: noise
-    is at least half of the reference's own error, so that z is 2.5 at most. Not sound for single
-    elements and slices: the full rule calls it degraded where the worst error is in another place
-    than the reference's own, and both are more than four times the typical one. Nothing was lost.
+    in the mean square, and twice in a slice. Sound for the mean square of the whole tensor: noise
+    is at least half of the reference's own error, so z is at most 2.5. Not sound for single
+    elements and slices: the full rule reports `degraded` if the worst errors of the two are at
+    different elements, and both are more than four times the typical error. Nothing is lost there.
     """
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, _ = as_reals(candidate, arbiter, Noise(unit=0.0))
@@ -125,13 +125,13 @@ def _error_ratio(mine: float, own: float) -> float:
 
 # --- Few roundings, or far too many ---------------------------------------------------------------
 
-# In float64 a difference of so many roundings of the value and of the typical value needs no
+# In float64 a difference of this many roundings of the value and of the typical value needs no
 # measured noise: it is nine orders of magnitude below a fault of one in a million.
 PLAIN_ROUNDINGS = 32.0
-# Natively likewise, once the lifted run has settled the meaning.
+# The same for the native run, once the lifted run has settled the meaning.
 NATIVE_ROUNDINGS = 4.0
-# A difference in float64 of this share of the typical value, and as many times what a shake of the
-# last bits of all arguments does, is no rounding: no noise has to be measured for that either.
+# A difference in float64 is not rounding if it is this share of the typical value, and this many
+# times the effect of perturbing the last bits of all arguments. It needs no measured noise either.
 GROSS_SHARE = 1e-3
 GROSS_SHAKES = 1e6
 
@@ -139,8 +139,8 @@ GROSS_SHAKES = 1e6
 def near_in_float64(whole: Any, split: Any) -> bool:
     """The gate of a split's lifted run: both sides differ by a few roundings at most.
 
-    Not sound: where float64 rounds less than that, as in a mere copy, the full rule sees less. It
-    gives up differences of 4e-15 of a value and of the typical value.
+    Not sound: if float64 rounds less than that, as in a plain copy, the full rule is stricter. The
+    gate gives up differences of 4e-15 of a value and of the typical value.
     """
     if not isinstance(whole, torch.Tensor) or not isinstance(split, torch.Tensor):
         return whole is None and split is None
@@ -155,12 +155,12 @@ def near_in_float64(whole: Any, split: Any) -> bool:
 
 
 def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None:
-    """The gate of a split's native run, once the lifted one is settled; None where it is shut.
+    """The gate of a split's native run, once the lifted run is settled; None if it does not decide.
 
-    Identical or equivalent: every element within the four roundings of the arbiter that the full
-    rule allows where it knows a dtype alone, or errors as large as the reference's own. Not sound
-    where the measured noise is less than those roundings; and single elements and slices are looked
-    at even less than by `own_error_score`.
+    A value passes if every element is within four roundings of the arbiter, which the full rule
+    allows if it knows only a dtype, or if its errors are as large as the reference's own. Not sound
+    if the measured noise is less than those roundings. Single elements and slices are checked even
+    less than by `own_error_score`.
     """
     tensors = (reference, candidate, arbiter)
     if not all(isinstance(value, torch.Tensor) for value in tensors):
@@ -182,40 +182,42 @@ def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None
 
 
 def _roundings(truth: Tensor, share: float) -> Tensor:
-    """That share of each value and of the typical one."""
+    """This share of each value plus the typical value."""
     size = truth.abs()
     typical = float(torch.linalg.vector_norm(size)) / max(1, size.numel()) ** 0.5
     return size.add_(typical).mul_(share)
 
 
 def gross_difference(whole: Tensor, split: Tensor, limit: Callable[[], float | None]) -> str | None:
-    """The gate that refuses: says of a difference in float64 that no rounding makes it, or None.
+    """The gate that refuses: why a difference in float64 cannot be rounding, or None.
 
-    Sound, if `limit` is a million times the rms spread of the lifted run: some element is off by
-    that much, and its own spread is at most sqrt(n) times the rms of all. Not so for an operator
-    whose noise is a million times what the shake does that stands for it.
+    Sound if `limit` is a million times the rms spread of the lifted run: some element is off by
+    that much, and its own spread is at most sqrt(n) times the rms of all. Not sound for an operator
+    with a noise of a million times the effect of the perturbation that estimates it.
 
     Args:
         whole: the reference in float64, all of it finite.
         split: the candidate in float64.
-        limit: what rounding comes to at the very most, asked if the difference is large enough;
-            None where that is not known.
+        limit: returns the largest possible rounding, or None if unknown; called only if the
+            difference is large enough.
     """
-    apart, typical = rms_difference(split, whole), rms(whole)
-    if not apart > GROSS_SHARE * typical:
+    difference, typical = rms_difference(split, whole), rms(whole)
+    if not difference > GROSS_SHARE * typical:
         return None
     rounding = limit()
-    if rounding is None or not apart > rounding:
+    if rounding is None or not difference > rounding:
         return None
-    share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
+    share = (
+        f"{difference / typical:.2g} times the typical value" if typical else f"{difference:.3g}"
+    )
     return f"in float64, where rounding is negligible, it is off by {share}"
 
 
-# --- What earlier calls taught --------------------------------------------------------------------
+# --- Noise learnt from earlier calls --------------------------------------------------------------
 
-# What was measured to be noise explains later errors up to so many times as large.
+# Measured noise explains later errors up to this many times as large.
 MARGIN = 1.5
-# Errors so many times the reference's own are measured anew each time.
+# Errors above this many times the reference's own are measured again each time.
 MOST_LEARNED = 64.0
 
 Sizes = tuple[float, float]
@@ -224,28 +226,27 @@ Sizes = tuple[float, float]
 class LearntNoise:
     """The gate of a guard: a later call that differs by no more than earlier ones needs no runs.
 
-    To tell noise from a fault takes a float64 run, and sometimes perturbed runs, many times the
-    cost of the call. But how large the noise is, relative to the values or to the reference's own
-    error, is a trait of the program. Not sound: two figures of the whole tensor, the worst and the
-    rms, stand for all elements and slices, and a later call may have less noise than the one that
-    was judged. It gives up a fault that shows in later calls alone, is no larger than 1.5 times
-    what the full rule has passed there, in the worst element and in the mean square. Nothing fails
-    by experience.
+    Distinguishing noise from a fault needs a float64 run, and sometimes perturbed runs, at many
+    times the cost of the call. But the size of the noise, relative to the values or to the
+    reference's own error, is a property of the program. Not sound: two figures of the whole tensor,
+    the worst and the rms, represent all elements and slices, and a later call may have less noise
+    than the one that was judged. The gate gives up a fault that shows only in later calls and is at
+    most 1.5 times what the full rule has passed before, in the worst element and in the mean
+    square. It only passes values; it never fails one.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
         self._differences: dict[Item, Sizes] = {}
         self._ratios: dict[Item, Sizes] = {}
 
     def learn(self, item: Item, difference: Sizes | None, ratios: Sizes | None) -> None:
-        """Remember what was measured to be noise."""
+        """Remember measured noise."""
         _grow_sizes(self._differences, item, difference)
         if ratios is not None and max(ratios) <= MOST_LEARNED:
             _grow_sizes(self._ratios, item, ratios)
 
     def explains_difference(self, item: Item, difference: Sizes | None) -> bool:
-        """Whether the two sides are no further apart than before, relative to their values."""
+        """Whether the two sides differ by no more than before, relative to their values."""
         return _is_within_margin(difference, self._differences.get(item))
 
     def explains_errors(self, item: Item, ratios: Sizes | None) -> bool:
@@ -268,13 +269,13 @@ def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
 def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, float] | None:
     """The worst and the rms difference, in multiples of the reference's rms.
 
-    Of few operations, for use on every call; None where something is not finite or all is zero.
+    Cheap enough for every call; None if something is not finite or the reference is all zero.
     """
     candidate, reference = real_view(candidate), real_view(reference)
     if not reference.numel():
         return None
-    # In pieces, lest a difference as large as the tensors is held beside them; not where each
-    # piece would be waited for.
+    # In pieces, to save the memory of a whole difference; not on a device, which would have to
+    # synchronize for each piece.
     whole = candidate, reference
     pieces = (pair for _, pair in chunks(*whole)) if reference.is_cpu else (whole,)
     parts = [difference_figures(c, r) for c, r in pieces]
@@ -284,11 +285,11 @@ def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, fl
 
 
 def difference_figures(candidate: Tensor, reference: Tensor) -> list[Tensor]:
-    """What `relative_sizes` needs to know, still where the tensors are."""
+    """The figures for `relative_sizes`, on the device of the tensors."""
     candidate, reference = real_view(candidate), real_view(reference)
     apart = candidate - reference
     norm = torch.linalg.vector_norm
-    # In the dtype itself, if that is not a half precision: it is the proportion that is asked for.
+    # In the dtype itself, unless it is half precision: only the ratio matters.
     dtype = torch.float32 if reference.dtype.itemsize == 2 else None  # noqa: PLR2004
     return [norm(reference, dtype=dtype), norm(apart, dtype=dtype), *torch.aminmax(apart)]
 
@@ -296,7 +297,7 @@ def difference_figures(candidate: Tensor, reference: Tensor) -> list[Tensor]:
 def relative_sizes(
     numel: int, size: float, total: float, least: float, most: float
 ) -> tuple[float, float] | None:
-    """The worst and the rms difference, relative, from norms and the ends of the difference."""
+    """The worst and the rms relative difference, from norms and extremes of the difference."""
     if not (math.isfinite(total) and math.isfinite(size) and size > 0):
         return None
     return max(abs(least), abs(most)) * math.sqrt(numel) / size, total / size
@@ -307,7 +308,7 @@ def error_ratios(
 ) -> tuple[float, float] | None:
     """The candidate's errors over the reference's own: the worst over the worst, rms over rms.
 
-    None where something is not finite, or where the reference has no error to compare with.
+    None if something is not finite, or if the reference has no error to compare with.
     """
     worst: list[float] = []
     total: list[float] = []
@@ -337,20 +338,20 @@ def bound_score(
     numel: int | None = None,
     index: tuple[int, ...] | None = None,
 ) -> Score | None:
-    """The gate of a comparison: a score that is sure without another pass over the values, or None.
+    """The gate of a comparison: a score that needs no other pass over the values, or None.
 
     Sound both ways, for noise of a dtype alone: every element's noise lies between that of a zero
     and that of the largest value. A largest difference within 2.5 of the least noise leaves no z
     above that; an rms difference beyond the limit for the most noise leaves the rms of z beyond it.
 
     Args:
-        max_abs: the largest difference; all numbers are finite, or equal.
+        max_abs: the largest difference; all values must be finite or equal.
         rmse: the root mean square difference.
         scale: root mean square of the reference.
-        noise: without a spread, an error of its own or a factor.
-        largest: the largest size of the reference; without it nothing is refused.
-        numel: how many elements; without it the limit is that of very many.
-        index: where the largest difference is.
+        noise: must have no spread, own error or factor.
+        largest: the largest absolute value of the reference; without it nothing is refused.
+        numel: number of elements; without it the limit for very many applies.
+        index: position of the largest difference.
     """
     rms_limit = RMS_Z if numel is None else RMS_Z * (1 + 2 / math.sqrt(numel))
     least = noise.relative * scale + noise.step
@@ -375,22 +376,22 @@ def bound_score(
 
 # --- Near enough, where it is not a verdict -------------------------------------------------------
 
-# In float64, rounding is near 1e-15 of the largest value; what is wrong is many orders above it.
+# In float64, rounding is near 1e-15 of the largest value; faults are many orders above it.
 CLOSE_F64 = 1e-9
-# In a narrower dtype, so many units of its last place; what does not fit is not claimed.
+# In a narrower dtype, this many units in the last place.
 CLOSE_UNITS = 64
 
 
 def agree(found: Tensor, truth: Tensor, floor: float = 0.0) -> bool:
-    """Whether two tensors are the same but for rounding; NaN and infinities by their places.
+    """Whether two tensors are equal up to rounding, with NaN and infinities at equal positions.
 
-    For trials of how an operator can be split. No gate: the full rule is stricter where values are
-    small beside the largest, and whoever offers a way to split has it checked by that rule.
+    For trials of how an operator can be split. Not a gate: the full rule is stricter for values
+    much smaller than the largest, and checks every split that is reported.
 
     Args:
-        found: what a trial gave.
-        truth: what it should give.
-        floor: an absolute difference that is rounding in any case.
+        found: the result of a trial.
+        truth: the expected result.
+        floor: an absolute difference that always counts as rounding.
     """
     if found.shape != truth.shape or found.dtype != truth.dtype:
         return False
@@ -406,20 +407,20 @@ def agree(found: Tensor, truth: Tensor, floor: float = 0.0) -> bool:
 
 
 class Near:
-    """Whether two values are the same but for what rounding of some size makes of them.
+    """Whether two values are equal up to rounding of a given size.
 
-    For telling patterns apart once the full rule has refused. No gate: the reach is far more than
-    noise and far less than a fault.
+    For distinguishing patterns after the full rule has refused a value. Not a gate: the tolerance
+    is far above noise and far below a fault.
     """
 
     def __init__(self, unit: float, floor: float = 0.0) -> None:
-        """`floor` is a typical value below which nothing is looked at, relative to `reach`."""
+        """`floor` is added to the size of each value before `reach` applies."""
         self.unit = unit
         self.reach = unit**0.6
         self.floor = floor
 
     def __call__(self, value: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
-        """`noise` is allowed on top, absolutely."""
+        """`noise` is an additional absolute tolerance."""
         if value.shape != expected.shape:
             return False
         if not value.numel():
@@ -430,15 +431,16 @@ class Near:
         size = expected.abs()
         typical = float(size.square().mean().sqrt())
         allowed = self.reach * (size + typical + self.floor) + noise
-        apart = (value - expected).abs()
+        difference = (value - expected).abs()
         # Equal infinities and NaNs are the same value.
         same = (value == expected) | (value.isnan() & expected.isnan())
-        return bool((same | (apart <= allowed)).all())
+        return bool((same | (difference <= allowed)).all())
 
 
 def half_the_digits_agree(rel_l2: float, unit: float) -> bool:
-    """Whether a difference may be rounding for all that is known, where no noise can be measured.
+    """Whether a difference may be rounding, if no noise can be measured.
 
-    Passes nothing: what the rule refuses by a dtype alone is then unknown instead of different.
+    It passes nothing: a value that the rule refuses by its dtype alone becomes `unverified` instead
+    of `different`.
     """
     return rel_l2 <= math.sqrt(unit)

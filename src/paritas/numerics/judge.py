@@ -25,17 +25,14 @@ _MOST_NAMED = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checks:
-    """What is compared of a pair.
+    """What to compare.
 
     Attributes:
         size: the number of leaves.
-        dtype: dtypes.
-        shape: shapes.
-        values: values.
         device: devices; otherwise a difference is only noted.
-        containers: the classes of containers that may stand for each other, such as lists and
-            tuples; otherwise a difference is only noted.
-        checkers: value checkers in order.
+        containers: the classes of interchangeable containers, such as lists and tuples; otherwise
+            a difference is only noted.
+        checkers: value checkers, in order.
     """
 
     size: bool = True
@@ -49,7 +46,7 @@ class Checks:
 
 @dataclasses.dataclass(frozen=True)
 class Matching:
-    """Pairs of leaves, and what has no partner."""
+    """Pairs of leaves, and the leaves without a partner."""
 
     pairs: list[tuple[Item, Any, Any]]
     findings: list[Finding]
@@ -58,10 +55,10 @@ class Matching:
 
 
 def judge(reference: Any, candidate: Any, *, value_checker: ValueChecker | None = None) -> Verdict:
-    """Compare two values or nested containers of values, knowing nothing of their programs.
+    """Compare two values or nested containers of values, without their programs.
 
     Without a program there is no arbiter and no measured noise: floats that differ are judged by
-    their dtype alone, which is weak; the findings say so.
+    their dtype alone. That is weak, and the findings say so.
     """
     checks = Checks(checkers=(value_checker or AutomaticValueChecker(),))
     root = Item(ItemKind.NAMED, "value")
@@ -77,16 +74,17 @@ def judge(reference: Any, candidate: Any, *, value_checker: ValueChecker | None 
 
 
 def match(reference: Flat, candidate: Flat, checks: Checks, like: Item) -> Matching:
-    """Pair leaves by path; what one side lacks, or has as another kind of thing, is different.
+    """Pair leaves by path; leaves that one side lacks, or has as another kind, are different.
 
-    `like` is the item as a whole, whose name the paths begin with: a leaf is an item like it.
+    `like` is the item of the whole value. All paths begin with its name, and each leaf gets a copy
+    of it with the leaf's path as name.
     """
     findings: list[Finding] = []
     notes: list[str] = []
-    apart: list[str] = []
+    unlike: list[str] = []
     for path, words, is_grave in _find_unlike_kinds(reference, candidate, checks):
         if is_grave:
-            apart.append(path)
+            unlike.append(path)
         if is_grave or checks.containers:
             kind = candidate.kinds.get(path)
             is_list = kind is not None and kind.family == SEQUENCE
@@ -98,7 +96,7 @@ def match(reference: Flat, candidate: Flat, checks: Checks, like: Item) -> Match
         else:
             notes.append(words)
     left, right = (
-        {path: leaf for path, leaf in side.leaves.items() if not _is_below(path, apart)}
+        {path: leaf for path, leaf in side.leaves.items() if not _is_below(path, unlike)}
         for side in (reference, candidate)
     )
     findings += _find_unlike_names(left, right, checks, like)
@@ -109,14 +107,14 @@ def match(reference: Flat, candidate: Flat, checks: Checks, like: Item) -> Match
 
 
 _ORDER_ADVICE = (
-    "if the candidate's compiler is known to return lists, set match_by_order=True in VerifyConfig"
+    "if the candidate's compiler always returns lists, set match_by_order=True in VerifyConfig"
 )
 
 
 def _find_unlike_kinds(
     reference: Flat, candidate: Flat, checks: Checks
 ) -> Iterator[tuple[str, str, bool]]:
-    """Where the two sides have another kind of thing: its path, in words, and whether it counts."""
+    """Where the kinds of the two sides differ: the path, the difference, whether it fails."""
     grave: list[str] = []
     for path in dict.fromkeys((*reference.kinds, *candidate.kinds)):
         left, right = reference.kinds.get(path), candidate.kinds.get(path)
@@ -129,7 +127,7 @@ def _find_unlike_kinds(
             known, other = (reference, candidate) if right is None else (candidate, reference)
             if path not in other.leaves:
                 if not checks.size or any(_is_below(leaf, [path]) for leaf in known.leaves):
-                    continue  # its leaves, or the number of them, are told by their names
+                    continue  # its leaves, or their number, are reported by their names
                 words = f"{path} is {'missing' if right is None else 'new'}"
             stands_for = isinstance(other.leaves.get(path), torch.Tensor)
             is_grave = not (known.kinds[path].is_tensor and stands_for)
@@ -172,7 +170,7 @@ def check_pair(
     checks: Checks,
     evidence: JudgeEvidence = NO_EVIDENCE,
 ) -> tuple[list[Finding], list[str]]:
-    """Every finding about one pair of leaves, and what is worth a note."""
+    """All findings about one pair of leaves, and notes."""
     findings: list[Finding] = []
     notes: list[str] = []
     about: dict[str, Any] = {"item": item}
@@ -186,7 +184,7 @@ def check_pair(
                     **about, aspect=Aspect.SHAPE, status=Status.DIFFERENT, reason=reason
                 )
                 return [found], notes
-            notes.append(f"{item}: {reason}; compared in order, as asked")
+            notes.append(f"{item}: {reason}; compared in memory order, as requested")
             candidate = candidate.reshape(reference.shape)
         if reference.dtype is not candidate.dtype:
             reason = f"dtype {dtype_name(candidate.dtype)} instead of {dtype_name(reference.dtype)}"
@@ -207,7 +205,7 @@ def check_pair(
     if checks.values:
         findings.append(_check_value(about, reference, candidate, checks, evidence))
     elif not findings:
-        reason = "values not compared, as asked"
+        reason = "values not compared, as requested"
         findings.append(
             Finding(**about, aspect=Aspect.STRUCTURE, status=Status.IDENTICAL, reason=reason)
         )
@@ -232,18 +230,18 @@ def _check_value(
                 native=judgement.native,
                 lifted=judgement.lifted,
             )
-    reason = f"no value checker claims a {type(reference).__name__}"
+    reason = f"no value checker accepts a {type(reference).__name__}"
     return Finding(
         **about,
         aspect=Aspect.VALUE,
         status=Status.UNVERIFIED,
         reason=reason,
-        advice="end the list of checkers with AutomaticValueChecker(), which claims everything",
+        advice="end the list of checkers with AutomaticValueChecker(), which accepts everything",
     )
 
 
 def _unwrap_object(leaf: Any) -> Any:
-    """What a checker is given: the object itself, if it is no tensor."""
+    """The value for a checker: the object inside, unless it is a tensor."""
     is_object = isinstance(leaf, Opaque) and not isinstance(leaf.value, torch.Tensor)
     return leaf.value if is_object else leaf
 

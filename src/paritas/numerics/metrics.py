@@ -1,4 +1,4 @@
-"""Two tensors: are their bits the same, and if not, how far apart are the values?"""
+"""Compare two tensors: are their bits the same, and if not, how different are the values?"""
 
 from __future__ import annotations
 
@@ -42,41 +42,40 @@ from paritas.numerics.pair_totals import (
     WorstDifference,
     unravel,
 )
-from paritas.results.figures import Metrics  # noqa: TC001  (of the public function)
+from paritas.results.figures import Metrics  # noqa: TC001  (annotates a public function)
 
 # --- Blocks, and equal bits -----------------------------------------------------------------------
 
-# Everything goes block by block: memory stays flat whatever the tensors' size and strides, and
-# every sum is taken in float64 whatever their dtype.
+# Everything is processed block by block: memory use does not depend on the tensors' size and
+# strides, and every sum is taken in float64.
 
-# Elements in a block. On the CPU what is made of one should stay in the caches of the cores that
-# share it: that is twice as fast as a block of a million. On a GPU (these are measured on an H200)
-# a block must outweigh its launches; metrics then take some 50 bytes of memory per element, a
-# comparison of bits next to nothing.
-_CPU_BLOCK = 1 << 17  # for each of torch's threads
+# Elements per block. On the CPU the intermediate results of a block should stay in the caches: that
+# is twice as fast as a block of a million. On a GPU (measured on an H200) a block must outweigh its
+# launches; metrics then take about 50 bytes per element, a comparison of bits almost none.
+_CPU_BLOCK = 1 << 17  # per torch thread
 _MOST_CPU_BLOCK = 1 << 20
 _DEVICE_BLOCK = 1 << 22
 _DEVICE_BITS_BLOCK = 1 << 25
 _NO_FLOAT64 = {"mps"}
 _UNPROMOTED = {torch.uint16, torch.uint32, torch.uint64}
-# Other kinds of tensors (fake, distributed ...) answer for themselves.
+# Subclasses (fake, distributed ...) are compared by their own operators.
 _PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def blocks(
     first: Tensor, *others: Tensor, block_size: int | None = None
 ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-    """Walk tensors of one shape together, in row-major order, in flat blocks of bounded size.
+    """Iterate over tensors of one shape together, in row-major order, in flat blocks.
 
     Args:
         first: any strided tensor.
         others: tensors of the same shape; dtypes, strides and devices may differ.
-        block_size: most elements in a block; by default what suits the first tensor's device.
+        block_size: maximum number of elements per block; by default it depends on the device.
 
     Returns:
-        For every block the flat index of its first element, and one 1-d chunk per tensor, in the
+        For each block the flat index of its first element, and one 1-d chunk per tensor, in the
         tensor's own dtype, on the first tensor's device (on the CPU, if that device has no
-        float64). A chunk may be a view of its tensor: read it, do not write to it.
+        float64). A chunk may be a view of its tensor: do not write to it.
 
     Raises:
         UsageError: (a `ValueError`) the shapes differ, a tensor is sparse or quantized, or the
@@ -100,14 +99,14 @@ def blocks(
     if all(view.is_contiguous() for view in views):
         views = [view.view(-1) for view in views]
     return (
-        # Only here, a block at a time, may anything be copied: for stride, device or conjugation.
+        # Copies (for stride, device or conjugation) are made only here, one block at a time.
         (offset, tuple(p.to(home).reshape(-1).resolve_conj().resolve_neg() for p in pieces))
         for offset, pieces in _cut_pieces(views, block_size, 0)
     )
 
 
 def _cut_pieces(views: list[Tensor], size: int, offset: int) -> Iterator[tuple[int, list[Tensor]]]:
-    """Cut along the first dimension or, where one row of it is too long, cut every row."""
+    """Cut along the first dimension or, if a single row is too long, cut every row."""
     if not views[0].numel():
         return
     rows, row = len(views[0]), views[0][0].numel()
@@ -124,12 +123,12 @@ def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> boo
     """Whether two tensors have the same shape, the same dtype and the same bits.
 
     All NaNs count as the same, whatever their sign and payload; -0.0 and +0.0 do not. Tensors that
-    are not dense are the same if they are of one kind and all their parts are.
+    are not dense are the same if their kinds and all their parts are.
 
     Args:
         a: any tensor.
         b: any tensor; if on another device, it is moved block by block.
-        block_size: most elements compared at once.
+        block_size: maximum number of elements compared at once.
     """
     if not (is_dense(a) and is_dense(b)):
         return same_parts(a, b, bitwise_equal)
@@ -143,7 +142,7 @@ def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> boo
         if not same_except_nans(flat_a[few], flat_b[few]):
             return False  # at the first difference
     if a.layout is torch.strided:
-        # In the order of memory: a permuted tensor then goes as fast as a contiguous one.
+        # In memory order: a permuted tensor is then as fast as a contiguous one.
         order = sorted(range(a.ndim), key=a.stride, reverse=True)
         a, b = a.permute(order), b.permute(order)
     if block_size is None and a.device.type != "cpu":
@@ -153,21 +152,21 @@ def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> boo
 
 
 def quickly_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype have the same bits, if one call can tell."""
+    """Whether two plain tensors of one shape and dtype have the same bits, in one call."""
     return _is_plain(a) and _is_plain(b) and same_bits(a.detach(), b.detach())
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether numpy may have its memory as it is."""
+    """Whether numpy can use its memory directly."""
     return type(tensor) in _PLAIN and tensor.is_cpu and is_in_order(tensor)
 
 
-# --- Two tensors as flat arrays, block by block: their numbers, and the bits of these -------------
+# --- Two tensors as flat arrays, block by block: numbers and their bits ---------------------------
 
-# Up to so many elements calls cost more than numbers: they go in float64, and are exact.
+# Up to this many elements the calls dominate the cost, so float64 is used, which is exact.
 _SMALL = 1 << 12
 _WORD = 8
-# What numpy converts at least as fast as torch.
+# Dtypes that numpy converts at least as fast as torch.
 _NUMPY = {
     torch.float32,
     torch.float64,
@@ -178,9 +177,9 @@ _NUMPY = {
     torch.int32,
     torch.int64,
 }
-# For so many elements torch does not call up its threads: the caller has threads enough.
+# For this many elements torch does not start its threads: the caller already has threads.
 _QUIET = 1 << 15
-# Up to one in so many numbers are picked one by one.
+# Numbers rarer than one in this many are picked one by one.
 _RARE = 64
 
 
@@ -188,7 +187,7 @@ class NumberChunk(NamedTuple):
     """A stretch of a tensor.
 
     Attributes:
-        numbers: as float32 or float64; a view of the tensor, or room that the next chunk takes.
+        numbers: as float32 or float64; a view of the tensor, or a buffer reused by the next chunk.
         bits: as signed integers of their own width; a view.
     """
 
@@ -197,14 +196,14 @@ class NumberChunk(NamedTuple):
 
 
 class PairWalk:
-    """Real tensors of one shape on the CPU, walked together in row-major order.
+    """Iterates over real tensors of one shape on the CPU together, in row-major order.
 
-    If float32 holds the numbers of all of them, and they are not small, they are given as such.
+    Numbers are float32 if that holds all values and the tensors are not small, else float64.
 
     Args:
         tensors: one or several.
-        wide: to be given float64 in any case.
-        block_size: most elements in a block, if fewer than usual.
+        wide: always use float64.
+        block_size: maximum number of elements per block, if fewer than usual.
 
     Raises:
         UsageError: (a `ValueError`) the shapes differ, or a tensor is sparse or quantized.
@@ -221,10 +220,10 @@ class PairWalk:
         if all(is_in_order(t) and t.shape == first.shape for t in tensors):
             self._sources = [_ChunkSource(t.view(-1), self._work, i) for i, t in enumerate(tensors)]
         else:
-            blocks(*tensors)  # which refuses what must not be walked
+            blocks(*tensors)  # raises for tensors that cannot be compared
 
     def __iter__(self) -> Iterator[tuple[int, list[NumberChunk]]]:
-        """For every block the flat index of its first element, and a chunk of each tensor."""
+        """For each block the flat index of its first element, and a chunk of each tensor."""
         if self._sources is not None:
             for start in range(0, self._numel, self._block):
                 stop = start + self._block
@@ -248,7 +247,7 @@ class PairWalk:
 
 
 def small_numbers(tensor: Tensor) -> Array | None:
-    """What a walk over one small tensor gives, without the walk; None where it takes one."""
+    """The numbers of a small tensor without a `PairWalk`; None if it needs one."""
     if not 0 < tensor.numel() <= _SMALL or tensor.dtype not in _NUMPY or not is_in_order(tensor):
         return None
     flat: Array = tensor.numpy().reshape(-1)
@@ -256,7 +255,7 @@ def small_numbers(tensor: Tensor) -> Array | None:
 
 
 class _ChunkSource:
-    """A flat, contiguous tensor, to be had by the chunk."""
+    """Gives chunks of a flat, contiguous tensor."""
 
     def __init__(self, flat: Tensor, work: torch.dtype, slot: int) -> None:
         self.flat = flat
@@ -289,7 +288,7 @@ def same_array_bits(x: Array, y: Array) -> bool:
 
 
 def _first_unequal_element(x: Array, y: Array) -> int | None:
-    """Where two flat arrays first differ: compared by the word, which is fastest."""
+    """Where two flat arrays first differ; compares whole words, which is fastest."""
     if x.itemsize == _WORD or x.nbytes % _WORD:
         return first_unequal(x, y)
     at = first_unequal(x.view(np.int64), y.view(np.int64))
@@ -301,37 +300,39 @@ def _first_unequal_element(x: Array, y: Array) -> int | None:
 
 
 def largest_step(x: Array, y: Array, dtype: torch.dtype) -> float:
-    """The largest `ulp_distance` between finite numbers, of which these are the bits."""
+    """The largest `ulp_distance` between finite numbers, given their bits."""
     if not x.size:
         return 0.0
     if dtype is UNSIGNED:
         x, y = (side.view(np.uint8).astype(np.int16) for side in (x, y))
-    apart = np.subtract(x, y, out=ROOM.get("apart", x))
+    steps = np.subtract(x, y, out=ROOM.get("steps", x))
     signs = np.bitwise_xor(x, y, out=ROOM.get("signs", x))
     across = 0.0
     if int(np.minimum.reduce(signs)) < 0:
-        across = _largest_sum(x, y, apart, signs)
-    return max(across, float(np.maximum.reduce(apart)), -float(np.minimum.reduce(apart)))
+        across = _largest_sum(x, y, steps, signs)
+    return max(across, float(np.maximum.reduce(steps)), -float(np.minimum.reduce(steps)))
 
 
-def _largest_sum(x: Array, y: Array, apart: Array, signs: Array) -> float:
-    """The largest distance across zero, where magnitudes add up; `apart` has wrapped: 0 instead."""
+def _largest_sum(x: Array, y: Array, steps: Array, signs: Array) -> float:
+    """The largest distance across zero, a sum of magnitudes; sets the wrapped `steps` to 0."""
     magnitude, unsigned = np.iinfo(x.dtype).max, f"u{x.itemsize}"
     opposite = np.less(signs, 0, out=ROOM.of("mask", np.bool_, x.size))
     if int(np.count_nonzero(opposite)) * _RARE < x.size:
         at = np.flatnonzero(opposite)
         sums = (x[at] & magnitude).view(unsigned) + (y[at] & magnitude).view(unsigned)
-        apart[at] = 0
+        steps[at] = 0
     else:
-        np.right_shift(signs, 8 * x.itemsize - 1, out=signs)  # all bits of the opposite ones
-        apart &= ~signs
+        np.right_shift(
+            signs, 8 * x.itemsize - 1, out=signs
+        )  # all bits set where signs are opposite
+        steps &= ~signs
         sums = (x & magnitude).view(unsigned)
         sums += (y & magnitude).view(unsigned)
         sums &= signs.view(unsigned)
     return float(np.maximum.reduce(sums))
 
 
-# --- Any pair, by torch: complex numbers, all devices, squares that leave float64 -----------------
+# --- Any pair, by torch: complex numbers, all devices, squares out of float64's range -------------
 
 _NONFINITE_KINDS = {"nan": 1, "posinf": 2, "neginf": 3}
 _SURVEYED = (
@@ -348,7 +349,7 @@ _SAMPLE = 1024
 
 
 def sums_by_torch(reference: Tensor, candidate: Tensor, block_size: int | None) -> PairSums:
-    """Walk once or, where a sum of squares has left float64, once more with all numbers scaled."""
+    """Sum once, and again with scaled numbers if a sum of squares left the range of float64."""
     sums = _TorchTotals(reference, candidate).walk(block_size)
     if sums.is_safe:
         return sums
@@ -377,7 +378,7 @@ class _TorchTotals:
         self._buffers: list[Tensor] = []
 
     def walk(self, block_size: int | None) -> PairSums:
-        """Take all blocks."""
+        """Add all blocks."""
         reference, candidate = self._sides
         for offset, pair in blocks(reference, candidate, block_size=block_size):
             self._take(offset, *pair)
@@ -403,7 +404,7 @@ class _TorchTotals:
         if self._anchors is None:
             self._anchors = _find_anchors(self._load(reference, 0), self._load(candidate, 1))
         block = self._measure(reference, candidate)
-        if not math.isfinite(block["r"] + block["c"]):  # once more, without what is not finite
+        if not math.isfinite(block["r"] + block["c"]):  # again, without values that are not finite
             drop = self._survey(offset, self._load(reference, 0), self._load(candidate, 1))
             block = self._measure(reference, candidate, drop)
         if block["max_abs"] > self._named["max_abs"] and not self._named["unlike"]:
@@ -430,7 +431,7 @@ class _TorchTotals:
         return torch.view_as_complex(reals.view(-1, 2)) if self._paired else reals
 
     def _survey(self, offset: int, r: Tensor, c: Tensor) -> Tensor:
-        """Count what is not finite; returns a mask of the reals to leave out."""
+        """Count values that are not finite; returns a mask of the reals to leave out."""
         kinds_r, kinds_c = _classify_nonfinite(r), _classify_nonfinite(c)
         masks = [
             kinds == kind for kinds in (kinds_r, kinds_c) for kind in _NONFINITE_KINDS.values()
@@ -472,14 +473,14 @@ class _TorchTotals:
         c.sub_(anchors[1])
         sums = [r.sum(), c.sum(), r.dot(r), c.dot(c), r.dot(c), dd, moduli.sum()]
         worst = [moduli.amax(), relative.amax(), max_ulp]
-        # One transfer for all of them: on a device each would be a wait.
+        # One transfer for all of them: each one synchronizes with the device.
         found = torch.stack([*nonzero, *sums, moduli.count_nonzero(), *worst]).tolist()
         named = dict(zip((*_SUMMED, *_WORST), found, strict=True))
         if math.isnan(named["max_rel"]):  # Somewhere both are zero: 0 / 0.
             relative.nan_to_num_(nan=0.0, posinf=math.inf)
             named["max_rel"] = relative.amax().item()
         if not named["mismatched"] and anchors[0] == anchors[1]:
-            # Equal sides deserve an exact 1, in whatever order their products were added up.
+            # Equal sides get a correlation of exactly 1, in whatever order products are summed.
             named |= {"c": named["r"], "cc": named["rr"], "rc": named["rr"]}
         return named
 
@@ -488,7 +489,7 @@ class _TorchTotals:
         wide = WIDE_INTEGERS.intersection((reference.dtype, candidate.dtype))
         if not wide or self._paired or self._scale != 1.0:
             return d
-        # A float64 does not hold 64 bits, but it holds each half of them.
+        # A float64 cannot hold 64 bits exactly, but it can hold each half.
         (high_r, low_r), (high_c, low_c) = _halves(reference, r), _halves(candidate, c)
         return d.copy_((high_c - high_r) + (low_c - low_r))
 
@@ -502,16 +503,16 @@ def _halves(chunk: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _classify_nonfinite(reals: Tensor) -> Tensor:
-    """For every number the code of its kind in `_KINDS`, 0 if it is finite."""
+    """The code of each number in `_NONFINITE_KINDS`; 0 if it is finite."""
     kinds = reals.isnan().to(torch.uint8).mul_(_NONFINITE_KINDS["nan"])
     kinds.masked_fill_(reals == math.inf, _NONFINITE_KINDS["posinf"])
     return kinds.masked_fill_(reals == -math.inf, _NONFINITE_KINDS["neginf"])
 
 
 def _find_anchors(r: Tensor, c: Tensor) -> tuple[float, float] | None:
-    """A number amid each side's data, to be subtracted before anything is squared.
+    """A typical number of each side, to subtract before squaring.
 
-    It is the median of a sample, hence never an outlier, and an element, hence a constant side is
+    It is the median of a sample, so never an outlier. It is an element, so a constant side is
     exactly zero relative to it. None if no position is finite on both sides.
     """
     step = max(1, r.numel() // _SAMPLE)
@@ -523,7 +524,7 @@ def _find_anchors(r: Tensor, c: Tensor) -> tuple[float, float] | None:
 
 
 def _find_scale(reference: Tensor, candidate: Tensor, block_size: int | None) -> float:
-    """A factor, exact to multiply by, that brings the largest number of both sides near 1."""
+    """A power of two that scales the largest number of both sides to about 1."""
     largest = 0.0
     for _, pair in blocks(reference, candidate, block_size=block_size):
         for chunk in pair:
@@ -547,7 +548,7 @@ def _named_sums(
     ulps: bool = True,
     reals: int = 1,
 ) -> PairSums:
-    """The sums of a pair from figures by name; an element is so many `reals`."""
+    """The sums of a pair from named figures; `reals` is the number of reals per element."""
     compared = numel - int(named["dropped"])
     sums = AnchoredSums(*(named[name] for name in AnchoredSums._fields))
     counts = Counter({name: int(named[name]) for name in ("mismatched", *_SURVEYED)})
@@ -566,40 +567,40 @@ def _named_sums(
     )
 
 
-# --- A pair on a CUDA device, read once and waited for once ---------------------------------------
+# --- A pair on a CUDA device, read once, with one synchronization ---------------------------------
 
-# Torch's own operators read the pair some thirty times over; here one kernel reads it once, at the
-# speed of the memory, and few small ones finish what it found. They need Triton, which comes with
-# torch's builds for CUDA, and a device with instructions for packed numbers of 16 bits (Hopper or
-# later); without them, or for other dtypes and strides, `fits` is false.
+# Torch's own operators read the pair about thirty times; here one kernel reads it once, at memory
+# speed, and a few small ones finish the result. They need Triton, which comes with torch's builds
+# for CUDA, and a device with instructions for packed 16-bit numbers (Hopper or later). Without
+# them, or for other dtypes and strides, `fits_kernels` is false.
 
 _KERNEL_KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _HOPPER = (9, 0)
-# Triton loads wide from addresses that are multiples of this.
+# Triton uses wide loads at addresses that are multiples of this.
 _ALIGNED = 16
 _PAIR_BYTES = 8
 _LANES, _WARPS = 128, 4
-# Turns at once, as measured on an H200; of 16-bit numbers they are a group of `device_scans`.
+# Turns at once, as measured on an H200; for 16-bit numbers they form a group.
 _UNROLL = 4
-# Turns of a program: many for large tensors, that few figures are left to add up, and few for
-# small ones, that no multiprocessor idles.
+# Turns of a program: many for large tensors, which leaves few figures to add up, and few for small
+# ones, which keeps all multiprocessors busy.
 _MOST_TURNS, _PROGRAMS = 512, 1024
 _KERNEL_SAMPLE = 1024
 _PARTS = 128
-# Below this ratio of squares a product found by way of a difference has lost digits.
+# Below this ratio of squares, a product computed from a difference has lost digits.
 _EVEN = 2.0**-12
 
 
 @functools.cache
 def _runs_triton(device: torch.device) -> bool:
-    """Whether the kernels run there; found out once, without compiling any."""
+    """Whether the kernels run on this device; checked without compiling any."""
     if torch.version.cuda is None or torch.cuda.get_device_capability(device) < _HOPPER:
         return False
     return importlib.util.find_spec("triton") is not None
 
 
 def fits_kernels(reference: Tensor, candidate: Tensor) -> bool:
-    """Whether the pair can be measured here."""
+    """Whether the kernels can measure the pair."""
     return (
         reference.is_cuda
         and reference.device == candidate.device
@@ -618,14 +619,14 @@ def _is_aligned(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class PendingPair:
-    """Figures of a pair, on their way to memory of the host."""
+    """Figures of a pair that are being copied to the host."""
 
     pair: tuple[Tensor, Tensor]
     figures: Tensor
     ready: torch.Event
 
     def finish(self) -> PairSums | None:
-        """Wait for them; None if torch's operators have to do it: hardly a number is finite."""
+        """Wait for them; None if almost no number is finite and torch's operators must do it."""
         self.ready.synchronize()
         *numbers, a, b, shifted, found = self.figures.tolist()
         if not found:
@@ -643,16 +644,15 @@ class PendingPair:
 
 
 def begin_pair(reference: Tensor, candidate: Tensor) -> PendingPair:
-    """Queue the measuring of a pair that `fits` on its device's current stream.
+    """Queue the measurement of a pair for which `fits_kernels` holds on the current stream.
 
-    Nothing waits for the device before `finish`; until then the pair must not be changed.
+    Nothing synchronizes before `finish`; until then the pair must not be changed.
     """
     return _queue_pair(reference, candidate, shift=False)
 
 
 def _queue_pair(reference: Tensor, candidate: Tensor, *, shift: bool) -> PendingPair:
-    """Queue it; with `shift`, about anchors even if those seem to be near enough to zero."""
-    from paritas.numerics import device_kernels as finishing
+    """Queue it; with `shift`, always subtract the anchors, even if they seem close to zero."""
     from paritas.numerics import device_kernels as kernels
 
     device, numel = reference.device, reference.numel()
@@ -666,10 +666,10 @@ def _queue_pair(reference: Tensor, candidate: Tensor, *, shift: bool) -> Pending
     covered, span = most_turns * per_turn, turns * per_turn
     height = -(-most_turns // turns) + (covered < numel)
     rows = torch.empty(kernels.COLUMNS * height, dtype=torch.float64, device=device)
-    out = torch.empty(len(finishing.RESULTS) + 4, dtype=torch.float64, device=device)
+    out = torch.empty(len(kernels.RESULTS) + 4, dtype=torch.float64, device=device)
     anchors = out[-4:]
     with torch.cuda.device(device):
-        finishing.anchor[(1,)](
+        kernels.anchor[(1,)](
             r, c, anchors, numel, max(1, numel // _KERNEL_SAMPLE), int(shift), num_warps=8
         )
         if covered:
@@ -681,12 +681,12 @@ def _queue_pair(reference: Tensor, candidate: Tensor, *, shift: bool) -> Pending
         else:
             rows.fill_(1.0)
         extent = (covered, numel, span)
-        finishing.tally_carefully[(height,)](r, c, anchors, rows, *extent, KIND=kind, num_warps=8)
-        finishing.finish[(len(kernels.SUMS) + 1,)](
+        kernels.tally_carefully[(height,)](r, c, anchors, rows, *extent, KIND=kind, num_warps=8)
+        kernels.finish[(len(kernels.SUMS) + 1,)](
             r, c, rows, out, height, numel, GROUP=_UNROLL * per_turn, num_warps=8
         )
         for programs, parts in ((_PARTS, _PARTS), (height, 1)):
-            finishing.refine[(programs,)](r, c, rows, out, height, *extent, PARTS=parts, KIND=kind)
+            kernels.refine[(programs,)](r, c, rows, out, height, *extent, PARTS=parts, KIND=kind)
         host = out.to("cpu", non_blocking=True)
         ready = torch.Event(device=device)
         ready.record(torch.cuda.current_stream(device))
@@ -694,7 +694,7 @@ def _queue_pair(reference: Tensor, candidate: Tensor, *, shift: bool) -> Pending
 
 
 def _sides_are_even(named: dict[str, float]) -> bool:
-    """Whether the two sides are of like size; two that are all zero are."""
+    """Whether the two sides have similar sizes, such as two that are all zero."""
     least, most = sorted((named["rr"], named["cc"]))
     return least >= _EVEN * most
 
@@ -703,8 +703,8 @@ def _sides_are_even(named: dict[str, float]) -> bool:
 
 WIDE_INTEGERS = {torch.int64, torch.uint64}
 _EXACT_INTEGER = 2.0**53
-# Numpy works with one thread, and is twice as fast as torch with one: on so many elements more
-# threads than these are faster.
+# Numpy uses one thread and is twice as fast as torch with one. Torch is faster on more elements
+# than this with more threads than this.
 _MANY = 1 << 22
 _FEW_THREADS = 4
 
@@ -715,10 +715,10 @@ def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None
     Args:
         reference: any strided tensor of numbers.
         candidate: a tensor of the same shape; dtype, strides and device may differ.
-        block_size: most elements taken at once.
+        block_size: maximum number of elements processed at once.
 
     Raises:
-        UsageError: (a `ValueError`) the shapes differ: nothing is ever broadcast.
+        UsageError: (a `ValueError`) the shapes differ; they never broadcast.
     """
     reference, candidate = promotable(reference.detach(), candidate.detach())
     sums: PairSums | None = None
@@ -736,11 +736,11 @@ def walk_pair(reference: Tensor, candidate: Tensor, walk: PairWalk, *, softmax: 
     """The totals of an ordinary pair.
 
     Raises:
-        OutOfRangeError: integers that float64 does not hold.
+        OutOfRangeError: integers are too large for float64.
     """
     dtype = reference.dtype
     ulps = has_ulps(dtype, candidate.dtype)
-    # Bits of one block are mostly known to differ.
+    # The bits of a single block are usually known to differ.
     like = dtype == candidate.dtype and reference.numel() > BLOCK
     totals = PairTotals(has_ulps=ulps, softmax=softmax)
     with np.errstate(all="ignore"):
@@ -757,13 +757,13 @@ def walk_pair(reference: Tensor, candidate: Tensor, walk: PairWalk, *, softmax: 
 
 
 def is_ordinary(tensor: Tensor) -> bool:
-    """Whether numpy can walk it: real numbers on the CPU."""
+    """Whether numpy can process it: real numbers on the CPU."""
     plain = type(tensor) is Tensor and tensor.is_cpu
     return plain and not tensor.is_complex() and holds_numbers(tensor.dtype)
 
 
 def promotable(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
-    """The same numbers in dtypes that torch compares: it has no rules for wide unsigned ones."""
+    """Convert wide unsigned dtypes, which torch cannot promote, if the dtypes differ."""
     if reference.dtype == candidate.dtype or not _UNPROMOTED & {reference.dtype, candidate.dtype}:
         return reference, candidate
     return _as_signed(reference), _as_signed(candidate)
@@ -773,5 +773,5 @@ def _as_signed(tensor: Tensor) -> Tensor:
     if tensor.dtype not in _UNPROMOTED:
         return tensor
     signed = tensor.to(torch.int64)
-    # Beyond int64 the last digits are lost, but not that it is beyond.
+    # Values beyond int64 lose their last digits, but stay beyond it.
     return tensor.to(torch.float64) if bool((signed < 0).any()) else signed

@@ -1,4 +1,4 @@
-"""Where in a tensor two sides differ, and by how much: what a person wants to look at."""
+"""Where in a tensor two sides differ, and by how much: maps and histograms for people."""
 
 from __future__ import annotations
 
@@ -18,29 +18,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- Along which axes of a tensor the mismatches lie unevenly -------------------------------------
+# --- Axes along which mismatches are unevenly distributed -----------------------------------------
 
 _MOST_PLACES = 1 << 16
-# From so many mismatches per place on, their sampling noise has a simple form.
+# Above this many mismatches per place, their sampling noise has a simple form.
 _MANY = 30.0
 
 
 class Marginal:
-    """How many mismatches lie where along one axis."""
+    """Counts of mismatches along one axis, shown in `bins` bins."""
 
     def __init__(self, extent: int, bins: int) -> None:
-        """Count along an axis.
-
-        Args:
-            bins: into so many the axis is put where it is shown.
-        """
         self.extent = extent
         self._bins = min(bins, extent)
         self._counts = torch.zeros(min(extent, _MOST_PLACES), dtype=torch.int64)
         self._low, self._high = extent, -1
 
     def add(self, positions: Tensor, counts: Tensor) -> None:
-        """Add so many mismatches at each of these places."""
+        """Add mismatches at these positions."""
         low, high = positions.aminmax()
         self._low, self._high = min(self._low, int(low)), max(self._high, int(high))
         size = self._counts.numel()
@@ -48,13 +43,13 @@ class Marginal:
         self._counts.index_add_(0, places, counts)
 
     def bounds(self) -> tuple[int, int]:
-        """The first place that has a mismatch, and that after the last."""
+        """The first position with a mismatch, and the one after the last."""
         return self._low, self._high + 1
 
     def information(self) -> float:
-        """How many bits the place of a mismatch tells, beyond what chance would.
+        """The information in the position of a mismatch, in bits above chance.
 
-        Places one by one show each k-th index, places in bins show a stretch: the better counts.
+        Single positions show every k-th index, bins show a range: the larger value counts.
         """
         size = self._counts.numel()
         bin_of = torch.arange(size) * self._bins // size if size else self._counts
@@ -65,19 +60,19 @@ class Marginal:
 
 
 def telling_axes(marginals: Sequence[Marginal]) -> tuple[int, ...]:
-    """The two axes that tell the most, in their order; longer ones where that is a tie.
+    """The two most informative axes, in their order; longer ones first on a tie.
 
-    Axes of length 1 tell nothing; a single axis is given where there is but one.
+    Axes of length 1 are skipped. A single axis is returned if there is only one.
     """
     found = [axis for axis, one in enumerate(marginals) if one.extent > 1]
     found = found or list(range(len(marginals)))[:1]
-    told = {axis: round(marginals[axis].information(), 3) for axis in found}
-    best = sorted(found, key=lambda axis: (-told[axis], -marginals[axis].extent, -axis))
+    bits = {axis: round(marginals[axis].information(), 3) for axis in found}
+    best = sorted(found, key=lambda axis: (-bits[axis], -marginals[axis].extent, -axis))
     return tuple(sorted(best[:2]))
 
 
 def _information_gain(counts: Tensor, widths: Tensor) -> float:
-    """Divergence, in bits, of the counts from even ones, less what an even draw would show."""
+    """Divergence of the counts from a uniform distribution in bits, less that of chance."""
     total = int(counts.sum())
     if not total:
         return 0.0
@@ -87,7 +82,7 @@ def _information_gain(counts: Tensor, widths: Tensor) -> float:
 
 
 def _gain_by_chance(mean: float) -> float:
-    """The divergence that counts have that are drawn evenly, so many on average."""
+    """The expected divergence of uniformly drawn counts with this mean."""
     if mean > _MANY:
         return 1 / (2 * mean * math.log(2))
     chance, expected = math.exp(-mean), 0.0
@@ -101,17 +96,17 @@ def _gain_by_chance(mean: float) -> float:
 
 _ROWS, _COLUMNS = 48, 96
 _MOST_WORST = 20
-# An element of a block takes some 100 bytes on the way.
+# An element of a block needs about 100 bytes of working memory.
 _BLOCK = 1 << 18
 _MOST_EXPONENTS = 66
 
 
 def mismatch_detail(reference: Tensor, candidate: Tensor) -> Detail:
-    """Look closer at a pair: a map, a histogram, the worst elements, and the box that holds all.
+    """Details of a pair: a map, a histogram, the worst elements, and the box around all mismatches.
 
-    Elements are equal as numbers: NaN equals NaN, and -0.0 equals +0.0. One that is NaN or infinite
-    on one side alone is infinitely far off, and among the worst comes first; the others come by
-    their absolute difference. Memory stays below 64 MiB, whatever the size of the tensors.
+    Elements are compared as numbers: NaN equals NaN, and -0.0 equals +0.0. An element that is NaN
+    or infinite on one side only is infinitely far off and listed first; the others follow by
+    absolute difference. Memory stays below 64 MiB for any tensor size.
 
     Args:
         reference: any strided tensor of numbers.
@@ -134,12 +129,12 @@ def mismatch_detail(reference: Tensor, candidate: Tensor) -> Detail:
 
 
 class _PairBlock(NamedTuple):
-    """A stretch of two tensors.
+    """A block of two tensors.
 
     Attributes:
-        offset: the flat index at which it begins.
-        width: it consists of rows of so many elements, along the last axis; 1 where a row is
-            longer than a block, and every element is a row.
+        offset: the flat index of its first element.
+        width: elements per row, along the last axis; 1 if a row is longer than a block, so that
+            every element is a row.
     """
 
     offset: int
@@ -157,10 +152,10 @@ def _pair_blocks(reference: Tensor, candidate: Tensor) -> Iterator[_PairBlock]:
 
 
 class _MismatchWalk:
-    """What is found on the way over two tensors.
+    """Running results over the blocks of two tensors.
 
     Attributes:
-        marginals: per axis, how many mismatches lie where along it.
+        marginals: counts of mismatches along each axis.
         kept: the worst so far: distance, ulps, flat index, golden value, my value.
     """
 
@@ -187,8 +182,8 @@ class _MismatchWalk:
         self._keep_worst(block, apart, ulps, (r, c))
 
     def _count_ulps(self, ulps: Tensor) -> None:
-        """Bin 0 holds those that are equal, bin k + 1 those 2^k to 2^(k+1) steps apart."""
-        # No two finite numbers are so far apart that the last bin would be theirs.
+        """Bin 0 counts equal elements, bin k + 1 those that are 2^k to 2^(k+1) ulp apart."""
+        # Finite numbers never reach the last bin.
         _, exponent = torch.frexp(ulps.clamp(max=2.0 ** (_MOST_EXPONENTS - 2)))
         counts = torch.bincount(exponent, minlength=_MOST_EXPONENTS).tolist()
         self._ulps = [a + b for a, b in zip(self._ulps, counts, strict=True)]
@@ -213,7 +208,7 @@ class _MismatchWalk:
     ) -> None:
         full = len(self.kept) == _MOST_WORST
         least = self.kept[-1][0] if full else 0.0
-        # Of equal ones the first is kept, which `topk` does not promise: hence the stable sort.
+        # The first of equal ones is kept, which `topk` does not guarantee: hence the stable sort.
         count = min(_MOST_WORST, apart.numel())
         least = max(least, float(apart.topk(count).values[-1]))
         chosen = ((apart >= least) & (apart > 0)).nonzero().squeeze(1)
@@ -230,13 +225,13 @@ class _MismatchWalk:
         del self.kept[_MOST_WORST:]
 
     def histogram(self) -> tuple[tuple[int, int], ...]:
-        """Distances in ulps."""
+        """Counts of distances in ulps."""
         if not self._has_ulps:
             return ()
         return tuple((at - 1, count) for at, count in enumerate(self._ulps) if count)
 
     def worst(self) -> tuple[WorstElement, ...]:
-        """The elements that are farthest off."""
+        """The elements with the largest errors."""
         return tuple(
             WorstElement(
                 index=unravel(flat, self._shape),
@@ -248,7 +243,7 @@ class _MismatchWalk:
         )
 
     def region(self) -> tuple[tuple[int, int], ...]:
-        """The box that holds all mismatches; empty where there is none."""
+        """The box around all mismatches; empty if there are none."""
         return tuple(marginal.bounds() for marginal in self.marginals) if self.kept else ()
 
 
@@ -258,12 +253,12 @@ class _MismatchWalk:
 def _draw_heat_map(
     reference: Tensor, candidate: Tensor, marginals: Sequence[Marginal]
 ) -> HeatMap | None:
-    """The map over the axes that tell the most, for which the tensors are walked once more."""
+    """The map over the most informative axes, in another pass over the tensors."""
     axes = telling_axes(marginals)
     if not axes:
         return None
     extents = tuple(reference.shape[axis] for axis in axes)
-    # A single axis goes across.
+    # A single axis is shown horizontally.
     bins = tuple(map(min, extents, (_ROWS, _COLUMNS)[-len(axes) :]))
     counts = torch.zeros(bins, dtype=torch.int64).view(-1, bins[-1])
     largest = torch.zeros(bins, dtype=torch.float64).view(-1, bins[-1])
@@ -272,7 +267,7 @@ def _draw_heat_map(
         apart = _distance(*sides, *_as_reals(*sides))[0].view(-1, block.width)
         mismatched = apart != 0
         index = _outer_index(block, torch.arange(len(apart)), tuple(reference.shape))
-        if len(index) <= axes[-1]:  # the last axis is one of those
+        if len(index) <= axes[-1]:  # the last axis is one of them
             across = torch.arange(block.width) * bins[-1] // block.width
         else:
             across = torch.zeros(1, dtype=torch.int64)
@@ -283,7 +278,7 @@ def _draw_heat_map(
                 cell = cell * count + index[axis] * count // extent
         _add_to_map(counts, largest, cell, across, mismatched, apart)
     top = float(largest.max())
-    # Beside an infinite difference all others are as nothing.
+    # Compared with an infinite difference, all others are 0.
     share = largest.isinf().double() if math.isinf(top) else largest / top
     return HeatMap(
         axes=axes,
@@ -301,8 +296,8 @@ def _add_to_map(
     mismatched: Tensor,
     apart: Tensor,
 ) -> None:
-    """Add rows to a map, each of their columns to the cell that it belongs to."""
-    # Where rows were made one number, `down` names the cell, and there is one column.
+    """Add rows to a map, each column to its cell."""
+    # If rows were reduced to one number, `down` is the cell, and there is one column.
     cells = down[:, None] * (counts.shape[1] if len(across) > 1 else 1) + across
     counts.view(-1).index_add_(0, cells.view(-1), mismatched.long().view(-1))
     largest.view(-1).scatter_reduce_(0, cells.view(-1), apart.reshape(-1), "amax")
@@ -322,11 +317,11 @@ def _as_reals(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
 def _distance(reference: Tensor, candidate: Tensor, r: Tensor, c: Tensor) -> tuple[Tensor, bool]:
     """|candidate - reference|, and whether all numbers are finite.
 
-    It is 0 where they are equal, and infinite where one alone is not finite.
+    It is 0 where they are equal, and infinite where only one is finite or they differ otherwise.
     """
     apart = (c - r).abs_()
     if reference.dtype == candidate.dtype and reference.dtype in WIDE_INTEGERS:
-        # Two of 64 bits may be one and the same float64.
+        # Different 64-bit integers may round to the same float64.
         unlike = reference.view(torch.int64) != candidate.view(torch.int64)
         return torch.where(unlike, apart.clamp_(min=1.0), 0.0), True
     is_finite = bool(apart.sum().isfinite())
@@ -337,7 +332,7 @@ def _distance(reference: Tensor, candidate: Tensor, r: Tensor, c: Tensor) -> tup
 
 
 def _outer_index(block: _PairBlock, rows: Tensor, shape: tuple[int, ...]) -> list[Tensor]:
-    """Where rows of a block are along all axes but the last; elements, if each is a row."""
+    """Positions of rows of a block along all axes except the last (all axes if width is 1)."""
     outer = shape if block.width == 1 else shape[:-1]
     return _unravel(rows + block.offset // block.width, outer)
 

@@ -35,29 +35,33 @@ from paritas.numerics.metrics import (
 from paritas.numerics.statistics import summarize_on_cpu
 from paritas.results.figures import Extremes, PairFigures, QuickFigures
 
-# --- The figures of pairs that take care: complex ones, and those whose squares leave float64 -----
+# --- Pairs that need care: complex ones, and those with squares out of float64's range ------------
 
 
-def careful_figures(reference: Tensor, candidate: Tensor) -> PairFigures:
-    """`pair_figures` of two tensors that differ, in several passes."""
+def _measure_carefully(reference: Tensor, candidate: Tensor) -> PairMeasure:
+    """`measure_pair` of two tensors that differ, in several passes."""
+    check_dtype(reference.dtype)
+    check_dtype(candidate.dtype)
     metrics = pair_metrics(reference, candidate)
-    (side_r, _, finite_r), (side_c, _, finite_c) = careful_span(reference), careful_span(candidate)
+    side_r, rms, finite_r = _careful_span(reference)
+    side_c, _, finite_c = _careful_span(candidate)
     mean_rel = math.inf
     if not metrics.nonfinite_mismatches and metrics.max_rel < math.inf:
         mean_rel = _mean_ratio(reference, candidate)
     divergence = math.nan
     if finite_r and finite_c and not (reference.is_complex() or candidate.is_complex()):
         divergence = _softmax_divergence(reference, candidate)
-    return PairFigures(
+    figures = PairFigures(
         reference=side_r,
         candidate=side_c,
         metrics=metrics,
         mean_rel=mean_rel,
         kl_divergence=divergence,
     )
+    return PairMeasure(figures, rms)
 
 
-def careful_span(tensor: Tensor) -> tuple[Extremes, float, bool]:
+def _careful_span(tensor: Tensor) -> tuple[Extremes, float, bool]:
     """A tensor's extremes, root mean square, and whether all of its values are finite."""
     found = summarize_on_cpu(tensor)
     extremes = Extremes(minimum=found.minimum, maximum=found.maximum, mean=found.mean)
@@ -67,7 +71,7 @@ def careful_span(tensor: Tensor) -> tuple[Extremes, float, bool]:
 
 
 def _mean_ratio(reference: Tensor, candidate: Tensor) -> float:
-    """Mean of the differences relative to the reference, which are known to be finite."""
+    """Mean of the relative differences, which must all be finite."""
     found, count = 0.0, 0
     for _, (r, c) in blocks(reference, candidate, block_size=BLOCK):
         paired = r.is_complex() or c.is_complex()
@@ -97,49 +101,45 @@ def _as_doubles(chunk: Tensor) -> Array:
 
 # --- Measuring a pair -----------------------------------------------------------------------------
 
-# Bits first, which settles most pairs near the speed of memory. What differs is walked once, in
-# blocks that stay in a core's cache: numbers that float32 holds are worked on in float32 and added
-# up in float64; all others, and those of small tensors, in float64 altogether. It is numpy's work:
-# its calls cost least, and it starts no threads of its own beside those of the caller.
+# Bits first, which settles most pairs near memory speed. Pairs that differ are read once, in blocks
+# that stay in a core's cache: numbers that float32 holds are processed in float32 and summed in
+# float64; all others, and small tensors, are processed in float64. Numpy does the work: its calls
+# are cheapest, and it starts no threads of its own.
 
 
 class PairMeasure(NamedTuple):
-    """The figures of a pair, and what the same pass tells besides.
-
-    Attributes:
-        rms_reference: root mean square of the reference's finite values; NaN if there is none.
-    """
+    """The figures of a pair, and the rms of the reference's finite values (NaN if it has none)."""
 
     figures: PairFigures
     rms_reference: float
 
 
 def pair_figures(reference: Tensor, candidate: Tensor) -> PairFigures:
-    """Tell how both tensors are, and how far the candidate is from the reference.
+    """Measure both tensors, and how far the candidate is from the reference.
 
-    Metrics are those of `pair_metrics`. Of tensors of more than 4096 elements that float32 holds,
-    sums are right to 1e-6 of the sum of their terms' sizes, and the worst elements are the worst up
-    to the rounding of float32; everything else is as exact as there. Memory beyond the tensors' own
-    is bounded, and any number of threads may call this at once.
+    Metrics are those of `pair_metrics`. For more than 4096 elements that float32 holds, sums are
+    accurate to 1e-6 of the sum of their absolute terms, and the worst elements are the worst up to
+    float32 rounding; everything else is as exact as in `pair_metrics`. Additional memory is
+    bounded, and any number of threads may call this at once.
 
-    A difference of NaN or infinity against anything else makes `mean_rel` infinite like the rest.
-    Of complex numbers extremes are those of the moduli, and a divergence is NaN: their softmax
-    means nothing.
+    NaN or infinity against anything else makes `mean_rel` infinite, like the other differences. For
+    complex numbers, extremes are those of the moduli, and the divergence is NaN: a softmax has no
+    meaning there.
 
     Args:
         reference: any strided tensor of numbers.
         candidate: a tensor of the same shape; dtype and strides may differ.
 
     Raises:
-        UsageError: (a `ValueError`) the shapes differ; or the tensors do, and have a dtype that
-            holds no numbers.
+        UsageError: (a `ValueError`) the shapes differ; or the values differ, and a dtype holds no
+            numbers.
     """
     return measure_pair(reference, candidate).figures
 
 
 def measure_pair(reference: Tensor, candidate: Tensor) -> PairMeasure:
-    """`pair_figures`, and what else the same pass tells."""
-    is_one = candidate is reference  # as of two records with one digest
+    """`pair_figures`, and the rms of the reference."""
+    is_one = candidate is reference  # for example two records with one digest
     reference, candidate = reference.detach(), candidate.detach()
     if is_one and is_ordinary(reference) and reference.layout is torch.strided:
         return _measure_identical(reference)
@@ -158,9 +158,9 @@ def measure_pair(reference: Tensor, candidate: Tensor) -> PairMeasure:
 
 
 def quick_figures(reference: Tensor, candidate: Tensor) -> QuickFigures:
-    """Tell how far the candidate is from the reference, in a few figures.
+    """Measure how far the candidate is from the reference, in a few figures.
 
-    To the accuracy of `pair_figures`, and at a fraction of its cost.
+    As accurate as `pair_figures`, at a fraction of its cost.
 
     Raises:
         UsageError: as `pair_figures`.
@@ -184,11 +184,11 @@ def quick_figures(reference: Tensor, candidate: Tensor) -> QuickFigures:
 
 
 def _measure_identical(reference: Tensor) -> PairMeasure:
-    """Figures of a pair of the same bits, from one of them."""
+    """Figures of a pair with equal bits, computed from one side."""
     try:
         extremes, rms, finite = _measure_side(reference)
     except OutOfRangeError:
-        extremes, rms, finite = careful_span(reference)
+        extremes, rms, finite = _careful_span(reference)
     divergence = 0.0 if finite else math.nan
     figures = PairFigures(
         reference=extremes,
@@ -204,7 +204,7 @@ def _measure_side(tensor: Tensor) -> tuple[Extremes, float, bool]:
     if not holds_numbers(tensor.dtype):
         return Extremes(), math.nan, True
     if not is_ordinary(tensor):
-        return careful_span(tensor)
+        return _careful_span(tensor)
     span = SideTotals()
     few = small_numbers(tensor)
     with np.errstate(all="ignore"):
@@ -216,30 +216,23 @@ def _measure_side(tensor: Tensor) -> tuple[Extremes, float, bool]:
     return span.extremes, span.rms, span.is_finite
 
 
-def _measure_carefully(reference: Tensor, candidate: Tensor) -> PairMeasure:
-    check_dtype(reference.dtype)
-    check_dtype(candidate.dtype)
-    figures = careful_figures(reference, candidate)
-    return PairMeasure(figures, careful_span(reference)[1])
-
-
 def _measure_quickly(walk: PairWalk) -> QuickFigures | None:
-    """None if a sum of squares leaves float64."""
+    """The figures of one pass; None if a sum of squares is out of the range of float64."""
     count, own_count, unlike, largest, dd, rr = 0, 0, 0, 0.0, 0.0, 0.0
     with np.errstate(all="ignore"):
         for _, pair in walk:
             r, c = (chunk.numbers for chunk in pair)
             own = r
-            apart, squares, own_squares = _quick_block(r, c)
+            farthest, squares, own_squares = _quick_block(r, c)
             if not math.isfinite(squares + own_squares):
                 finite, kept = np.isfinite(r), np.isfinite(r) & np.isfinite(c)
                 alike = (r == c) | (np.isnan(r) & np.isnan(c))
                 unlike += int(np.count_nonzero(~(alike | kept)))
                 own, r, c = r[finite], r[kept], c[kept]
                 own_squares = _quick_block(own, own)[2] if own.size else 0.0
-                apart, squares, _ = _quick_block(r, c) if r.size else (0.0, 0.0, 0.0)
+                farthest, squares, _ = _quick_block(r, c) if r.size else (0.0, 0.0, 0.0)
             count, own_count = count + r.size, own_count + own.size
-            largest, dd, rr = max(largest, apart), dd + squares, rr + own_squares
+            largest, dd, rr = max(largest, farthest), dd + squares, rr + own_squares
     if not (is_safe(dd) and is_safe(rr)):
         return None
     if unlike:

@@ -1,4 +1,4 @@
-"""What the figures of a pair are put together from, on the way over both tensors block by block."""
+"""Running totals over the blocks of a pair of tensors; all figures are computed from them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from paritas.results.figures import Metrics, PairFigures
 
 # --- Means, squares and products ------------------------------------------------------------------
 
-# A sum of squares about zero is this many times that about the mean, and cancels when centred.
+# Above this ratio of squares about zero to squares about the mean, centring cancels digits.
 _CANCELS = 4.0
-# Where one side's squares are so much larger, products are no longer to be had from squares alone.
+# Above this ratio of one side's squares to the other's, squares alone do not give products.
 _ALIKE = 4.0
 
 
 class AnchoredSums(NamedTuple):
-    """Sums over the finite numbers of both sides, each relative to an anchor of its own."""
+    """Sums over the finite numbers of both sides, each side relative to its own anchor."""
 
     r: float
     c: float
@@ -45,8 +45,8 @@ class AnchoredSums(NamedTuple):
 class Comoments(NamedTuple):
     """Means of both sides and of their difference, and the squares and products about them.
 
-    A mean is a number amid the data and what is `beyond` it: means of blocks may differ by less
-    than the last digit of a large one.
+    A mean is stored as a number near the data plus the rest, `beyond`: means of blocks may differ
+    by less than the last digit of a large mean.
     """
 
     n: int = 0
@@ -60,7 +60,7 @@ class Comoments(NamedTuple):
     beyond: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def merge(self, other: Comoments) -> Comoments:
-        """Those of two blocks together; nothing cancels in it, however far apart their means."""
+        """Merge two blocks without cancellation, however different their means are."""
         if not self.n:
             return other
         n = self.n + other.n
@@ -84,7 +84,7 @@ class Comoments(NamedTuple):
 
     @classmethod
     def from_sums(cls, n: int, anchors: tuple[float, float], sums: AnchoredSums) -> Comoments:
-        """Those of sums relative to anchors, which lie amid the data: so little cancels here."""
+        """Comoments from sums relative to anchors; anchors near the data avoid cancellation."""
         if not n:
             return cls()
         mean_r, mean_c = anchors[0] + sums.r / n, anchors[1] + sums.c / n
@@ -95,24 +95,18 @@ class Comoments(NamedTuple):
 
     @property
     def about_zero(self) -> tuple[float, float, float]:
-        """Squares of the reference and of the candidate, and their products, as they are."""
+        """Sums of squares of the reference and the candidate, and of their products."""
         r, c = self.mean_r + self.beyond[0], self.mean_c + self.beyond[1]
         return self.rr + self.n * r * r, self.cc + self.n * c * c, self.rc + self.n * r * c
 
 
 def alike(rr: float, cc: float) -> bool:
-    """Whether sums of squares are near enough to tell the sum of products by."""
+    """Whether sums of squares are close enough to compute the sum of products from them."""
     return rr <= _ALIKE * cc and cc <= _ALIKE * rr
 
 
 def comoments(r: Array, c: Array, sums: tuple[float, ...]) -> Comoments:
-    """The comoments of a block.
-
-    Args:
-        r: the reference's numbers.
-        c: the candidate's.
-        sums: of r and c, and of r*r, c*c and (c - r)*(c - r).
-    """
+    """The comoments of a block; `sums` are those of r, c, r*r, c*c and (c - r)*(c - r)."""
     n = r.size
     total_r, total_c, rr, cc, dd = sums
     mean_r, mean_c = total_r / n, total_c / n
@@ -126,7 +120,7 @@ def comoments(r: Array, c: Array, sums: tuple[float, ...]) -> Comoments:
 
 
 def _centred_comoments(r: Array, c: Array, means: tuple[float, float]) -> Comoments:
-    """The same where a mean outweighs what varies about it: it is taken off before squaring."""
+    """The comoments of a block with a large mean, which is subtracted before squaring."""
     n = r.size
     anchors = [_find_anchor(side, mean) for side, mean in zip((r, c), means, strict=True)]
     x = np.subtract(widened(r, "wide r"), anchors[0], out=ROOM.of("x", np.float64, n))
@@ -135,14 +129,15 @@ def _centred_comoments(r: Array, c: Array, means: tuple[float, float]) -> Comome
     xx, yy, xy = dot(x, x), dot(y, y), dot(x, y)
     e = np.subtract(y, x, out=y)
     total_e = total(e)
-    apart = anchors[1] - anchors[0]
-    rounded = apart - anchors[1]
-    lost = (anchors[1] - (apart - rounded)) - (anchors[0] + rounded)  # of `apart`, exactly
+    difference = anchors[1] - anchors[0]
+    rounded = difference - anchors[1]
+    # The exact rounding error of `difference`.
+    lost = (anchors[1] - (difference - rounded)) - (anchors[0] + rounded)
     return Comoments(
         n,
         anchors[0],
         anchors[1],
-        apart,
+        difference,
         max(xx - total_x * total_x / n, 0.0),
         max(yy - total_y * total_y / n, 0.0),
         max(dot(e, e) - total_e * total_e / n, 0.0),
@@ -152,7 +147,7 @@ def _centred_comoments(r: Array, c: Array, means: tuple[float, float]) -> Comome
 
 
 def _find_anchor(side: Array, mean: float) -> float:
-    """A number to be taken off a side: its mean, and exactly its value where it is constant."""
+    """The number to subtract from a side: its mean, or exactly its value if it is constant."""
     first = float(side[0])
     return first if bool((side == side[0]).all()) else mean
 
@@ -177,23 +172,23 @@ class WorstDifference(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """In float64: `size` may be of float32, and an element is not."""
+        """The difference in float64, while `size` may be rounded to float32."""
         return abs(self.candidate - self.reference)
 
 
 @dataclass(frozen=True)
 class PairSums:
-    """What a whole pair comes to, wherever it was walked: the metrics are made of this alone.
+    """The sums of a whole pair, computed by any back end; the metrics follow from them.
 
     Attributes:
-        compared: elements that are finite on both sides.
-        counts: each side's NaNs, infinities and zeros; elements `mismatched` among those compared;
-            positions `unlike` in being finite.
-        comoments: of the compared elements; a complex one is two reals.
+        compared: number of elements that are finite on both sides.
+        counts: each side's NaNs, infinities and zeros; `mismatched` among the compared elements;
+            `unlike`: positions where only one side is finite, or the infinities differ.
+        comoments: of the compared elements; a complex element counts as two reals.
         squares: sum of squares of the differences, times `scale` squared.
-        absolute: sum of the sizes of the differences, times `scale`.
-        worst: the first largest difference, or before that the first unlike position.
-        scale: what all numbers behind the sums were multiplied by.
+        absolute: sum of the absolute differences, times `scale`.
+        worst: the first unlike position, else the first largest difference.
+        scale: the factor applied to all numbers before summing.
     """
 
     compared: int
@@ -209,14 +204,14 @@ class PairSums:
 
     @property
     def is_safe(self) -> bool:
-        """Whether no sum of squares has overflowed or underflowed: only those of float64 can."""
+        """Whether no sum of squares has overflowed or underflowed, as float64 inputs can."""
         norms = zip(("reference", "candidate"), self.comoments.about_zero[:2], strict=True)
         return self.counts["unlike"] > 0 or all(
             is_safe(norm) or self.counts[f"zero_{side}"] == self.compared for side, norm in norms
         )
 
     def metrics(self, shape: Sequence[int]) -> Metrics:
-        """The metrics of a pair of that shape; infinite where one side is not finite."""
+        """The metrics of a pair of this shape; infinite if there are unlike positions."""
         counts, about, n = self.counts, self.comoments, max(self.compared, 1)
         unlike, worst = counts["unlike"], self.worst
         rr, cc, rc = about.about_zero
@@ -251,8 +246,8 @@ class PairTotals:
     """Running totals over the blocks of a pair of tensors.
 
     Args:
-        has_ulps: whether the two dtypes are one grid of floats.
-        softmax: whether the divergence of their softmaxes is asked for, which costs most.
+        has_ulps: whether the two dtypes have common ulps.
+        softmax: whether to compute the divergence of their softmaxes, the most expensive figure.
     """
 
     def __init__(self, *, has_ulps: bool, softmax: bool = True) -> None:
@@ -350,7 +345,7 @@ class PairTotals:
         self._take_ratios(offset, places, (r, c), moduli, equal if side_r.zeros else None)
 
     def _take_equal(self, r: Array, side: SideBlock) -> None:
-        """Add a block whose numbers are equal."""
+        """Add a block of equal numbers."""
         sums = (side.total, side.total, side.squares, side.squares, 0.0)
         self._comoments = self._comoments.merge(comoments(r, r, sums))
         if self._softmax is not None:
@@ -364,30 +359,28 @@ class PairTotals:
         moduli: Array,
         equal: Array | None,
     ) -> None:
-        """Add the differences relative to the reference; `equal` where some of that are zero."""
+        """Add relative differences; `equal` is given if the reference has zeros."""
         if self._steepest.size == math.inf:
-            return  # nor will the mean be any other
+            return  # the mean stays infinite too
         ratios = np.abs(pair[0], out=ROOM.get("ratios", moduli))
         np.divide(moduli, ratios, out=ratios)
         if equal is not None:
             np.copyto(ratios, 0.0, where=equal)  # 0 / 0
         largest, found = float(np.maximum.reduce(ratios)), total(ratios)
-        if (
-            not found < math.inf and moduli.dtype == np.float32
-        ):  # the quotient may just be too large
+        if not found < math.inf and moduli.dtype == np.float32:  # float32 may just overflow
             wide = widened(pair[0], "wide r"), widened(pair[1], "wide c")
-            apart = np.subtract(wide[1], wide[0], out=ROOM.get("wide d", wide[0]))
-            self._take_ratios(offset, places, wide, np.abs(apart, out=apart), equal)
+            difference = np.subtract(wide[1], wide[0], out=ROOM.get("wide d", wide[0]))
+            self._take_ratios(offset, places, wide, np.abs(difference, out=difference), equal)
             return
         self._relative += found
         if largest > self._steepest.size:
             self._steepest = _find_worst(largest, ratios, offset, places, pair)
 
     def sums(self) -> PairSums:
-        """What all blocks come to.
+        """The sums of all blocks.
 
         Raises:
-            OutOfRangeError: a sum of squares left float64.
+            OutOfRangeError: a sum of squares is out of the range of float64.
         """
         for span in self.spans:
             span.check()
@@ -413,10 +406,10 @@ class PairTotals:
         )
 
     def figures(self, shape: tuple[int, ...]) -> PairFigures:
-        """All of them.
+        """All figures of the pair.
 
         Raises:
-            OutOfRangeError: a sum of squares left float64.
+            OutOfRangeError: a sum of squares is out of the range of float64.
         """
         finite = all(span.is_finite for span in self.spans)
         compared, unlike = self._comoments.n, self._counts["unlike"]
@@ -448,8 +441,8 @@ def _relative_norm(dd: float, rr: float) -> float:
 def _cosine(rr: float, cc: float, dd: float, rc: float) -> float:
     """The cosine of the angle between two vectors; NaN if one is zero.
 
-    Of vectors of like length it is taken from their difference: 1 - cosine then keeps its digits,
-    of which a product would leave those above 1e-7 if it was summed in float32.
+    For vectors of similar length it is computed from their difference: 1 - cosine then keeps its
+    digits, while a product summed in float32 would lose those below 1e-7.
     """
     if not (rr > 0.0 and cc > 0.0):
         return math.nan
@@ -459,7 +452,7 @@ def _cosine(rr: float, cc: float, dd: float, rc: float) -> float:
 
 
 def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index in every dimension of an element that is so many-th in row-major order."""
+    """The multi-dimensional index of a flat index in row-major order."""
     index: list[int] = []
     for length in reversed(shape):
         flat, position = divmod(flat, length)

@@ -1,12 +1,12 @@
-"""What a user asks of a pair of tensors, in the words of its figures.
+"""Rules of a user for a pair of tensors, written as conditions on its figures.
 
 ::
 
     rel_l2 <= 1e-3 and (max_abs < 1 or max_ulp <= 4)
 
 A name is a figure of `Metrics` or `PairFigures`, or a column of the table (`cosine_similarity`).
-A figure that is NaN or was not taken is neither below nor above anything: what depends on it does
-not hold, whatever stands before it, `not` included.
+A figure that is NaN or was not computed is unknown: a condition that depends on it does not hold,
+not even after `not`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMES", "Requirement"]
 
-# The table's columns, by the figures in them.
+# Column name of the table -> figure.
 _COLUMNS = {
     "cosine_similarity": "cosine",
     "max_relative_error": "max_rel",
@@ -82,36 +82,31 @@ class _Joined:
 
 @dataclasses.dataclass(frozen=True)
 class Requirement:
-    """What the figures of a pair must be like.
-
-    Attributes:
-        text: as it was written.
-        condition: the same, understood.
-    """
+    """A condition on the figures of a pair, as text and parsed."""
 
     text: str
     condition: _Compared | _Joined
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Understand what was written.
+        """Parse a rule.
 
         Raises:
-            UsageError: it is no such expression; the message shows where.
+            UsageError: the text is not a valid rule; the message shows where.
         """
         return cls(text, _RuleParser(text).whole())
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The figures that it asks for, by their own names, each once."""
+        """The names of the figures it uses, each once."""
         return tuple(dict.fromkeys(_figure_names(self.condition)))
 
     def holds(self, figures: PairFigures) -> bool:
-        """Whether a pair is like that; never, where a figure that decides it is not known."""
+        """Whether a pair meets the rule; False if a deciding figure is unknown."""
         return _evaluate(self.condition, figures) is True
 
     def shown(self, figures: PairFigures) -> str:
-        """The figures it asks for, as they are: `rel_l2 = 0.02, max_ulp = unknown`."""
+        """The values of its figures: `rel_l2 = 0.02, max_ulp = unknown`."""
         found = ((name, _figure_value(name, figures)) for name in self.names)
         return ", ".join(
             f"{name} = {'unknown' if value is None else f'{value:.4g}'}" for name, value in found
@@ -129,19 +124,17 @@ def _figure_names(condition: _Compared | _Joined) -> Iterator[str]:
 
 
 def _evaluate(condition: _Compared | _Joined, figures: PairFigures) -> bool | None:
-    """True, False, or None where it cannot be told."""
+    """True, False, or None if unknown."""
     if isinstance(condition, _Compared):
-        left, right = (
-            _figure_value(condition.left, figures),
-            _figure_value(condition.right, figures),
-        )
+        left = _figure_value(condition.left, figures)
+        right = _figure_value(condition.right, figures)
         if left is None or right is None or math.isnan(left) or math.isnan(right):
             return None
         return _OPERATORS[condition.sign](left, right)
     parts = [_evaluate(one, figures) for one in condition.of]
     if condition.word == "not":
         return None if parts[0] is None else not parts[0]
-    # What decides an `and` is a part that fails; an `or`, one that holds.
+    # One part that is false decides an `and`; one that is true decides an `or`.
     decisive = condition.word == "or"
     if decisive in parts:
         return decisive
@@ -169,21 +162,21 @@ class _RuleToken:
 
 
 class _RuleParser:
-    """Reads an expression: `or` binds least, then `and`, then `not`."""
+    """A parser of rules: `or` binds least, then `and`, then `not`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         if len(text) > _LONGEST:
-            raise UsageError(f"a rule of {len(text)} characters: give at most {_LONGEST}")
+            raise UsageError(f"the rule has {len(text)} characters: give at most {_LONGEST}")
         self._tokens = list(self._read())
         self._at = 0
         self._depth = 0
 
     def whole(self) -> _Compared | _Joined:
-        """The whole text, as one condition."""
+        """Parse the whole text as one condition."""
         found = self._any()
         if self._next.kind != "end":
-            self._refuse("give `and` or `or` before it")
+            self._refuse("expected `and` or `or` here")
         return found
 
     def _read(self) -> Iterator[_RuleToken]:
@@ -193,7 +186,7 @@ class _RuleParser:
             match = _TOKEN.match(self._text, at)
             if match is None:
                 begin = at + len(self._text[at:]) - len(self._text[at:].lstrip())
-                _refuse(self._text, begin, "that means nothing in a rule")
+                _refuse(self._text, begin, "unexpected character")
             kind = match.lastgroup or ""
             text = match[kind]
             yield _RuleToken(
@@ -226,14 +219,14 @@ class _RuleParser:
     def _one(self) -> _Compared | _Joined:
         self._depth += 1
         if self._depth > _DEEPEST:
-            self._refuse(f"more than {_DEEPEST} of `not` and `(` within each other")
+            self._refuse(f"more than {_DEEPEST} nested `not` and `(`")
         found: _Compared | _Joined
         if self._take("not"):
             found = _Joined("not", (self._one(),))
         elif self._take("("):
             found = self._any()
             if not self._take(")"):
-                self._refuse("a `)` is missing here")
+                self._refuse("expected `)` here")
         else:
             found = self._compared()
         self._depth -= 1
@@ -243,12 +236,12 @@ class _RuleParser:
         left = self._value()
         sign = self._next.kind
         if not self._take(*_OPERATORS):
-            self._refuse(f"one of {' '.join(_OPERATORS)} is missing here")
+            self._refuse(f"expected one of {' '.join(_OPERATORS)} here")
         found = _Compared(left, sign, self._value())
         if isinstance(found.left, float) and isinstance(found.right, float):
-            self._refuse("two numbers say nothing of a pair; give a figure, such as rel_l2")
+            self._refuse("this compares two numbers; use a figure, such as rel_l2")
         if self._next.kind in _OPERATORS:
-            self._refuse("compare two at a time, and join them with `and`")
+            self._refuse("comparisons cannot be chained; join them with `and`")
         return found
 
     def _value(self) -> str | float:
@@ -256,11 +249,11 @@ class _RuleParser:
         if self._take("number"):
             return float(token.text)
         if not self._take("name"):
-            self._refuse("a figure, such as rel_l2, or a number is missing here")
+            self._refuse("expected a number, or a figure such as rel_l2, here")
         name = _COLUMNS.get(token.text, token.text)
         if name not in _OF_METRICS and name not in _OF_PAIR:
             nearest = difflib.get_close_matches(token.text.lower(), NAMES, n=1, cutoff=0.0)[0]
-            _refuse(self._text, token.begin, f"no figure is called that; the nearest is {nearest}")
+            _refuse(self._text, token.begin, f"unknown figure; did you mean {nearest}?")
         return name
 
     def _refuse(self, why: str) -> NoReturn:
@@ -269,4 +262,4 @@ class _RuleParser:
 
 def _refuse(text: str, at: int, why: str) -> NoReturn:
     shown = text.replace("\n", " ").replace("\t", " ")
-    raise UsageError(f"a rule cannot be read: {why}\n  {shown}\n  {' ' * at}^")
+    raise UsageError(f"cannot read the rule: {why}\n  {shown}\n  {' ' * at}^")

@@ -1,4 +1,4 @@
-"""A linear sketch: a few kilobytes that show how far two tensors are apart, element by element."""
+"""Linear sketches: a few kilobytes that estimate the elementwise distance of two tensors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from paritas.numerics.metrics import blocks
 
 # sign(i) = 1 - 2 * (mix(o + i mod 2^16) >> 31),  o = mix(2^20 + i // 2^16) mod 2^16
 #
-# where `mix` is the fixed hash of 32-bit integers below. Each block of 2^16 indices thus takes its
-# signs in a row out of a table of 2^17, from a place of its own.
+# where `mix` is the fixed hash of 32-bit integers below. Each block of 2^16 indices takes its signs
+# from a contiguous part of a table of 2^17, at its own offset.
 
 Integer = TypeVar("Integer", int, Tensor)
 
@@ -38,22 +38,22 @@ def signs(indices: Tensor) -> Tensor:
 
 
 def signs_from(start: int, count: int, device: torch.device) -> Tensor:
-    """The signs of so many indices in a row."""
+    """The signs of `count` consecutive indices."""
     first, last = start >> _SIGN_BITS, (start + count - 1) >> _SIGN_BITS
     rows = first_sign(torch.arange(first, last + 1, device=device))
-    # All windows of the table, as a view: a block's signs are one of them.
+    # All windows of the table, as a view: the signs of a block are one of them.
     windows = _table_on(device).unfold(0, SIGN_BLOCK, 1)
     return windows[rows].flatten().narrow(0, start & (SIGN_BLOCK - 1), count)
 
 
 def first_sign(block: Integer) -> Integer:
-    """Where in the table the signs of a block of indices begin."""
+    """The position in the table where the signs of a block begin."""
     return _mix(block + _FIRST_BLOCK) & (SIGN_BLOCK - 1)
 
 
 @functools.cache
 def sign_table(dtype: np.dtype[Any]) -> Array:
-    """The table, for numpy to multiply with."""
+    """The table as a numpy array of a dtype."""
     return _table_on(torch.device("cpu")).numpy().astype(dtype)
 
 
@@ -63,32 +63,32 @@ def _table_on(device: torch.device) -> Tensor:
 
 
 def _mix(number: Integer) -> Integer:
-    """Hash integers below 2^32; one and the same in Python's integers and in int64 tensors."""
+    """Hash integers below 2^32; the same for Python integers and int64 tensors."""
     number = (number ^ (number >> 16)) * 0x7FEB352D & 0xFFFFFFFF
     number = (number ^ (number >> 15)) * 0x846CA68B & 0xFFFFFFFF
     return number ^ (number >> 16)
 
 
-# --- Where the elements of a shard are in the whole tensor ----------------------------------------
+# --- Indices of the elements of a shard in the whole tensor ---------------------------------------
 
 
 class ShardIndices:
     """Maps the flat indices of a shard to those of the whole.
 
     Attributes:
-        run: so many elements in a row are neighbours in the whole, too.
+        run: number of consecutive elements that are also consecutive in the whole.
     """
 
     def __init__(self, shape: Sequence[int], whole: Sequence[int], origin: Sequence[int]) -> None:
         """Place a shard.
 
         Raises:
-            UsageError: it does not lie within the whole.
+            UsageError: it is not inside the whole.
         """
         _check_shard(tuple(shape), tuple(whole), tuple(origin))
         self.run = 1
         self._start = 0
-        # Beyond the run, from the last on: extent in the shard, stride in the whole.
+        # The axes outside the run, last first: extent in the shard, stride in the whole.
         self._axes: list[tuple[int, int]] = []
         stride, joined = 1, True
         for extent, full, begin in zip(shape[::-1], whole[::-1], origin[::-1], strict=True):
@@ -101,14 +101,14 @@ class ShardIndices:
             stride *= full
 
     def indices(self, begin: int, end: int, device: torch.device) -> Tensor:
-        """The indices in the whole of a range of the shard."""
+        """The indices in the whole for a range of the shard."""
         first, last = begin // self.run, -(-end // self.run)
         starts = self._run_start(torch.arange(first, last, device=device))
         rows = starts[:, None] + torch.arange(self.run, device=device)
         return rows.flatten()[begin - first * self.run : end - first * self.run]
 
     def runs(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Cut a range of the shard into runs: begin and end in it, and index in the whole."""
+        """Cut a range of the shard into runs: begin and end in the shard, index in the whole."""
         while begin < end:
             stop = min(end, begin - begin % self.run + self.run)
             yield begin, stop, self._run_start(begin // self.run) + begin % self.run
@@ -126,23 +126,23 @@ def _check_shard(shape: tuple[int, ...], whole: tuple[int, ...], origin: tuple[i
     axes = zip(shape, whole, origin, strict=False)
     inside = all(0 <= begin <= begin + extent <= full for extent, full, begin in axes)
     if not (len(shape) == len(whole) == len(origin) and inside):
-        text = f"a part of shape {shape} at {origin} does not lie within a tensor of shape {whole}"
-        raise UsageError(f"{text}: give global_shape and global_offset as the placement has them")
+        text = f"a shard of shape {shape} at {origin} is not inside a tensor of shape {whole}"
+        raise UsageError(f"{text}: give global_shape and global_offset as in the placement")
 
 
 # --- Sketching ------------------------------------------------------------------------------------
 
-# Means and norms do not see two rows swapped or a tensor transposed; a sketch does. It is a vector
-# of m sums. The value at flat index i (row-major, in the whole tensor) is added, times sign(i), to
-# the sum number i mod m; `buckets` gives m, `signs` the sign. Both are a part of the format:
-# sketches made by different versions, machines and devices are compared.
+# Means and norms do not detect two swapped rows or a transposed tensor; a sketch does. It is a
+# vector of m sums. The value at flat index i (row-major, in the whole tensor) is added, times
+# sign(i), to the sum number i mod m; `buckets` defines m, `signs` the sign. Both are a part of the
+# format: sketches of different versions, machines and devices are compared.
 #
-# The expected square of a sketch's norm is that of the tensor's, to about sqrt(2/m) of it; and as a
-# sketch is linear, so is the difference of two sketches the sketch of the difference. It adds up
+# The expected square of a sketch's norm is that of the tensor's, to about sqrt(2/m) of it. A sketch
+# is linear: the difference of two sketches is the sketch of the difference, and sketches add up
 # over the shards of a tensor, each placed by its index in the whole, and over partial sums.
 
 _MOST_BUCKETS = 1024
-# Runs of a shard that are at least so long are added one by one, shorter ones index by index.
+# Runs of at least this length are added one by one, shorter ones index by index.
 _LONG_RUN = 1 << 10
 _LONG_RUN_ON_DEVICE = 1 << 16
 _DEVICE_BLOCK = 1 << 22
@@ -151,14 +151,14 @@ _LARGEST = 2.0**1000
 
 @dataclass(frozen=True)
 class PendingSketch:
-    """A sketch that may still be on its way from a device."""
+    """A sketch that a device may still be computing."""
 
     _sums: Tensor
     _narrow: bool
     _ready: torch.Event | None = None
 
     def finish(self) -> Tensor:
-        """Wait for it; from any thread."""
+        """Wait for the result, from any thread."""
         if self._ready is not None:
             self._ready.synchronize()
         return _narrow_if_held(self._sums) if self._narrow else self._sums
@@ -170,23 +170,23 @@ def sketch(
     global_shape: Sequence[int] | None = None,
     global_offset: Sequence[int] | None = None,
 ) -> Tensor:
-    """Sketch a tensor, or its part in the sketch of a whole.
+    """Sketch a tensor, or a shard as its part of the sketch of the whole.
 
-    NaN and infinities count as 0: `Statistics` counts them. Integers and bools are numbers; a
-    complex number is two, side by side.
+    NaN and infinities count as 0 (`Statistics` counts them). Integers and bools are numbers; a
+    complex number is two consecutive reals.
 
     Args:
-        tensor: of any device, strides and dtype of numbers.
-        global_shape: the shape of the whole that it is a shard of.
-        global_offset: where in the whole it begins.
+        tensor: of any device, strides and numeric dtype.
+        global_shape: the shape of the whole, if the tensor is a shard.
+        global_offset: the offset of the shard in the whole.
 
     Returns:
-        1-d, on the CPU: float32 where that holds all values of the dtype and the sums, else
+        A 1-d tensor on the CPU: float32 if that holds all values of the dtype and the sums, else
         float64.
 
     Raises:
-        UsageError: the tensor does not lie within the whole, is sparse or quantized, or of a dtype
-            that torch cannot convert.
+        UsageError: the tensor is not inside the whole, is sparse or quantized, or has a dtype that
+            torch cannot convert.
     """
     pending = begin_sketch(tensor, global_shape=global_shape, global_offset=global_offset)
     return pending.finish()
@@ -198,10 +198,10 @@ def begin_sketch(
     global_shape: Sequence[int] | None = None,
     global_offset: Sequence[int] | None = None,
 ) -> PendingSketch:
-    """Start a sketch: on the CPU it is done at once, elsewhere the work is queued.
+    """Start a sketch: immediately on the CPU, queued on a CUDA device.
 
-    The work goes to the device's current stream; the tensor may change once that stream has come
-    to it. Arguments and errors are those of `sketch`.
+    The work is queued on the device's current stream; later work on that stream may change the
+    tensor. Arguments and errors are those of `sketch`.
     """
     tensor = tensor.detach()
     check_dtype(tensor.dtype)
@@ -225,14 +225,14 @@ def begin_sketch(
 
 
 def buckets(numel: int) -> int:
-    """How many sums the sketch of so many real values has: a power of two from 16 to 1024."""
+    """The number of sums in a sketch of `numel` real values: a power of two from 16 to 1024."""
     return min(_MOST_BUCKETS, max(16, 1 << max(-(-numel // 4) - 1, 0).bit_length()))
 
 
 def sketch_norm(sums: Tensor) -> float:
-    """Estimate the norm of the tensor that was sketched."""
+    """Estimate the norm of a tensor from its sketch."""
     wide = sums.double()
-    scale = float(wide.abs().max()) or 1.0  # squares would leave float64 before the norm does
+    scale = float(wide.abs().max()) or 1.0  # squares overflow before the norm does
     return scale * float(torch.linalg.vector_norm(wide / scale))
 
 
@@ -240,22 +240,22 @@ def sketch_distance(reference: Tensor, candidate: Tensor) -> float:
     """Estimate |reference - candidate| / |reference|, from the sketches of two tensors.
 
     Returns:
-        0 if the sketches are equal; infinity if the reference's is zero and the other's is not.
+        0 if the sketches are equal; infinity if only the reference's is zero.
 
     Raises:
-        UsageError: the sketches are of different length.
+        UsageError: the lengths of the sketches differ.
     """
     _check_lengths([reference, candidate])
-    apart = sketch_norm(reference.double() - candidate.double())
+    difference = sketch_norm(reference.double() - candidate.double())
     size = sketch_norm(reference)
-    return apart / size if size else math.inf if apart else 0.0
+    return difference / size if size else math.inf if difference else 0.0
 
 
 def add_sketches(sketches: Iterable[Tensor]) -> Tensor:
     """Add the sketches of the shards, or of the partial sums, of one tensor.
 
     Raises:
-        UsageError: there are none, or they are of different length.
+        UsageError: there are none, or their lengths differ.
     """
     parts = list(sketches)
     _check_lengths(parts)
@@ -284,7 +284,7 @@ def _add_values(sums: Tensor, tensor: Tensor, place: ShardIndices) -> None:
 
 
 def _real_chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Flat chunks of real floats, in logical order, with the index at which each begins."""
+    """Flat chunks of real floats, in logical order, with the index of the first element."""
     size = _DEVICE_BLOCK if tensor.is_cuda else SIGN_BLOCK
     for offset, (piece,) in blocks(tensor, block_size=size):
         chunk = piece if piece.is_cuda else piece.cpu()
@@ -294,7 +294,7 @@ def _real_chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _finite_doubles(values: Tensor) -> Tensor:
-    """In float64, without NaN and infinities, and so small that sums stay finite."""
+    """Float64 values without NaN and infinities, clamped to keep sums finite."""
     known = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return known.clamp(-_LARGEST, _LARGEST) if known.dtype == torch.float64 else known.double()
 
@@ -314,7 +314,7 @@ def _add_run(sums: Tensor, values: Tensor, start: int) -> None:
 
 
 def _plain_sums(flat: Array) -> Array:
-    """The sums of a whole tensor, by the fewest calls: on a small one they are what it costs."""
+    """The sums of a whole tensor with few calls, which dominate the cost of small tensors."""
     width = buckets(flat.size)
     sums = np.zeros(width)
     for start in range(0, flat.size, SIGN_BLOCK):
@@ -343,7 +343,7 @@ def _run_sums(values: Array, start: int, width: int) -> Array:
         first = first_sign(block) + within
         signed = (room if wide else narrow_room)[:count]
         np.multiply(values[done : done + count], table[first : first + count], out=signed)
-        if not wide:  # A product with a sign is exact in float32, and half as much to move.
+        if not wide:  # A product with a sign is exact in float32, with half the memory traffic.
             np.copyto(room[:count], signed)
         _fold_into(part, room[:count], (start + done) % width)
         done += count
@@ -351,7 +351,7 @@ def _run_sums(values: Array, start: int, width: int) -> Array:
 
 
 def _fold_into(sums: Array, signed: Array, first: int) -> None:
-    """Add values to the sums in turn, from the first on."""
+    """Add values to consecutive sums, cyclically, starting at `first`."""
     width = sums.size
     head = min(-first % width, signed.size)
     rows = (signed.size - head) // width
@@ -368,10 +368,10 @@ def _fold_into(sums: Array, signed: Array, first: int) -> None:
 
 
 def _narrow_if_held(sums: Tensor) -> Tensor:
-    """As float32, if that holds them."""
+    """Convert to float32 if that does not overflow."""
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = sums.numpy().astype(np.float32)
-        # The sum of squares is the quicker test, if it does not itself overflow.
+        # The sum of squares is the faster test, unless it overflows itself.
         fits = math.isfinite(narrow.dot(narrow)) or bool(np.isfinite(narrow).all())
     return torch.from_numpy(narrow) if fits else sums
 
@@ -381,5 +381,5 @@ def _check_lengths(sketches: Sequence[Tensor]) -> None:
     if len(lengths) != 1:
         found = " and ".join(map(str, lengths)) or "none"
         raise UsageError(
-            f"sketches of one length are needed, got {found}: they are of tensors of different size"
+            f"sketches must have one length, got {found}: the tensors have different sizes"
         )

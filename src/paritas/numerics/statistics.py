@@ -1,4 +1,4 @@
-"""What a tensor amounts to, in a few numbers: on the CPU, on a device, many small ones at once."""
+"""Summary statistics of tensors: on the CPU, on a device, many small ones at once."""
 
 from __future__ import annotations
 
@@ -18,26 +18,22 @@ from paritas.numerics.block_sums import BLOCK, ROOM, Array
 from paritas.numerics.metrics import blocks
 from paritas.numerics.sketch import SIGN_BLOCK, buckets, first_sign, sign_table, sketch
 
-# --- What a tensor amounts to, and what is added up on the way there ------------------------------
+# --- Statistics, and the running totals they are computed from ------------------------------------
 
-# Scaled by such an exponent at most, the largest float64 and the least have squares.
+# Scaled by an exponent of at most this size, all float64 have finite, nonzero squares.
 LARGEST_SCALE = 1000
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A summary of the values of one tensor; of complex numbers, of their magnitudes.
+    """A summary of the values of one tensor; for complex numbers, of their magnitudes.
 
     Attributes:
-        count: how many values.
-        minimum: the least finite value; None where there is none.
-        maximum: the greatest finite value.
-        mean: of the finite values.
-        l2: square root of the sum of their squares.
-        zeros: how many are zero, of either sign.
-        nans: how many are not a number.
-        positive_infinities: how many.
-        negative_infinities: how many.
-        exponents: (e, how many finite nonzero values v have 2^e <= |v| < 2^(e+1)), ascending.
+        count: number of values.
+        minimum: the smallest finite value; None if there is none, like the next three.
+        mean: mean of the finite values.
+        l2: L2 norm of the finite values.
+        zeros: number of zeros, of either sign.
+        exponents: (e, number of finite nonzero values v with 2^e <= |v| < 2^(e+1)), ascending.
     """
 
     count: int
@@ -58,13 +54,13 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def counts_all(self) -> bool:
-        """Whether each value is in one of the counts, as ours are; other tools count some kinds."""
+        """Whether the counts cover each value, as ours do; other tools count only some kinds."""
         counted = self.zeros + self.nans + self.positive_infinities + self.negative_infinities
         return counted + sum(many for _, many in self.exponents) == self.count
 
 
 class BlockSums(NamedTuple):
-    """Sums of a block's finite values and of their squares, all scaled down by 2^exponent."""
+    """Sums of a block's finite values and of their squares, with values scaled by 2^-exponent."""
 
     total: float
     squares: float
@@ -73,11 +69,7 @@ class BlockSums(NamedTuple):
 
 @dataclass
 class StatisticsTally:
-    """What all blocks so far come to, wherever they were counted.
-
-    Attributes:
-        exponents: finite nonzero values by exponent.
-    """
+    """Running totals over blocks; `exponents` counts finite nonzero values by exponent."""
 
     count: int
     zeros: int = 0
@@ -97,7 +89,7 @@ class StatisticsTally:
                 found[exponent] = found.get(exponent, 0) + count
 
     def statistics(self) -> Statistics:
-        """The whole; mean and norm from scaled sums, lest a square overflow."""
+        """The statistics of all blocks; scaled sums keep squares from overflowing."""
         infinities = self.positive_infinities + self.negative_infinities
         finite = self.count - self.nans - infinities
         figures: dict[str, float] = {}
@@ -131,29 +123,29 @@ def _scale_or_infinity(number: float, exponent: int) -> float:
 
 # --- Statistics and sketches of small tensors, those of one size together -------------------------
 
-# What a small tensor costs is the number of calls. So tensors of one size become the rows of a
-# matrix, and each call is made once for all of them; it takes long enough for Python to let other
-# threads run beside it. What is found of a row does not depend on the others.
+# The cost of a small tensor is the number of calls. So tensors of one size become the rows of a
+# matrix, and each call processes all of them; it takes long enough for other Python threads to run
+# meanwhile. The results of a row do not depend on the others.
 
 _ROW_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _LONGEST_ROW = SIGN_BLOCK
-# Elements of a matrix: what is computed of it stays in a processor's cache.
+# Elements of a matrix: intermediate results stay in the processor's cache.
 _MATRIX_SIZE = 1 << 17
-# Dot products are taken in pieces so short that no BLAS wakes its threads for them.
+# Dot products use pieces so short that no BLAS starts its threads for them.
 DOT = 1 << 13
-# Of a float32: bits of the fraction, values of sign and exponent, those of the exponent, its bias.
+# Of a float32: fraction bits, values of sign and exponent, values of the exponent, its bias.
 _FLOAT32_SHIFT, _FLOAT32_FIELDS, _FLOAT32_EXPONENTS, _FLOAT32_BIAS = 23, 512, 256, 127
 
 
 class SketchedStatistics(NamedTuple):
-    """What was found of one tensor; its sketch, if that was asked for."""
+    """The statistics of one tensor, with its sketch if requested."""
 
     statistics: Statistics
     sketch: Tensor | None
 
 
 def fits_row(tensor: Tensor) -> bool:
-    """Whether a tensor is small, and its values are floats that lie in order on the CPU."""
+    """Whether a tensor is small, contiguous, on the CPU and of a suitable float dtype."""
     return (
         tensor.dtype in _ROW_DTYPES
         and tensor.is_cpu
@@ -167,7 +159,7 @@ def summarize_rows(tensors: Sequence[Tensor], *, sketches: bool) -> list[Sketche
     """Summarize tensors that fit rows, in order.
 
     Returns:
-        None for those that need a closer look: they hold NaN, infinities or subnormals.
+        None for those with NaN, infinities or subnormals, which need `summarize_on_cpu`.
     """
     found: list[SketchedStatistics | None] = [None] * len(tensors)
     groups: defaultdict[tuple[torch.dtype, int], list[int]] = defaultdict(list)
@@ -195,7 +187,7 @@ def _stack_rows(tensors: list[Tensor], size: int) -> Array:
 
 def _summarize_matrix(values: Array, *, sketches: bool) -> Iterator[SketchedStatistics | None]:
     with np.errstate(invalid="ignore", over="ignore"):
-        least = np.minimum.reduce(values, axis=1) + 0.0  # a zero of either sign is one
+        least = np.minimum.reduce(values, axis=1) + 0.0  # -0.0 becomes 0.0
         most = np.maximum.reduce(values, axis=1) + 0.0
         wide = ROOM.of("wide rows", np.float64, values.size).reshape(values.shape)
         np.copyto(wide, values)
@@ -204,7 +196,7 @@ def _summarize_matrix(values: Array, *, sketches: bool) -> Iterator[SketchedStat
     counts, odd = _count_row_exponents(values)
     zeros = [0] * len(values)
     for row in np.flatnonzero(odd).tolist():
-        # By their bits: a processor may be told to take subnormals for zeros.
+        # By their bits: the processor may be set to flush subnormals to zero.
         zeros[row] = values.shape[1] - int(np.count_nonzero(values[row].view(np.uint32) << 1))
     plain = np.isfinite(squares) & (odd == zeros)
     figures = zip(
@@ -244,7 +236,7 @@ def _row_squares(wide: Array) -> Array:
 
 
 def _count_row_exponents(values: Array) -> tuple[list[tuple[tuple[int, int], ...]], Array]:
-    """Count the normal values of each row by exponent; and how many others there are."""
+    """Count the normal values of each row by exponent, and the number of zeros and subnormals."""
     rows, size = values.shape
     fields = ROOM.of("fields", np.uint32, values.size).reshape(rows, size)
     np.right_shift(values.view(np.uint32), _FLOAT32_SHIFT, out=fields)
@@ -263,7 +255,7 @@ def _count_row_exponents(values: Array) -> tuple[list[tuple[tuple[int, int], ...
 
 
 def _sketch_rows(wide: Array) -> Sequence[Tensor]:
-    """The sketch of each row, as `sketch` makes them."""
+    """The sketch of each row, the same as by `sketch`."""
     rows, size = wide.shape
     width = buckets(size)
     first = first_sign(0)
@@ -284,21 +276,21 @@ def _sketch_rows(wide: Array) -> Sequence[Tensor]:
 
 # --- The statistics of a tensor, computed on the CPU ----------------------------------------------
 
-# Block by block: memory stays flat, and a block stays in the cache. It is numpy's work, whose calls
-# cost least on small tensors. Sums are taken in float64, and exponents are read from the bits.
+# Block by block: memory is bounded, and a block stays in the cache. Numpy does the work: its calls
+# are cheapest on small tensors. Sums are in float64, and exponents are read from the bits.
 
 _HOST_BLOCK = BLOCK
-# Up to so many distinct exponents, comparing with each is faster than one table of counts.
+# Up to this many distinct exponents, comparing with each is faster than a table of counts.
 _FEW_EXPONENTS = 6
-# Up to so many elements numpy's table of counts is faster than torch's.
+# Up to this many elements numpy's table of counts is faster than torch's.
 _SHORT_TABLE = 1 << 12
-# A sum of squares above this lost nothing to underflow; no square of less than that overflows.
+# A sum of squares above the first lost nothing to underflow; below the second no square overflows.
 _SAFE_SQUARES = 1e-280
 _SAFE_SIZE = 1e150
 
 
 def summarize_on_cpu(tensor: Tensor) -> Statistics:
-    """Summarize a tensor, which is brought here block by block if it is elsewhere."""
+    """Summarize a tensor; one on another device is copied block by block."""
     tally = StatisticsTally(tensor.numel())
     room = ROOM.of("wide", np.float64, _HOST_BLOCK), ROOM.of("fields", np.int16, _HOST_BLOCK)
     for values in _float_chunks(tensor):
@@ -307,7 +299,7 @@ def summarize_on_cpu(tensor: Tensor) -> Statistics:
 
 
 def _float_chunks(tensor: Tensor) -> Iterator[Array]:
-    """Flat float32 or float64 arrays of bounded size, in the order of memory."""
+    """Flat float32 or float64 arrays of bounded size, in memory order."""
     if has_flat_numpy_view(tensor):
         flat = tensor.view(-1).numpy()
         for start in range(0, flat.size, _HOST_BLOCK):
@@ -319,14 +311,14 @@ def _float_chunks(tensor: Tensor) -> Iterator[Array]:
 
 
 class _FloatLayout(NamedTuple):
-    """How a float is laid out.
+    """The layout of a float dtype.
 
     Attributes:
         integer: the dtype of its bits.
-        fields: a dtype for exponent fields; its low bits are cut out by the conversion.
-        shift: bits of the fraction.
-        mask: the field of NaN and infinities.
-        bias: of the field.
+        fields: a dtype for exponent fields; the conversion keeps the low bits.
+        shift: number of fraction bits.
+        mask: the exponent field of NaN and infinities.
+        bias: the exponent bias.
     """
 
     integer: type
@@ -337,7 +329,7 @@ class _FloatLayout(NamedTuple):
 
     @property
     def subnormal(self) -> int:
-        """Exponent of the least subnormal."""
+        """Exponent of the smallest subnormal."""
         return 1 - self.bias - self.shift
 
 
@@ -361,7 +353,7 @@ def _add_block(tally: StatisticsTally, values: Array, room: tuple[Array, Array])
         if not values.size:
             return
         least, most = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
-    tally.minimum = min(tally.minimum, least + 0.0)  # a zero of either sign is one
+    tally.minimum = min(tally.minimum, least + 0.0)  # -0.0 becomes 0.0
     tally.maximum = max(tally.maximum, most + 0.0)
     largest = max(-least, most)
     _count_exponents(tally, values, largest, room[1])
@@ -383,16 +375,16 @@ def _sum_block(values: Array, largest: float, room: Array) -> BlockSums:
 
 
 def _sum_squares(wide: Array) -> float:
-    """Added up in the order in which `rows` does it: nobody sees which of them was at work."""
+    """Sum in the same order as `_row_squares`, so both give the same bits."""
     found = 0.0
-    for start in range(0, wide.size, DOT):  # not `sum`, which rounds as Python's version has it
+    for start in range(0, wide.size, DOT):  # not `sum`: its rounding depends on the Python version
         piece = wide[start : start + DOT]
         found += float(piece.dot(piece))
     return found
 
 
 def _count_exponents(tally: StatisticsTally, values: Array, largest: float, room: Array) -> None:
-    """Count finite values by exponent: by the field in their bits, the subnormals on their own."""
+    """Count finite values by the exponent field in their bits; subnormals separately."""
     layout = _LAYOUTS[values.dtype]
     bits: Array = values.view(layout.integer)
     fields: Array = room.view(layout.fields)[: values.size]
@@ -421,18 +413,18 @@ def _count_fields(fields: Array) -> Array:
 
 
 def _subnormal_exponents(bits: Array, layout: _FloatLayout) -> Iterable[tuple[int, int]]:
-    """Exponents of subnormals: those of their fractions, taken for integers."""
+    """Exponents of subnormals: those of their fractions, read as integers."""
     fractions = bits & ((1 << layout.shift) - 1)
     powers = np.frexp(fractions[fractions != 0].astype(np.float64))[1]
     return enumerate(np.bincount(powers).tolist(), layout.subnormal - 1)
 
 
-# --- The statistics of a tensor on a CUDA device: all of the work queued, and waited for once -----
+# --- The statistics of a tensor on a CUDA device: queued work, with one synchronization -----------
 
-# Small tensors cost what their launches cost, so few kernels count; large ones what their memory
-# traffic costs, so that float32 values are not widened but while they are summed.
+# Launches dominate the cost of small tensors, so there are few kernels. Memory traffic dominates
+# the cost of large ones, so float32 values are widened only while they are summed.
 
-# Elements taken at once: enough to outweigh the launches, at some 40 bytes of memory each.
+# Elements per block: enough to outweigh the launches, at about 40 bytes of memory each.
 _DEVICE_BLOCK = 1 << 22
 _FLOAT64_BIAS, _FLOAT64_FRACTION, _FLOAT64_FIELD, _FLOAT64_MAGNITUDE = (
     1023,
@@ -442,21 +434,21 @@ _FLOAT64_BIAS, _FLOAT64_FRACTION, _FLOAT64_FIELD, _FLOAT64_MAGNITUDE = (
 )
 _LEAST_EXPONENT = 1 - _FLOAT64_BIAS - _FLOAT64_FRACTION
 _EXPONENT_PLACES = _FLOAT64_BIAS + 1 - _LEAST_EXPONENT
-# Where a field of 0 is counted, which means zero in a float64 made of a float32.
+# Where a field of 0 is counted; it means zero in a float64 converted from float32.
 _ZERO_PLACE = -_FLOAT64_BIAS - _LEAST_EXPONENT
 _BLOCK_FIGURES = 8
 
 
 @dataclass(frozen=True)
 class PendingDeviceStatistics:
-    """Figures per block, then counts by exponent, on their way to memory of the host."""
+    """Figures per block and counts by exponent, being copied to the host."""
 
     count: int
     figures: Tensor
     ready: torch.Event
 
     def finish(self) -> Statistics:
-        """Wait for them; from any thread."""
+        """Wait for the result, from any thread."""
         self.ready.synchronize()
         rows, counts = self.figures[:-_EXPONENT_PLACES], self.figures[-_EXPONENT_PLACES:]
         tally = StatisticsTally(self.count)
@@ -491,24 +483,24 @@ def begin_on_device(tensor: Tensor) -> PendingDeviceStatistics:
 
 
 def _count_nonfinite(values: Tensor) -> Tensor:
-    """How many are NaN, and either infinity."""
+    """Number of NaNs, of positive and of negative infinities."""
     kinds = (values.isnan(), values == torch.inf, values == -torch.inf)
     return torch.stack([kind.sum() for kind in kinds]).double()
 
 
 def _finite_extremes(values: Tensor) -> Tensor:
-    """Of the finite values; infinities, the wrong way round, if there are none."""
+    """Extremes of the finite values; +inf and -inf if there are none."""
     above = values.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf).amin()
     below = values.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).amax()
     return torch.stack([above, below]).double()
 
 
 def _sum_on_device(known: Tensor, *, wide: bool) -> Tensor:
-    """Sum, norm and the exponent both are scaled by, which only squares of float64 need."""
+    """Sum, norm and the exponent of their scale, which only squares of float64 need."""
     exponent = known.new_zeros(())
     if wide:
         power = known.abs().amax().frexp().exponent.clamp(-LARGEST_SCALE, LARGEST_SCALE).long()
-        # A power of two made of its bits, because it has to be exact.
+        # A power of two from its bits, which is exact.
         known = known * ((_FLOAT64_BIAS - power) << _FLOAT64_FRACTION).view(torch.float64)
         exponent = power.double()
     return torch.stack([known.sum(), torch.linalg.vector_norm(known), exponent])
@@ -526,15 +518,15 @@ def _add_figures(tally: StatisticsTally, row: list[float]) -> None:
 
 
 def _count_device_exponents(known: Tensor, *, wide: bool) -> Tensor:
-    """How many nonzero values have each exponent, from the least subnormal's on."""
+    """Number of nonzero values per exponent, from that of the smallest subnormal."""
     places = (known.view(torch.int32)[1::2] >> 20 & _FLOAT64_FIELD) + _ZERO_PLACE
     if wide:
         bits = known.view(torch.int64) & _FLOAT64_MAGNITUDE
-        # A subnormal's fraction, taken for an integer, has an exponent of its own in float64; zero
-        # comes out below all places, where nothing is counted.
+        # A subnormal's fraction, converted as an integer, has a float64 exponent of its own; zero
+        # ends up below all bins and is not counted.
         subnormal = (bits.double().view(torch.int64) >> _FLOAT64_FRACTION) - _FLOAT64_BIAS
         places = places.where(bits >> _FLOAT64_FRACTION != 0, subnormal.int())
-    # Of integers, as a histogram of floats is refused where determinism is asked for.
+    # On integers: torch refuses a histogram of floats in deterministic mode.
     found = torch.histc(places, bins=_EXPONENT_PLACES, min=0, max=_EXPONENT_PLACES)
     if not wide:
         found.narrow(0, _ZERO_PLACE, 1).zero_()
@@ -543,15 +535,15 @@ def _count_device_exponents(known: Tensor, *, wide: bool) -> Tensor:
 
 # --- Summarizing any tensor -----------------------------------------------------------------------
 
-# Fewer small tensors are sooner summarized one by one.
+# Fewer small tensors than this are faster one by one.
 _MANY_ROWS = 4
 
 
 class PendingStatistics(Protocol):
-    """Statistics that may still be on their way from a device."""
+    """Statistics that a device may still be computing."""
 
     def finish(self) -> Statistics:
-        """Wait for them; from any thread."""
+        """Wait for the result, from any thread."""
 
 
 @dataclass(frozen=True)
@@ -563,22 +555,22 @@ class _DoneStatistics:
 
 
 def summarize(tensor: Tensor) -> Statistics:
-    """Summarize the values of a tensor of any device, strides and dtype of numbers.
+    """Summarize the values of a tensor of any device, strides and numeric dtype.
 
-    Memory beyond the tensor's own is bounded. Integers of 64 bits are taken for the nearest
-    float64. A complex number with an infinite part is a positive infinity, and so is one whose
-    magnitude no float64 holds. A norm that no float64 holds is infinite.
+    Additional memory is bounded. Integers of 64 bits are rounded to float64. A complex number with
+    an infinite part, or with a magnitude too large for float64, counts as positive infinity. A norm
+    too large for float64 is infinite.
 
     Raises:
-        UsageError: the tensor is sparse or quantized, or of a dtype that torch cannot convert.
+        UsageError: the tensor is sparse or quantized, or has a dtype that torch cannot convert.
     """
     return begin_statistics(tensor).finish()
 
 
 def summarize_all(tensors: Sequence[Tensor], *, sketches: bool) -> list[SketchedStatistics]:
-    """Summarize and sketch tensors on the CPU, as `summarize` and `sketch` do with each.
+    """Summarize and sketch tensors on the CPU, with the results of `summarize` and `sketch`.
 
-    Of small tensors, those of one size together: many such take a fraction of the time.
+    Small tensors of one size are processed together, in a fraction of the time.
     """
     small = [place for place, tensor in enumerate(tensors) if fits_row(tensor)]
     if len(small) < _MANY_ROWS:
@@ -596,13 +588,13 @@ def _summarize_one(tensor: Tensor, *, sketches: bool) -> SketchedStatistics:
 
 
 def begin_statistics(tensor: Tensor) -> PendingStatistics:
-    """Start to summarize a tensor: on the CPU it is done at once, elsewhere the work is queued.
+    """Start to summarize a tensor: immediately on the CPU, queued on a CUDA device.
 
-    The work goes to the device's current stream; the tensor may change once that stream has come
-    to it. Nothing waits for the device before `finish`.
+    The work is queued on the device's current stream; later work on that stream may change the
+    tensor. Nothing synchronizes before `finish`.
 
     Raises:
-        UsageError: as `summarize` does.
+        UsageError: as for `summarize`.
     """
     if tensor.is_cuda:
         return begin_on_device(tensor.detach())

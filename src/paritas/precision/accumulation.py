@@ -1,12 +1,12 @@
-"""How much error adding up many terms makes, per operator, in half units of last place.
+"""The error of summing many terms, per operator, in half units in the last place.
 
 Adding n terms one by one rounds n partial sums. Partial sums of terms of one sign grow like r k/n
-towards the result r; those of random signs like the square root of the sum of squares q. Together
-the roundings amount to a random error of u/2 times the amplitude
+towards the result r; those of random signs grow like the square root of the sum of squares q. The
+roundings together are a random error of u/2 times the amplitude
 
     a = sqrt(n) * sqrt(r^2 / 3 + q / 2).
 
-Implementations that add in blocks or pairs do better; none that is correct does much worse.
+Implementations that sum in blocks or pairs do better; no correct one does much worse.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class UnperturbedCall:
 
 
 def accumulation(call: UnperturbedCall) -> Amplitudes:
-    """The amplitude for each result, or nothing where no long sum is made."""
+    """The amplitude for each result; empty if there is no long sum."""
     rule = _RULES.get(call.name)
     first = call.args[0] if call.args else None
     if rule is None or not isinstance(first, torch.Tensor) or not first.numel():
@@ -54,7 +54,7 @@ def accumulation(call: UnperturbedCall) -> Amplitudes:
 
 
 def amplitude_from(result: Tensor, squares: Tensor, length: int) -> Tensor:
-    """The amplitude a, made in place of `squares`, which is q."""
+    """The amplitude a, computed in place of `squares`, which is q."""
     size = result.abs() if result.is_complex() else result
     if squares.dtype != size.dtype:
         squares = squares.to(size.dtype)
@@ -67,16 +67,16 @@ def _square(tensor: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Squares:
-    """Squares of a tensor over the square of `top`, so that float32 holds them and their sums."""
+    """Squares of a tensor divided by the square of `top`, which keeps them in float32's range."""
 
     values: Tensor
     top: float
 
 
 def _narrow_squares(*tensors: Tensor) -> list[_Squares] | None:
-    """Squares in float32, in which a product costs half: an amplitude needs but a few digits.
+    """Squares in float32, where a product costs half: an amplitude needs only a few digits.
 
-    Not of complex numbers, nor where a value is not finite or too large to be scaled.
+    None for complex numbers, and if a value is not finite or too large to scale.
     """
     found = []
     for tensor in tensors:
@@ -84,24 +84,23 @@ def _narrow_squares(*tensors: Tensor) -> list[_Squares] | None:
             return None
         narrow = tensor.to(torch.float32, copy=True)
         top = max(abs(float(end)) for end in torch.aminmax(narrow))
-        if not _SMALLEST_SCALED < top < _LARGEST_SCALED and (
-            top or bool(tensor.any())
-        ):  # nor is a NaN between
+        in_range = _SMALLEST_SCALED < top < _LARGEST_SCALED  # False for NaN
+        if not in_range and (top or bool(tensor.any())):
             return None
         if _SMALLEST_UNSCALED <= top <= _LARGEST_UNSCALED or not top:
             top = 1.0
         else:
-            top = math.ldexp(1.0, math.frexp(top)[1])  # a power of two: no digit is lost
+            top = math.ldexp(1.0, math.frexp(top)[1])  # a power of two, which is exact
             narrow.mul_(1 / top)
         found.append(_Squares(narrow.square_(), top))
     return found
 
 
-# Values of this size need no scaling: their squares, and products of two of these, stay normal.
+# Values in this range need no scaling: their squares, and products of two squares, stay normal.
 _SMALLEST_UNSCALED, _LARGEST_UNSCALED = 1e-3, 1e3
-# What float32 itself holds with room to spare.
+# Values well inside the range of float32.
 _SMALLEST_SCALED, _LARGEST_SCALED = 1e-30, 1e30
-# Of a result over the scale of its factors: a bias far above them would not have a square.
+# Limit of a result over the scale of its factors: the square of a larger bias would overflow.
 _MOST_ABOVE_SCALE = 1e12
 
 
@@ -116,7 +115,7 @@ def _narrow_amplitude(result: Tensor, squares: Tensor, length: int, top: float) 
 
 
 def _count_terms(x: Tensor, result: Tensor) -> int:
-    """How many elements went into one."""
+    """The number of elements per result."""
     return max(1, x.numel() // max(1, result.numel()))
 
 
@@ -147,7 +146,7 @@ def _mean(call: UnperturbedCall) -> Amplitudes:
     x, *rest = call.args
     squares = call.func(_square(x), *rest, **call.kwargs)
     length = _count_terms(x, call.result)
-    # A mean is the sum over n: so is its amplitude, and q is the mean of squares over n.
+    # A mean is the sum over n, and so is its amplitude; q is the mean of squares over n.
     return [amplitude_from(call.result, squares.div_(length), length)]
 
 
@@ -164,10 +163,10 @@ def _one_sign(call: UnperturbedCall) -> Amplitudes:
 
 
 def _softmax(call: UnperturbedCall) -> Amplitudes:
-    """Every value of a row shares the sum of positive terms made along it."""
+    """All values of a row share one sum of positive terms."""
     x, dim = call.args[0], call.args[1]
     factor = math.sqrt((x.shape[dim] if x.dim() else 1) / 3)
-    absolute = call.name == "_log_softmax"  # there the sum is under a logarithm
+    absolute = call.name == "_log_softmax"  # there the sum is inside a logarithm
     return [torch.full_like(call.result, factor) if absolute else call.result.abs() * factor]
 
 
@@ -182,7 +181,7 @@ def _attention(call: UnperturbedCall) -> Amplitudes:
 
 
 def _variance(call: UnperturbedCall) -> Amplitudes:
-    """A mean far from zero is subtracted from every term, with the error it has."""
+    """A mean far from zero is subtracted from every term, with its error."""
     x = call.args[0]
     multiple = isinstance(call.result, list | tuple)
     spread = call.result[0] if multiple else call.result
@@ -201,14 +200,14 @@ def _variance(call: UnperturbedCall) -> Amplitudes:
 def _spread_error_of_mean(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int
 ) -> Tensor:
-    """What the error of a row's mean does to its normalised values."""
+    """The effect of the error of a row's mean on its normalised values."""
     shift = math.sqrt(n / 3) * mean.abs() * rstd
     scale = shift if weight is None else shift * weight.abs()
     return scale.expand(x.shape)
 
 
 def _errors_of_moments(x: Tensor, mean: Tensor, rstd: Tensor, n: int) -> Amplitudes:
-    """The error of a row's mean, and of one over its deviation, each made over n terms."""
+    """The errors of a row's mean and of its reciprocal deviation, each over n terms."""
     n = max(1, n)
     squares = _square(mean) + rstd.square().reciprocal()
     steep = rstd.square() * x.abs().amax() / math.sqrt(n) if x.numel() else torch.zeros_like(rstd)
@@ -228,7 +227,7 @@ def _layer_norm(call: UnperturbedCall) -> Amplitudes:
 def _batch_norm(call: UnperturbedCall) -> Amplitudes:
     x, weight = call.args[:2]
     _, mean, rstd = call.result
-    if not mean.numel():  # evaluation: no statistics are made
+    if not mean.numel():  # evaluation: no statistics are computed
         return []
     channels = (1, -1, *(1,) * (x.dim() - 2))
     scale = None if weight is None else weight.view(channels)
@@ -324,18 +323,17 @@ def _embedding_backward(call: UnperturbedCall) -> Amplitudes:
 def _indexed_sum(call: UnperturbedCall) -> Amplitudes:
     x, dim, index, source, *rest = call.args
     squares = call.func(_square(x), dim, index, _square(source), *rest, **call.kwargs)
-    return [
-        amplitude_from(call.result, squares.abs_(), 1 + _count_most_frequent(index))
-    ]  # alpha has a sign
+    squares = squares.abs_()  # alpha has a sign
+    return [amplitude_from(call.result, squares, 1 + _count_most_frequent(index))]
 
 
 def _count_most_frequent(indices: Tensor) -> int:
-    """How often the most frequent index occurs."""
+    """The number of occurrences of the most frequent index."""
     return int(torch.bincount(indices.reshape(-1)).max()) if indices.numel() else 1
 
 
-# Vectorised forms of the error function are rational approximations, good to so many half units of
-# one whatever the value: nobody promises more, and gelu inherits it.
+# Vectorised forms of the error function are rational approximations, accurate to this many half
+# units of 1 for any value: nobody guarantees more, and gelu inherits the error.
 _ERF_HALF_UNITS = 8.0
 
 
@@ -405,27 +403,26 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
 
 # --- The rounding of a last long sum, known without a run -----------------------------------------
 
-# A bias's gradient is a sum over rows, and what rounds in it is the adding up: far more than what
-# the rows bring along. That much can be told from the terms while the arbiter is made, and it is a
-# part of the noise, never more than the whole.
+# The gradient of a bias is a sum over rows, and the summation rounds far more than the rows
+# themselves. This part of the noise can be computed from the terms while the arbiter runs. It is
+# never more than the whole noise.
 
 _SUMMING = frozenset({"sum", "mean"})
-# Short sums round little more than any operator, and their results are many.
+# Short sums round little more than any operator, and have many results.
 _SHORTEST_SUM = 16
-# All that is remembered at once, in numbers: the results of a program that only sums.
+# The number of values remembered at once, for a program that only sums.
 _MOST_REMEMBERED = 1 << 21
-# Few enough numbers for their squares to stay in a core's cache.
+# Few enough values for their squares to stay in a core's cache.
 _CACHED_COUNT = 1 << 16
-# Of u/2 * a * U with U uniform in [-1, 1].
+# The rms of u/2 * a * U with U uniform in [-1, 1], per a.
 _RMS_FACTOR = 2.0**-25 / math.sqrt(3)
 
 
 class LastSums:
-    """The sums of one run, by the memory that their results lie in."""
+    """The sums of one run, by the memory of their results."""
 
     def __init__(self) -> None:
-        """Start with none."""
-        # The result itself is kept: its memory must not be handed to another while it stands here.
+        # The result itself is kept, so that its memory is not reused.
         self._known: collections.OrderedDict[int, tuple[Tensor, Tensor]] = collections.OrderedDict()
         self._size = 0
 
@@ -455,7 +452,7 @@ class LastSums:
             self._forget(next(iter(self._known)))
 
     def forget_written(self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A sum that is written to is none any more."""
+        """Forget sums that an operator writes to."""
         if not (self._known and kind.mutates):
             return
         for place, value in (*enumerate(args), *kwargs.items()):
@@ -465,7 +462,7 @@ class LastSums:
                         self._forget(tensor.untyped_storage().data_ptr())
 
     def behind(self, result: Tensor) -> Tensor | None:
-        """Per element the rms rounding of adding up in float32; None if no sum gave this result."""
+        """The rms rounding per element of the sum in float32; None if no sum gave this result."""
         if not (self._known and _is_plain_float64(result)):
             return None
         found = self._known.get(result.untyped_storage().data_ptr())
@@ -475,7 +472,7 @@ class LastSums:
         same = added.numel() == result.numel() and added.storage_offset() == result.storage_offset()
         if not (same and added.is_contiguous() and result.is_contiguous()):
             return None
-        # What fits float32 may have been added up without any rounding: masks, counts, positions.
+        # Values that fit float32 may be sums without rounding: masks, counts, positions.
         fits = added.to(torch.float32).to(torch.float64) == added
         return torch.where(fits, 0.0, amplitude.mul(_RMS_FACTOR)).view(result.shape)
 
@@ -486,14 +483,14 @@ class LastSums:
 
 
 def _is_plain_float64(value: Any) -> bool:
-    """Whether a value is a float64 tensor with memory of its own kind: no wrapper, not sparse."""
+    """Whether a value is a strided float64 tensor with its own memory, and not a wrapper."""
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return False
     return value.layout is torch.strided and not value.is_nested and not is_wrapper(value)
 
 
 def _amplitude_of_sum(x: Tensor, result: Tensor, over: Any, *, mean: bool) -> Tensor | None:
-    """The amplitude of a sum or mean of real `x` over some axes, made without a tensor like x."""
+    """The amplitude of a sum or mean of real `x` over some axes, without a copy of x's size."""
     if over is not None and not isinstance(over, list | tuple | int):
         return None
     dims = [over] if isinstance(over, int) else list(over or range(x.dim()))
@@ -508,7 +505,7 @@ def _amplitude_of_sum(x: Tensor, result: Tensor, over: Any, *, mean: bool) -> Te
 
 
 def _split_for_cache(x: Tensor, dims: Sequence[int]) -> list[Tensor]:
-    """`x` cut along the longest of these axes, into pieces that stay in a core's cache."""
+    """Split `x` along the longest of these axes into pieces that stay in a core's cache."""
     if not x.dim():
         return [x]
     axis = max(dims, key=lambda dim: x.shape[dim])

@@ -1,8 +1,8 @@
 """Run a program in float64: every operator it calls, forward and backward, below autograd.
 
-Tensors that come in narrow are widened, casts to narrow dtypes go to float64, and random numbers
-are drawn in the dtype the program draws them in, so that the stream is the program's own. A narrow
-tensor that the program hides from us and writes to keeps its dtype, and rounds what it is given.
+Narrow input tensors are widened, and casts to narrow dtypes become casts to float64. Random numbers
+are drawn in the dtype that the program uses, which gives the program's own random stream. A narrow
+tensor that the program keeps hidden and writes to keeps its dtype, and rounds the values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# --- Discrete results and the numbers that decided them -------------------------------------------
+# --- Discrete results and the numbers that decide them --------------------------------------------
 
 _DIM_POSITION = {"topk": 2, "kthvalue": 2}
 _QUANTIZING = {"quantize_per_tensor", "quantize_per_channel"}
@@ -48,9 +48,9 @@ class Decision:
 
     Attributes:
         kind: the operator's name.
-        left: what was compared, chosen among or rounded.
-        right: what it was compared with.
-        dim: the dimension chosen along; None for all of them.
+        left: the values that were compared, chosen from or rounded.
+        right: the values they were compared with.
+        dim: the dimension of a choice; None for all of them.
     """
 
     kind: str
@@ -59,9 +59,9 @@ class Decision:
     dim: int | None = None
 
     def margin(self, reference: Tensor, candidate: Tensor) -> Tensor | None:
-        """What separates the reference's result from the candidate's, in units of the operands.
+        """The distance between the two results, in units of the operands.
 
-        None if nothing does: no rounding of the operands leads from the one to the other.
+        None if no rounding of the operands can turn one result into the other.
         """
         if self.kind in COMPARISONS:
             difference: Tensor = self.left - self.right
@@ -100,22 +100,21 @@ class Decision:
 
 
 class Decisions:
-    """The decisions of one run, by the memory their results lie in."""
+    """The decisions of one run, by the memory of their results."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._table: dict[int, Decision] = {}
-        # Results of relu, and what it was given: where it gives 0, how far from 0 that was.
+        # Results of relu -> its input: where the result is 0, how far from 0 the input was.
         self._clipped: dict[int, Tensor] = {}
-        # The memory of a result must not be handed to another tensor while it stands for one.
+        # Keeps the memory of results from being reused for other tensors.
         self._alive: list[Tensor] = []
 
     def behind(self, result: Tensor) -> Decision | None:
-        """What decided a result, if it was one operator."""
+        """The decision that gave a result, if a single operator made it."""
         return self._table.get(result.untyped_storage().data_ptr())
 
     def note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Remember what one operator decided, or carried over from its argument."""
+        """Remember the decision of one operator, or one inherited from its argument."""
         first = args[0] if args else None
         if not isinstance(first, torch.Tensor):
             return
@@ -151,7 +150,7 @@ class Decisions:
 
 
 def _before_rounding(name: str, value: Tensor, scale: Any, zero_point: Any, axis: Any) -> Tensor:
-    """What quantising rounds to whole numbers."""
+    """The values that quantising rounds to integers."""
     if name == "quantize_per_channel":
         shape = [-1 if dim == axis else 1 for dim in range(value.dim())]
         scale, zero_point = scale.view(shape), zero_point.view(shape)
@@ -161,23 +160,18 @@ def _before_rounding(name: str, value: Tensor, scale: Any, zero_point: Any, axis
 
 # --- The mode -------------------------------------------------------------------------------------
 
-# Tensors that come in narrow are widened, casts to narrow dtypes go to float64, and random numbers
-# are drawn in the dtype the program draws them in, so that the stream is the program's own. A
-# narrow tensor that the program hides from us and writes to keeps its dtype, and rounds what it is
-# given.
-
 
 class LiftingError(RuntimeError):
-    """The program does something that has no meaning in float64, such as reading a float's bits."""
+    """The program does something without meaning in float64, such as reading a float's bits."""
 
 
 class LiftMode(DispatchMode):
-    """Dispatch mode under which everything is computed in float64.
+    """A dispatch mode that computes everything in float64.
 
     Attributes:
-        casts: the narrow dtypes that the program itself cast to.
+        casts: the narrow dtypes that the program itself casts to.
         foreign: names of operators outside aten, which may compute in any precision inside.
-        asked_default: whether torch's default dtype may have decided what no mode can see.
+        asked_default: whether torch's default dtype may have decided something no mode can see.
     """
 
     def __init__(
@@ -190,11 +184,11 @@ class LiftMode(DispatchMode):
         remember_sums: bool = False,
         widen: bool = True,
     ) -> None:
-        """Make a mode for a program that runs in `native`, under the default dtype `default`.
+        """Create a mode for a program in `native`, under the default dtype `default`.
 
-        Without `widen`, everything stays in the dtype it has: for a subclass that only perturbs.
-        `lifts` says whether a cast to a narrow dtype is widened (all are, unless given): a cast
-        narrower than anything the reference uses is part of what the candidate computes.
+        Without `widen`, everything keeps its dtype, for a subclass that only perturbs. `lifts` says
+        whether a cast to a narrow dtype is widened (by default all are): a cast narrower than
+        anything the reference uses is part of what the candidate computes.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.native = native
@@ -216,7 +210,7 @@ class LiftMode(DispatchMode):
     ) -> Any:
         """Run one operator in float64."""
         if any(map(is_jagged, types)):
-            # Its own class makes it of operators on dense tensors, which come here in turn.
+            # Its class implements it by operators on dense tensors, which are dispatched here.
             return NotImplemented
         kwargs = kwargs or {}
         kind = traits(func)
@@ -239,7 +233,7 @@ class LiftMode(DispatchMode):
         return self._run(func, kind, args, kwargs)
 
     def start_over(self) -> None:
-        """Forget what was seen: the same run is made once more."""
+        """Reset the mode for a repetition of the same run."""
         self.asked_default = False
         self.casts.clear()
         self.foreign.clear()
@@ -249,11 +243,11 @@ class LiftMode(DispatchMode):
             self._sums = LastSums()
 
     def decision_for(self, result: Tensor) -> Decision | None:
-        """The decision behind a discrete result of this run, if it was one operator's."""
+        """The decision that gave a discrete result of this run, if one operator made it."""
         return None if self._decisions is None else self._decisions.behind(result)
 
     def least_noise_of(self, result: Tensor) -> Tensor | None:
-        """What adding up in float32 must have made of a result of this run, if that is known."""
+        """A lower bound of the noise of summing a result of this run in float32, if known."""
         return None if self._sums is None else self._sums.behind(result)
 
     def compute(
@@ -263,7 +257,7 @@ class LiftMode(DispatchMode):
         return self.kernel(func, kind, args)(*args, **kwargs)
 
     def kernel(self, func: Operator, kind: Traits, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """What computes the operator, in float64 if this is a lifted run."""
+        """The function that computes the operator, in float64 in a lifted run."""
         return float64_kernel(func, args) if self.widths and kind.rounds else func
 
     def _run(
@@ -317,14 +311,14 @@ class LiftMode(DispatchMode):
     def _draw(
         self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Draw in the dtype that the program draws in, then widen."""
+        """Draw in the program's own dtype, then widen."""
         args = tuple(
             value.to(self._native_of(value.dtype))
             if place and _starts_with_float((value,))
             else value
             for place, value in enumerate(args)
         )
-        if kind.mutates:  # uniform_ and friends fill a tensor that may be wide already
+        if kind.mutates:  # uniform_ and the like fill a tensor that may already be wide
             target = args[0]
             narrow = torch.empty_like(target, dtype=self._native_of(target.dtype))
             func(narrow, *args[1:], **kwargs)
@@ -340,7 +334,7 @@ class LiftMode(DispatchMode):
         return map_tensors(func(*args, **kwargs), _widen_tensor)
 
     def _dropout(self, func: Operator, x: Tensor, p: float, train: bool | None) -> Any:  # noqa: FBT001
-        """The mask of the native dtype's stream, applied to the wide value."""
+        """Apply the mask of the native dtype's random stream to the wide value."""
         ones = torch.ones_like(x, dtype=self._native_of(x.dtype))
         _, mask = func(ones, p, train)
         if train is False:
@@ -352,14 +346,14 @@ class LiftMode(DispatchMode):
 
 
 def is_jagged(kind: type) -> bool:
-    """Whether a class is that of nested tensors in torch's jagged layout."""
+    """Whether this is the class of nested tensors in torch's jagged layout."""
     return kind.__name__ == "NestedTensor" and kind.__module__.startswith("torch.nested.")
 
 
 def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:
-    """Whether a cast to `dtype` is mere rounding in a program whose reference uses `used`.
+    """Whether a cast to `dtype` is only rounding, if the reference uses the dtypes `used`.
 
-    It is if the reference itself computes in something as coarse and as small of range. A cast
+    It is if the reference itself uses a dtype that is as coarse and has as small a range. A cast
     narrower than anything the reference uses is part of what the candidate computes.
     """
     asked = torch.finfo(dtype)
@@ -368,10 +362,9 @@ def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:
 
 
 class DtypeLog(DispatchMode):
-    """Writes down in which floating dtype each operator call ran natively."""
+    """Records the native floating dtype of each operator call."""
 
     def __init__(self) -> None:
-        """Start an empty log."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: dict[tuple[Operator, int], torch.dtype] = {}
         self._counts: dict[Operator, int] = {}
@@ -383,7 +376,7 @@ class DtypeLog(DispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operator as it is and note the dtype of its first floating result."""
+        """Run the operator unchanged and record the dtype of its first floating result."""
         result = func(*args, **(kwargs or {}))
         ordinal = self._counts.get(func, 0)
         self._counts[func] = ordinal + 1
@@ -400,13 +393,13 @@ def _widen_tensor(tensor: Tensor) -> Tensor:
 
 
 def _narrow_back(result: Any, written: list[tuple[Tensor, Tensor]]) -> Any:
-    """An in-place operator returns its argument: the narrow one the program knows."""
+    """Return the program's own narrow tensors, as an in-place operator returns its argument."""
     known = {id(wide): narrow for narrow, wide in written}
     return map_tensors(result, lambda tensor: known.get(id(tensor), tensor))
 
 
 def _without_half_to_float(kind: Traits, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Softmax's `half_to_float` flag is refused by the float64 kernels, where it is moot."""
+    """Drop softmax's `half_to_float` flag, which the float64 kernels refuse and do not need."""
     if kind.name in {"_softmax", "_log_softmax"} and len(args) > 2:  # noqa: PLR2004
         return (*args[:2], False)
     return args
@@ -424,10 +417,10 @@ _COLLECTIVE_NAMESPACES = frozenset(
 
 
 class RankLiftMode(LiftMode):
-    """Dispatch mode under which everything is computed in float64, collectives left alone.
+    """A dispatch mode that computes everything in float64, except collectives.
 
-    Collectives write to tensors without saying so in their schemas: given a widened copy, they
-    would leave what the program gave them as it was.
+    Collectives write to tensors without declaring it in their schemas: given a widened copy, they
+    would not change the program's own tensor.
     """
 
     def __torch_dispatch__(
@@ -437,7 +430,7 @@ class RankLiftMode(LiftMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run one operator in float64; a collective as it is."""
+        """Run one operator in float64, a collective unchanged."""
         if func.namespace in _COLLECTIVE_NAMESPACES:
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -1,10 +1,9 @@
-"""Run a program with every rounding it could make drawn at random: the noise of this program.
+"""Run a program with random rounding in every operator, to measure the noise of this program.
 
-Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], where
-they need rounding at all; and so are the inputs of operators that do more than one arithmetic step
-inside. Those that add up many terms also get the error of doing so one by one, u/2 * a * U with
-the amplitude a of `accumulation`. Accumulators are float32 for the half precisions, so u
-there is float32's.
+Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], unless
+they need no rounding. So are the inputs of operators with more than one arithmetic step inside.
+Operators that sum many terms also get the error of summing one by one, u/2 * a * U with the
+amplitude a of `accumulation`. Half precisions accumulate in float32, so u is that of float32 there.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ if TYPE_CHECKING:
     from paritas._torch.operators import Operator, Traits
 
 
-# --- Sums of which so little is left that float64 loses the rest ----------------------------------
+# --- Sums that cancel so far that float64 loses the rest ------------------------------------------
 
-# (a + b) + c may be exact as it stands where a + (b + c) is not: if a and b cancel, and c lies
-# below the last digit of b. A perturbed run rounds the sum that is made, so it sees nothing of
-# this. Here sums of sums are taken for one sum, which may be added up in any order.
+# (a + b) + c may be exact while a + (b + c) is not: if a and b cancel, and c is below the last
+# digit of b. A perturbed run rounds only the sums that are computed, so it does not show this. Here
+# sums of sums count as one sum, which may be computed in any order.
 #
-# Only what is far apart counts. Masks, counts and positions add up to nothing as well, and are
-# exact in every order: of terms that fit float32 and lie within some 2^29 of each other, float64
-# holds every partial sum.
+# Only terms of very different size count. Masks, counts and positions can also sum to zero, and are
+# exact in every order: float64 holds every partial sum of terms that fit float32 and are within
+# about 2^29 of each other.
 
 _SUMS_OF_TWO = frozenset({"add", "sub", "rsub"})
 # The digits of float64 beyond those of float32: 53 - 24.
@@ -52,18 +51,18 @@ _FAR_APART = 2.0**29
 
 
 class CancelledSums:
-    """What was lost in the sums of one run, by the memory their results lie in."""
+    """The cancelled terms of the sums of one run, by the memory of their results."""
 
     def __init__(self) -> None:
         """Start with nothing."""
         self._lost: dict[int, Tensor] = {}
-        # The memory of a result must not be handed to another tensor while it stands for one.
+        # Keeps the memory of results from being reused for other tensors.
         self._alive: list[Tensor] = []
 
     def amplitude(self, call: UnperturbedCall) -> Tensor | None:
-        """The size of the terms that cancelled in an operand, where it is far above what is left.
+        """The size of the terms that cancelled in an operand, if it is far above the rest.
 
-        None where nothing of the kind happened: nearly always.
+        Almost always None: nothing cancelled.
         """
         lost = self._before(call)
         if lost is None:
@@ -72,7 +71,7 @@ class CancelledSums:
         return torch.where(lost > _FAR_APART * size, lost, 0.0).expand(call.result.shape)
 
     def note(self, call: UnperturbedCall, result: Any) -> None:
-        """Remember a sum of two of which nothing, or the last digits, are left."""
+        """Remember a sum of two terms that cancel completely, or up to the last digits."""
         if not _is_sum_of_two(call):
             return
         size = torch.maximum(*(term.abs() for term in call.args[:2]))
@@ -85,7 +84,7 @@ class CancelledSums:
             self._alive.append(result)
 
     def _before(self, call: UnperturbedCall) -> Tensor | None:
-        """What was lost in the operands, if anything."""
+        """The size of the terms that cancelled in the operands, if any."""
         if not self._lost or not _is_sum_of_two(call):
             return None
         found: Tensor | None = None
@@ -97,7 +96,7 @@ class CancelledSums:
 
 
 def is_exact_in_any_order(terms: Any, result: Tensor) -> bool:
-    """Whether float64 holds every partial sum of such terms."""
+    """Whether float64 holds every partial sum of these terms."""
     if not isinstance(terms, torch.Tensor) or terms.is_complex() or not terms.numel():
         return True
     sizes = terms.abs()
@@ -117,9 +116,9 @@ def _is_sum_of_two(call: UnperturbedCall) -> bool:
     )
 
 
-# --- How decisions fell ---------------------------------------------------------------------------
+# --- Outcomes of decisions ------------------------------------------------------------------------
 
-# Piecewise operators, by the positions of the pieces: which piece an element lies on is a decision.
+# Piecewise operators and their thresholds: which piece an element is on is a decision.
 _EDGES = {
     "relu": (0.0,),
     "threshold": (0.0,),
@@ -137,20 +136,20 @@ _CHOOSES = CHOICES | {"max_pool2d_with_indices", "max_pool3d_with_indices", "ada
 
 
 class DecisionLog:
-    """How each decision of a run fell, operator by operator: which side, which index."""
+    """The outcome of each decision of a run, operator by operator: which side, which index."""
 
     def __init__(self) -> None:
-        """Nothing was decided yet."""
+        """Start with no decisions."""
         self.entries: list[tuple[str, Tensor]] = []
 
     def note(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """Take down what one operator decided, if it decides."""
+        """Record the decisions of one operator, if it makes any."""
         first = args[0] if args else None
         if not isinstance(first, torch.Tensor) or not first.is_floating_point():
             return
         outcome: Any = None
         if name in _EDGES:
-            # In-place operators have overwritten their argument; its clipped values tell as much.
+            # In-place operators have overwritten their argument; its clipped values show as much.
             edges = args[1:3] if name == "hardtanh" and len(args) > 2 else _EDGES[name]  # noqa: PLR2004
             outcome = sum((first > edge).to(torch.uint8) for edge in edges)
         elif name in COMPARISONS or name in ROUNDINGS:
@@ -165,11 +164,11 @@ class DecisionLog:
             self.entries.append((name, outcome.detach().clone()))
 
     def count_changes(self, other: DecisionLog) -> dict[str, tuple[int, int]]:
-        """Operator -> how many of its decisions fell otherwise in the other run, of how many."""
+        """Operator -> how many of its decisions differ in the other run, of how many."""
         counts: dict[str, tuple[int, int]] = {}
         for (name, mine), (theirs_name, theirs) in zip(self.entries, other.entries, strict=False):
             if name != theirs_name or mine.shape != theirs.shape:
-                break  # the runs took different ways: no more entry has a counterpart
+                break  # the runs took different branches: the other entries have no counterpart
             changed, total = counts.get(name, (0, 0))
             counts[name] = (changed + int((mine != theirs).sum()), total + mine.numel())
         return counts
@@ -177,40 +176,35 @@ class DecisionLog:
 
 # --- The mode -------------------------------------------------------------------------------------
 
-# Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], where
-# they need rounding at all; and so are the inputs of operators that do more than one arithmetic
-# step inside. Those that add up many terms also get the error of doing so one by one, u/2 * a * U
-# with the amplitude a of `accumulation`. Accumulators are float32 for the half precisions, so u
-# there is float32's.
 
 UNIT_F32 = 2.0**-24
 _WIDEST = {torch.float64, torch.complex128}
 _SMALLEST_POOL = 1 << 20
-# So many values are looked at, and such a share of them has to be there twice.
+# Number of sampled values, and the share of them that must be repeated.
 _SAMPLE_SIZE, _REPEATED_SHARE = 512, 0.1
-# Few enough values for what is made of them to stay in a core's cache.
+# Few enough values for intermediate results to stay in a core's cache.
 _BLOCK = 1 << 15
 _UNIT_TF32 = 2.0**-10
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
-_MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: spreads the bits of a product
+_MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: mixes the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
 
 
 class NoisePool:
-    """Uniform numbers in [-1, 1] to cut noise from, kept over the runs of a program.
+    """Uniform numbers in [-1, 1] as a source of noise, kept over the runs of a program.
 
-    Drawing numbers costs several times what using them does.
+    Drawing numbers costs several times as much as using them.
     """
 
     def __init__(self, seed: int) -> None:
-        """Draw from a generator seeded by `seed`; nothing is drawn yet."""
+        """Use a generator with this seed; numbers are drawn on first use."""
         self.seed = seed
         self._uniform: dict[torch.device, Tensor] = {}
         self._factors: dict[tuple[torch.device, float], Tensor] = {}
 
     def uniform(self, device: torch.device, count: int) -> Tensor:
-        """A row of at least twice `count` numbers."""
+        """At least twice `count` numbers."""
         pool = self._uniform.get(device)
         if pool is None or pool.numel() < 2 * count:
             pool = self._uniform[device] = _draw_uniform(
@@ -221,7 +215,7 @@ class NoisePool:
         return pool
 
     def factors(self, device: torch.device, count: int, reach: float) -> Tensor:
-        """The same row as factors 1 + reach * U."""
+        """The same numbers as factors 1 + reach * U."""
         uniform = self.uniform(device, count)
         factors = self._factors.get((device, reach))
         if factors is None:
@@ -231,7 +225,7 @@ class NoisePool:
 
 @dataclasses.dataclass(frozen=True)
 class _NoiseSource:
-    """Where in the pool the noise of one tensor starts; None if its values have their own noise."""
+    """The start of a tensor's noise in the pool; None if its noise depends on its values."""
 
     tensor: Tensor
     start: int | None
@@ -255,22 +249,22 @@ class PerturbMode(LiftMode):
         gain: float = 1.0,
         decisions: DecisionLog | None = None,
     ) -> None:
-        """Perturb by unit roundoff `unit`, or by that of the dtype `log` says a call ran in.
+        """Perturb by unit roundoff `unit`, or by that of the dtype that `log` has for a call.
 
-        Without `widen` the run stays in the program's own dtype, for programs that have no
-        meaning in float64. With `shake_inputs` every operator's inputs are perturbed, whatever it
-        does: for one operator alone, whose inputs were rounded on their way to it. Runs of one
-        program may share a `pool`: each cuts its noise from other places. All noise is multiplied
-        by `gain`: two runs of one seed and opposite gains deviate by opposite amounts, except where
-        a decision falls the other way. `decisions` takes down how each decision fell.
+        Without `widen` the run stays in the program's own dtype, for programs without meaning in
+        float64. With `shake_inputs` the inputs of every operator are perturbed: for a single
+        operator, with inputs that were rounded before. Runs of one program may share a `pool`; each
+        uses other parts of it. All noise is multiplied by `gain`: two runs with one seed and
+        opposite gains deviate by opposite amounts, except where a decision flips. `decisions`
+        records the outcome of each decision.
         """
         super().__init__(native, default, remember_decisions=remember_decisions, widen=widen)
-        # Half a unit of a dtype narrower than the one computed in. Of that one itself it would
-        # always be rounded away; two units move a value to a neighbour or leave it.
+        # Half a unit of a dtype narrower than the one computed in. In the same dtype, half a unit
+        # would always be rounded away; two units move a value to a neighbour or leave it.
         self.gain = gain
         self.reach = gain * (0.5 if widen and unit > torch.finfo(torch.float64).eps else 2.0)
         self.unit = unit
-        # Only of lifted runs, whose noise is so far below any fault that it may be generous.
+        # Only in lifted runs: their noise is so far below any fault that it may be generous.
         lifted = widen and unit <= torch.finfo(torch.float64).eps
         self._cancelled = CancelledSums() if lifted else None
         self.shake_inputs = shake_inputs
@@ -282,7 +276,7 @@ class PerturbMode(LiftMode):
         self._pool = pool or NoisePool(seed)
 
     def start_over(self) -> None:
-        """Count calls from the first one again."""
+        """Restart counting calls."""
         super().start_over()
         self._counts.clear()
         self._draws = random.Random(self.seed)
@@ -292,7 +286,7 @@ class PerturbMode(LiftMode):
     def compute(
         self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the operator on perturbed arguments and perturb what it gives."""
+        """Run the operator on perturbed arguments and perturb its results."""
         result = self._compute(func, kind, args, kwargs)
         if self._log_decisions is not None:
             self._log_decisions.note(kind.name, args, result)
@@ -309,7 +303,7 @@ class PerturbMode(LiftMode):
         shaken = args
         coarse = self._input_unit(kind, args, unit)
         if self.shake_inputs or not kind.basic or coarse > unit:
-            # What one operator is given may be in a coarser dtype than it runs in: a widening cast.
+            # The inputs may come from a coarser dtype than the operator runs in: a widening cast.
             given = max(unit, self.unit) if self.shake_inputs else unit
             reach = max(given * abs(self.reach), abs(self.gain) * coarse / 2)
             reach = math.copysign(reach, self.gain)
@@ -345,9 +339,9 @@ class PerturbMode(LiftMode):
         *,
         lossy: bool = False,
     ) -> Any:
-        """`lossy`: what is left of the sum may be exact by chance, and not in another order."""
+        """`lossy`: the result of the sum may be exact by chance, and inexact in another order."""
         if not isinstance(result, torch.Tensor | list | tuple):
-            return result  # nothing, or an opaque object such as a profiler's mark
+            return result  # None, or an opaque object such as a profiler's marker
         single = isinstance(result, torch.Tensor)
         results: list[Any] = [result] if single else list(result)
         accumulator = min(unit, UNIT_F32)
@@ -373,13 +367,13 @@ class PerturbMode(LiftMode):
                 if lossy and fits is not None and extra is not None:
                     fits &= extra.abs() * accumulator <= tensor.abs()
                 noisy = noisy if fits is None else torch.where(fits, tensor, noisy)
-            # In-place operators hand back their argument, which has to keep its identity.
+            # In-place operators return their argument, which must keep its identity.
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         return results[0] if single else type(result)(results)
 
     def _input_unit(self, kind: Traits, args: tuple[Any, ...], unit: float) -> float:
-        """What the inputs of an operator are rounded to inside it: tensor cores may use TF32."""
-        # In a lifted run nothing is float32 any more, on either side.
+        """The unit to which an operator rounds its inputs: tensor cores may use TF32."""
+        # In a lifted run nothing is float32, on either side.
         if unit != UNIT_F32 or self._cancelled is not None:
             return 0.0
         on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
@@ -399,7 +393,7 @@ class PerturbMode(LiftMode):
         return self._times_noise(self._place(tensor, repeats=_has_repeats(tensor)), reach)
 
     def _times_noise(self, place: _NoiseSource, reach: float) -> Tensor:
-        """A tensor times its noise: as a factor, so that an infinity stays one, and no NaN."""
+        """A tensor times its noise; a factor keeps an infinity infinite instead of NaN."""
         tensor = place.tensor
         if place.start is None:
             factor = self._uniform(place).mul_(reach).add_(1)
@@ -413,10 +407,10 @@ class PerturbMode(LiftMode):
     def _place(self, tensor: Tensor, *, repeats: bool) -> _NoiseSource:
         """Where the noise of a tensor comes from.
 
-        Rounding is a function of what is rounded: where values repeat, so do their errors, and
-        add up. There each value has a noise of its own; elsewhere it is cut from one pool at a
-        random place, which costs less. With a gain it is always cut from the pool: the values of
-        two runs of opposite gains are not the same, and their noise has to be opposite.
+        Rounding is a function of the rounded value: if values repeat, their errors repeat too and
+        add up. Then the noise is a function of each value; otherwise it is a random part of the
+        pool, which is cheaper. With a gain it always comes from the pool: the values of two runs
+        with opposite gains differ, and their noise must be opposite.
         """
         if repeats and self.gain == 1:
             return _NoiseSource(tensor, None)
@@ -425,7 +419,7 @@ class PerturbMode(LiftMode):
         return _NoiseSource(tensor, self._draws.randrange(pool.numel() - count + 1))
 
     def _uniform(self, place: _NoiseSource) -> Tensor:
-        """Uniform noise in [-1, 1]; of repeated values a tensor of its own."""
+        """Uniform noise in [-1, 1]; a new tensor if it depends on the values."""
         tensor = place.tensor
         if place.start is None:
             return _noise_by_value(tensor, self._draws.getrandbits(62))
@@ -443,9 +437,9 @@ def _draw_uniform(seed: int, device: torch.device, count: int) -> Tensor:
 
 
 def _cut_from_pool(pool: Tensor, start: int, tensor: Tensor) -> Tensor:
-    """A piece of the pool in the shape of a tensor, and with its strides where they leave no gap.
+    """A part of the pool in the shape of a tensor, with the same strides if they leave no gap.
 
-    Two operands that lie in memory alike are multiplied five times faster than others.
+    Operands with equal strides are multiplied five times faster than others.
     """
     if not tensor.is_contiguous() and _is_dense(tensor):
         return pool.as_strided(tensor.shape, tensor.stride(), start)
@@ -453,7 +447,7 @@ def _cut_from_pool(pool: Tensor, start: int, tensor: Tensor) -> Tensor:
 
 
 def _flatten(tensor: Tensor) -> Tensor:
-    """All values in a row, in whatever order spares a copy."""
+    """All values as one dimension, in an order that avoids a copy."""
     if not tensor.is_contiguous() and _is_dense(tensor):
         return tensor.as_strided((tensor.numel(),), (1,))
     return tensor.reshape(-1)
@@ -472,7 +466,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _has_repeats(tensor: Tensor) -> bool:
-    """Whether many values of a tensor are equal, going by a sample of them."""
+    """Whether many values of a tensor are equal, judged by a sample."""
     count = tensor.numel()
     if tensor.is_complex() or count < 2:  # noqa: PLR2004
         return False
@@ -482,7 +476,7 @@ def _has_repeats(tensor: Tensor) -> bool:
 
 
 def _noise_by_value(tensor: Tensor, salt: int) -> Tensor:
-    """Noise in [-1, 1] as a function of each value: its bits, multiplied and folded."""
+    """Noise in [-1, 1] as a function of each value: a hash of its bits."""
     bits = tensor.to(torch.float64).contiguous().view(torch.int64)
     mixed = (bits ^ salt).mul_(_MULTIPLIER)
     mixed.bitwise_xor_(mixed >> 29).mul_(_MULTIPLIER)
@@ -491,15 +485,15 @@ def _noise_by_value(tensor: Tensor, salt: int) -> Tensor:
 
 
 def _needs_no_rounding(tensor: Tensor, unit: float) -> Tensor | None:
-    """Where a result fits the dtype it is rounded to, so that no rounding happens; None: nowhere.
+    """Where a result fits the dtype it is rounded to, and so is not rounded; None if nowhere.
 
-    Masks, counts, positions and powers of two are exact in every precision; a noise on them would
-    be the noise of another program. What fits float32 in a float64 program is taken for such.
+    Masks, counts, positions and powers of two are exact in every precision; noise on them would be
+    the noise of another program. In a float64 program, values that fit float32 count as such.
     """
     narrow = next((dtype for dtype, u in _UNITS.items() if unit >= u), torch.float32)
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if not any(
-        # The largest byte of a mask is found many times faster than whether any is set.
+        # The maximum of a mask's bytes is many times faster than `any`.
         bool((piece.to(narrow).to(piece.dtype) == piece).view(torch.uint8).max())
         for piece in _flatten(parts).split(
             _BLOCK if parts.device.type == "cpu" else max(1, parts.numel())

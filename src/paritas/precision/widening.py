@@ -1,7 +1,7 @@
-"""Graphs rewritten to compute in float64: traced ones, captured ones, exported ones.
+"""Rewrite graphs to compute in float64: traced, captured and exported ones.
 
-A dispatch mode sees every operator, and costs more than small operators do. A graph says its
-dtypes, so that they can be rewritten once.
+A dispatch mode around every operator costs more than small operators do. A graph states its dtypes,
+so they can be rewritten once.
 """
 
 from __future__ import annotations
@@ -36,19 +36,17 @@ if TYPE_CHECKING:
 
 # --- Traced graphs: the arbiter without a mode around every call ----------------------------------
 
-# A dispatch mode sees every operator, and costs more than small operators do. A graph from below
-# autograd says all its dtypes, so that they can be rewritten once. Whatever that does not cover is
-# refused here, and run under the mode instead.
+# Graphs that this does not cover are refused, and run under the mode instead.
 
-# These look at how a tensor lies in memory, which widening an input may change.
+# Operators that depend on the memory layout of a tensor, which widening an input may change.
 _BY_LAYOUT = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter", "set", "resize"})
 
 
 def widen_graph(module: GraphModule, written: frozenset[int]) -> GraphModule | None:
-    """The graph in float64, on arguments as they are; None if it cannot be rewritten.
+    """The graph in float64, for the original arguments; None if it cannot be rewritten.
 
     It returns its outputs and then, in order, the new values of the `written` inputs. Each input is
-    widened where it is first used, so that no more of them than needed are held at once.
+    widened at its first use, to save memory.
     """
     result = copy_graph(module)
     if not all(_can_be_widened(node) for node in result.graph.nodes):
@@ -58,7 +56,7 @@ def widen_graph(module: GraphModule, written: frozenset[int]) -> GraphModule | N
     for node in list(result.graph.nodes):
         if node.op == "call_function":
             _widen_dtypes(node)
-            if _asks_default(node):
+            if _uses_default_dtype(node):
                 _state_dtype(result, node)
     after = {originals[node]: _widen_value(result, node) for node in inputs}
     for node in list(result.graph.nodes):
@@ -87,8 +85,8 @@ def _can_be_widened(node: Node) -> bool:
 
 
 def _widen_dtypes(node: Node) -> None:
-    node.args = _widen_every_dtype(node.args)
-    node.kwargs = _widen_every_dtype(node.kwargs)
+    node.args = _widened_dtypes(node.args)
+    node.kwargs = _widened_dtypes(node.kwargs)
     if not isinstance(node.target, Operator):
         return
     kind = traits(node.target)
@@ -101,10 +99,10 @@ def _widen_dtypes(node: Node) -> None:
             node.target = kernel
 
 
-def _asks_default(node: Node) -> bool:
-    """Whether torch's default dtype decides what it gives: floats, made of none.
+def _uses_default_dtype(node: Node) -> bool:
+    """Whether torch's default dtype decides the result: floats computed from no floats.
 
-    That one is of the whole process, and other threads make tensors, too.
+    The default dtype is global to the process, and other threads create tensors too.
     """
     if not isinstance(node.target, Operator) or node.kwargs.get("dtype") is not None:
         return False
@@ -131,7 +129,7 @@ def _is_inexact(value: Any) -> bool:
 
 
 def _float64_example(value: Any) -> Any:
-    """What a float64 kernel would be given: only shape, dtype and device are looked at."""
+    """An example argument of a float64 kernel: only shape, dtype and device matter."""
     if not isinstance(value, Node):
         return value
     traced = value.meta.get("val")
@@ -142,7 +140,7 @@ def _float64_example(value: Any) -> Any:
 
 
 def _widen_value(module: GraphModule, node: Node) -> Node:
-    """Let everything that uses a value use it in float64."""
+    """Make all users of a value use it in float64."""
     traced = node.meta.get("val")
     dtype = traced.dtype if isinstance(traced, torch.Tensor) else None
     if dtype not in WIDE:
@@ -161,18 +159,6 @@ def _is_random_twin(node: Node) -> bool:
     return not isinstance(node.target, Operator) and "draw" in getattr(node.target, "__name__", "")
 
 
-def _widen_every_dtype(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return WIDE.get(value, value)
-    if isinstance(value, dict):
-        return {key: _widen_every_dtype(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_widen_every_dtype(item) for item in value)
-    if isinstance(value, list):
-        return [_widen_every_dtype(item) for item in value]
-    return value
-
-
 # --- Captured graphs: for a backend, or to be exported again --------------------------------------
 
 _DRAWS = {torch.rand, torch.randn, torch.rand_like, torch.randn_like}
@@ -184,14 +170,14 @@ class LiftedBackend:
     """The same backend, given each graph with its narrow dtypes widened.
 
     Attributes:
-        graphs: how many graphs were compiled; none means that nothing was compiled at all.
-        leaks: what of the graphs could not be lifted, in words.
+        graphs: number of compiled graphs; 0 means that nothing was compiled.
+        leaks: what could not be lifted, in words.
     """
 
     def __init__(
         self, backend: Callable[..., Any], native: torch.dtype, used: frozenset[torch.dtype]
     ) -> None:
-        """Wrap `backend` for a program that runs in `native` and whose reference uses `used`."""
+        """Wrap `backend` for a program in `native`; its reference uses the dtypes `used`."""
         self.backend = backend
         self.native = native
         self.lifts = functools.partial(is_rounding, used=used)
@@ -202,7 +188,7 @@ class LiftedBackend:
         """Widen the graph in place and hand it to the wrapped backend."""
         self.graphs += computes_tensors(graph)
         if any(isinstance(t, torch.Tensor) and t.dtype in WIDE for t in example_inputs):
-            self.leaks.add("narrow values enter a graph between two compiled parts")
+            self.leaks.add("values in a narrow dtype enter a graph between two compiled parts")
         for module in graph.modules():
             if isinstance(module, torch.fx.GraphModule):
                 self._lift(module)
@@ -213,7 +199,7 @@ class LiftedBackend:
             if node.op not in {"call_function", "call_method"} or "autocast" in str(node.target):
                 continue
             if node.op == "call_method" and node.target in _FILLS:
-                self.leaks.add(f"random numbers are drawn in place by {node.target}")
+                self.leaks.add(f"{node.target} draws random numbers in place")
             elif node.op == "call_function" and node.target in _DRAWS:
                 self._draw_natively(module, node)
             else:
@@ -234,14 +220,14 @@ class LiftedBackend:
             self.leaks.add("a Triton kernel may compute in any precision inside")
 
     def _draw_natively(self, module: GraphModule, node: Node) -> None:
-        """Random numbers come from the stream of the dtype that the program draws in."""
+        """Draw random numbers in the program's dtype, to get the same random stream."""
         node.kwargs = {**node.kwargs, "dtype": node.kwargs.get("dtype") or self.native}
         with module.graph.inserting_after(node):
             wide = module.graph.call_method("to", (node, torch.float64))
         node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
-# Compiled once, a candidate's float64 form serves every later verification of it.
+# A candidate's float64 form is compiled once, for all its later verifications.
 _LIFTED: weakref.WeakKeyDictionary[Any, dict[Any, LiftedBackend]] = weakref.WeakKeyDictionary()
 
 
@@ -262,19 +248,20 @@ def lift_captured(
     """Rewrite the casts of a program that was captured on float64 tensors, and capture it again.
 
     Args:
-        program: of float64 state and inputs; explicit casts to less are still in it.
-        tensors: what it takes.
+        program: has float64 state and inputs, but may still cast to narrower dtypes.
+        tensors: its inputs.
         used: the floating dtypes that the reference uses.
 
     Returns:
-        The program, and what of it could not be lifted, in words.
+        The program, and what could not be lifted, in words.
     """
     lifting = LiftedBackend(lambda graph, _: graph, torch.float64, used)
     module: Any = lifting(program.module(), [])
     return torch.export.export(module, tensors), frozenset(lifting.leaks)
 
 
-def _widened_dtypes(value: Any, lifts: Callable[[torch.dtype], bool]) -> Any:
+def _widened_dtypes(value: Any, lifts: Callable[[torch.dtype], bool] = lambda _: True) -> Any:
+    """Replace each narrow dtype in a nested argument by its wide one, if `lifts` says so."""
     if isinstance(value, torch.dtype):
         return WIDE[value] if value in WIDE and lifts(value) else value
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""What a result asks of the layers above it: who makes HTML of it, and who shrinks what failed.
+"""Callbacks into upper layers: one makes HTML of a result, one shrinks a failing program.
 
-A result lies far below both and must not import them. `paritas` itself, which is above all layers,
-names them, and they import what they need when they are first asked. `import paritas` imports this
-module, so it imports nothing itself.
+Results must not import these layers. `paritas` itself, above all layers, registers the callbacks,
+which import what they need on first use. `import paritas` imports this module, so it imports
+nothing itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _upper: dict[str, Callable[..., Any]] = {}
 
 
 def show_by(maker: Callable[[object], str]) -> None:
-    """Let this function make the HTML of every result."""
+    """Register the function that makes HTML of a result."""
     _upper["html"] = maker
 
 
@@ -27,10 +27,10 @@ def html_of(result: object) -> str:
 
 
 def shrink_by(shrink: Callable[..., Any]) -> None:
-    """Let this function shrink what a verdict found."""
+    """Register the function that shrinks a failing program."""
     _upper["shrink"] = shrink
 
 
 def shrink(verdict: object, **options: Any) -> Any:
-    """What failed, made as small as it gets, for `Verdict.shrink`."""
+    """Shrink the failing program, for `Verdict.shrink`."""
     return _upper["shrink"](verdict, **options)

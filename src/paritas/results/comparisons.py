@@ -1,4 +1,4 @@
-"""Two dumps, compared: a row for each pair of values, and where they part.
+"""The comparison of two dumps: a row for each pair of values, and where they diverge.
 
 Everything here is data. `paritas.comparison` fills it in, `paritas.reports` puts it into words.
 """
@@ -27,9 +27,9 @@ from paritas.results.report import Report, json_of_each, spell_nonfinite
 
 FORMAT = 1
 
-# How the two sides of a row were found to belong together; "" where one of them is missing.
+# How the two sides of a row were matched; "" if one of them is missing.
 MatchedBy = Literal["id", "node", "module", "rename", "order", ""]
-# How an error was divided into what came in and what was added.
+# How an error was divided into an inherited and an added part.
 Attributed = Literal["replayed", "estimated", ""]
 # What begins to differ: values, NaNs and infinities, or both at once.
 BeginningOf = Literal["values", "both", "non-finite"]
@@ -38,7 +38,7 @@ Made = Literal["here", "before", ""]
 
 
 class Basis(enum.StrEnum):
-    """What was compared of two values."""
+    """What the comparison of two values used."""
 
     UNKNOWN = ""
     VALUES = "values"
@@ -53,11 +53,11 @@ class SideFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         path: the file of the values, relative to the dump.
         id: canonical name in its own dump.
         op: the operator, as that dump calls it.
-        dtype: torch's name without `torch.`; empty for what is no tensor.
-        value: what is no tensor, as text.
-        step: as its own dump counts.
-        ranks: the rank it is of, or those it is put together from.
-        made_of: how it was put together or rearranged, in words.
+        dtype: torch's name without `torch.`; empty if not a tensor.
+        value: a value other than a tensor, as text.
+        step: the step as its own dump counts.
+        ranks: the rank it is from, or the ranks it was assembled from.
+        made_of: how it was assembled or rearranged, in words.
     """
 
     path: str = ""
@@ -75,7 +75,7 @@ class SideFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WorstElement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An element that is far off; of a complex number, the modulus."""
+    """An element that is far off; complex values are given by their modulus."""
 
     index: tuple[int, ...]
     my: float
@@ -84,13 +84,13 @@ class WorstElement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where in a tensor the mismatches lie, over its two most telling axes.
+    """Where in a tensor the mismatches are, over its two most informative axes.
 
     Attributes:
-        axes: which axes go down and across; one axis where the tensor has but one.
-        extents: how long they are.
+        axes: the vertical and the horizontal axis; a single one if the tensor has only one.
+        extents: their lengths.
         cells: row by row, the largest |my - golden| in each cell, over the largest of all.
-        counts: row by row, how many elements of each cell differ.
+        counts: row by row, the number of elements that differ in each cell.
     """
 
     axes: tuple[int, ...]
@@ -103,11 +103,11 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A closer look at one pair.
 
     Attributes:
-        ulps: (k, how many elements are 2^k to 2^(k+1) steps of the dtype apart), k = -1 for those
-            that are equal; ascending. Empty where the dtypes have no common steps.
-        worst: the elements that are farthest off, worst first.
+        ulps: pairs (k, number of elements that differ by 2^k to 2^(k+1) ulp), ascending; k = -1 for
+            equal elements. Empty if the dtypes have no common ulp.
+        worst: the elements with the largest errors, worst first.
         region: the smallest box of indices that holds all mismatches, as begin and end per axis.
-        diagnosis: what kind of wrong it is, of a pair that fails.
+        diagnosis: what kind of wrong it is, for a pair that fails.
     """
 
     heat: HeatMap | None = None
@@ -121,25 +121,25 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One pair of values, or a value whose counterpart is missing.
 
     Attributes:
-        index: its place in the table, which is in the order of the program.
+        index: its position in the table, which is in program order.
         step: the step, or token, as the golden side counts.
-        rank: None where it was put together from several.
-        name: canonical name, as the golden side has it, or else mine.
+        rank: None if it was assembled from several.
+        name: canonical name on the golden side, else on my side.
         call: the same for all inputs and outputs of one call.
         level: what is named: module, op, node, buffer, parameter, tensor.
         phase: forward or backward.
         side: input or output.
-        position: which of the inputs or outputs.
-        nodes: the graph's nodes that it stands for, where several were fused.
+        position: which input or output.
+        nodes: the graph nodes it represents, if several were fused.
         aspect: what about it decided.
         judged_by: the yardstick, in words: bits, float64 replay, noise of a dtype, a rule ...
-        basis: what the yardstick was held against: the values, or what was left of them.
-        nonfinite: of summaries: one side has NaN or infinities that the other has not.
+        basis: what was compared: the values, or what was kept of them.
+        nonfinite: of summaries: only one side has NaN or infinities.
         limits: what this row cannot show, in words.
-        own: the error that was added here, relative to the golden side's norm.
-        inherited: the error that came in through the inputs, likewise.
-        made: for a row that fails, whether its difference was made here.
-        sources: rows (by index) of the values that this one was computed from.
+        own: the error added here, relative to the golden side's norm.
+        inherited: the error that came in with the inputs, in the same unit.
+        made: for a failing row, whether its difference was made here.
+        sources: rows (by index) of the values this one was computed from.
     """
 
     index: int
@@ -187,17 +187,17 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def is_of_summaries(self) -> bool:
-        """Whether statistics or sketches are all that was compared."""
+        """Whether only statistics or sketches were compared."""
         return self.basis is Basis.SUMMARIES
 
     @property
     def is_by_digest(self) -> bool:
-        """Whether digests are all that was compared; `judged_by` says why."""
+        """Whether only digests were compared; `judged_by` says why."""
         return self.basis is Basis.DIGESTS
 
     @property
     def rel_l2(self) -> float | None:
-        """Norm of the difference over that of the golden side; None where it is not known."""
+        """Norm of the difference over the norm of the golden side; None if unknown."""
         return None if self.figures is None else self.figures.rel_l2
 
 
@@ -205,9 +205,9 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where the two begin to differ.
 
     Attributes:
-        kind: "made": this call made the difference, its inputs are right. "given": it was there
-            in what the program was given. "unclear": the first row that fails; whether it made the
-            difference cannot be told, and `reason` says why.
+        kind: "made": this call made the difference; its inputs are right. "given": the program's
+            inputs already differ. "unclear": the first failing row; it is unknown whether it made
+            the difference, and `reason` says why.
         row: the index of that row.
     """
 
@@ -237,10 +237,9 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         rows: in the order of the program; nothing is left out.
         first: where values begin to differ.
-        first_non_finite: where a NaN or an infinity begins that the other side has not.
+        first_non_finite: the first NaN or infinity that only one side has.
         coverage: how much was compared, what was skipped, what has no counterpart.
-        seconds: how long it took.
-        nbytes: how many bytes of values were compared, both sides.
+        nbytes: bytes of values compared, of both sides.
     """
 
     _called: ClassVar[str] = "a comparison"
@@ -285,23 +284,23 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def of_summaries(self) -> int:
-        """How many rows had statistics or sketches to compare, and no values."""
+        """Number of rows compared by statistics or sketches instead of values."""
         return sum(row.is_of_summaries for row in self.rows)
 
     @property
     def by_digest(self) -> int:
-        """How many rows had their digests compared, and not their values."""
+        """Number of rows compared by digests instead of values."""
         return sum(row.is_by_digest for row in self.rows)
 
     def to_json(self) -> bytes:
-        """Encode as JSON; `from_json` gives back an equal comparison."""
+        """Encode as JSON; `from_json` returns an equal comparison."""
         rest: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
         # Row by row: as plain objects, all rows at once take ten times the memory of their text.
         return msgspec.json.encode(spell_nonfinite(rest) | {"rows": json_of_each(self.rows)})
 
 
 class Beginning(NamedTuple):
-    """Where the two begin to differ, with the row itself and its place in the table."""
+    """Where the two begin to differ, with the row and its position in the table."""
 
     of: BeginningOf
     divergence: Divergence
@@ -310,7 +309,7 @@ class Beginning(NamedTuple):
 
 
 def beginnings(comparison: Comparison) -> list[Beginning]:
-    """The first divergence and the first NaN or infinity, which may be one."""
+    """The first divergence and the first NaN or infinity, which may be the same row."""
     first, bad = comparison.first, comparison.first_non_finite
     found: dict[BeginningOf, Divergence | None] = {"values": first, "non-finite": bad}
     if first is not None and bad is not None and first.row == bad.row:
@@ -325,7 +324,7 @@ def beginnings(comparison: Comparison) -> list[Beginning]:
 
 
 def _read_old_basis(judged_by: str) -> Basis:
-    """The basis of a row that was written before rows had one; for that alone."""
+    """The basis of a row written before rows had one; only for old files."""
     if judged_by.startswith(("statistics", "sketch")):
         return Basis.SUMMARIES
     return Basis.DIGESTS if judged_by.startswith("digest") else Basis.VALUES

@@ -1,4 +1,4 @@
-"""How two tensors differ, in numbers: metrics of a pair, and what a table shows of each side."""
+"""How two tensors differ, in numbers: metrics of a pair, and figures of each side."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import msgspec
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a candidate tensor differs from its reference.
 
-    Differences are taken over the positions where both are finite. A position where both are NaN,
-    or both the same infinity, is left out. Where only one is, no number would be right, and the
-    metrics fail closed: every difference is infinite, `cosine` and `pcc` are NaN.
+    Differences are taken over the positions where both are finite. Positions where both are NaN, or
+    both the same infinity, are left out. If only one side is NaN or infinite anywhere, the metrics
+    fail closed: every difference is infinite, and `cosine` and `pcc` are NaN.
 
-    A complex element is one element, as large as its modulus; it is NaN or infinite if a component
-    is, and the sums behind `cosine` and `pcc` take it for two reals.
+    A complex value is one element, with its modulus as size. It is NaN or infinite if a component
+    is. The sums of `cosine` and `pcc` treat it as two reals.
 
     Attributes:
         numel: elements in each tensor.
         mismatched: elements with different values; NaN equals NaN and -0.0 equals +0.0.
         max_abs: largest absolute difference.
-        max_abs_index: where that is: the first place of it; None if nothing differs.
-        max_abs_reference: the reference there (a complex one's modulus).
-        max_abs_candidate: the candidate there, likewise.
-        max_rel: largest difference relative to the reference's element; infinite where that is 0.
+        max_abs_index: the first position of `max_abs`; None if nothing differs.
+        max_abs_reference: the reference there; the modulus if complex.
+        max_abs_candidate: the candidate there; the modulus if complex.
+        max_rel: largest difference relative to the reference's element; infinite if that is 0.
         mean_abs: mean absolute difference.
         rmse: root mean square difference.
         rel_l2: norm of the difference over the norm of the reference.
-        cosine: cosine of the angle between the two; NaN if just one of them is all zero.
-        pcc: Pearson's correlation coefficient; NaN if one of them is constant.
-        max_ulp: largest difference in steps of the dtype's grid; None unless both have the same
+        cosine: cosine of the angle between the two; NaN if only one of them is all zero.
+        pcc: Pearson correlation coefficient; NaN if one of them is constant.
+        max_ulp: largest difference in ulp; None unless both have the same
             real floating-point dtype.
-        nan_reference: NaNs in the reference; the next seven count likewise.
-        nonfinite_mismatches: positions where one is NaN or infinite and the other not the same.
+        nan_reference: NaNs in the reference; the next seven fields are counts too.
+        nonfinite_mismatches: positions where one is NaN or infinite and the other is not the same.
     """
 
     numel: int
@@ -61,13 +61,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Extremes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One side: over its finite values; all None where there is none.
-
-    Attributes:
-        minimum: the least.
-        maximum: the greatest.
-        mean: the mean.
-    """
+    """Figures of one side, over its finite values; all None if it has none."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -75,15 +69,11 @@ class Extremes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class QuickFigures(NamedTuple):
-    """What a cheap pass tells; differences are those of `Metrics`, and fail closed likewise.
+    """The figures of a cheap pass; they are defined, and fail closed, as in `Metrics`.
 
     Attributes:
         identical: whether all bits are the same (all NaNs count as the same).
-        max_abs: largest absolute difference.
-        rel_l2: norm of the difference over the norm of the reference.
-        rmse: root mean square difference.
-        rms_reference: root mean square of the reference's finite values; NaN if there is none.
-        nonfinite_mismatches: positions where one is NaN or infinite and the other not the same.
+        rms_reference: root mean square of the reference's finite values; NaN if it has none.
     """
 
     identical: bool
@@ -98,19 +88,16 @@ class PairFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Both sides, and how far the candidate is from the reference.
 
     Attributes:
-        reference: the reference's extremes.
-        candidate: the candidate's.
         identical: whether all bits are the same (all NaNs count as the same).
-        metrics: how they differ; None where they are identical.
+        metrics: how they differ; None if they are identical.
         mean_rel: mean of |candidate - reference| / |reference| over all positions that are finite
-            on both sides; 0 where both are zero, and infinite if only the reference is, or if only
-            one side is finite, anywhere.
+            on both sides; 0 where both are zero. Infinite if anywhere only the reference is zero,
+            or only one side is finite.
         kl_divergence: of softmax(reference) from softmax(candidate), each taken over the whole
-            flattened tensor; NaN where a value is not finite.
+            flattened tensor; NaN if a value is not finite.
+        quick: figures of a cheap pass, if no others were requested.
 
-        quick: the few figures of a pair of which no more was asked for.
-
-    A figure that was not asked for is None.
+    A figure that was not requested is None.
     """
 
     reference: Extremes = Extremes()
@@ -123,7 +110,7 @@ class PairFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def max_abs(self) -> float | None:
-        """Largest absolute difference, however it was told."""
+        """Largest absolute difference, from `metrics` or `quick`."""
         if self.identical:
             return 0.0
         found = self.metrics or self.quick
@@ -131,7 +118,7 @@ class PairFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def rel_l2(self) -> float | None:
-        """Norm of the difference over that of the reference, however it was told."""
+        """Norm of the difference over that of the reference, from `metrics` or `quick`."""
         if self.identical:
             return 0.0
         found = self.metrics or self.quick

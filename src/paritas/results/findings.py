@@ -27,9 +27,9 @@ class Region(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         kind: `slices`, `stride`, `tile tail`, `row`, `diagonal`, `above diagonal`, `border`,
             `nonfinite`, `scatter`, `everywhere` ...
-        text: as one would index it, `[:, :, 127:, :]`, or in words where it cannot be indexed.
-        elements: how many are wrong.
-        share: of all elements.
+        text: an index expression, `[:, :, 127:, :]`, or words if it cannot be indexed.
+        elements: number of wrong elements.
+        share: their share of all elements.
         sentence: for people.
     """
 
@@ -41,7 +41,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class PatternKind(enum.StrEnum):
-    """What kind of wrong; from what takes the least for granted to what fits almost anything."""
+    """What kind of wrong; from the most specific to what fits almost anything."""
 
     TIE_BREAKING = "tie-breaking"
     NONFINITE = "nonfinite"
@@ -79,13 +79,13 @@ class PatternKind(enum.StrEnum):
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A way of being wrong that explains the numbers.
+    """A kind of fault that explains the numbers.
 
     Attributes:
         kind: a `PatternKind`; text, so that kinds of other versions can be read.
-        confidence: 0 to 1, how often such a statement turned out to be right.
+        confidence: 0 to 1, how often this pattern was right in the detection lab.
         sentence: what a person would write.
-        evidence: the figures it rests on, by name.
+        evidence: the supporting figures, by name.
     """
 
     kind: str
@@ -95,7 +95,7 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where, and what; `patterns` is empty where none fits, best first otherwise."""
+    """Where, and what kind of wrong; `patterns` lists the best first and may be empty."""
 
     where: Region | None = None
     patterns: tuple[Pattern, ...] = ()
@@ -107,14 +107,14 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def sentence(self) -> str:
-        """All in one line; empty if there is nothing to say."""
+        """The diagnosis in one line; may be empty."""
         parts = [self.best.sentence if self.best else "", self.where.sentence if self.where else ""]
         return "; ".join(part for part in parts if part)
 
 
 # --- Findings and their roll-up -------------------------------------------------------------------
 
-# Everything here is data. Words, tables and colours are made from it in `paritas.reports`.
+# Everything here is data. `paritas.reports` turns it into text, tables and colours.
 
 
 class Status(enum.StrEnum):
@@ -134,7 +134,7 @@ class Status(enum.StrEnum):
 
     def passes(self, *, strict: bool = False) -> bool:
         """Whether this status counts as a pass."""
-        # By identity: a guard asks it of every value of every call.
+        # By identity: a guard calls this for every value of every call.
         if self is Status.EQUIVALENT or self is Status.IDENTICAL:
             return True
         return self is Status.UNSTABLE and not strict
@@ -147,7 +147,7 @@ class Status(enum.StrEnum):
 
 
 class Aspect(enum.StrEnum):
-    """What about an item was compared."""
+    """Which property of an item was compared."""
 
     VALUE = "value"
     STRUCTURE = "structure"
@@ -168,15 +168,15 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Attributes:
         max_z: the worst element's error over its noise.
-        max_limit: what `max_z` may be.
-        rms_z: root mean square of the same over all elements.
-        rms_limit: what `rms_z` may be.
+        max_limit: the limit of `max_z`.
+        rms_z: root mean square of that ratio over all elements.
+        rms_limit: the limit of `rms_z`.
         index: where the worst element is.
-        slice_axis: the axis of the worst slice, when a slice is over its limit.
+        slice_axis: the axis of the worst slice.
         slice_index: its position along that axis.
         slice_z: root mean square over that slice.
-        slice_limit: what `slice_z` may be.
-        noise: where the noise estimate comes from, in words.
+        slice_limit: the limit of `slice_z`.
+        noise: the source of the noise estimate, in words.
     """
 
     max_z: float
@@ -200,7 +200,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def excess(self) -> float:
-        """How many times over its limit the worst figure is; at most 1 for a pass."""
+        """The worst figure as a multiple of its limit; at most 1 for a pass."""
         ratios = [self.max_z / self.max_limit, self.rms_z / self.rms_limit]
         if self.slice_z is not None and self.slice_limit:
             ratios.append(self.slice_z / self.slice_limit)
@@ -208,7 +208,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class OriginKind(enum.StrEnum):
-    """What kind of thing a difference was traced back to."""
+    """The kind of thing a difference was traced back to."""
 
     NODE = "node"
     FUSION = "fusion"
@@ -224,16 +224,16 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         kind: a node, a set of nodes compiled together, a compiler pass, the split of a graph into
-            forward and backward, no less than a whole graph, a module of a parallel model, or a
-            part of its training that is no module: the loss, the reduction of gradients.
-        name: the node's, the pass's or the graph's name.
-        operator: what the node calls.
+            forward and backward, a whole graph, a module of a parallel model, or another part of
+            its training: the loss, the reduction of gradients.
+        name: the name of the node, the pass or the graph.
+        operator: the operator that the node calls.
         module: path of the module it was called in.
         source: the user's file and line.
         code: the text of that line.
         nodes: all nodes of a fused set.
-        remedies: compiler options, each of which alone makes the difference go away.
-        ranks: of a parallel model, the ranks that are wrong there; empty if that is all of them.
+        remedies: compiler options; each of them alone removes the difference.
+        ranks: the wrong ranks of a parallel model; empty if all are wrong.
     """
 
     kind: OriginKind
@@ -255,9 +255,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         item: what was compared.
-        path: the same in words, made of the item. Given alone, as findings of older versions are
-            read from JSON, the item is made of it.
-        raised: the class of what the candidate raised, where that is what differs.
+        path: the item in words. If only the path is given, as in JSON of older versions, the item
+            is derived from it.
+        raised: the class of the exception that the candidate raised, if that is the difference.
     """
 
     path: str = ""
@@ -289,10 +289,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much was compared, and what was not, with the reason of each.
+    """How much was compared, and what was not, each with its reason.
 
     Attributes:
-        not_selected: names of what only one of two dumps was asked to record.
+        not_selected: names that only one of two dumps was set to record.
     """
 
     compared: int = 0
@@ -332,7 +332,7 @@ class Verdict(
 
     @property
     def verdict(self) -> Verdict:
-        """This one: every report has a verdict, and a verdict is a report."""
+        """Itself: every report has a verdict, and a verdict is a report."""
         return self
 
     @property
@@ -354,7 +354,7 @@ class Verdict(
     def raise_if_failed(self) -> None:
         """Raise `MismatchError`, carrying this verdict, unless it passed.
 
-        A verdict of `enabled=False` compared nothing because the caller asked for that: it is
+        A verdict with `enabled=False` compared nothing at the caller's request: it is
         not a pass, and not an error either.
         """
         if self.enabled:
@@ -368,22 +368,22 @@ class Verdict(
         setup: Sequence[str] = (),
         on_progress: Callable[[str], None] | None = None,
     ) -> Any:
-        """Make what failed as small as it gets, and write the script that shows it.
+        """Make the failing program as small as possible, and write a script that reproduces it.
 
         Args:
-            seconds: for all of it; when they are over, the best so far is written.
-            outdir: where the script goes; a new folder by default.
-            setup: statements that a fresh process has to run first so that the failure is there,
-                such as the import of a module that registers a backend.
+            seconds: time limit; the best result so far is written when it is reached.
+            outdir: the folder of the script; a new one by default.
+            setup: statements that a fresh process must run first to reproduce the failure, such as
+                the import of a module that registers a backend.
             on_progress: called with a few words before each step.
 
         Returns:
-            A `paritas.shrinking.shrink.ShrinkReport`: the script, whether it shows the failure
-            by itself, the steps.
+            A `paritas.shrinking.shrink.ShrinkReport`: the script, whether it reproduces the failure
+            on its own, and the steps.
 
         Raises:
-            UsageError: nothing failed; or the programs are not at hand, as of a verdict that was
-                read from a file; or none of their graphs fails by itself.
+            UsageError: nothing failed, or the programs are not available (the verdict was read
+                from a file), or none of their graphs fails on its own.
         """
         return callbacks.shrink(
             self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
@@ -391,9 +391,9 @@ class Verdict(
 
     @classmethod
     def merge(cls, verdicts: Iterable[Verdict]) -> Verdict:
-        """One verdict over several (input sets, ranks, graphs); nothing is lost.
+        """One verdict over several (input sets, ranks, graphs) that keeps everything.
 
-        A part that compared nothing and says nothing stays visible as an `unverified` finding.
+        A part without comparisons and findings stays visible as an `unverified` finding.
         """
         parts = tuple(map(_with_unverified_finding, verdicts))
         coverage = Coverage()
@@ -409,7 +409,7 @@ class Verdict(
 
 
 def _with_unverified_finding(verdict: Verdict) -> Verdict:
-    """The same verdict; one that fails without a finding that says so is given one."""
+    """Add an `unverified` finding to a verdict that fails without a failing finding."""
     if verdict.passed or verdict.failures or not verdict.enabled:
         return verdict
     silent = Finding(

@@ -1,4 +1,4 @@
-"""A graph whose operators were checked: how each ended, split by split.
+"""The results of checking the operators of a graph, split by split.
 
 Everything here is data. `paritas.graphs` fills it in, `paritas.reports` puts it into words.
 """
@@ -17,7 +17,7 @@ FORMAT = 1
 
 # Where the rule of a split comes from.
 RuleOrigin = Literal["declared", "registered", "library", "discovered"]
-# By what ranks talk that are processes of their own.
+# How ranks in separate processes communicate.
 Confirm = Literal["gloo", "nccl"]
 
 
@@ -61,12 +61,12 @@ class CallSite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ranks that are processes of their own said of a split.
+    """The result of a split on ranks in separate processes.
 
     Attributes:
-        backend: by what they talk.
-        status: the gravest of what was compared on them.
-        simulated: the same of the simulated ranks before.
+        backend: how they communicate.
+        status: the gravest status on them.
+        simulated: the gravest status on the simulated ranks before.
     """
 
     backend: Confirm
@@ -80,19 +80,18 @@ class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         idx: which tensor is split: the inputs, then the outputs.
         dim: along which dimension.
-        split: what that is in the words of the rule: `split by k`.
+        split: the same in the words of the rule: `split by k`.
         identifier: the rule's name of that dimension: `k`; empty if it has none.
         rule: the annotation.
         origin: where the rule comes from.
-        ranks: over how many ranks.
-        status: the gravest of what was compared, on real ranks too where that was asked for.
+        ranks: number of ranks.
+        status: the gravest status, including real ranks if requested.
         reason: why it does not pass, in a sentence.
-        loss_whole: the sum of all results on one device, None where there is none.
-        loss_split: the same of the results put together from the ranks.
-        gradients: what was found of gradients, in a few words.
+        loss_whole: the sum of all results on one device; None if there is none.
+        loss_split: the same sum of the results assembled from the ranks.
+        gradients: what was found for gradients, in a few words.
         verdict: everything that was compared.
-        confirmation: what real ranks said of it; None if they were not asked.
-        seconds: that it took.
+        confirmation: the result on real ranks; None if they were not used.
     """
 
     idx: int
@@ -116,16 +115,15 @@ class OperatorResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """An operator on arguments of one kind, checked once for all its calls.
 
     Attributes:
-        key: tells it from every other; the same for the same question.
+        key: unique; the same for the same operator, arguments and settings.
         operator: what is called.
         signature: shapes, dtypes and other arguments, for people.
-        sites: every call of it, in the order of the graph.
+        sites: all its calls, in the order of the graph.
         outcome: how it ended.
-        reason: of this outcome; empty if it is verified.
+        reason: the reason for this outcome; empty if it is verified.
         options: the splits that were checked.
         notes: what a reader should know: shapes that were capped, values that were drawn.
-        script: a script that shows the failure, relative to the folder of the results.
-        seconds: that all took.
+        script: a script that reproduces the failure, relative to the folder of the results.
     """
 
     key: str
@@ -150,19 +148,18 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """All operators of a graph.
 
     Attributes:
-        graph: the file, or what else it was read from.
-        kind: what kind of graph.
-        settings: as it was asked, for people and for going on later.
-        versions: of what took part.
+        graph: the file or other source of the graph.
+        settings: the settings of the check, for people and for resuming.
+        versions: versions of the software used.
         operators: in the order of their first calls.
-        calls: how many calls the graph has.
+        calls: number of calls in the graph.
         notes: what a reader should know.
-        seconds: that all took, this time.
-        resumed: how many operators were taken over from an earlier run of this graph.
-        shared: how many were verified before, for another graph of the same folder.
-        ended: whether it came to its end; otherwise it was interrupted.
-        number: of the graph in its folder, in the order in which they were registered.
-        others: the other graphs of the folder; exit code and verdict are not about them.
+        seconds: the time of this run.
+        resumed: number of operators reused from an earlier run of this graph.
+        shared: number of operators verified before, for another graph of the same folder.
+        ended: False if it was interrupted.
+        number: number of the graph in its folder, in the order of registration.
+        others: the other graphs of the folder; exit code and verdict leave them out.
     """
 
     _called: ClassVar[str] = "the results of a graph"
@@ -184,7 +181,7 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
     format: int = FORMAT
 
     def counts(self) -> dict[CallOutcome, int]:
-        """How many calls ended in which way."""
+        """Number of calls per outcome."""
         found = dict.fromkeys(CallOutcome, 0)
         for one in self.operators:
             found[one.outcome] += len(one.sites)
@@ -192,7 +189,7 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def verdict(self) -> Verdict:
-        """The roll-up of all that was compared, each item under its node and its split."""
+        """The roll-up of everything compared, each item with its node and its split."""
         findings: list[Finding] = []
         coverage = Coverage()
         for one in self.operators:

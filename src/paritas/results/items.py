@@ -1,4 +1,4 @@
-"""What was compared, as data: the text that people see is made of it and is never read back."""
+"""What was compared, as data. The text for people is derived from it and never read back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ItemKind(enum.StrEnum):
-    """What kind of thing an item is. `NAMED` is whatever has no kind of its own here."""
+    """The kind of an item; `NAMED` is anything without a kind of its own."""
 
     NAMED = "named"
     OUTPUT = "output"
@@ -45,27 +45,27 @@ class ItemKind(enum.StrEnum):
 
     @property
     def is_afterwards(self) -> bool:
-        """Whether it is what an input, parameter or buffer holds after the call or backward."""
+        """Whether it is the value of an input or of state after the call or backward."""
         return self in _AFTERWARDS
 
     @property
     def is_state(self) -> bool:
-        """Whether it belongs to what the program keeps."""
+        """Whether it is state of the program."""
         return self in _OF_STATE
 
     @property
     def is_after_backward(self) -> bool:
-        """Whether it is what the backward pass itself left."""
+        """Whether it is a value after the backward pass."""
         return self in _AFTER_CALL
 
     @property
     def after_call(self) -> ItemKind:
-        """The same thing after the call, of what is after the call or after backward."""
+        """The same value after the call, for a value after backward."""
         return _AFTER_CALL.get(self, self)
 
     @property
     def is_gradient(self) -> bool:
-        """Whether the backward pass gives it."""
+        """Whether the backward pass computes it."""
         return self in _GRADIENTS
 
 
@@ -83,7 +83,7 @@ _GRADIENTS = {
     ItemKind.GRADIENTS,
 }
 
-# What people read in front of an item's name, and behind it.
+# The text before and after an item's name.
 _AROUND_THE_NAME = {
     ItemKind.STATE: ("state ", ""),
     ItemKind.INPUT_AFTER_CALL: ("", " after the call"),
@@ -107,16 +107,15 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """What was compared.
 
     Attributes:
-        kind: what kind of thing it is.
-        name: of the output, the argument, the parameter, the node; for a kind that there is one of,
-            its own words. Empty for all of a program's state.
-        call: which of several calls on the same inputs, from 1; 0 where there is one.
-        inputs: which of several sets of inputs, from 1; 0 where there is one.
-        step: of a training, from 1; 0 where that says nothing.
+        name: name of the output, the argument, the parameter or the node; the kind in words if
+            there is only one of it. Empty for all of a program's state.
+        call: which of several calls on the same inputs, from 1; 0 if there is one.
+        inputs: which of several sets of inputs, from 1; 0 if there is one.
+        step: training step, from 1; 0 if there is none.
         graph: the graph, the operator call or the claim that it belongs to.
-        option: the way to split that was tried, and on which ranks.
+        option: the split that was tried, and its ranks.
         rank: the process that reports it.
-        part: the rank that holds it, where ranks hold different values.
+        part: the rank that holds it, if ranks hold different values.
         draw: which of several cotangents a gradient belongs to, from 1. It is not shown.
     """
 
@@ -133,7 +132,7 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def text(self) -> str:
-        """The words that people see."""
+        """The text for people."""
         before, after = _AROUND_THE_NAME.get(self.kind, ("", ""))
         named = f"{before}{self.name}" if self.name else before.rstrip()
         return f"{self._text_in_front()}{named}{after}{self._text_behind()}"
@@ -157,36 +156,36 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def place(self) -> str:
-        """The graph that it is of, and the process, in words."""
+        """The graph and the process, in words."""
         return self.graph if self.rank is None else f"rank {self.rank}: {self.graph}"
 
     @property
     def without_place(self) -> Self:
-        """The same item, whatever graph and process it is of."""
+        """The same item without graph and process."""
         return msgspec.structs.replace(self, graph="", rank=None)
 
     def is_within(self, name: str) -> bool:
-        """Whether it is what has this name, or a part of it."""
+        """Whether it has this name, or is a part of what has it."""
         return self.name == name or self.name.startswith((f"{name}.", f"{name}["))
 
     def named(self, name: str) -> Self:
-        """The same kind of thing by another name."""
+        """The same item with another name."""
         return msgspec.structs.replace(self, name=name)
 
     def of(self, kind: ItemKind) -> Self:
-        """Another kind of thing by the same name."""
+        """The same item with another kind."""
         return msgspec.structs.replace(self, kind=kind)
 
     def during(self, call: int, inputs: int) -> Self:
-        """The same item of one of several calls, on one of several sets of inputs."""
+        """The same item in one of several calls, on one of several sets of inputs."""
         return msgspec.structs.replace(self, call=call, inputs=inputs)
 
     def in_graph(self, graph: str) -> Self:
-        """The same item of a graph, an operator call or a claim."""
+        """The same item in a graph, an operator call or a claim."""
         return msgspec.structs.replace(self, graph=graph)
 
     def under(self, option: str) -> Self:
-        """The same item under an option, outside of the one it is under already."""
+        """The same item under an option, put before the one it already has."""
         option = f"{option}, {self.option}" if self.option else option
         return msgspec.structs.replace(self, option=option)
 
@@ -195,7 +194,7 @@ _CALLS = ("", "first", "second")
 
 
 def output(name: str = "output") -> Item:
-    """Something that was returned, by its path."""
+    """A returned value, by its path."""
     return Item(ItemKind.OUTPUT, name)
 
 
@@ -205,12 +204,12 @@ def nth_output(position: int) -> Item:
 
 
 def input_of(name: str) -> Item:
-    """An input as it came."""
+    """An input before the call."""
     return Item(ItemKind.INPUT, name)
 
 
 def after_call(name: str) -> Item:
-    """What an input holds after the call."""
+    """The value of an input after the call."""
     return Item(ItemKind.INPUT_AFTER_CALL, name)
 
 
@@ -220,23 +219,23 @@ def gradient(name: str) -> Item:
 
 
 def harness(name: str) -> Item:
-    """What a check needs, or is, where that is what failed."""
+    """A part of the check itself, if that is what failed."""
     return Item(ItemKind.HARNESS, name)
 
 
 def in_order(pairs: Iterable[tuple[Item, Item]]) -> list[tuple[Item, Item]]:
-    """Pairs of items in the order of their words."""
+    """Pairs of items, sorted by their text."""
     return sorted(pairs, key=lambda pair: (pair[0].text, pair[1].text))
 
 
-# What there is one of.
+# Items that exist only once.
 CALL = Item(ItemKind.CALL, "call")
 BACKWARD = Item(ItemKind.BACKWARD, "backward")
 GRADIENTS = Item(ItemKind.GRADIENTS, "gradients")
 RANDOM_STATE = Item(ItemKind.RANDOM_STATE, "random state")
 
 
-# --- What older versions wrote --------------------------------------------------------------------
+# --- Paths of older versions ----------------------------------------------------------------------
 
 _BEHIND = re.compile(r"(.*?)( on rank (\d+))?( \(second call\))?( \(inputs (\d+)\))?", re.DOTALL)
 _IN_FRONT = re.compile(
@@ -257,14 +256,13 @@ _READING_ORDER = sorted(_AROUND_THE_NAME.items(), key=lambda kind: -len("".join(
 
 
 def read_old_path(path: str) -> Item:
-    """The item of a finding that was written before findings carried items.
+    """The item of a finding written before findings carried items; nothing else may read a path.
 
-    For that alone: nothing else may read a path. It gives an item whose text is the path; one that
-    is not understood is `NAMED`.
+    The item's text is the path. A path that is not understood becomes a `NAMED` item.
     """
     front = _IN_FRONT.fullmatch(path)
     behind = None if front is None else _BEHIND.fullmatch(front["rest"])
-    if front is None or behind is None:  # neither can be: each of its parts may be missing
+    if front is None or behind is None:  # cannot happen: all parts are optional
         return Item(ItemKind.NAMED, path)
     kind, name = _read_kind(behind[1])
     item = Item(

@@ -1,6 +1,6 @@
 """What a rank holds of a tensor: its role along an axis of ranks, and the words for it.
 
-Data alone: `placement` splits a tensor by it and puts the parts together again.
+Only data: `placement` splits and assembles tensors.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Shard:
     """Each rank has a part along a dimension, in the order of the ranks.
 
     Attributes:
-        unit: parts are multiples of so many elements; of `(h d)`, split by h, as many as d has.
-        halo: so many elements of its neighbours a rank has before and after its own part.
-        pieces: the dimension is cut into so many first, and each of these is split.
-        cut: what is done with a size that the ranks do not divide.
+        unit: parts are multiples of this many elements; for `(h d)` split by h, the size of d.
+        halo: number of elements of its neighbours that a rank has before and after its own part.
+        pieces: the dimension is first cut into this many pieces, and each of them is split.
+        cut: how a size that is not a multiple of the number of ranks is divided.
         order: in zigzag order, rank r of n holds the chunks r and 2n-1-r of 2n.
     """
 
@@ -41,13 +41,12 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Replicate:
-    """Each rank has all of it: of a result, they have to agree.
+    """Each rank has all of it; for a result, the ranks must agree.
 
     Attributes:
-        summed: whether the gradients of the ranks are terms of the whole's; otherwise each of them
-            is claimed to be the whole's already.
-        own: whether what the operator writes to it is each rank's own, and nobody claims that it
-            is what the whole writes.
+        summed: whether the gradients of the ranks sum up to the whole gradient; otherwise each of
+            them must be the whole gradient already.
+        own: whether each rank may write different values to it, unrelated to what the whole writes.
     """
 
     summed: bool = True
@@ -56,12 +55,12 @@ class Replicate:
 
 @dataclasses.dataclass(frozen=True)
 class Once:
-    """One rank has it, the others have zeros in its place: a bias that must be added once."""
+    """One rank has it, the others have zeros: a bias that must be added once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """Each rank has a term (or, of max and min, a bound) of what it is all together."""
+    """Each rank has a term of the whole (or, for max and min, a bound)."""
 
     reduction: Reduction = "sum"
 
@@ -73,7 +72,7 @@ Role = Shard | Replicate | Once | Partial
 
 REPLICATE = "replicate"
 _SHARD = re.compile(r"shard\((\d{1,2})\)")
-# As versions of torch write a part of each of several pieces.
+# How versions of torch write a shard of each of several pieces.
 _STRIDED = re.compile(r"_S\((\d{1,2}), (\d{1,6})\)|_StridedShard\(dim=(\d{1,2}), sf=(\d{1,6})\)")
 _PARTIAL = re.compile(r"partial\((\w+)\)")
 
@@ -92,7 +91,7 @@ def role_word(role: Role) -> str:
 
 
 def read_role(word: str) -> Role | None:
-    """The role that a word says; None for one that is not known."""
+    """The role that a word stands for; None if unknown."""
     if word == REPLICATE:
         return Replicate()
     if found := _SHARD.fullmatch(word):
@@ -101,7 +100,7 @@ def read_role(word: str) -> Role | None:
         dim, pieces = int(found[1] or found[3]), int(found[2] or found[4])
         return Shard(dim, pieces=max(pieces, 1), cut="chunk")
     if found := _PARTIAL.fullmatch(word):
-        # Whoever reduces asks whether there is such a reduction.
+        # The reduction itself checks whether it exists.
         return Partial(cast("Reduction", found[1]))
     return None
 
@@ -117,9 +116,9 @@ class LocalPlacement(
     Attributes:
         mesh: extent of the device mesh along each of its dimensions.
         mesh_names: the names of those dimensions, or empty.
-        coordinate: where on the mesh this rank is; empty for one outside of it.
+        coordinate: position of this rank in the mesh; empty if it is outside.
         placements: per mesh dimension `shard(0)`, `replicate` or `partial(sum)`.
-        global_shape: the shape of the whole.
+        global_shape: the shape of the whole tensor.
         global_offset: where in the whole the local part begins.
     """
 
@@ -132,5 +131,5 @@ class LocalPlacement(
 
     @property
     def roles(self) -> tuple[Role | None, ...]:
-        """What its words say; None for one that is not known."""
+        """The role of each placement; None for an unknown one."""
         return tuple(map(read_role, self.placements))

@@ -1,4 +1,4 @@
-"""What a check would have caught: faults planted on purpose, how each ended, and that in words."""
+"""What a check would have caught: faults planted on purpose, the result of each, as text."""
 
 from __future__ import annotations
 
@@ -18,37 +18,32 @@ if TYPE_CHECKING:
 
 # --- The data -------------------------------------------------------------------------------------
 
-# Everything here is data. `paritas.mutants` fills it in, `paritas.reports` puts it into words.
+# Everything here is data. `paritas.mutants` fills it in.
 
 # The size of a fault's exact effect in multiples of the program's own rounding noise.
 Band = Literal["clear", "moderate", "faint", "none"]
 BANDS: tuple[Band, ...] = ("clear", "moderate", "faint")
-# The share of places at which a fault of the size that is named as the smallest is caught.
+# A size counts as caught if faults of it are caught at this share of places.
 USUAL = 0.9
-# The normal quantile of an interval that holds in 95 of 100 cases.
+# The normal quantile of a two-sided 95 % interval.
 QUANTILE = 1.959964
 CAUGHT = (Status.DIFFERENT, Status.DEGRADED)
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """So many of so many, with what can be said about all those that were not tried.
-
-    Attributes:
-        caught: how many were.
-        of: how many there were.
-    """
+    """The share of faults that were caught, with a bound for those that were not tried."""
 
     caught: int
     of: int
 
     @property
     def value(self) -> float:
-        """The share itself; NaN of nothing, which is below any bar."""
+        """The share; NaN if nothing was tried, which is below any limit."""
         return self.caught / self.of if self.of else math.nan
 
     @property
     def least(self) -> float:
-        """The lower end of Wilson's interval of 95 % confidence; 0 of nothing."""
+        """The lower end of Wilson's 95 % interval; 0 if nothing was tried."""
         if not self.of:
             return 0.0
         share, weight = self.value, QUANTILE**2 / self.of
@@ -57,7 +52,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return max(0.0, (middle - reach) / (1 + weight))
 
 
-# The reason of a fault in a place that no result depends on.
+# The reason of a fault that no result depends on.
 NOTHING_DEPENDS = "no result depends on it"
 
 
@@ -66,18 +61,18 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         mutation: its kind.
-        text: what that does, for people.
+        text: what it does, for people.
         node: where in the graph.
         operator: what is called there.
-        near: the module, by the nearest parameter; empty where there is none.
-        backward: whether it sits in the backward pass.
-        detail: what else tells it from others of its kind at this node.
+        near: the module, by the nearest parameter; may be empty.
+        backward: whether it is in the backward pass.
+        detail: what else distinguishes it from others of its kind at this node.
         relative: the largest relative change of a result in exact arithmetic.
         over_noise: that change in multiples of the program's own rounding noise.
-        band: the same in a word; a fault that changes nothing is not judged.
-        status: how the check ended, lifted and native; None if it was not asked.
-        native: how it ended with the native run alone.
-        reason: why it went unseen, or changes nothing.
+        band: the same as a word; a fault that changes nothing is not judged.
+        status: the result of the check, lifted and native; None if it was not run.
+        native: the result with the native run alone.
+        reason: why it was missed, or changes nothing.
     """
 
     mutation: str
@@ -95,22 +90,21 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reason: str = ""
 
     def is_caught(self, *, native: bool = False) -> bool:
-        """Whether the check reports it; what it could not compare it has not caught."""
+        """Whether the check reports it; a fault that could not be compared is not caught."""
         return (self.native if native else self.status) in CAUGHT
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One place whose result was scaled by 1 + delta, for ever smaller delta.
+    """A node with a result that was scaled by 1 + delta, for smaller and smaller delta.
 
     Attributes:
         node: where in the graph.
         operator: what is called there.
         near: the module, by the nearest parameter.
-        backward: whether it sits in the backward pass.
-        lifted: the smallest relative change of a result that the check caught; None if it caught
-            none.
-        native: the same of the native run alone.
-        tried: how many sizes were tried.
+        backward: whether it is in the backward pass.
+        lifted: the smallest relative change of a result that the check caught, if any.
+        native: the same for the native run alone.
+        tried: number of sizes tried.
     """
 
     node: str
@@ -128,7 +122,7 @@ class Reordering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         rewrite: what was done.
         node: where in the graph.
-        status: how the check ended.
+        status: the result of the check.
     """
 
     rewrite: str
@@ -137,19 +131,19 @@ class Reordering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def is_alarm(self) -> bool:
-        """Whether the check reported what is no fault."""
+        """Whether the check reported it, although it is not a fault."""
         return not self.status.passes()
 
 
 class BlindSpot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Faults of one kind that went unseen for one reason.
+    """Faults of one kind that were missed for one reason.
 
     Attributes:
         mutation: their kind.
-        text: what that does.
-        reason: why.
-        faults: the unseen ones, the largest effect first.
-        tried: how many of this kind were tried in all.
+        text: what it does.
+        reason: why they were missed.
+        faults: the missed ones, the largest effect first.
+        tried: number of all tried faults of this kind.
     """
 
     mutation: str
@@ -164,17 +158,16 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         dtypes: the floating dtypes of the program, the most used first.
-        operators: how many operators the program calls.
-        backward: how many of them in the backward pass.
-        results: how many outputs, gradients and buffers are compared.
-        sites: how many faults could have been planted.
-        planned: how many were meant to be.
-        faults: those that were, in the order in which they were tried.
+        operators: number of operators that the program calls.
+        backward: how many of them are in the backward pass.
+        results: number of outputs, gradients and buffers compared.
+        sites: number of faults that could have been planted.
+        planned: number of faults that were planned.
+        faults: the planted faults, in the order in which they were tried.
         grades: faults of graded size.
-        planned_grades: at how many places they were meant to be.
+        planned_grades: number of places planned for them.
         reorderings: harmless rewrites.
-        seed: of the draw.
-        seconds: all of it took.
+        seed: seed of the random choice.
         stopped: why it ended early; empty if it did not.
         notes: what a reader should know.
     """
@@ -198,29 +191,29 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def judged(self) -> tuple[FaultResult, ...]:
-        """The faults that change something, and that the check gave an answer to."""
+        """The faults that change a result and were compared."""
         return tuple(one for one in self.faults if one.status not in {None, Status.UNVERIFIED})
 
     @property
     def unverified(self) -> tuple[FaultResult, ...]:
-        """Those that it could not compare: neither caught nor missed."""
+        """The faults that could not be compared: neither caught nor missed."""
         return tuple(one for one in self.faults if one.status is Status.UNVERIFIED)
 
     @property
     def silent(self) -> tuple[FaultResult, ...]:
-        """Those that change no result on these inputs, so that nothing can catch them."""
+        """The faults that change no result on these inputs, so nothing can catch them."""
         return tuple(one for one in self.faults if one.band == "none")
 
     def share(self, band: Band, *, native: bool = False) -> Share:
-        """How many of the faults of this size are caught; `native`: by the native run alone."""
+        """The share of caught faults of this size; `native`: by the native run alone."""
         those = [one for one in self.judged if one.band == band]
         return Share(caught=sum(one.is_caught(native=native) for one in those), of=len(those))
 
     def smallest(self, *, native: bool = False) -> float | None:
         """The smallest relative change of a result that is caught at nine of ten places.
 
-        At each place a fault is taken to be caught from its smallest caught size on. None where
-        too few places caught anything, or none was tried.
+        At each place, every fault above the smallest caught size counts as caught. None if too few
+        places caught anything, or none was tried.
         """
         sizes = [one.native if native else one.lifted for one in self.grades]
         caught = sorted(size for size in sizes if size is not None)
@@ -228,7 +221,7 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return caught[needed - 1] if 0 < needed <= len(caught) else None
 
     def blind_spots(self) -> tuple[BlindSpot, ...]:
-        """Where clear and moderate faults went unseen, those with most of them first."""
+        """Kinds of clear and moderate faults that were missed, the most frequent first."""
         missed: dict[tuple[str, str, str], list[FaultResult]] = {}
         for one in self.judged:
             if one.band in {"clear", "moderate"} and not one.is_caught():
@@ -254,7 +247,7 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """0 there is a report, 1 too few clear faults are caught, 3 there is nothing to report.
 
         Args:
-            at_least: the share of clear faults that has to be caught.
+            at_least: the share of clear faults that must be caught.
         """
         if not self.judged:
             return 3
@@ -279,7 +272,7 @@ SIZES = {
 
 
 def power_lines(report: PowerReport) -> list[str]:
-    """The same as plain lines, the answer first."""
+    """The report as plain lines, the answer first."""
     lines = [power_headline(report), f"  {power_subject(report)}"]
     for band in BANDS:
         whole, native = report.share(band), report.share(band, native=True)
@@ -295,10 +288,10 @@ def power_lines(report: PowerReport) -> list[str]:
 
 
 def power_headline(report: PowerReport) -> str:
-    """The answer in one line: how many of the faults that stand out are caught."""
+    """The answer in one line: the share of caught faults that stand out."""
     clear = report.share("clear")
     if not report.judged:
-        return "nothing can be said: no planted fault changed a result and was judged"
+        return "no result: no planted fault changed a result and could be compared"
     if not clear.of:
         return "no planted fault stands out from the model's own rounding noise"
     native = report.share("clear", native=True)
@@ -309,7 +302,7 @@ def power_headline(report: PowerReport) -> str:
 
 
 def power_subject(report: PowerReport) -> str:
-    """What was looked at."""
+    """What was checked."""
     backward = f", {report.backward} of them backward" if report.backward else ""
     return (
         f"{counted(report.operators, 'operator')}{backward}; "
@@ -319,17 +312,17 @@ def power_subject(report: PowerReport) -> str:
 
 
 def power_sections(report: PowerReport) -> Iterator[tuple[str, list[str]]]:
-    """All that the table of shares does not hold: a title, and the lines below it."""
+    """What the table of shares does not show: titles, each with the lines below it."""
     yield "smallest fault caught", _describe_smallest(report)
     spots = report.blind_spots()
     if spots:
         many = sum(len(spot.faults) for spot in spots)
         lines = [line for spot in spots[:MOST_SHOWN] for line in _describe_blind_spot(spot)]
         if len(spots) > MOST_SHOWN:
-            lines.append(f"and {len(spots) - MOST_SHOWN} kinds more")
-        yield f"blind spots: {many} unseen above 2 times the noise", lines
+            lines.append(f"and {len(spots) - MOST_SHOWN} more kinds")
+        yield f"blind spots: {many} missed above 2 times the noise", lines
     elif report.judged:
-        yield "blind spots: none seen above 2 times the noise", []
+        yield "blind spots: none above 2 times the noise", []
     if report.silent:
         yield _silent_title(report), _describe_silent(report)
     yield (
@@ -338,12 +331,12 @@ def power_sections(report: PowerReport) -> Iterator[tuple[str, list[str]]]:
     )
     left = list(_describe_limits(report))
     if left:
-        yield "not said here", left
+        yield "limits of this report", left
 
 
 def _describe_smallest(report: PowerReport) -> list[str]:
     if not report.grades:
-        return ["not measured: no result could be scaled, or the time was over"]
+        return ["not measured: no result could be scaled, or the time ran out"]
     lines = []
     places = f"at {100 * USUAL:.0f} % of {counted(len(report.grades), 'place')}"
     for native, name in ((False, "lifted and native"), (True, "native run alone")):
@@ -351,7 +344,7 @@ def _describe_smallest(report: PowerReport) -> list[str]:
         if size is None:
             caught = [one.native if native else one.lifted for one in report.grades]
             blind = sum(one is None for one in caught)
-            lines.append(f"{name}: at {blind} of {len(caught)} places not even 10 % is caught")
+            lines.append(f"{name}: at {blind} of {len(caught)} places even 10 % is missed")
         else:
             lines.append(f"{name}: a relative change of {size:.1e} in a result, {places}")
     return lines
@@ -381,13 +374,10 @@ def _silent_title(report: PowerReport) -> str:
 
 
 def _describe_silent(report: PowerReport) -> list[str]:
-    kinds = Counter((one.mutation, one.reason) for one in report.silent)
+    kinds = Counter(one.mutation for one in report.silent)
     dead = sorted({one.node for one in report.silent if one.reason == NOTHING_DEPENDS})
-    told: Counter[str] = Counter()
-    for (mutation, _), many in kinds.items():
-        told[mutation] += many
-    shown = [f"{mutation} {many}" for mutation, many in told.most_common(MOST_SHOWN)]
-    lines = [f"{', '.join(shown)}{' ...' if len(told) > MOST_SHOWN else ''}"]
+    shown = [f"{mutation} {many}" for mutation, many in kinds.most_common(MOST_SHOWN)]
+    lines = [f"{', '.join(shown)}{' ...' if len(kinds) > MOST_SHOWN else ''}"]
     if dead:
         lines.append(f"no result depends on {', '.join(dead[:MOST_SHOWN])}")
     return lines
@@ -395,25 +385,25 @@ def _describe_silent(report: PowerReport) -> list[str]:
 
 def _alarms_title(report: PowerReport) -> str:
     if not report.reorderings:
-        return "false alarms: not tried, no operator of this model has a harmless rewrite here"
+        return "false alarms: not tried, no operator of this model has a known harmless rewrite"
     many = counted(len(report.reorderings), "harmless rewrite")
     return f"false alarms: {len(report.false_alarms)} of {many}"
 
 
 def _describe_limits(report: PowerReport) -> Iterator[str]:
     missing = report.planned - len(report.faults)
-    why = {"time": "the time was over", "interrupt": "interrupted"}.get(report.stopped, "")
+    why = {"time": "the time ran out", "interrupt": "interrupted"}.get(report.stopped, "")
     if missing > 0:
-        reason = why or "they turned out not to apply"
+        reason = why or "they did not apply"
         yield f"{missing} of {report.planned} planned faults were not tried: {reason}"
     left = report.planned_grades - len(report.grades)
     if left > 0:
         reason = why or "a scale has no effect there"
-        yield f"graded faults at {left} of {report.planned_grades} places: {reason}"
+        yield f"no graded faults at {left} of {report.planned_grades} places: {reason}"
     if report.unverified:
         many = counted(len(report.unverified), "fault")
         yield f"{many} could not be compared: neither caught nor missed"
-    yield f"{counted(report.sites, 'fault')} could have been planted, all of kinds known here"
+    yield f"{counted(report.sites, 'fault')} of the known kinds could have been planted"
     yield from report.notes
 
 
@@ -422,7 +412,7 @@ def _share(share: Share) -> str:
 
 
 def percent(share: float) -> str:
-    """Rounded down, so that 100 % means all."""
+    """Rounded down: 100 % means all."""
     return "-" if math.isnan(share) else f"{math.floor(1000 * share) / 10:g} %"
 
 

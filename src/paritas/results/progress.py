@@ -1,7 +1,7 @@
-"""How far long work has come: what is told, and how a terminal, a log and a notebook show it.
+"""Progress of long work, and how a terminal, a log and a notebook show it.
 
-Whoever works tells a step in words, and counts where there is something to count. Time that is left
-is shown only where it follows from that count, or from a limit of time.
+The work reports each step in words, with a count if there is something to count. Remaining time is
+shown only if it follows from that count or from a time limit.
 """
 
 from __future__ import annotations
@@ -21,33 +21,29 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Display
 
-if TYPE_CHECKING:
-    Tell = Callable[[str], None]
-
-
 SECONDS_BETWEEN_LINES = 60.0
-# Of a cell: nothing for short work, then no more often than one can read.
+# In a notebook cell: nothing for short work, then no more often than one can read.
 SECONDS_BEFORE_CELL = 1.0
 SECONDS_BETWEEN_CELLS = 0.25
 _MINUTE = 60
 _MANY = 100
 
-# Work within other work, which tells of itself.
-_is_shown = contextvars.ContextVar("paritas_progress_told", default=False)
+# Set inside work that already shows its progress.
+_is_shown = contextvars.ContextVar("paritas_progress_shown", default=False)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 class Progress(str):
-    """A step of long work, in words, with how far it has come where that can be counted.
+    """A step of long work, in words, with a count if there is one.
 
     Attributes:
         stage: what is being done; the words without the count.
-        done: how many things of this stage are done.
-        total: how many there are; 0 where that is not known.
-        nbytes: bytes of values worked on so far.
-        failing: how many so far do not pass.
-        at_most: seconds after which the work is stopped; None where nothing stops it.
+        done: number of items of this stage that are done.
+        total: number of items; 0 if unknown.
+        nbytes: bytes of values processed so far.
+        failing: number of failures so far.
+        at_most: seconds after which the work is stopped; None without a limit.
     """
 
     __slots__ = ("at_most", "done", "failing", "nbytes", "stage", "total")
@@ -77,25 +73,25 @@ class Progress(str):
 
 
 class Pace:
-    """A piece of work while it goes on: its present step, and the time that it takes."""
+    """Running work: its current step, and the time that it takes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.step = Progress("starting")
         self._clock = clock
-        self._began = self._told = clock()
+        self._began = self._updated = clock()
         self._first = 0
 
-    def note(self, told: str) -> None:
-        """Take the next step, or go on in the same stage."""
-        step = told if isinstance(told, Progress) else Progress(told)
-        self._told = self._clock()
+    def update(self, text: str) -> None:
+        """Set the next step, of the same stage or of a new one."""
+        step = text if isinstance(text, Progress) else Progress(text)
+        self._updated = self._clock()
         if step.stage != self.step.stage:
-            # What was done before took its time elsewhere.
-            self._began, self._first = self._told, step.done
+            # Items done before this stage do not count for its rate.
+            self._began, self._first = self._updated, step.done
         self.step = step
 
     def words(self) -> str:
-        """`3 of 12, 8/s, 40 s left`, where that is known; else how long the stage took so far."""
+        """`3 of 12, 8/s, 40 s left` if known, else how long the stage has taken so far."""
         step, seconds = self.step, self._clock() - self._began
         words = [f"{step.done} of {step.total}"] if step.total else []
         words.append(rate_words(step.done - self._first, step.nbytes, seconds))
@@ -110,18 +106,18 @@ class Pace:
 
     def _left(self) -> str | None:
         step, now = self.step, self._clock()
-        stopped = None if step.at_most is None else max(0.0, step.at_most - (now - self._told))
+        stopped = None if step.at_most is None else max(0.0, step.at_most - (now - self._updated))
         done = step.done - self._first
         if done > 0 and step.total > step.done:
-            # Up to when it was told: since then nothing more is known to be done.
-            whole = (self._told - self._began) / done * (step.total - self._first)
+            # Up to the last update: nothing is known to be done since.
+            whole = (self._updated - self._began) / done * (step.total - self._first)
             left = max(0.0, whole - (now - self._began))
             return f"{clock_words(left if stopped is None else min(left, stopped))} left"
         return None if stopped is None else f"at most {clock_words(stopped)} left"
 
 
 def rate_words(done: float, nbytes: int, seconds: float) -> str:
-    """How fast it goes; nothing as long as that is not known, or where each takes seconds."""
+    """The rate; empty while it is unknown, or if each item takes seconds."""
     if seconds <= 0 or done < seconds:
         return ""
     rate = done / seconds
@@ -139,45 +135,47 @@ def clock_words(seconds: float) -> str:
 
 
 class LogLines:
-    """Plain lines, for a log: one a minute at most, and none of short work."""
+    """Plain lines for a log: at most one a minute, and none for short work."""
 
-    def __init__(self, echo: Tell, clock: Callable[[], float] = time.monotonic) -> None:
-        self._course = Pace(clock)
+    def __init__(
+        self, echo: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pace = Pace(clock)
         self._echo, self._clock = echo, clock
         self._last = clock()
 
-    def __call__(self, told: str) -> None:
-        """Write it, if it is time."""
-        self._course.note(told)
+    def __call__(self, text: str) -> None:
+        """Write a line, if it is time."""
+        self._pace.update(text)
         now = self._clock()
         if now - self._last >= SECONDS_BETWEEN_LINES:
             self._last = now
-            words = self._course.words()
-            self._echo(f"{self._course.step.stage}{f': {words}' if words else ' ...'}")
+            words = self._pace.words()
+            self._echo(f"{self._pace.step.stage}{f': {words}' if words else ' ...'}")
 
 
 # --- a terminal -----------------------------------------------------------------------------------
 
 
 class ProgressBar:
-    """One line of a terminal that is written over, with a bar where something is counted."""
+    """One line of a terminal that is overwritten, with a bar if there is a count."""
 
     def __init__(self, display: Display, clock: Callable[[], float] = time.monotonic) -> None:
-        self._course = Pace(clock)
+        self._pace = Pace(clock)
         self._display = display
-        self._task = display.add_task("starting", total=None, course=self._course)
+        self._task = display.add_task("starting", total=None, pace=self._pace)
 
-    def __call__(self, told: str) -> None:
-        """Show it."""
-        self._course.note(told)
-        step = self._course.step
+    def __call__(self, text: str) -> None:
+        """Show the step."""
+        self._pace.update(text)
+        step = self._pace.step
         self._display.update(
             self._task, description=step.stage, completed=step.done, total=step.total or None
         )
 
 
 def bar_display(console: Console) -> Display:
-    """What a `Bar` is shown by; it leaves the terminal clean."""
+    """The display of a `ProgressBar`; it leaves the terminal clean."""
     from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as RichProgress
     from rich.table import Column
@@ -189,8 +187,8 @@ def bar_display(console: Console) -> Display:
 
     class Words(ProgressColumn):
         def render(self, task: Any) -> Text:
-            course: Pace = task.fields["course"]
-            return Text(course.words(), style="red" if course.step.failing else "")
+            pace: Pace = task.fields["pace"]
+            return Text(pace.words(), style="red" if pace.step.failing else "")
 
     stage = Column(no_wrap=True, overflow="ellipsis", max_width=40)
     return RichProgress(
@@ -207,18 +205,18 @@ def bar_display(console: Console) -> Display:
 
 
 class NotebookLine:
-    """One line below the cell that runs, which goes when the work is done."""
+    """One line below the running cell, removed when the work is done."""
 
     def __init__(self, display: Any, clock: Callable[[], float] = time.monotonic) -> None:
         """`display` is the module `IPython.display`."""
-        self._course = Pace(clock)
+        self._pace = Pace(clock)
         self._display, self._clock = display, clock
         self._handle: Any = None
         self._next = clock() + SECONDS_BEFORE_CELL
 
-    def __call__(self, told: str) -> None:
-        """Show it, if it is time."""
-        self._course.note(told)
+    def __call__(self, text: str) -> None:
+        """Show the step, if it is time."""
+        self._pace.update(text)
         now = self._clock()
         if now < self._next:
             return
@@ -230,29 +228,29 @@ class NotebookLine:
             self._handle.update(shown)
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the line."""
         if self._handle is not None:
             self._handle.update(self._display.HTML(""))
 
     def _html(self) -> str:
-        step, words = self._course.step, self._course.words()
+        step, words = self._pace.step, self._pace.words()
         bar = f'<progress value="{step.done}" max="{step.total}"></progress> ' if step.total else ""
         return f"{bar}{html.escape(': '.join(filter(None, (step.stage, words))))}"
 
 
 def shows_progress(work: Callable[_P, _R], *, hears: str = "on_progress") -> Callable[_P, _R]:
-    """Let a function that is called in a notebook show its progress, unless it is told to whom.
+    """Let a function show its progress in a notebook, unless the caller passes a callback.
 
     Args:
         work: the function.
-        hears: its keyword for whom it tells.
+        hears: its keyword argument for the callback.
     """
 
     @functools.wraps(work)
     def shown(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         __tracebackhide__ = True
-        told = kwargs.get(hears) is not None or _is_shown.get()
-        display = None if told else _notebook_display(sys.modules)
+        is_shown = kwargs.get(hears) is not None or _is_shown.get()
+        display = None if is_shown else _notebook_display(sys.modules)
         line = None if display is None else NotebookLine(display)
         if line is not None:
             kwargs[hears] = line

@@ -1,6 +1,6 @@
-"""What every result can do, written once: it becomes JSON and HTML, and ends a program by its code.
+"""What all results share: JSON, HTML and exit codes.
 
-A result is a frozen struct. JSON has no NaN and no infinity: they are written as words.
+A result is a frozen struct. JSON has no NaN or infinity, so they are written as strings.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Data that can be written as JSON, read back, and looked at in a notebook."""
+    """Data that can be written as JSON, read back, and shown in a notebook."""
 
-    # What it is called where something else was read in its place.
+    # Its name in the error of `from_json`.
     _called: ClassVar[str]
 
     def to_json(self) -> bytes:
-        """Encode as JSON; `from_json` gives back an equal result, NaN and infinities included."""
+        """Encode as JSON; `from_json` returns an equal result, including NaN and infinities."""
         return json_of(self)
 
     @classmethod
@@ -36,7 +36,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"not {cls._called} in JSON: {error}; it starts with {data[:80]!r}"
+                f"cannot read {cls._called} from JSON: {error}; the data starts with {data[:80]!r}"
             ) from None
 
     def _repr_html_(self) -> str:
@@ -49,7 +49,7 @@ class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # A verdict is itself a report: its type is above this module.
     @property
     def verdict(self) -> Any:
-        """The roll-up of all that was compared."""
+        """The roll-up of everything that was compared."""
         raise NotImplementedError
 
     @property
@@ -77,18 +77,18 @@ class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return str(self)
 
 
-# --- Structs as JSON, in which NaN and infinities are words ---------------------------------------
+# --- Structs as JSON, with NaN and infinities as strings ------------------------------------------
 
-# A double in MessagePack whose exponent is all ones: NaN or an infinity. Other bytes may look the
-# same, which costs time and no more.
+# A MessagePack double with an exponent of all ones: NaN or an infinity. Other bytes may match too;
+# that only costs time.
 _NONFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 
 
 def json_of(value: msgspec.Struct) -> bytes:
-    """Encode one struct; to look at every number by itself is left to those that need it."""
+    """Encode one struct; numbers are inspected one by one only if some are not finite."""
     try:
         is_plain = _NONFINITE.search(msgspec.msgpack.encode(value)) is None
-    except OverflowError:  # a whole number of more than 64 bits, which JSON takes
+    except OverflowError:  # an integer of more than 64 bits, which JSON accepts
         is_plain = False
     if is_plain:
         return msgspec.json.encode(value)
@@ -96,12 +96,12 @@ def json_of(value: msgspec.Struct) -> bytes:
 
 
 def json_of_each(values: Iterable[msgspec.Struct]) -> list[msgspec.Raw]:
-    """Encode many, to be put into what is encoded around them."""
+    """Encode many structs, for use inside another JSON object."""
     return [msgspec.Raw(json_of(value)) for value in values]
 
 
 def spell_nonfinite(value: Any) -> Any:
-    """Replace NaN and infinities by words: JSON has no such numbers and msgspec writes null."""
+    """Replace NaN and infinities by strings: JSON lacks them, and msgspec writes null."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

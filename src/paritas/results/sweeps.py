@@ -1,4 +1,4 @@
-"""What a sweep found: one row for each run of a target, and what changed since an earlier sweep."""
+"""The result of a sweep: one row for each run, and what changed since an earlier sweep."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paritas.results.wording import MEANING, counted, deciding_score
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# Of a run's findings that many are kept: those that fail, and the passing ones nearest to failing.
+# How many findings of a run are kept: failing ones, and the passing ones nearest to failing.
 MOST_FAILING, MOST_PASSING = 50, 5
-# What is newly slow took so many times the processor time of the earlier run, and so many seconds
-# more: less is the machine's own variation.
+# A run is newly slow if it took this factor of the earlier processor time, and this many seconds
+# more. Less is within the machine's own variation.
 SLOWER, SLOWER_SECONDS = 1.5, 10.0
 
 
@@ -47,7 +47,7 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """All but the target, in words."""
+        """Everything except the target, in words."""
         own = self.dtype or "own dtype"
         return tuple(filter(None, (own, self.device, self.mode, self.candidate, self.inputs)))
 
@@ -66,19 +66,19 @@ class RunEnd(enum.StrEnum):
 
 
 class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of one run.
+    """The result of one run.
 
     Attributes:
-        run: what was asked.
-        ended: how; everything except `verdict` is `unverified`.
-        verdict: with the findings that fail, and few of the others.
-        counts: how many findings had each status.
+        run: what was run.
+        ended: how the process ended; anything except `verdict` is `unverified`.
+        verdict: with the failing findings, and a few of the others.
+        counts: number of findings per status.
         began: when, in UTC.
         seconds: from the start of its process to the end.
-        processor_seconds: that it and the compilers it called kept a processor busy.
-        memory: the most bytes that it and the compilers it called held at once.
-        versions: of torch, Python, the platform and whatever else took part.
-        log: the end of what it printed; empty where there is a verdict.
+        processor_seconds: processor time of it and of the compilers it called.
+        memory: peak memory in bytes of it and of the compilers it called.
+        versions: versions of torch, Python, the platform and other libraries used.
+        log: the end of its output; empty if there is a verdict.
     """
 
     _called: ClassVar[str] = "a row of a sweep"
@@ -96,7 +96,7 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def status(self) -> Status:
-        """The verdict's."""
+        """The status of the verdict."""
         return self.verdict.status
 
     def passes(self, *, strict: bool = False) -> bool:
@@ -105,12 +105,12 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def worst(self) -> Finding | None:
-        """The gravest finding; None where nothing was found at all."""
+        """The gravest finding; None if there are no findings."""
         return max(self.verdict.findings, key=lambda one: one.status.gravity, default=None)
 
 
 def unverified(reason: str, advice: str = "") -> Verdict:
-    """The verdict on a run that has none of its own."""
+    """The verdict of a run that did not return one."""
     finding = Finding(
         item=harness("run"),
         aspect=Aspect.HARNESS,
@@ -122,10 +122,10 @@ def unverified(reason: str, advice: str = "") -> Verdict:
 
 
 def trimmed(verdict: Verdict) -> tuple[Verdict, dict[str, int]]:
-    """The verdict with the findings that people look at, and the counts of all.
+    """The verdict with the most relevant findings, and the counts of all.
 
-    A large model has thousands of findings that pass. At least one of each status stays, so that
-    the status of the verdict does too.
+    A large model has thousands of findings that pass. At least one of each status stays, so
+    the status of the verdict stays the same.
     """
     counts = Counter(finding.status for finding in verdict.findings)
     kept: set[int] = set()
@@ -148,7 +148,7 @@ def _excess(finding: Finding) -> float:
 
 
 class ChangeKind(enum.StrEnum):
-    """How a row compares with the earlier one, what people ask first at the top."""
+    """How a row compares with the earlier one, the most important first."""
 
     DIFFERENT = "newly different"
     UNVERIFIED = "newly unverified"
@@ -159,16 +159,16 @@ class ChangeKind(enum.StrEnum):
 
 
 class RowChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row that is not as it was.
+    """One row that changed.
 
     Attributes:
-        run: of both sweeps.
+        run: the run, in both sweeps.
         kind: what changed.
         before: its status in the earlier sweep; None for a new row.
         now: its status; None for a row that is gone.
-        seconds_before: its processor time in the earlier sweep, for what is newly slow.
+        seconds_before: its processor time in the earlier sweep, if it is newly slow.
         seconds_now: its processor time.
-        fails: it is newly wrong, and counts for the exit code.
+        fails: whether it is newly wrong, and counts for the exit code.
     """
 
     run: SweepRun
@@ -186,10 +186,8 @@ def changes(
     """What changed, by kind; a row may be both newly different and newly slow.
 
     Args:
-        rows: of this sweep.
-        earlier: of the other.
-        strict: `unstable` counts as a failure.
-        whole: this sweep is finished; otherwise no row is said to be gone.
+        strict: whether `unstable` counts as a failure.
+        whole: whether this sweep is finished; otherwise no row is reported as gone.
     """
     before = {row.run: row for row in earlier}
     found = [one for row in rows for one in _row_changes(row, before.get(row.run), strict=strict)]
@@ -229,15 +227,15 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         rows: in the order of the targets.
-        planned: how many runs were asked for.
-        strict: `unstable` counts as a failure.
-        stopped: empty, or `interrupt`: rows are missing then.
-        began: when, in UTC; of a sweep that was resumed, when it was resumed.
-        seconds: that it took, of a sweep that was resumed from there on.
-        versions: of torch, Python, the platform and whatever else took part.
-        against: the earlier sweep it is compared with; empty if with none.
-        changes: what is not as it was there.
-        notes: what else there is to know.
+        planned: number of planned runs.
+        strict: whether `unstable` counts as a failure.
+        stopped: empty, or `interrupt` if rows are missing.
+        began: start in UTC; for a resumed sweep, when it was resumed.
+        seconds: duration; for a resumed sweep, since it was resumed.
+        versions: versions of torch, Python, the platform and other libraries used.
+        against: the earlier sweep it is compared with; may be empty.
+        changes: the rows that changed since then.
+        notes: what else a reader should know.
     """
 
     _called: ClassVar[str] = "the report of a sweep"
@@ -266,7 +264,7 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def status(self) -> Status:
-        """The gravest of all rows; rows that are missing are `unverified`."""
+        """The gravest status of all rows; missing rows are `unverified`."""
         statuses = [row.status for row in self.rows]
         if len(self.rows) < max(self.planned, 1):
             statuses.append(Status.UNVERIFIED)
@@ -274,17 +272,17 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def verdict(self) -> Verdict:
-        """The findings of all rows, each with its run as its place."""
-        parts = [_placed(row) for row in self.rows]
+        """The findings of all rows, each labelled with its run."""
+        parts = [_label_findings(row) for row in self.rows]
         if len(self.rows) < max(self.planned, 1):
             missing = max(self.planned, 1) - len(self.rows)
-            parts.append(unverified(f"{counted(missing, 'run')} of the sweep did not take place"))
+            parts.append(unverified(f"{counted(missing, 'run')} of the sweep did not run"))
         merged = Verdict.merge(parts)
         return msgspec.structs.replace(merged, strict=self.strict)
 
     @property
     def exit_code(self) -> int:
-        """As of every report; against an earlier sweep, by what is newly wrong."""
+        """As for every report; against an earlier sweep, only what is newly wrong counts."""
         if not self.against or len(self.rows) < self.planned:
             return self.status.exit_code(strict=self.strict)
         codes = {one.now.exit_code(strict=self.strict) for one in self.newly_wrong if one.now}
@@ -293,11 +291,8 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __str__(self) -> str:
         return "\n".join(sweep_lines(self))
 
-    def _failure_text(self) -> str:
-        return str(self)
 
-
-def _placed(row: SweepRow) -> Verdict:
+def _label_findings(row: SweepRow) -> Verdict:
     place = str(row.run)
     findings = [
         msgspec.structs.replace(one, item=one.item.in_graph(place)) for one in row.verdict.findings
@@ -309,7 +304,7 @@ def _placed(row: SweepRow) -> Verdict:
 
 
 def sweep_lines(report: SweepReport) -> list[str]:
-    """The answer first, then what does not pass, then what changed."""
+    """The headline, then the failing runs, then the changes."""
     lines = [sweep_headline(report)]
     lines += [f"  {row.run}: {row.status.value}; {row_words(row)}" for row in report.failures]
     lines += [f"  {one.kind.value}: {one.run}{change_words(one)}" for one in report.changes]
@@ -333,22 +328,22 @@ def sweep_headline(report: SweepReport) -> str:
         same = "unverified" if report.stopped else word
         return f"{same}: {done}; all pass{warning}"
     counts = Counter(row.status for row in failing)
-    told = [f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one]]
-    return f"{report.status.value}: {done}; {len(failing)} of {rows} fail ({', '.join(told)})"
+    words = [f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one]]
+    return f"{report.status.value}: {done}; {len(failing)} of {rows} fail ({', '.join(words)})"
 
 
 def _changes_headline(report: SweepReport) -> str:
     counts = Counter(one.kind for one in report.changes)
-    told = [f"{counts[kind]} {kind.value}" for kind in ChangeKind if counts[kind]]
+    words = [f"{counts[kind]} {kind.value}" for kind in ChangeKind if counts[kind]]
     wrong = [one.now for one in report.newly_wrong if one.now is not None]
     if not wrong:
-        return f"no run is newly wrong ({', '.join(told) or 'nothing changed'})"
+        return f"no run is newly wrong ({', '.join(words) or 'nothing changed'})"
     gravest = max(wrong, key=lambda status: status.gravity)
-    return f"{gravest.value}: {counted(len(wrong), 'run')} newly wrong ({', '.join(told)})"
+    return f"{gravest.value}: {counted(len(wrong), 'run')} newly wrong ({', '.join(words)})"
 
 
 def row_words(row: SweepRow) -> str:
-    """What to know of a row, in a line."""
+    """A row in one line."""
     worst = row.worst
     if worst is None:
         return "nothing was compared"
@@ -363,7 +358,7 @@ def row_words(row: SweepRow) -> str:
 
 
 def change_words(change: RowChange) -> str:
-    """From what to what, behind the name of the run."""
+    """The change, shown after the name of the run."""
     if change.kind is ChangeKind.SLOW:
         return f": {change.seconds_now:.0f} s of processor time, {change.seconds_before:.0f} before"
     words = [one.value for one in (change.before, change.now) if one is not None]
@@ -371,11 +366,7 @@ def change_words(change: RowChange) -> str:
 
 
 def columns(rows: Iterable[SweepRow]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """What all runs have in common, and the settings that tell them apart, as a matrix has them.
-
-    Returns:
-        The settings that all share, and those of each column without them, in order.
-    """
+    """The settings that all runs share, and all settings of each column of the matrix."""
     settings = list(dict.fromkeys(row.run.settings for row in rows))
     if not settings:
         return (), []
@@ -384,5 +375,5 @@ def columns(rows: Iterable[SweepRow]) -> tuple[tuple[str, ...], list[tuple[str, 
 
 
 def column_name(settings: tuple[str, ...], common: tuple[str, ...]) -> str:
-    """A column of the matrix, without what all columns share."""
+    """The name of a column, without the settings that all columns share."""
     return ", ".join(one for one in settings if one not in common) or "verdict"

@@ -61,37 +61,37 @@ def finding_text(finding: Finding) -> str:
     """One finding in at most three lines: what and by how much; what kind of wrong; where."""
     first = [f"{finding.status.value}: {item_words(finding)}"]
     first += filter(None, (value_words(finding), *_size_words(finding)))
-    told = [finding.reason]
+    causes = [finding.reason]
     if finding.diagnosis is not None:
-        told.append(finding.diagnosis.sentence)
+        causes.append(finding.diagnosis.sentence)
     place = [line.strip() for line in _place_lines(finding)]
-    below = ("; ".join(filter(None, told)), "; ".join(filter(None, (*place, finding.advice))))
+    below = ("; ".join(filter(None, causes)), "; ".join(filter(None, (*place, finding.advice))))
     return "\n".join([", ".join(first), *(f"  {line}" for line in below if line)])
 
 
 def item_words(finding: Finding) -> str:
-    """Which item it is, and what about it was compared unless that is its value."""
+    """The item, and the compared property unless that is its value."""
     if finding.aspect is Aspect.VALUE:
         return finding.path
     return f"{finding.path} ({finding.aspect.value})"
 
 
 def value_words(finding: Finding) -> str:
-    """Dtype and shape; empty where they are not known."""
+    """Dtype and shape; empty if unknown."""
     if finding.dtype is None:
         return ""
-    # A shape may not be known, for example where statistics are all that is left of a tensor.
+    # The shape may be unknown, for example if only statistics of a tensor were kept.
     shape = "?" if finding.shape is None else ",".join(map(str, finding.shape))
     return f"{finding.dtype}[{shape}]"
 
 
 def is_inexact(finding: Finding) -> bool:
-    """Whether it is about floating or complex numbers, whose difference has a size."""
+    """Whether it is about floating or complex numbers, so that a difference has a size."""
     return finding.dtype is not None and ("float" in finding.dtype or "complex" in finding.dtype)
 
 
 def deciding_score(finding: Finding) -> tuple[str, Score] | None:
-    """The score that decided, with its run: the first that fails, else the native one."""
+    """The deciding score, with its run: the first that fails, else the native one."""
     scores = [("lifted", finding.lifted), ("native", finding.native)]
     given = [(run, score) for run, score in scores if score is not None]
     failed = [(run, score) for run, score in given if not score.passed]
@@ -99,7 +99,7 @@ def deciding_score(finding: Finding) -> tuple[str, Score] | None:
 
 
 def deciding_figure(score: Score) -> tuple[str, float, float]:
-    """Which of a score's figures decided, and that figure with its limit."""
+    """The name, value and limit of the figure that decided."""
     if score.passed or not score.max_z <= score.max_limit:
         return "worst", score.max_z, score.max_limit
     if score.rms_z <= score.rms_limit and score.slice_z is not None:
@@ -108,7 +108,7 @@ def deciding_figure(score: Score) -> tuple[str, float, float]:
 
 
 def _size_words(finding: Finding) -> list[str]:
-    """By how much it is off, each number with its yardstick."""
+    """How large the difference is, each number with its unit."""
     words = []
     metrics = finding.metrics
     if metrics is not None and metrics.nonfinite_mismatches:
@@ -163,7 +163,7 @@ def finding_lines(finding: Finding) -> list[str]:
 
 
 def _place_lines(finding: Finding) -> list[str]:
-    """Where it starts in the compiler's terms, then in the user's, then what makes it go away."""
+    """Where it starts for the compiler, then in the user's code, then what removes it."""
     origin = finding.origin
     lines = [] if origin is None else [f"    {words}" for words in _origin_words(origin)]
     source = finding.source or (origin.source if origin is not None else "")
@@ -172,19 +172,21 @@ def _place_lines(finding: Finding) -> list[str]:
     if origin is not None and origin.code:
         lines.append(f"      {origin.code}")
     if origin is not None and any(remedy not in finding.reason for remedy in origin.remedies):
-        lines.append(f"    it goes away with the option {' or '.join(origin.remedies)}")
+        lines.append(
+            f"    the difference disappears with the option {' or '.join(origin.remedies)}"
+        )
     return lines
 
 
 def _origin_words(origin: Origin) -> list[str]:
-    """What a difference starts with; nothing where there is no more than the graph's name."""
+    """Where a difference starts; empty if only the graph is known."""
     inside = f" in module {origin.module}" if origin.module else ""
     called = f"{origin.operator}{inside}" if origin.operator else inside.strip()
     match origin.kind:
         case OriginKind.NODE:
             return [f"node {origin.name}: {called}" if called else f"node {origin.name}"]
         case OriginKind.FUSION:
-            first = f"the first of them: {called}"
+            first = f"first of them: {called}"
             together = f"compiled together: {', '.join(origin.nodes or (origin.name,))}"
             return [together, *([first] if called else [])]
         case OriginKind.PASS:
@@ -219,7 +221,7 @@ def enumerated(items: Iterable[str], most: int = MOST_SHOWN, *, between: str = "
 
 
 def ranges(spans: Iterable[int | tuple[int, int]]) -> str:
-    """Numbers, or the first and last of some, with those that adjoin made one: `0-3, 7`."""
+    """Numbers and ranges (first, last), with adjoining ones joined: `0-3, 7`."""
     joined: list[list[int]] = []
     for span in spans:
         first, last = (span, span) if isinstance(span, int) else span

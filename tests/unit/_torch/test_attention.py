@@ -60,7 +60,7 @@ def test_a_bias_has_its_gradient_summed_to_its_shape():
 def test_dropout_inside_the_kernel_is_refused():
     q, k, v = (tensor.detach() for tensor in drawn())
     op = aten._scaled_dot_product_flash_attention.default
-    with pytest.raises(NotImplementedError, match="draws inside its kernel"):
+    with pytest.raises(NotImplementedError, match="draws its dropout mask inside"):
         float64_kernel(op, (q,))(q, k, v, 0.5)
 
 

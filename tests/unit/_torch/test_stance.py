@@ -273,7 +273,7 @@ def test_a_torch_whose_callbacks_cannot_be_cloned_is_refused(monkeypatch):
     monkeypatch.setattr(dynamo, "catch_errors_wrapper", refuse)
     with (
         replacing_backends(Replacements()),
-        pytest.raises(UnsupportedTorchError, match="does not let a backend be replaced: no clones"),
+        pytest.raises(UnsupportedTorchError, match="does not allow replacing a backend: no clones"),
     ):
         torch.compile(shifted, backend="eager")(X)
 

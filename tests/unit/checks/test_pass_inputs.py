@@ -91,5 +91,5 @@ def test_a_graph_that_runs_on_no_inputs_says_why():
 def test_an_input_of_which_nothing_is_known_is_refused():
     graph = Graph()
     graph.output((graph.placeholder("x"),))
-    with pytest.raises(UnplayableError, match="nothing is known of the input x"):
+    with pytest.raises(UnplayableError, match="the input x has no traced value"):
         make_up_inputs(freeze(GraphModule({}, graph)), NumberKind.ANY)

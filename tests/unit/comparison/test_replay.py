@@ -263,13 +263,13 @@ def test_nothing_but_pure_operators_of_torchs_own_is_run(tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(8))
     assert refusal("aten.from_file.default", str(secret), False, 2) == (
-        "aten.from_file.default is none of the operators that are run again"
+        "aten.from_file.default is not among the operators that paritas replays"
     )
-    assert refusal("os.system", "true") == "'os.system' is no operator of torch's own"
-    assert refusal("mylib.relu.default", x) == "'mylib.relu.default' is no operator of torch's own"
+    assert refusal("os.system", "true") == "'os.system' is not an operator of torch"
+    assert refusal("mylib.relu.default", x) == "'mylib.relu.default' is not an operator of torch"
     assert refusal("aten.rand_like.default", x) == "aten.rand_like.default draws random numbers"
     assert refusal("aten.empty_like.default", x) == (
-        "aten.empty_like.default gives whatever lies in memory"
+        "aten.empty_like.default returns uninitialized memory"
     )
     assert "has no operator" in refusal("aten.__class__.mro", x)
 
@@ -290,7 +290,7 @@ def test_a_result_that_would_not_fit_is_not_made():
 
 
 def test_a_size_that_depends_on_values_cannot_be_foretold():
-    assert "cannot be foretold" in refusal("aten.nonzero.default", torch.ones(3))
+    assert "cannot determine the size" in refusal("aten.nonzero.default", torch.ones(3))
 
 
 def test_indices_and_statistics_that_do_not_fit_are_not_given_to_a_kernel():
@@ -298,13 +298,13 @@ def test_indices_and_statistics_that_do_not_fit_are_not_given_to_a_kernel():
     far = torch.full((1, 1, 2, 2), 10**6)
     shape = [2, 2], [2, 2], [0, 0], [1, 1], False
     reason = refusal("aten.max_pool2d_with_indices_backward.default", grad, x, *shape, far)
-    assert reason.endswith("was given values that do not belong together")
+    assert reason.endswith("do not fit together")
     rows = torch.ones(64, 8)
     few, mask = torch.ones(1, 1), [True, False, False]
     reason = refusal(
         "aten.native_layer_norm_backward.default", rows, rows, [8], few, few, None, None, mask
     )
-    assert reason.endswith("was given values that do not belong together")
+    assert reason.endswith("do not fit together")
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "[1, 2", "lambda: 0", "-" * 10_000 + "1"])

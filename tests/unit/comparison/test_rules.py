@@ -98,7 +98,7 @@ def test_a_plain_name_has_no_pass_call_and_side(name, plain):
         pytest.param(f"steps = {'[' * 5000}", "is nested too deeply", id="nested"),
         ("ignore = ['(']", r"ignore: invalid regular expression '\('"),
         ("[rules]\n'(' = 'rel_l2 < 1'", r"rules: invalid regular expression '\('"),
-        ("[rules]\na = 'rel_l3 < 1'", "rules: for 'a', a rule cannot be read: no figure is"),
+        ("[rules]\na = 'rel_l3 < 1'", "rules: for 'a', cannot read the rule: unknown figure"),
         ("steps = ['x']", "steps: cannot parse 'x'"),
         ("[mesh]\ntp = 0", "mesh: tp = 0"),
         ("[[rename]]\nmy = 'a'", "missing required field `golden`"),

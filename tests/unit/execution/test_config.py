@@ -215,7 +215,7 @@ def test_dataclasses_replace_makes_another_configuration():
 def test_a_checker_s_assigned_arguments_are_checked_before_anything_runs():
     config = VerifyConfig(value_checker=[AllCloseValueChecker()])
     config.checkers[0].rtol = -1
-    with pytest.raises(UsageError, match=r"^rtol must be a number from 0 to inf, not -1$"):
+    with pytest.raises(UsageError, match=r"^rtol must be a number from 0 to inf, got -1$"):
         config.as_used()
 
 

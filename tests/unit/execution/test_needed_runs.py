@@ -138,4 +138,4 @@ def test_a_candidate_that_changes_its_mind_is_judged_by_measured_noise():
     assert verdict.passed
     second = [f for f in verdict.findings if f.path == "output (second call)"]
     assert [f.status for f in second] == [Status.EQUIVALENT]
-    assert "no program to measure" not in second[0].native.noise
+    assert "without a program to measure" not in second[0].native.noise

@@ -129,7 +129,7 @@ def test_keyword_inputs_are_taken():
 
 def test_a_report_survives_json(report):
     assert PowerReport.from_json(report.to_json()) == report
-    with pytest.raises(UsageError, match="not a report of detection power"):
+    with pytest.raises(UsageError, match="cannot read a report of detection power"):
         PowerReport.from_json(b'{"nothing": 1}')
 
 
@@ -141,7 +141,7 @@ def test_when_the_time_is_over_what_was_found_is_reported_with_what_was_not_trie
     found = paritas.power(inputs, model, faults=50, seconds=1e-6)
     assert found.stopped == "time"
     assert len(found.faults) < 50
-    assert any("of 50 planned faults were not tried: the time was over" in x for x in lines(found))
+    assert any("of 50 planned faults were not tried: the time ran out" in x for x in lines(found))
     assert found.exit_code() == 3
 
 
@@ -162,7 +162,7 @@ def test_an_interrupt_ends_the_search_with_a_report():
 def test_of_a_model_that_computes_nothing_nothing_is_said():
     found = paritas.power([torch.arange(3)], lambda x: x.view(3, 1))
     assert found.exit_code() == found.exit_code(0.0) == 3
-    assert str(found).startswith("nothing can be said: ")
+    assert str(found).startswith("no result: ")
 
 
 @pytest.mark.parametrize("wrong", [{"faults": 0}, {"seconds": 0}, {"seconds": math.nan}])
@@ -260,7 +260,7 @@ def test_the_smallest_fault_holds_at_nine_of_ten_places_or_is_not_named():
     assert many.smallest() == pytest.approx(1e-2)
     assert many.smallest(native=True) is None
     assert PowerReport().smallest() is None
-    assert "native run alone: at 10 of 10 places not even 10 % is caught" in "\n".join(lines(many))
+    assert "native run alone: at 10 of 10 places even 10 % is missed" in "\n".join(lines(many))
 
 
 def test_too_few_caught_fails_only_if_requested_and_none_caught_never_passes():

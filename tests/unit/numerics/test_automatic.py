@@ -113,7 +113,9 @@ def test_equal_narrow_bits_hide_no_fault_from_the_lifted_run():
     judgement = judge_floats(x, x.clone(), program)
     assert judgement.status is Status.DIFFERENT
     assert judgement.reason.startswith("in float64, where rounding is negligible, it is ")
-    assert judgement.reason.endswith(" times over its limit (its narrow bits agree on this input)")
+    assert judgement.reason.endswith(
+        " times over its limit (the bits of the native results agree on this input)"
+    )
 
 
 def test_zeros_of_either_sign_are_equivalent():
@@ -221,8 +223,8 @@ def test_a_candidate_that_is_finite_and_right_where_the_reference_is_nan_is_unst
     judgement = judge_floats(reference, candidate, Program(TRUTH, TRUTH, spread=SPREAD))
     assert judgement.status is Status.UNSTABLE
     assert judgement.reason == (
-        "it leaves the range of float32: 1 of 1024 values of the reference and 0 of the candidate "
-        "are not finite, the true ones are"
+        "overflow of float32: 1 of 1024 values of the reference and 0 of the candidate "
+        "are not finite; in float64 they are finite"
     )
 
 
@@ -365,7 +367,10 @@ def test_what_an_open_decision_moves_passes_and_says_so(is_gradient, status):
     )
     judgement = judge_floats(rounded(TRUTH), candidate, program)
     assert judgement.status is status
-    assert "3 of 65,536 relu decisions lie within a few roundings of their edge" in judgement.reason
+    assert (
+        "3 of 65,536 relu decisions are within a few roundings of their threshold"
+        in judgement.reason
+    )
     assert "gelu" not in judgement.reason
 
 

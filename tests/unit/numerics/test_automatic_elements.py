@@ -172,7 +172,7 @@ def test_noise_that_cannot_be_measured_is_that_of_the_coarsest_dtype_inside():
     assert judgement.status is Status.EQUIVALENT
     assert judgement.native is not None
     assert judgement.native.noise == (
-        "a unit roundoff of 0.0039 alone, with no program to measure: weak"
+        "a unit roundoff of 0.0039 alone, without a program to measure: weak"
     )
     program.unit = UNIT_F32
     assert judge_floats(truth.float(), noisy, program).status is Status.DIFFERENT

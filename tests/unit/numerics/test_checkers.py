@@ -73,7 +73,7 @@ def test_an_argument_out_of_range_is_a_usage_error_that_names_the_value(name, va
             continue
         with pytest.raises(UsageError) as caught:
             kind(**{name: value})
-        assert str(caught.value) == f"{name} must be a number from {span}, not {value!r}"
+        assert str(caught.value) == f"{name} must be a number from {span}, got {value!r}"
 
 
 @pytest.mark.parametrize("name", ["rtol", "atol"])
@@ -193,7 +193,7 @@ def test_allclose_counts_what_is_far():
     judgement = AllCloseValueChecker(rtol=1e-3).check(x, y)
     assert judgement.status is Status.DIFFERENT
     assert judgement.reason == (
-        "3 of 10 values are not within rtol=0.001, atol=1e-08 (NaN is close to nothing)"
+        "3 of 10 values are not within rtol=0.001, atol=1e-08 (NaN is never close)"
     )
 
 
@@ -285,9 +285,9 @@ def test_plain_objects_are_equal_or_not_and_others_are_unverified(
 
 def test_what_cannot_be_compared_says_so_and_what_to_do():
     judgement = AutomaticValueChecker().check(Opaque(), Opaque())
-    assert judgement.reason == "nothing is known about comparing objects of type Opaque"
+    assert judgement.reason == "paritas cannot compare objects of type Opaque"
     assert judgement.advice == (
-        "return tensors or plain values, or pass a value_checker that claims this type"
+        "return tensors or plain values, or pass a value_checker that accepts this type"
     )
 
 
@@ -344,5 +344,5 @@ def test_an_argument_assigned_later_is_obeyed_and_checked():
     pair = torch.tensor([10]), torch.tensor([12])
     assert checker.check(*pair).status is Status.EQUIVALENT
     checker.atol = "two"
-    with pytest.raises(UsageError, match=r"^atol must be a number from 0 to inf, not 'two'$"):
+    with pytest.raises(UsageError, match=r"^atol must be a number from 0 to inf, got 'two'$"):
         checker.check(*pair)

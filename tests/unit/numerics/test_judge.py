@@ -100,8 +100,7 @@ def test_leaves_under_other_names_are_different():
     finding = only(judge({"a": x}, (x,)).failures)
     assert finding.reason == "value is tuple instead of dict"
     assert finding.advice == (
-        "if the candidate's compiler is known to return lists, set match_by_order=True in "
-        "VerifyConfig"
+        "if the candidate's compiler always returns lists, set match_by_order=True in VerifyConfig"
     )
 
 
@@ -162,7 +161,7 @@ def test_a_shape_that_is_not_asked_about_is_compared_in_order_and_noted():
     x = floats(6)
     findings, notes = check_pair(output("out"), x, x.reshape(2, 3), Checks(shape=False))
     assert findings[0].status is Status.IDENTICAL
-    assert notes == ["out: shape [2, 3] instead of [6]; compared in order, as asked"]
+    assert notes == ["out: shape [2, 3] instead of [6]; compared in memory order, as requested"]
     findings, _ = check_pair(output("out"), x, x[:5], Checks(shape=False))
     assert findings[0].status is Status.DIFFERENT
 
@@ -341,7 +340,7 @@ def test_a_wrong_row_fails():
 
 def test_the_finding_says_that_only_the_dtype_is_known():
     finding = only(judge(floats(), floats() * 1.001))
-    assert finding.native.noise == "float32 alone, with no program to measure: weak"
+    assert finding.native.noise == "float32 alone, without a program to measure: weak"
 
 
 # --- checkers of the user's own -------------------------------------------------------------------
@@ -363,7 +362,7 @@ def test_a_pair_that_the_only_checker_declines_is_unverified():
         Status.EQUIVALENT,
         Status.UNVERIFIED,
     ]
-    assert verdict.findings[1].reason == "no value checker claims a Tensor"
+    assert verdict.findings[1].reason == "no value checker accepts a Tensor"
     assert "AutomaticValueChecker()" in verdict.findings[1].advice
 
 

@@ -338,17 +338,17 @@ def test_the_tensor_needs_no_gradient_and_may_change_afterwards():
     ("shape", "offset"), [((4, 4), (3, 0)), ((4,), (0,)), ((4, 4), (-1, 0)), (None, (1, 0))]
 )
 def test_a_part_outside_the_whole_is_refused(shape, offset):
-    with pytest.raises(UsageError, match=r"a part of shape \(2, 2\) at .* does not lie within"):
+    with pytest.raises(UsageError, match=r"a shard of shape \(2, 2\) at .* is not inside"):
         sketch(torch.ones(2, 2), global_shape=shape, global_offset=offset)
 
 
 def test_sketches_of_different_length_are_not_compared():
-    with pytest.raises(UsageError, match="sketches of one length are needed, got 16 and 32"):
+    with pytest.raises(UsageError, match="sketches must have one length, got 16 and 32"):
         sketch_distance(sketch(torch.ones(10)), sketch(torch.ones(100)))
 
 
 def test_no_sketches_are_merged_to_nothing():
-    with pytest.raises(UsageError, match="sketches of one length are needed, got none"):
+    with pytest.raises(UsageError, match="sketches must have one length, got none"):
         add_sketches([])
 
 

@@ -293,19 +293,19 @@ def test_the_text_of_json_is_read_like_its_bytes():
     ],
 )
 def test_what_is_not_a_verdict_is_a_usage_error(data):
-    with pytest.raises(UsageError, match="not a verdict in JSON"):
+    with pytest.raises(UsageError, match="cannot read a verdict from JSON"):
         Verdict.from_json(data)
 
 
 def test_truncated_json_is_a_usage_error_wherever_it_ends():
     data = verdict_of(Status.IDENTICAL, Status.DIFFERENT, notes=("a note",)).to_json()
     for end in range(len(data)):
-        with pytest.raises(UsageError, match="it starts with"):
+        with pytest.raises(UsageError, match="the data starts with"):
             Verdict.from_json(data[:end])
 
 
 def test_the_error_shows_what_arrived():
-    with pytest.raises(UsageError, match="it starts with '<html>'"):
+    with pytest.raises(UsageError, match="the data starts with '<html>'"):
         Verdict.from_json("<html>")
 
 

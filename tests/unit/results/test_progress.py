@@ -58,53 +58,53 @@ def test_a_step_is_words_for_whoever_takes_words_and_data_for_others():
 
 
 def test_time_left_follows_from_what_is_done(clock):
-    course = Pace(clock)
-    course.note(Progress("measuring", 0, 12))
-    assert course.words() == "0 of 12"
+    pace = Pace(clock)
+    pace.update(Progress("measuring", 0, 12))
+    assert pace.words() == "0 of 12"
     clock.now += 30
-    course.note(Progress("measuring", 3, 12))
-    assert course.words() == "3 of 12, 1 min 30 s left"
+    pace.update(Progress("measuring", 3, 12))
+    assert pace.words() == "3 of 12, 1 min 30 s left"
     clock.now += 10
-    assert course.words() == "3 of 12, 1 min 20 s left"
+    assert pace.words() == "3 of 12, 1 min 20 s left"
     clock.now += 100  # it takes longer than it did: nothing below zero
-    assert course.words() == "3 of 12, 0 s left"
+    assert pace.words() == "3 of 12, 0 s left"
 
 
 def test_what_was_done_elsewhere_does_not_count(clock):
-    course = Pace(clock)
-    course.note(Progress("measuring", 3, 12))
+    pace = Pace(clock)
+    pace.update(Progress("measuring", 3, 12))
     clock.now += 5
-    assert course.words() == "3 of 12, 5 s so far"
-    course.note(Progress("measuring", 4, 12))
-    assert course.words() == "4 of 12, 40 s left"
+    assert pace.words() == "3 of 12, 5 s so far"
+    pace.update(Progress("measuring", 4, 12))
+    assert pace.words() == "4 of 12, 40 s left"
 
 
 def test_a_stage_that_counts_nothing_says_how_long_it_takes(clock):
-    course = Pace(clock)
-    course.note("compiling")
-    assert course.words() == ""
+    pace = Pace(clock)
+    pace.update("compiling")
+    assert pace.words() == ""
     clock.now += 72
-    assert course.words() == "1 min 12 s so far"
+    assert pace.words() == "1 min 12 s so far"
 
 
 def test_a_limit_of_time_bounds_what_is_left(clock):
-    course = Pace(clock)
-    course.note(Progress("shrinking", at_most=60))
-    assert course.words() == "at most 1 min 0 s left"
+    pace = Pace(clock)
+    pace.update(Progress("shrinking", at_most=60))
+    assert pace.words() == "at most 1 min 0 s left"
     clock.now += 15
-    assert course.words() == "at most 45 s left"
-    course.note(Progress("planting", 0, 100, at_most=60))
+    assert pace.words() == "at most 45 s left"
+    pace.update(Progress("planting", 0, 100, at_most=60))
     clock.now += 20
-    course.note(Progress("planting", 1, 100, at_most=40))
-    assert course.words() == "1 of 100, 40 s left"
+    pace.update(Progress("planting", 1, 100, at_most=40))
+    assert pace.words() == "1 of 100, 40 s left"
 
 
 def test_rates_and_failures_are_shown(clock):
-    course = Pace(clock)
-    course.note(Progress("comparing", 0, 1000))
+    pace = Pace(clock)
+    pace.update(Progress("comparing", 0, 1000))
     clock.now += 10
-    course.note(Progress("comparing", 100, 1000, nbytes=25_000_000_000, failing=3))
-    assert course.words() == "100 of 1000, 10/s, 2.5 GB/s, 1 min 30 s left, 3 failing"
+    pace.update(Progress("comparing", 100, 1000, nbytes=25_000_000_000, failing=3))
+    assert pace.words() == "100 of 1000, 10/s, 2.5 GB/s, 1 min 30 s left, 3 failing"
 
 
 def test_no_rate_is_made_up_and_none_of_what_takes_seconds_each():

@@ -191,5 +191,5 @@ def test_columns_leave_out_what_all_runs_share():
 
 def test_a_row_of_another_version_is_refused():
     plain = msgspec.to_builtins(row("a:a")) | {"colour": "red"}
-    with pytest.raises(ValueError, match=r"not a row of a sweep in JSON: .*`colour`"):
+    with pytest.raises(ValueError, match=r"cannot read a row of a sweep from JSON: .*`colour`"):
         type(row("a:a")).from_json(msgspec.json.encode(plain))

@@ -209,8 +209,8 @@ def test_what_could_not_be_compared_shows_why_and_what_to_do():
     assert str(judge(object(), object())) == said("""
         unverified: the candidate could not be compared; 1 finding, 1 item compared
           value: unverified (value)
-            nothing is known about comparing objects of type object
-            return tensors or plain values, or pass a value_checker that claims this type
+            paritas cannot compare objects of type object
+            return tensors or plain values, or pass a value_checker that accepts this type
     """)
 
 
@@ -274,8 +274,8 @@ def test_nodes_compiled_together_are_all_named():
     )
     assert lines_about(origin) == [
         "compiled together: tanh, exp",
-        "the first of them: aten.tanh.default",
-        "it goes away with the option max_fusion_size=1 or layout_optimization=False",
+        "first of them: aten.tanh.default",
+        "the difference disappears with the option max_fusion_size=1 or layout_optimization=False",
     ]
 
 
