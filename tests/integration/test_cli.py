@@ -214,7 +214,8 @@ main(["verify", "nets:build", "--backend", "eager"])
         ),
         (
             ["nets:build", "--device", "meta"],
-            "--device 'meta' holds no values, so there is nothing to compare",
+            "--device 'meta' holds no values, so nothing can be compared: use a device such as cpu "
+            "or cuda",
         ),
         (
             ["nets:build", "--backend", "indcutor"],
