@@ -1,7 +1,7 @@
-"""What is finished of a sweep, written down at once: one that was cut short goes on from there.
+"""The journal of a sweep: each finished row is written at once, and an aborted sweep resumes there.
 
-One line of JSON says what the sweep is about, then each row has one. A kill costs the runs that are
-under way; a last line without an end is not read.
+The first line of JSON describes the sweep, then each row has a line. A kill loses only the runs in
+progress; an incomplete last line is ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 JOURNAL, REPORT_JSON = "journal.jsonl", "sweep.json"
 _LOCK = ".journal.lock"
 _FORMAT = 1
-_AGAIN = "name another --output, or start again with --restart, which deletes its rows"
+_AGAIN = "use another --output, or start again with --restart, which deletes its rows"
 
 
 class SweepSubject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sweep is about: the first line of its journal."""
+    """The description of a sweep: the first line of its journal."""
 
     format: int = _FORMAT
     paritas: str = ""
@@ -37,21 +37,21 @@ class SweepSubject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SweepJournal:
-    """The file, open for writing, and the rows that it holds from earlier.
+    """The file, open for writing, and its rows.
 
     Attributes:
-        rows: what is finished, by run.
-        resumed: how many of them were there when it was opened.
+        rows: the finished rows, by run.
+        resumed: number of rows when it was opened.
     """
 
     def __init__(
         self, folder: Path, runs: Sequence[SweepRun], versions: dict[str, str], *, restart: bool
     ) -> None:
-        """Open it; the folder is created.
+        """Open it, and create the folder.
 
         Raises:
             UsageError: it holds a sweep of other targets or with another torch, is damaged, cannot
-                be written, or another process writes to it.
+                be written, or is in use by another process.
         """
         self._path = folder / JOURNAL
         subject = SweepSubject(paritas=own_version(), versions=versions, runs=tuple(runs))
@@ -65,14 +65,15 @@ class SweepJournal:
                 self._lock.release()
                 raise
         except OSError as error:
-            shown = f"cannot write {str(self._path)!r}: {error.strerror or error}"
-            raise UsageError(shown) from error
+            raise UsageError(
+                f"cannot write {str(self._path)!r}: {error.strerror or error}"
+            ) from error
         self.resumed = len(self.rows)
 
     def _open(self, subject: SweepSubject, *, restart: bool) -> None:
         if not self._lock.is_held:
             raise UsageError(
-                f"{str(self._path.parent)!r}: another sweep writes there; wait for it, or name "
+                f"{str(self._path.parent)!r}: another sweep is writing there; wait for it, or use "
                 "another --output"
             )
         length = 0 if restart else self._read(subject)
@@ -83,7 +84,7 @@ class SweepJournal:
             self._write(subject)
 
     def add(self, row: SweepRow) -> None:
-        """Write a row down; it survives whatever happens to this process."""
+        """Write a row at once; it survives a kill of this process."""
         self._write(row)
         self.rows[row.run] = row
 
@@ -105,7 +106,7 @@ class SweepJournal:
         self._file.flush()
 
     def _read(self, subject: SweepSubject) -> int:
-        """Take over the rows that are there; gives where to go on writing."""
+        """Read the existing rows; return the position to continue writing at."""
         if not self._path.exists():
             return 0
         found, rows, length = read_journal(self._path)
@@ -119,8 +120,8 @@ class SweepJournal:
         was, now = found.versions.get("torch", "none"), subject.versions.get("torch", "none")
         if was != now:
             raise UsageError(
-                f"{str(self._path.parent)!r} holds a sweep with torch {was}, and this is torch "
-                f"{now}: {_AGAIN}; to compare the two, name another --output and add "
+                f"{str(self._path.parent)!r} holds a sweep with torch {was}, but this is torch "
+                f"{now}: {_AGAIN}; to compare the two, use another --output and add "
                 f"--against {self._path.parent}"
             )
         if set(found.runs) != set(subject.runs):
@@ -133,10 +134,10 @@ class SweepJournal:
 
 
 def read_journal(path: Path) -> tuple[SweepSubject | None, list[SweepRow], int]:
-    """What a journal is about, its rows, and how many of its bytes are whole lines.
+    """Return the description in a journal, its rows, and the length of its complete lines.
 
     Raises:
-        UsageError: a line that has an end cannot be read.
+        UsageError: a complete line cannot be read.
     """
     content = path.read_bytes()
     length = content.rfind(b"\n") + 1
@@ -145,16 +146,16 @@ def read_journal(path: Path) -> tuple[SweepSubject | None, list[SweepRow], int]:
         return None, [], 0
     subject: SweepSubject = _decoded(path, 1, lines[0], SweepSubject)
     if subject.format != _FORMAT:
-        raise _damaged(path, 1, f"format {subject.format} in place of {_FORMAT}")
+        raise _damaged(path, 1, f"format {subject.format} instead of {_FORMAT}")
     rows = [_decoded(path, at, line, SweepRow) for at, line in enumerate(lines[1:], start=2)]
     return subject, rows, length
 
 
 def read_rows(place: Path) -> tuple[SweepRow, ...]:
-    """The rows of an earlier sweep, given its folder or its file of JSON.
+    """Read the rows of an earlier sweep from its folder or its JSON file.
 
     Raises:
-        UsageError: there is none, or it is damaged.
+        UsageError: there is no sweep, or it is damaged.
     """
     file = place / REPORT_JSON if place.is_dir() else place
     try:
@@ -164,7 +165,7 @@ def read_rows(place: Path) -> tuple[SweepRow, ...]:
         return SweepReport.from_json(file.read_bytes()).rows
     except FileNotFoundError:
         raise UsageError(
-            f"--against {str(place)!r}: there is no earlier sweep; give the --output of one"
+            f"--against {str(place)!r}: there is no earlier sweep; use the --output of one"
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
@@ -172,7 +173,7 @@ def read_rows(place: Path) -> tuple[SweepRow, ...]:
 
 def _decoded(path: Path, number: int, text: bytes, kind: Any) -> Any:
     try:
-        # Lax: numbers that are none are spelled out.
+        # Lax: NaN and infinity are written as strings.
         return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _damaged(path, number, str(error)) from None

@@ -1,4 +1,4 @@
-"""One run: a target is built, a candidate made of it, and the two are compared."""
+"""One run: build a target, make a candidate from it, and compare the two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paritas.results.findings import Verdict
     from paritas.results.sweeps import SweepRun
 
-# What takes long to import, for each kind of target.
+# Modules that take long to import, for each kind of target.
 _LIBRARIES = {
     "hf": ("transformers.modeling_utils", "transformers.modeling_outputs"),
     "timm": ("timm",),
@@ -26,14 +26,14 @@ _OWN = ("paritas.checks.verify", "paritas.candidates.building", "paritas.diagnos
 
 
 def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[str, ...]:
-    """What a process that forks runs has imported before."""
+    """The modules that a process imports before it forks runs."""
     found = [name for library in libraries for name in _LIBRARIES.get(library, ())]
     return (*(_OWN if own else ()), *found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _RunOptions:
-    """A run as `build_reference` and `build_candidate` take it."""
+    """The options of a run, in the form for `build_reference` and `build_candidate`."""
 
     inputs: str | None
     dtype: str | None
@@ -61,7 +61,7 @@ def _options_of(run: SweepRun) -> _RunOptions:
 
 
 def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dict[str, str]]:
-    """Compare; gives the verdict, and versions that only this process can see."""
+    """Compare; returns the verdict, and versions that only this process knows."""
     from paritas.candidates.building import build_candidate, build_reference
     from paritas.checks.verify import verify
     from paritas.execution.subjects import VerifyConfig
@@ -81,7 +81,7 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
 
 
 def _load_exported(run: SweepRun) -> tuple[Any, Any]:
-    """The program of a `.pt2`, with the inputs that it was exported with."""
+    """Load a `.pt2` program with its example inputs."""
     import torch
     from torch.export.passes import move_to_device_pass
 

@@ -1,4 +1,4 @@
-"""sweep(): is any of my models different now?"""
+"""sweep(): does any of my models compute something else now?"""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
     restart: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> SweepReport:
-    """Verify many targets under many settings, each run in a process of its own.
+    """Verify many targets under many settings, each run in its own process.
 
-    A sweep that was cut short goes on where it stopped when it is called again with the same
-    targets and the same output. Ctrl-C ends it: what is known by then is written and returned.
+    An aborted sweep resumes when it is called again with the same targets and the same output.
+    Ctrl-C ends it: the results so far are written and returned.
 
     Args:
         targets: the path of a TOML file, or a list of its rows: dicts such as
-            `{"name": "hf:LlamaForCausalLM", "dtypes": ["float32", "bfloat16"]}`, or names alone.
+            `{"name": "hf:LlamaForCausalLM", "dtypes": ["float32", "bfloat16"]}`, or names.
         output: the folder for the journal, `sweep.json`, `junit.xml` and `report.html`.
         against: the output of an earlier sweep, to compare with.
-        jobs: how many runs at a time; as many as there are processors, or threads of the cluster.
+        jobs: number of parallel runs; by default the processors, or the cluster's threads.
         executor: `processes`, `dask://host:port`, or an executor of `concurrent.futures`.
-        seconds: the time limit of each run, in place of that of the file's `[defaults]`.
-        memory: the same for memory, in bytes or as `"8 GB"`.
+        seconds: the time limit of each run; it overrides the file's `[defaults]`.
+        memory: the memory limit of each run, in bytes or as `"8 GB"`.
         strict: count `unstable` as a failure.
-        restart: delete the rows that the output holds, and run all again.
-        on_progress: called with a `Progress` whenever a run is done.
+        restart: delete the rows in the output, and run everything again.
+        on_progress: called with a `Progress` after each run.
 
     Returns:
         The report; true in a boolean context if all runs pass.
 
     Raises:
-        UsageError: the targets make no sense, or the output holds another sweep.
+        UsageError: the targets are not valid, or the output holds another sweep.
     """
     processes.check_system()
     if jobs is not None and jobs < 1:
@@ -77,23 +77,28 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
     earlier = None if against is None else read_rows(Path(against))
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; name a folder")
+        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; use a folder")
     runs = [task.run for task in tasks]
     began, start = dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), time.monotonic()
     with SweepJournal(folder, runs, processes.versions(), restart=restart) as journal:
         check_writable(folder / REPORT_JSON)
         left = [task for task in tasks if task.run not in journal.rows]
         stopped = ""
-        tell = on_progress or (lambda _: None)
-        told = _Told(tell, journal, len(tasks))
+
+        def show_progress() -> None:
+            if on_progress is not None:
+                done = journal.rows.values()
+                failing = sum(not row.passes() for row in done)
+                on_progress(Progress("sweeping", len(done), len(tasks), failing=failing))
+
         try:
-            with contextlib.closing(_run_all(left, folder, executor, jobs, told)) as found:
+            with contextlib.closing(_run_all(left, folder, executor, jobs, show_progress)) as found:
                 for row in found:
                     journal.add(row)
         except KeyboardInterrupt:
             stopped = "interrupt"
         rows = tuple(journal.rows[run] for run in runs if run in journal.rows)
-        known = f"{journal.resumed} of {len(tasks)} rows are from before this sweep was resumed"
+        known = f"{journal.resumed} of {len(tasks)} rows were there before this sweep was resumed"
         report = SweepReport(
             rows=rows,
             planned=len(tasks),
@@ -115,7 +120,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
 
 
 def write_report(folder: Path, report: SweepReport) -> None:
-    """Write what a sweep found, each file whole or not at all."""
+    """Write the files of a report, each one completely or not at all."""
     from paritas.reports.annotations import junit_document
     from paritas.reports.sweeps import sweep_account, sweep_page
 
@@ -125,43 +130,35 @@ def write_report(folder: Path, report: SweepReport) -> None:
     write_whole(folder / HTML, sweep_page(report).encode(errors="backslashreplace"))
 
 
-class _Told:
-    """How far it has come."""
-
-    def __init__(self, tell: Callable[[str], None], journal: SweepJournal, total: int) -> None:
-        self._tell, self._journal, self._total = tell, journal, total
-
-    def __call__(self) -> None:
-        rows = self._journal.rows.values()
-        failing = sum(not row.passes() for row in rows)
-        self._tell(Progress("sweeping", len(rows), self._total, failing=failing))
-
-
 def _run_all(
-    tasks: Sequence[RunTask], folder: Path, spec: str | Executor, jobs: int | None, told: _Told
+    tasks: Sequence[RunTask],
+    folder: Path,
+    spec: str | Executor,
+    jobs: int | None,
+    show_progress: Callable[[], None],
 ) -> Generator[SweepRow]:
-    """Rows as they come; what is under way is ended when nobody wants more."""
+    """Yield rows in order of completion; closing the generator ends the runs in progress."""
     if not tasks:
         return
     with contextlib.ExitStack() as stack:
         local = spec == LOCAL
         if local:
             jobs = min(jobs or count_processors(), len(tasks))
-            # Each waits for a process. They end last: first there is nothing to wait for.
+            # Each thread waits for a process. The threads end last, after the processes.
             spec = stack.enter_context(ThreadPoolExecutor(jobs, "paritas-sweep"))
         elif isinstance(spec, str) and not spec.startswith("dask://"):
-            raise UsageError(f"executor={spec!r}: give {LOCAL}, dask://host:port, or an executor")
+            raise UsageError(f"executor={spec!r}: use {LOCAL}, dask://host:port, or an executor")
         executor, workers = stack.enter_context(executor_of(spec, jobs))
         if local:
             stack.callback(processes.stop_servers)
         place = _place_of(tasks, folder, workers if local else 1, workers)
         orders = (RunOrder(task=task, place=place) for task in tasks)
-        told()
+        show_progress()
         for order, row in run_batches(
             executor, processes.run_order, orders, ahead=workers, ordered=False
         ):
             yield _lost(order, row.error) if isinstance(row, Failed) else row
-            told()
+            show_progress()
 
 
 def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, workers: int) -> RunPlace:
@@ -180,7 +177,7 @@ def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, workers: int) -
 
 
 def _lost(order: RunOrder, error: str) -> SweepRow:
-    """A run whose worker died twice."""
+    """The row of a run whose worker died twice."""
     verdict = unverified(f"its worker died: {error}", "look at the worker's own log")
     return SweepRow(
         run=order.task.run,
