@@ -98,7 +98,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
         except KeyboardInterrupt:
             stopped = "interrupt"
         rows = tuple(journal.rows[run] for run in runs if run in journal.rows)
-        known = f"{journal.resumed} of {len(tasks)} rows were there before this sweep was resumed"
+        known = f"{journal.resumed} of {len(tasks)} rows are from before this sweep was resumed"
         report = SweepReport(
             rows=rows,
             planned=len(tasks),

@@ -76,7 +76,7 @@ def _import(library: str) -> ModuleType:
     except (ImportError, RuntimeError) as error:  # a build for another torch raises RuntimeError
         raise UsageError(
             f"models named {library}:... need {library}, which cannot be imported "
-            f"({in_one_line(error)}): pip install a version of {library} that fits this torch"
+            f"({in_one_line(error)}): pip install {library} in a version that fits this torch"
         ) from error
 
 
