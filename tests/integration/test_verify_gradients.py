@@ -258,7 +258,7 @@ def test_inputs_are_differentiated_on_demand_where_nothing_requires_grad() -> No
 
 
 class Leaves(nn.Module):
-    """A linear layer whose backward pass does something besides, told by a word."""
+    """A linear layer whose backward pass has a side effect, selected by a word."""
 
     def __init__(self, what: str) -> None:
         super().__init__()

@@ -135,13 +135,22 @@ class Guard:
         names = captured_input_names(graph)
         source = graph_source(graph)
         guarded: list[GuardedGraph] = []
-        checks = self._pass_checks()
+        checks: PassChecks | None = None
+        locator: Callable[[Suspect], list[Finding]] | None = None
+        if self.settings.check_passes:
+            from paritas.checks.passes import PassChecks
+
+            checks = PassChecks()
+        if self.settings.locate:
+            from paritas.checks.locate import locate
+
+            locator = locate
 
         def watch(lowered: LoweredGraph, compiled: Callable[..., Any]) -> GuardedGraph:
             kind = "backward" if lowered.is_backward else "forward"
             entry = self.journal.enter(f"graph {number} {kind}", source)
             result = GuardedGraph(
-                lowered, compiled, names, self.settings, self.journal, entry, self._locator()
+                lowered, compiled, names, self.settings, self.journal, entry, locator
             )
             result.made_by = GraphMaker(self.backend, given)
             if checks is not None:
@@ -165,13 +174,6 @@ class Guard:
             self.journal.enter(f"graph {number} passes", source, unguarded=reason)
         return compiled
 
-    def _pass_checks(self) -> PassChecks | None:
-        if not self.settings.check_passes:
-            return None
-        from paritas.checks.passes import PassChecks
-
-        return PassChecks()
-
     def _take(self, checks: PassChecks) -> list[Finding]:
         """Take the findings of the pass checks since the last call."""
         findings, checks.findings = checks.findings, []
@@ -180,13 +182,6 @@ class Guard:
         checks.passes = checks.splits = 0
         self.journal.add((), checks.notes)
         return findings
-
-    def _locator(self) -> Callable[[Suspect], list[Finding]] | None:
-        if not self.settings.locate:
-            return None
-        from paritas.checks.locate import locate
-
-        return locate
 
 
 # --- guard_everywhere() ---------------------------------------------------------------------------

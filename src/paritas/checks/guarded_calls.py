@@ -148,10 +148,11 @@ class GuardJournal:
                 for entry in self.graphs
                 if entry.checked and entry.calls > entry.checked
             )
+            no_graph = [] if self.graphs else [NO_GRAPH]
             verdict = Verdict(
                 findings=tuple(findings),
                 coverage=Coverage(compared=compared, skipped=skipped),
-                notes=(*(self._notes or self._nothing()), *self._repetitions()),
+                notes=(*(self._notes or no_graph), *self._repetitions()),
                 strict=self.strict,
             )
             remember_failed(verdict, self._failed)
@@ -169,9 +170,6 @@ class GuardJournal:
             return "; ".join((line, *verdict.notes))
         first = verdict.failures[0]
         return f"{line}; first: {first.path}" + (f" at {first.source}" if first.source else "")
-
-    def _nothing(self) -> list[str]:
-        return [] if self.graphs else [NO_GRAPH]
 
     def _repetitions(self) -> list[str]:
         return [

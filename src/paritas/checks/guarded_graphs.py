@@ -7,6 +7,7 @@ such graphs, results and gradients are compared with the captured graph.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -665,7 +666,7 @@ class GradientWatch:
         for position, value in enumerate(results):
             if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in seen:
                 seen.add(id(value))
-                value.register_hook(_KeepGradient(self, position))
+                value.register_hook(functools.partial(self.arrive, position))
 
     def arrive(self, position: int, cotangent: Tensor) -> None:
         """Note the gradient of an output. The first one marks the start of the backward pass."""
@@ -705,17 +706,6 @@ class GradientWatch:
         program = dataclasses.replace(self.program, cotangents=cotangents)
         result = self.code.judge_gradients(program, found, besides)
         return tuple(result.values())
-
-
-class _KeepGradient:
-    """A hook that keeps the gradient of one output."""
-
-    def __init__(self, watch: GradientWatch, position: int) -> None:
-        self.watch = watch
-        self.position = position
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.watch.arrive(self.position, gradient)
 
 
 class _WatchedIdentity(torch.autograd.Function):

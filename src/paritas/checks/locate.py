@@ -434,7 +434,8 @@ CLEARLY = 50.0
 def locate(suspect: Suspect) -> list[Finding]:
     """Find where the difference starts; returns at least one finding with an origin."""
     tapping = tap_graph(suspect)
-    passes = _wrong_passes(suspect)
+    checked = check_graph_passes(suspect.lowered)
+    passes = [finding for finding in checked if finding.status is Status.DIFFERENT]
     node = _first_node_finding(tapping)
     if node is not None and node.origin is not None:
         if is_wrong_alone(suspect, node.origin.name) or passes:
@@ -443,11 +444,6 @@ def locate(suspect: Suspect) -> list[Finding]:
         fused = _smallest_set_finding(suspect, reason, ())
         return [node if fused is None else fused]
     return passes or [_isolate_difference(suspect, tapping)]
-
-
-def _wrong_passes(suspect: Suspect) -> list[Finding]:
-    found = check_graph_passes(suspect.lowered)
-    return [finding for finding in found if finding.status is Status.DIFFERENT]
 
 
 def _first_node_finding(tapping: Tapping) -> Finding | None:
@@ -645,7 +641,7 @@ def _record_values(suspect: CapturedSuspect) -> dict[str, Any]:
 
 
 def _cut_part(nodes: list[Node]) -> tuple[GraphModule, list[str]]:
-    """Copy some nodes into a graph of their own; returns it and the names of its arguments."""
+    """Copy some nodes into a new graph; returns it and the names of its arguments."""
     graph = Graph()
     known: dict[Node, Node] = {}
     names: list[str] = []

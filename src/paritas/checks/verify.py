@@ -401,9 +401,6 @@ class _Verification:
     def _outputs_are_reused(self) -> bool:
         return torch.cuda.is_available() and any(map(reuses_outputs, self.candidate.backends))
 
-    def _unreadable(self) -> dict[str, str]:
-        return {**self.reference.state.unreadable, **self.candidate.state.unreadable}
-
     def _compare_memory(self, first: Observation) -> CollectedFindings:
         """Check that nothing writes to an output after it was returned."""
         collected = CollectedFindings()
@@ -436,10 +433,10 @@ class _Verification:
         first = dataclasses.replace(first, further={}, again={})
         with running_subject(self.reference, self.rng, self.conditions) as call:
             last = call(self.inputs)
-        for name, reason in self._unreadable().items():
+        ours, theirs = self.reference.state, self.candidate.state
+        for name, reason in {**ours.unreadable, **theirs.unreadable}.items():
             collected.skipped.append(f"{self._shown(Item(ItemKind.STATE, name))}: {reason}")
-        failures = {**self.reference.state.failures, **self.candidate.state.failures}
-        for name, reason in failures.items():
+        for name, reason in {**ours.failures, **theirs.failures}.items():
             item = self._shown(Item(ItemKind.STATE, name))
             collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         if first.error is not None or _same_observation(first, last):
@@ -508,7 +505,9 @@ class _Verification:
         again = self.config.verify_second_call and self.config.enabled
         holds = self.config.verify_aliasing and not self._outputs_are_reused
         conditions = dataclasses.replace(self.conditions, holds=holds)
-        with self._room(), running_subject(self.candidate, self.rng, conditions) as call:
+        # Our own entries in Dynamo's caches must not push the candidate into eager mode.
+        room = room_for_entries() if self.candidate.is_compiled else contextlib.nullcontext()
+        with room, running_subject(self.candidate, self.rng, conditions) as call:
             seen = [call(self.inputs)]
             if seen[0].error is None and (again or reference_calls > 1):
                 seen.append(call(self.inputs))
@@ -519,12 +518,6 @@ class _Verification:
             seen.pop()
             self.repeats = True
         return seen
-
-    @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
-        """Keep our own entries in Dynamo's caches from pushing the candidate into eager mode."""
-        with room_for_entries() if self.candidate.is_compiled else contextlib.nullcontext():
-            yield
 
     def _compare_second(
         self,

@@ -390,20 +390,14 @@ def _reach_module(
 def original_of(value: Any) -> Any:
     """The original of a result of `torch.compile`; other values are returned unchanged."""
     # Only these types are inspected: reading an attribute of a lazy module would import it.
-    can_be = isinstance(value, types.FunctionType | nn.Module) and _has_compiled()
-    return _import_compiled().original_of(value) if can_be else value
+    # If the compiler was never loaded, nothing was compiled; loading it takes seconds.
+    can_be = isinstance(value, types.FunctionType | nn.Module) and "torch._dynamo" in sys.modules
+    if not can_be:
+        return value
+    from paritas._torch import dynamo
+
+    return dynamo.original_of(value)
 
 
 def _is_made_by_compile(value: Any) -> bool:
     return original_of(value) is not value and not isinstance(value, nn.Module)
-
-
-def _has_compiled() -> bool:
-    # If the compiler was never loaded, nothing was compiled; loading it takes seconds.
-    return "torch._dynamo" in sys.modules
-
-
-def _import_compiled() -> Any:
-    from paritas._torch import dynamo
-
-    return dynamo

@@ -362,8 +362,8 @@ class Repetition:
             wide = evidence.complete(arbiter[0], item), evidence.complete(again[0], item)
             if not (is_inexact(wide[0]) and is_inexact(wide[1])):
                 return False
-            apart = criterion.rms_difference(wide[0], wide[1])
-            if apart > UNIT_F32 * criterion.rms(wide[0]):
+            difference = criterion.rms_difference(wide[0], wide[1])
+            if difference > UNIT_F32 * criterion.rms(wide[0]):
                 return False
         spread = evidence.spread(evidence.unit, 0, item, RUNS[1], demand)
         if spread is None:

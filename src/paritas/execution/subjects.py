@@ -158,21 +158,17 @@ class VerifyConfig:
         return cls(**options)
 
 
-def _check_keywords(inputs: Mapping[Any, Any]) -> dict[str, Any]:
-    for key in inputs:
-        if not isinstance(key, str):
-            raise UsageError(
-                f"inputs is a dict of keyword arguments: its keys must be names, not {key!r}"
-            )
-    return dict(inputs)
-
-
 def input_sets(inputs: Any) -> list[Inputs]:
     """Parse the caller's inputs: one set, or several."""
     if isinstance(inputs, Inputs):
         return [inputs]
     if isinstance(inputs, Mapping):  # also the result of a tokenizer
-        return [Inputs((), _check_keywords(inputs))]
+        for key in inputs:
+            if not isinstance(key, str):
+                raise UsageError(
+                    f"inputs is a dict of keyword arguments: its keys must be names, not {key!r}"
+                )
+        return [Inputs((), dict(inputs))]
     if isinstance(inputs, torch.Tensor) or not isinstance(inputs, list | tuple):
         raise UsageError(
             f"inputs must be a list or tuple of positional inputs, a dict of keyword arguments, "
