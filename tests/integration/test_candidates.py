@@ -64,7 +64,7 @@ def test_an_exported_model_is_compared_with_its_gradients(program, name):
     [
         ("build", "onnx", "unknown --candidate 'onnx'; did you mean 'onnxruntime'?"),
         ("function", "export", "torch.export, which takes an nn.Module, not builtin"),
-        ("build_two", "export", "shapes of one set of inputs, and here are 2"),
+        ("build_two", "export", "takes one set of inputs, got 2"),
     ],
 )
 def test_what_cannot_be_a_candidate_is_told(program, factory, name, message):

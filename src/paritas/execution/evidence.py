@@ -22,7 +22,13 @@ from paritas.execution.observation import RunOptions, same_value
 from paritas.execution.program import Program
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
-from paritas.numerics.criterion import MAX_Z, UNIT_F64, Jumps, unit_roundoff
+from paritas.numerics.criterion import (
+    MAX_Z,
+    UNIT_F64,
+    Jumps,
+    rms_difference,
+    unit_roundoff,
+)
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import DecisionLog, NoisePool, PerturbMode
@@ -80,6 +86,9 @@ DECIDING_RUNS = 12
 # Decisions are searched with noise this many times larger than the program's. A decision that the
 # candidate's rounding can flip then flips in nearly every second pair of runs.
 JUMP_GAIN = 4.0
+# Kernels may round more than is foreseen, as convolutions by Winograd do: the noise is then so many
+# times larger, as far as the outputs show it.
+MOST_KERNEL_NOISE = 4.0
 _FIRST_PAIR_SEED = 1 << 16
 # If a larger share of an item becomes non-finite under a perturbation, the perturbed runs measure
 # nothing.
@@ -121,6 +130,7 @@ class _Pairs:
     """Sums over pairs of runs: squares of the sum of opposite deviations, and of their sizes."""
 
     runs: int = 0
+    gain: float = JUMP_GAIN
     left: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
     size: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
 
@@ -316,7 +326,7 @@ class Evidence(Generic[P_co]):
             logs = DecisionLog(), DecisionLog()
             plus, minus = (
                 self.perturbed(unit, _FIRST_PAIR_SEED + known.runs, demand, gain=gain, log=log)
-                for gain, log in zip((JUMP_GAIN, -JUMP_GAIN), logs, strict=True)
+                for gain, log in zip((known.gain, -known.gain), logs, strict=True)
             )
             for seen in (plus, minus):
                 what = "a perturbed run of the reference"
@@ -326,12 +336,25 @@ class Evidence(Generic[P_co]):
                 self.open_decisions[name] = max(found, self.open_decisions.get(name, (0, 0)))
             self._add_pair(known, plus, minus, demand)
             known.runs += 1
+            if known.runs == 1:
+                known.gain *= self._kernel_noise(plus[0], minus[0])
         left, size = known.left.get((call, item)), known.size.get((call, item))
         if left is None or size is None:
             return None
         # A decision flips in at most one run of a pair: its squared effect is twice the mean
         # square. Then one of the two deviations remains; smooth ones cancel almost completely.
         return Jumps((2 * left / known.runs).sqrt(), left > size / 2)
+
+    def _kernel_noise(self, plus: Observation, minus: Observation) -> float:
+        """How many times what is foreseen the kernels of the native run round, at least 1."""
+        ratios = []
+        for item, true in self._base()[0].outputs.items():
+            native, up, down = (seen.value(item) for seen in (self.native[0], plus, minus))
+            if all(is_inexact(value) and value.shape == true.shape for value in (native, up, down)):
+                foreseen = rms_difference(up, down) / 2 / JUMP_GAIN
+                ratios += [rms_difference(native, true) / foreseen] if foreseen else []
+        # The least: in others a decision may have fallen the other way.
+        return min(max(1.0, min(ratios, default=1.0)), MOST_KERNEL_NOISE)
 
     def _add_pair(
         self,

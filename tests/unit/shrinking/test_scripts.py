@@ -94,7 +94,7 @@ def test_elements_that_share_memory_are_restored_separately():
 
 def test_an_input_that_no_file_holds_is_refused_by_its_dtype():
     bits = torch.arange(100, dtype=torch.uint8).view(torch.bits8)
-    with pytest.raises(UsageError, match=r"input 'x' is of dtype torch\.bits8"):
+    with pytest.raises(UsageError, match=r"input 'x' has dtype torch\.bits8"):
         ScriptValues().text("x", bits, 0)
 
 
