@@ -155,7 +155,10 @@ def test_every_option_reaches_the_verification():
             ("own_parallel:build", "--plan", "ddp", "--mesh", "dp=2,dp=2"),
             "names the axis 'dp' twice",
         ),
-        (("own_parallel:build", "--plan", "ddp", "--mesh", "1"), "has only one rank: pass 2 or more"),
+        (
+            ("own_parallel:build", "--plan", "ddp", "--mesh", "1"),
+            "has only one rank: pass 2 or more",
+        ),
         (
             ("own_parallel:build", "--plan", "ddp", "--mesh", "dp=2", "--split", "tp"),
             "the mesh has no axis 'tp'",

@@ -6,7 +6,7 @@ import pytest
 
 from paritas.errors import UsageError
 from paritas.results.findings import Status
-from paritas.sweeping.journal import JOURNAL, REPORT_JSON, SweepJournal, read_rows
+from paritas.sweeping.sweep import JOURNAL, REPORT_JSON, SweepJournal, read_rows
 from unit.results.sweep_samples import crashed, report, row
 
 ROWS = [row("a:a"), row("b:b", Status.DIFFERENT), crashed("c:c")]
