@@ -317,7 +317,7 @@ class Comparer:
             left = self.evidence.complete(reference, item)
             right = self.sides.complete(candidate, item)
             if left is MISSING and right is MISSING:
-                continue  # both sides replaced it
+                continue  # gone on both sides: something else replaced it
             if not self._is_known_to_both(item, reference, candidate):
                 self._note_one_sided(item)
             else:

@@ -592,11 +592,11 @@ def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
     for node in nodes:
         if time.monotonic() > deadline:
             break
-        worst = _gravest_of_part(suspect, _cut_part([node]), values)
+        worst = _failure_of_part(suspect, _cut_part([node]), values)
         if worst is not None:
             return _captured_finding(suspect, node, "is wrong even if compiled alone", worst)
     start, end = 0, len(nodes)
-    if _gravest_of_part(suspect, _cut_part(nodes), values) is None:
+    if _failure_of_part(suspect, _cut_part(nodes), values) is None:
         return _captured_finding(
             suspect,
             None,
@@ -605,11 +605,11 @@ def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
         )
     while end - start > 1 and time.monotonic() < deadline:
         middle = (start + end) // 2
-        if _gravest_of_part(suspect, _cut_part(nodes[:middle]), values) is None:
+        if _failure_of_part(suspect, _cut_part(nodes[:middle]), values) is None:
             start = middle
         else:
             end = middle
-    worst = _gravest_of_part(suspect, _cut_part(nodes[:end]), values)
+    worst = _failure_of_part(suspect, _cut_part(nodes[:end]), values)
     why = f"is correct alone, but not if compiled together with the {end - 1} nodes before it"
     return _captured_finding(suspect, nodes[end - 1], why, worst)
 
@@ -664,7 +664,7 @@ def _cut_part(nodes: list[Node]) -> tuple[GraphModule, list[str]]:
     return GraphModule(nodes[0].graph.owning_module or {}, graph), names
 
 
-def _gravest_of_part(
+def _failure_of_part(
     suspect: CapturedSuspect, part: tuple[GraphModule, list[str]], values: dict[str, Any]
 ) -> Finding | None:
     """The first failure of the backend's code for a part; None if it passes."""

@@ -86,8 +86,8 @@ DECIDING_RUNS = 12
 # Decisions are searched with noise this many times larger than the program's. A decision that the
 # candidate's rounding can flip then flips in nearly every second pair of runs.
 JUMP_GAIN = 4.0
-# Kernels may round more than is foreseen, as convolutions by Winograd do: the noise is then so many
-# times larger, as far as the outputs show it.
+# Kernels may round more than predicted, as Winograd convolutions do. The outputs show how much more;
+# the noise of pairs of runs grows by at most this factor.
 MOST_KERNEL_NOISE = 4.0
 _FIRST_PAIR_SEED = 1 << 16
 # If a larger share of an item becomes non-finite under a perturbation, the perturbed runs measure
@@ -346,14 +346,14 @@ class Evidence(Generic[P_co]):
         return Jumps((2 * left / known.runs).sqrt(), left > size / 2)
 
     def _kernel_noise(self, plus: Observation, minus: Observation) -> float:
-        """How many times what is foreseen the kernels of the native run round, at least 1."""
+        """The rounding of the native run relative to the predicted one, at least 1."""
         ratios = []
         for item, true in self._base()[0].outputs.items():
             native, up, down = (seen.value(item) for seen in (self.native[0], plus, minus))
             if all(is_inexact(value) and value.shape == true.shape for value in (native, up, down)):
                 foreseen = rms_difference(up, down) / 2 / JUMP_GAIN
                 ratios += [rms_difference(native, true) / foreseen] if foreseen else []
-        # The least: in others a decision may have fallen the other way.
+        # The smallest ratio: in other outputs a decision may have flipped.
         return min(max(1.0, min(ratios, default=1.0)), MOST_KERNEL_NOISE)
 
     def _add_pair(
