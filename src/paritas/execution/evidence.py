@@ -86,8 +86,8 @@ DECIDING_RUNS = 12
 # Decisions are searched with noise this many times larger than the program's. A decision that the
 # candidate's rounding can flip then flips in nearly every second pair of runs.
 JUMP_GAIN = 4.0
-# Kernels may round more than predicted, as Winograd convolutions do. The outputs show how much more;
-# the noise of pairs of runs grows by at most this factor.
+# Kernels may round more than predicted, as Winograd convolutions do. The outputs show how much,
+# and the noise of pairs of runs grows by at most this factor.
 MOST_KERNEL_NOISE = 4.0
 _FIRST_PAIR_SEED = 1 << 16
 # If a larger share of an item becomes non-finite under a perturbation, the perturbed runs measure
