@@ -19,7 +19,7 @@ def test_the_code_runs_as_written(capsys):
     exec(compile(code, str(PAGE), "exec"), {})
     printed = capsys.readouterr().out
     assert printed.startswith(("identical: ", "equivalent: "))
-    assert "numpy gives values only" in printed
+    assert "numpy returns values only" in printed
     assert "paritas/share/identical" in printed
 
 

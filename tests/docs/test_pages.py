@@ -47,7 +47,7 @@ PRINTED = {
         "torch.Size([2, 3])",
         "Add_2 2 [2.0, 2.0]",
     ],
-    "turn_a_compiler_on.md": [": ", "2 of 3 calls, as asked", "identical"],
+    "turn_a_compiler_on.md": [": ", "2 of 3 calls, because of `every`", "identical"],
     "write_a_compiler.md": ["graph 0: node ", " | silu | 1 | ", "equivalent ["],
     "write_sharding_rules.md": ["equivalent: ", "is added 4 times", "a b^ -> a c^", "24 items"],
     "port_a_model.md": ["different forward/1#0/output.0"],

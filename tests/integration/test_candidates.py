@@ -121,4 +121,4 @@ def test_code_compiled_ahead_of_time_is_equivalent():
     with inductor_settings(**settings):
         verdict = paritas.verify([x], model, candidates.aot_inductor(model, [x]), config)
     assert verdict.status in {Status.IDENTICAL, Status.EQUIVALENT}
-    assert "aot_inductor gives values only" in verdict.notes[0]
+    assert "aot_inductor returns values only" in verdict.notes[0]

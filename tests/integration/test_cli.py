@@ -214,7 +214,7 @@ main(["verify", "nets:build", "--backend", "eager"])
         ),
         (
             ["nets:build", "--device", "meta"],
-            "--device 'meta' holds no values, so there is nothing to compare",
+            "--device 'meta' holds no values, so nothing can be compared: use a device such as cpu",
         ),
         (
             ["nets:build", "--backend", "indcutor"],

@@ -89,7 +89,7 @@ def test_by_share_or_number_fewer_calls_are_checked():
         result = paritas("--every", every, "--json", "verdict.json", "train.py")
         assert result.exit_code == 0, result.output
         (skipped, *_) = verdict_in("verdict.json").coverage.skipped
-        assert skipped == f"graph 0: {2 if every == '3' else 3} of 4 calls, as asked"
+        assert skipped == f"graph 0: {2 if every == '3' else 3} of 4 calls, because of `every`"
         torch.compiler.reset()
 
 
@@ -195,7 +195,7 @@ def test_a_guard_of_the_scripts_own_is_left_alone():
     result = paritas("--json", "verdict.json", "guarded.py")
     assert result.exit_code == 3
     assert result.stdout == "True\n"
-    assert any("a paritas.guard of its own" in note for note in verdict_in("verdict.json").notes)
+    assert any("has its own paritas.guard" in note for note in verdict_in("verdict.json").notes)
 
 
 def test_what_paritas_compiles_to_verify_something_is_not_guarded():
@@ -239,7 +239,9 @@ def test_a_script_that_compiles_nothing_is_unverified():
     result = paritas("--json", "verdict.json", "plain.py")
     assert result.exit_code == 3
     assert result.stdout == "hello\n"
-    assert "nothing was compiled: no call of anything that torch.compile made" in result.stderr
+    assert (
+        "nothing was compiled: the program called nothing that torch.compile made" in result.stderr
+    )
     assert "TORCHDYNAMO_DISABLE" in result.stderr
     assert verdict_in("verdict.json").status is Status.UNVERIFIED
 

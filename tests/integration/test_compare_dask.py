@@ -96,7 +96,7 @@ def test_a_cluster_without_workers_is_refused(monkeypatch, distributed):
         distributed.LocalCluster(
             n_workers=0, processes=False, protocol="tcp", dashboard_address=":0"
         ) as made,
-        pytest.raises(UsageError, match="its cluster has no workers after 1s"),
+        pytest.raises(UsageError, match="the cluster has no workers after 1s"),
         executor_of(address_of(made)),
     ):
         pass
@@ -106,7 +106,7 @@ def test_a_cluster_without_workers_is_refused(monkeypatch, distributed):
 def test_a_scheduler_that_does_not_answer_is_refused(monkeypatch, distributed, address):
     monkeypatch.setattr(executors, "_DASK_PATIENCE", "1s")
     with (
-        pytest.raises(UsageError, match=r"no scheduler of dask answers|give the scheduler's host"),
+        pytest.raises(UsageError, match=r"no dask scheduler answers|add the scheduler's host"),
         executor_of(f"dask://{address}"),
     ):
         pass

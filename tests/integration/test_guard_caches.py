@@ -40,4 +40,4 @@ def test_code_that_never_came_by_the_guard_is_unverified(monkeypatch):
     differentiated(backend)
     verdict = backend.verdict()
     assert verdict.exit_code == 3
-    assert "never came by the guard" in str(verdict)
+    assert "that the guard never saw" in str(verdict)

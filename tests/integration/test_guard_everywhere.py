@@ -126,7 +126,7 @@ def test_a_guard_of_one_s_own_is_not_wrapped_twice_and_that_is_said():
     assert own.journal.graphs[0].checked == 1
     assert guards.journal.graphs == []
     assert guards.verdict().status is Status.UNVERIFIED
-    assert any("a paritas.guard of its own" in note for note in guards.verdict().notes)
+    assert any("has its own paritas.guard" in note for note in guards.verdict().notes)
 
 
 def test_a_recording_backend_is_said_not_to_be_guarded(tmp_path):
@@ -306,13 +306,13 @@ def test_that_nothing_was_compiled_is_told(monkeypatch):
     with watched(monkeypatch, "1") as watch:
         pass
     assert summary_line(watch) == (
-        "paritas (PARITAS_GUARD=1): unverified: nothing was compiled: no call of anything that "
-        "torch.compile made was seen"
+        "paritas (PARITAS_GUARD=1): unverified: nothing was compiled: the program called "
+        "nothing that torch.compile made"
     )
 
 
 def test_a_word_that_means_nothing_is_refused_at_the_first_compiled_call(monkeypatch):
-    message = "PARITAS_GUARD must be 0, 1, or what to do on a mismatch"
+    message = "PARITAS_GUARD must be 0, 1, or the action on a mismatch"
     with watched(monkeypatch, "ture") as watch, pytest.raises(UsageError, match=message):
         torch.compile(doubled, backend="eager")(X)
     line = summary_line(watch)

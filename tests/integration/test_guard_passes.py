@@ -251,7 +251,10 @@ def test_a_mask_drawn_again_in_the_backward_graph_is_laid_at_the_split():
     assert finding.path == "forward/backward split"
     assert finding.origin.kind is OriginKind.PARTITION
     assert finding.origin.nodes == ("inductor_random_default",)
-    assert "the backward graph draws random numbers again" in finding.reason
+    assert (
+        "the backward graph draws random numbers that the forward graph has drawn already"
+        in finding.reason
+    )
     assert checks.splits == 1
 
 

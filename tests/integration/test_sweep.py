@@ -200,5 +200,5 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(folder, number, ctrl_c):
 def test_a_mistake_is_told_before_anything_runs(folder):
     code, output, errors = ended(start(folder, '[[target]]\nname = "models"\n'))
     assert (code, output) == (2, "")
-    assert "targets.toml, target 1: name = 'models' is no target: write package" in errors
+    assert "targets.toml, target 1: name = 'models' is not a target: write package" in errors
     assert not (folder / "out").exists()

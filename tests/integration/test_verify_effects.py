@@ -489,7 +489,7 @@ def test_an_iterator_cannot_be_put_back_so_the_second_call_is_not_judged() -> No
             return x * next(self.factors)
 
     verdict = verdict_on(Draws(), Draws())
-    assert "the second call was not judged: factors cannot be put back" in verdict.notes
+    assert "the second call was not judged: factors cannot be restored" in verdict.notes
 
 
 class Frozen(dict[str, Any]):
@@ -644,7 +644,7 @@ def test_a_backend_that_returns_the_same_buffer_again_is_different_under_the_gua
 
     wrong = calls(static, torch.sin)
     assert wrong.status is Status.DIFFERENT
-    assert "memory of the output of the call before" in wrong.failures[-1].reason
+    assert "memory of an output of the previous call" in wrong.failures[-1].reason
     assert calls("eager", torch.sin).passed
     assert calls("eager", lambda x: (x.sin(), constant)[1]).passed
 
@@ -659,7 +659,7 @@ def test_a_dict_is_keyword_arguments() -> None:
     given = {"input_ids": torch.randn(3), "mask": torch.ones(3)}
     verdict = verify(given, attends, lambda *, input_ids, mask: mask * input_ids, QUIET)
     assert verdict.passed, str(verdict)
-    with pytest.raises(UsageError, match="its keys are names, not 3"):
+    with pytest.raises(UsageError, match="its keys must be names, not 3"):
         verify({3: torch.ones(3)}, attends, attends, QUIET)
 
 
@@ -729,7 +729,9 @@ def test_other_random_numbers_matter_only_where_a_value_depends_on_them(training
     if training:
         assert (state.status, value.status) == (Status.UNVERIFIED, Status.UNVERIFIED)
     else:
-        assert state.reason == "the candidate draws other random numbers, on which no value depends"
+        assert (
+            state.reason == "the candidate draws other random numbers, but no value depends on them"
+        )
         assert verdict.status is Status.EQUIVALENT
 
 

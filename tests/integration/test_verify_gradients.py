@@ -258,7 +258,7 @@ def test_inputs_are_differentiated_on_demand_where_nothing_requires_grad() -> No
 
 
 class Leaves(nn.Module):
-    """A linear layer whose backward pass does something besides, told by a word."""
+    """A linear layer whose backward pass has a side effect, selected by a word."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -517,7 +517,7 @@ def test_a_compiled_program_gives_input_gradients_in_float64() -> None:
     verdict = verdict_on([sample()], model, compiled)
     assert verdict.passed, str(verdict)
     assert "gradient of input[0]" in paths(verdict)
-    assert any("in float64 only" in note for note in verdict.notes)
+    assert any("float64 run only" in note for note in verdict.notes)
     assert any("gradients of gradients" in item for item in verdict.coverage.skipped)
 
     class Detached(nn.Linear):

@@ -1,4 +1,4 @@
-"""What two observations of the same call disagree in."""
+"""How two observations of the same call differ."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
 SECOND_ADVICE = (
-    "if gradients are never differentiated, set verify_double_backward=False; a backward that "
-    "cannot be is marked with torch.autograd.function.once_differentiable, and then raises"
+    "if gradients are never differentiated, set verify_double_backward=False; mark a backward that "
+    "cannot be differentiated with torch.autograd.function.once_differentiable: then it raises"
 )
 RANDOM_ADVICE = (
-    "set torch._inductor.config.fallback_random = True before compiling, so that the compiled "
-    "program draws the numbers that eager draws"
+    "set torch._inductor.config.fallback_random = True before compiling: then the compiled program "
+    "draws the same numbers as eager"
 )
-# Before a value fails that depends on random numbers at most rarely.
+# Runs with other draws before a value fails, in case it depends on random numbers only rarely.
 THOROUGH_DRAWS = 12
 ALL_INPUTS = Item(ItemKind.INPUT_AFTER_CALL, "inputs")
 ALL_STATE = Item(ItemKind.STATE_AFTER_CALL)
@@ -63,7 +63,7 @@ INFERENCE_ADVICE = (
 
 @dataclasses.dataclass
 class CollectedFindings:
-    """Findings and coverage as they come in."""
+    """Findings and coverage, collected one by one."""
 
     findings: list[Finding] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -87,7 +87,7 @@ class CollectedFindings:
         self.findings.append(found)
 
     def take(self, other: CollectedFindings) -> None:
-        """Add what was collected elsewhere."""
+        """Add everything from another collection."""
         self.findings += other.findings
         self.notes += other.notes
         self.skipped += other.skipped
@@ -96,11 +96,11 @@ class CollectedFindings:
 
     @property
     def passes(self) -> bool:
-        """Whether all findings pass, if only with a warning."""
+        """Whether all findings pass, perhaps with a warning."""
         return all(finding.status.passes() for finding in self.findings)
 
     def verdict(self, *, strict: bool) -> Verdict:
-        """Roll up."""
+        """Roll up into a verdict."""
         coverage = Coverage(
             compared=self.compared,
             skipped=tuple(dict.fromkeys(self.skipped)),
@@ -130,8 +130,8 @@ class Comparer:
         """Compare a call of both sides.
 
         Args:
-            call: which of the calls that a run makes.
-            occasion: how findings name it.
+            call: the number of the call within a run.
+            occasion: the call as findings name it.
             lifts: whether there is a lifted run of this call.
         """
         self.sides = sides
@@ -156,12 +156,12 @@ class Comparer:
         self.explainer = Explainer(notes=self.out.notes)
 
     def compare(self, reference: Observation, candidate: Observation) -> CollectedFindings:
-        """Collect everything the two disagree in."""
+        """Collect everything in which the two differ."""
         if reference.error is not None or candidate.error is not None:
             self._compare_errors(reference.error, candidate.error, self._shown(CALL))
             return self.out
         self._compare_random(reference, candidate)
-        # One perturbed run with a backward pass for everything costs as much as all other runs.
+        # A perturbed run with a backward pass for everything costs as much as all other runs.
         self.demand.puts_off = self.evidence.program.conditions.gradients
         self._compare_outputs(reference, candidate)
         if self.config.verify_aliasing:
@@ -197,7 +197,7 @@ class Comparer:
         left, right = _describe_exception(reference), _describe_exception(candidate)
         if reference is not None and candidate is not None and _same_kind(reference, candidate):
             reason = f"both sides raised, so nothing was compared: the reference {left}"
-            advice = "if the inputs are as meant, the two agree in failing; otherwise mend them"
+            advice = "if the inputs are as intended, both sides reject them; otherwise fix them"
             self.out.add(item, Aspect.EXCEPTION, Status.UNVERIFIED, reason, advice)
         else:
             self.out.compared += 1
@@ -225,7 +225,7 @@ class Comparer:
             self.random_differs = True
             if not self.evidence.depends_on_draws():
                 self.out.compared += 1
-                reason = "the candidate draws other random numbers, on which no value depends"
+                reason = "the candidate draws other random numbers, but no value depends on them"
                 self.out.add(item, Aspect.RNG, Status.EQUIVALENT, reason)
                 return
             advice = RANDOM_ADVICE if candidate_side.is_compiled else ""
@@ -233,7 +233,7 @@ class Comparer:
             self.out.add(item, Aspect.RNG, Status.UNVERIFIED, reason, advice)
         elif self.config.verify_rng:
             self.out.compared += 1
-            drew = "draws" if reference.drew_random_numbers else "draws none of"
+            drew = "draws" if reference.drew_random_numbers else "draws no"
             reason = (
                 f"the generators are left in another state; the reference {drew} random numbers"
             )
@@ -242,13 +242,13 @@ class Comparer:
     def _compare_random_backward(
         self, item: Item, reference: Observation, candidate: Observation
     ) -> None:
-        """The call leaves the generators alike; the backward pass has to as well."""
+        """Compare the generators after the backward pass; after the call they agree."""
         self.out.compared += 1
         left, right = reference.rng_after_backward, candidate.rng_after_backward
         if left is None or right is None or left.same_torch(right):
             self.out.add(item, Aspect.RNG, Status.IDENTICAL, "the generators agree")
             return
-        drew = "draws" if reference.backward_drew else "draws none of"
+        drew = "draws" if reference.backward_drew else "draws no"
         reason = (
             "the backward pass leaves the generators in another state; the reference's "
             f"{drew} random numbers"
@@ -273,14 +273,14 @@ class Comparer:
             if self.config.verify_strides:
                 self.out.add(shown, Aspect.STRIDE, Status.DIFFERENT, reason)
             elif self.config.verify_aliasing and _overlaps(shape, right) > _overlaps(shape, left):
-                reason += ": its elements share memory, so that a write to one changes others"
+                reason += ": its elements share memory, so a write to one changes others"
                 self.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
             else:
                 self.out.notes.append(f"{shown}: {reason}")
         self._compare_flags(item, reference, candidate)
 
     def _compare_flags(self, item: Item, reference: Observation, candidate: Observation) -> None:
-        """Whether a tensor can be differentiated further."""
+        """Compare whether a tensor can be differentiated further."""
         shown = self._shown(item)
         flags = reference.requires_grad.get(item), candidate.requires_grad.get(item)
         if None in flags or not self.config.compares_requires_grad:
@@ -290,7 +290,7 @@ class Comparer:
             advice = INFERENCE_ADVICE if flags[0] else ""
             self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, advice)
         elif item in candidate.inference and item not in reference.inference:
-            reason = "an inference tensor, which autograd refuses; the reference's is none"
+            reason = "it is an inference tensor, which autograd rejects; the reference's is not"
             if torch.is_grad_enabled():
                 self.out.add(
                     shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE
@@ -306,18 +306,18 @@ class Comparer:
             other, item = pair
             dropped = pair in reference.aliases
             what = "no longer shares" if dropped else "shares"
-            reason = f"{what} memory with {other}, unlike the reference's"
+            reason = f"{what} memory with {other}, unlike in the reference"
             self.out.add(self._shown(item), Aspect.ALIAS, Status.DIFFERENT, reason)
 
     def _compare_after(
         self, whole: Item, items: list[Item], reference: Observation, candidate: Observation
     ) -> None:
-        """Compare what was changed; an item changed on one side only meets its old value."""
+        """Compare changed items; if only one side changed one, the other has its old value."""
         for item in items:
             left = self.evidence.complete(reference, item)
             right = self.sides.complete(candidate, item)
             if left is MISSING and right is MISSING:
-                continue  # what stood there has made room for what it holds now
+                continue  # gone on both sides: something else replaced it
             if not self._is_known_to_both(item, reference, candidate):
                 self._note_one_sided(item)
             else:
@@ -329,19 +329,19 @@ class Comparer:
             )
 
     def _compare_written_flags(self, reference: Observation, candidate: Observation) -> None:
-        """What a program writes into an input carries gradients on, or does not."""
+        """Compare whether the values written to inputs require grad."""
         for item in reference.after:
             if item in candidate.after:
                 self._compare_flags(item, reference, candidate)
 
     def _compare_effect(self, item: Item, left: Any, right: Any) -> None:
-        """Compare what a call left behind; functions and the like are no values."""
+        """Compare what a call left behind; functions and similar objects are not values."""
         shown = self._shown(item)
         if not self._is_judged_by_noise(left, right) and not self.sides.repetition.is_repeated(
             item, self.call
         ):
-            # The time, an address, a name drawn at random: no other run gives it again.
-            self.out.skipped.append(f"{shown}: it is another in each run of the reference")
+            # A time, an address, a random name: no other run repeats it.
+            self.out.skipped.append(f"{shown}: it differs between runs of the reference")
         elif left is MISSING or right is MISSING:
             self.out.compared += 1
             ours, theirs = _show_value(left), _show_value(right)
@@ -349,7 +349,7 @@ class Comparer:
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
         elif self._is_replaced(item, left, right):
             self.out.compared += 1
-            reason = "the candidate puts other code in its place, which was put back"
+            reason = "the candidate replaces it by other code; paritas restored it"
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
         elif isinstance(left, Opaque) or isinstance(right, Opaque):
             opaque = left if isinstance(left, Opaque) else right
@@ -359,12 +359,12 @@ class Comparer:
 
     @staticmethod
     def _is_judged_by_noise(left: Any, right: Any) -> bool:
-        """Whether two values are equal, or tensors, of which it is known how far rounding moves."""
+        """Whether two values are equal, or tensors, for which noise can be measured."""
         both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
         return both or same_value(left, right)
 
     def _is_replaced(self, item: Item, left: Any, right: Any) -> bool:
-        """Whether a function or class that both use is another one after the candidate's call."""
+        """Whether the candidate's call replaced a function or class that both sides use."""
         first = self.evidence.program.initial(item)
         opaque = all(
             isinstance(value, Opaque) and value.by_identity for value in (left, right, first)
@@ -377,7 +377,7 @@ class Comparer:
         )
 
     def _is_known_to_both(self, item: Item, reference: Observation, candidate: Observation) -> bool:
-        """Whether both sides have, had or made what one of them changed."""
+        """Whether both sides have, had or created what one of them changed."""
         sides = (self.evidence.program, reference), (self.sides.program, candidate)
         known = [
             item in seen.state or item in seen.after or side.initial(item) is not MISSING
@@ -386,12 +386,12 @@ class Comparer:
         return all(known) or self._is_shared(item)
 
     def _is_shared(self, item: Item) -> bool:
-        """Whether both sides have the very object in which one of them left something.
+        """Whether both sides share the object in which one of them left something.
 
-        A parameter of the same name is the same for this: who reads its `.grad` reads either.
+        Parameters of the same name count as shared: their `.grad` is read from either.
         """
         if not item.kind.is_state:
-            return True  # inputs: both sides are given the same
+            return True  # inputs: both sides get the same
         name = item.name
         states = self.sides.reference.state, self.sides.candidate.state
         if name.endswith(".grad") and all(name[:-5] in state.tensors for state in states):
@@ -400,28 +400,28 @@ class Comparer:
         return around[0] is not None and around[0] is around[1]
 
     def _note_one_sided(self, item: Item) -> None:
-        """A side's own bookkeeping is its own affair; a buffer of the model is not."""
+        """Skip a side's own bookkeeping; report a buffer of the model."""
         owned = self.sides.reference.state.owned | self.sides.candidate.state.owned
         if item.name not in owned:
             self.out.skipped.append(f"{self._shown(item)}: only one side has it")
             return
         self.out.unmatched.append(self._shown(item).text)
-        reason = "changed on one side, and unknown on the other"
+        reason = "changed on one side and missing on the other"
         self.out.add(self._shown(item), Aspect.STRUCTURE, Status.UNVERIFIED, reason)
 
     def _compare_state(self, reference: Observation, candidate: Observation) -> None:
         left, right = self.sides.reference.state, self.sides.candidate.state
         if left.owned and not right.owned:
-            # Nothing of the candidate's parameters can be seen: another runtime, or a server.
+            # The candidate's parameters are not visible: another runtime, or a server.
             if reference.state:
-                self.out.skipped.append("the candidate's buffers after the call cannot be seen")
+                self.out.skipped.append("the candidate's buffers after the call cannot be read")
             return
         if left.tensors or right.tensors or reference.state or candidate.state:
             changed = list(dict.fromkeys((*reference.state, *candidate.state)))
             self._compare_after(ALL_STATE, changed, reference, candidate)
 
     def _compare_process(self, reference: Observation, candidate: Observation) -> None:
-        """Compare what the calls left changed in the process; it has been put back since."""
+        """Compare the settings of the process that the calls changed; they were restored."""
         ours, theirs = reference.process, candidate.process
         for name in sorted(ours.keys() | theirs.keys()):
             self.out.compared += 1
@@ -429,9 +429,9 @@ class Comparer:
             if ours.get(name) == theirs.get(name):
                 self.out.add(item, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
                 continue
-            left = ours.get(name, "left alone")
-            reason = f"{theirs.get(name, 'left alone')} by the candidate, {left} by the reference"
-            advice = "it was put back; whatever runs after the candidate would be affected"
+            left = ours.get(name, "unchanged")
+            reason = f"{theirs.get(name, 'unchanged')} by the candidate, {left} by the reference"
+            advice = "paritas restored it; otherwise, code that runs later would be affected"
             self.out.add(item, Aspect.SETTING, Status.DIFFERENT, reason, advice)
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
@@ -448,7 +448,7 @@ class Comparer:
         if reference.gradients and not any(candidate.requires_grad.values()):
             self.out.compared += 1
             count = len(reference.gradients)
-            reason = f"{count} gradients: nothing the candidate returns can be differentiated"
+            reason = f"{count} gradients: none of the candidate's outputs can be differentiated"
             self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE)
             return
         missing = [item for item in reference.gradients if item not in candidate.gradients]
@@ -460,35 +460,35 @@ class Comparer:
         for item in frozen:
             missing.remove(item)
             self.out.compared += 1
-            reason = "the candidate's does not require grad, the reference's does"
+            reason = "the candidate's parameter does not require grad, the reference's does"
             self.out.add(self._shown(item), Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
         if missing:
             self.out.unmatched += [self._shown(item).text for item in missing]
-            reason = f"{len(missing)} gradients have no counterpart of their name: {missing[0]} ..."
+            reason = f"{len(missing)} gradients have no counterpart by name: {missing[0]} ..."
             advice = "give the candidate the same parameter names, or set verify_gradients=False"
             self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice)
         else:
             self._compare_extra_gradients(reference, candidate)
 
     def _is_frozen(self, item: Item) -> bool:
-        """Whether the candidate has the parameter behind a gradient, and does not train it."""
+        """Whether the candidate has the parameter of a gradient, but does not train it."""
         own = self.sides.candidate.state.tensors.get(item.name)
         return own is not None and not own.requires_grad
 
     def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
-        """What only the candidate would train. A gradient of zeros trains nothing."""
+        """Report gradients that only the candidate has. Zeros train nothing and pass."""
         for item, gradient in candidate.gradients.items():
             if item in reference.gradients or gradient is None or not bool(gradient.any()):
                 continue
             self.out.compared += 1
             self.out.unmatched.append(f"{self._shown(item)} (candidate only)")
             reason = "the candidate computes this gradient, the reference does not"
-            advice = "a parameter that is not to be trained must not require grad"
+            advice = "set requires_grad=False on a parameter that is not trained"
             shown = self._shown(item)
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
 
     def _compare_further(self, reference: Observation, candidate: Observation) -> None:
-        """Compare the gradients that the caller's own call does not make."""
+        """Compare the gradients that the caller's own call does not compute."""
         for item, left in reference.further.items():
             if item.kind is ItemKind.SECOND_GRADIENT:
                 continue
@@ -498,13 +498,13 @@ class Comparer:
                 self._compare_in_float64(item, left)
 
     def _compare_second(self, reference: Observation, candidate: Observation) -> None:
-        """Compare gradients of gradients. Where gradients differ, these tell nothing more."""
+        """Compare gradients of gradients. If gradients differ, these add nothing."""
         items = [item for item in reference.further if item.kind is ItemKind.SECOND_GRADIENT]
         if not items:
             return
         if not all(finding.status.passes() for finding in self.out.findings):
             what = self._shown(GRADIENTS.named("gradients of gradients"))
-            self.out.skipped.append(f"{what}: what they are made of differs already")
+            self.out.skipped.append(f"{what}: the values they are computed from differ already")
             return
         self.demand.go_on_to_second()
         self.demand.puts_off = True
@@ -517,9 +517,9 @@ class Comparer:
             self._compare_again(item, reference.again.get(item, reference.value(item)), right)
 
     def _vanishes(self, item: Item, right: torch.Tensor) -> bool:
-        """Whether what the reference has none of is nothing but rounding: in float64 it goes.
+        """Whether a gradient that the reference lacks is only rounding: in float64 it vanishes.
 
-        Of something that is zero by its formula there is no noise to measure on the reference.
+        A value that is zero by its formula has no noise that could be measured on the reference.
         """
         lifted = self.sides.runs()
         value = None if lifted is None else lifted[0].further.get(item)
@@ -529,14 +529,14 @@ class Comparer:
         if not float(value.abs().max()) <= VANISHING * largest:
             return False
         self.out.compared += 1
-        reason = f"zero up to rounding: at most {largest:.3g}, and all but gone in float64"
+        reason = f"zero up to rounding: at most {largest:.3g}, and almost zero in float64"
         self.out.add(self._shown(item), Aspect.VALUE, Status.EQUIVALENT, reason)
         return True
 
     def _compare_again(self, item: Item, left: Any, right: Any) -> None:
-        """Compare what a second backward pass over one graph gives: something else than the first.
+        """Compare the gradients of a second backward pass over the same graph.
 
-        A formula that can be differentiated may round otherwise, so this is judged like any value.
+        A differentiable formula may round differently, so this is judged like any value.
         """
         if left is None or right is None:
             return
@@ -548,15 +548,16 @@ class Comparer:
         self._add_findings(findings)
 
     def _compare_in_float64(self, item: Item, left: torch.Tensor | None) -> None:
-        """What the compiled program does not compute as it is called, its lifted run does."""
+        """Compare a gradient that only the lifted run of the compiled program computes."""
         lifted = self.sides.runs()
         if lifted is None or item not in lifted[0].further:
-            why = "the compiled program was not run for it, and has no float64 run that was"
+            why = "neither a native nor a float64 run of the compiled program computed it"
             self.out.skipped.append(f"{item}, which does not require grad: {why}")
             return
         right, arbiter = lifted[0].further[item], self.evidence.arbiter()
         note = (
-            "gradients of inputs that do not require grad: the compiled program's in float64 only"
+            "gradients of inputs that do not require grad: compared with the compiled program's "
+            "float64 run only"
         )
         self.out.notes.append(note)
         if arbiter is not None and same_value(arbiter[0].further.get(item), right):
@@ -568,7 +569,7 @@ class Comparer:
     def _compare_gradient(
         self, item: Item, left: torch.Tensor | None, right: torch.Tensor | None
     ) -> None:
-        """An unused input's gradient is None in one program and zeros in another: no difference."""
+        """Compare gradients; None and zeros are the same, as for unused inputs."""
         if left is None and right is None:
             self.out.compared += 1
             reason = "unused on both sides"
@@ -583,7 +584,7 @@ class Comparer:
     def _compare_gradient_layout(
         self, item: Item, reference: Observation, candidate: Observation
     ) -> None:
-        """Optimizers take sparse gradients in other ways than dense ones, or not at all."""
+        """Compare layouts: optimizers treat sparse gradients differently, or reject them."""
         left, right = (seen.gradient_layouts.get(item) for seen in (reference, candidate))
         if left is not None and right is not None and left is not right:
             reason = f"layout {_layout_name(right)} instead of {_layout_name(left)}"
@@ -616,7 +617,7 @@ class Comparer:
         return self.evidence.depends_on_draws(self.call, item, runs)
 
     def _compare_put_off(self) -> None:
-        """Compare what needs perturbed runs, now that these can leave out all the rest."""
+        """Compare items that need perturbed runs; these runs can leave out all other items."""
         self.demand.puts_off = False
         before, self.out.findings = self.out.findings, []
         told = 0
@@ -628,7 +629,7 @@ class Comparer:
         self._put_off = []
 
     def _context(self, item: Item, value: Any) -> Context:
-        """What a value may have been mixed up with."""
+        """The context for a diagnosis: what a value may have been mixed up with."""
         from paritas.diagnosis.case import Context
 
         before = self.sides.initial(item) if item.kind.is_afterwards else None
@@ -649,7 +650,7 @@ class Comparer:
         return Context(named=likely_mixups(near, value), earlier=known)
 
     def _compare_random_item(self, item: Item, left: Any, right: Any) -> None:
-        """Shapes and dtypes still count; values only if they do not depend on the draws."""
+        """Compare shapes and dtypes, and values only if they do not depend on the draws."""
         structure = dataclasses.replace(self.checks, values=False)
         findings, _ = check_pair(item, left, right, structure)
         if all(finding.status.passes() for finding in findings):
@@ -674,7 +675,7 @@ class Comparer:
 
 
 def _add_advice(finding: Finding, reference: Observation) -> Finding:
-    """A finding about a gradient that the caller did not ask for says how not to."""
+    """Add how to switch off the check, for gradients that the caller did not request."""
     if finding.advice or finding.item not in reference.further or finding.status.passes():
         return finding
     is_second = finding.item.kind is ItemKind.SECOND_GRADIENT
@@ -682,7 +683,7 @@ def _add_advice(finding: Finding, reference: Observation) -> Finding:
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements share memory along an axis: a write to one is a write to others."""
+    """Whether elements share memory along an axis."""
     return any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True))
 
 
@@ -703,7 +704,7 @@ def _describe_exception(error: Exception | None) -> str:
 
 
 def _same_kind(reference: Exception, candidate: Exception) -> bool:
-    """Compilers wrap what the program raised: look at the causes as well."""
+    """Whether the candidate raised the same kind; compilers wrap it, so causes count too."""
     kinds = []
     cause: BaseException | None = candidate
     while cause is not None:

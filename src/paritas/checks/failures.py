@@ -1,4 +1,4 @@
-"""What is known of a failure: what kind of wrong it is, where it starts, what failed."""
+"""What is known about a failure: what kind of wrong it is, where it starts, what failed."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     from paritas.results.findings import Finding, Verdict
 
 
-# --- What kind of wrong, asked within bounds ------------------------------------------------------
+# --- What kind of wrong, within limits of number and time -----------------------------------------
 
-# The lifted run is asked first where it fails: there, rounding is far below any fault, so that a
-# pattern either holds to many digits or does not. Natively the noise is what the judge measured.
+# If the lifted run fails, it is diagnosed first: there, rounding is far below any fault, and a
+# pattern either holds to many digits or does not. Natively, the noise is what the judge measured.
 
-# A reader looks at the first few; a model that is wrong from its first layer has hundreds.
+# Readers look at the first few; a model that is wrong from its first layer has hundreds.
 MOST_EXPLAINED = 12
 MOST_SECONDS = 30.0
-# Far above what long programs lose in float64, and far below any fault.
+# Far above the rounding of long programs in float64, and far below any fault.
 PLAIN_SHARE = 1e-12
 _WRONG = {Status.DIFFERENT, Status.DEGRADED}
 
 
 @dataclasses.dataclass
 class Explainer:
-    """Diagnoses failing values, so many of them and for so long.
+    """Diagnoses failing values, up to a number and a time.
 
     Attributes:
-        left: how many more are looked at.
-        seconds: how much longer.
-        notes: what is worth a note: that it was enough, or that a diagnosis failed.
+        left: how many more values are diagnosed.
+        seconds: the time left.
+        notes: that the limit was reached, or that a diagnosis failed.
     """
 
     left: int = MOST_EXPLAINED
@@ -66,7 +66,7 @@ class Explainer:
         evidence: JudgeEvidence = NO_EVIDENCE,
         context: Context | None = None,
     ) -> list[Finding]:
-        """The findings about one pair, those of a wrong value with what kind of wrong it is."""
+        """Return the findings about one pair, with a diagnosis for each wrong value."""
         return [
             self._explained(finding, reference, candidate, evidence, context)
             if finding.aspect is Aspect.VALUE and finding.status in _WRONG
@@ -85,7 +85,7 @@ class Explainer:
         if not _can_be_diagnosed(reference, candidate):
             return finding
         if self.left <= 0 or self.seconds <= 0:
-            self._note("further failing values were not diagnosed: these are the first ones")
+            self._note("only the first failing values were diagnosed")
             return finding
         self.left -= 1
         began = time.monotonic()
@@ -121,7 +121,7 @@ def _diagnose_value(
 
     arbiter = evidence.arbiter()
     above = Diagnosis()
-    plainly = finding.lifted is None and finding.native is None  # so far off that none is needed
+    plainly = finding.lifted is None and finding.native is None  # far off: neither was needed
     if plainly or (finding.lifted is not None and not finding.lifted.passed):
         lifted = evidence.lifted()
         if lifted is not None and arbiter is not None:
@@ -143,7 +143,7 @@ def _diagnose_value(
 def _lifted_noise(
     arbiter: Tensor, lifted: Tensor, evidence: JudgeEvidence, *, measured: bool
 ) -> Tensor | None:
-    """The noise in float64; of what was too far off for the judge to measure it, a plain share."""
+    """The noise in float64; a fixed share if the value was too far off for the judge to measure."""
     small = evidence.lift_unit
     if not measured and small == criterion.UNIT_F64:
         size = _widen_tensor(arbiter).abs().nan_to_num(0.0, 0.0, 0.0)
@@ -153,7 +153,7 @@ def _lifted_noise(
 
 
 def _coarser_unit(*tensors: Tensor) -> float | None:
-    """Of the coarser of the two; None where values are exact."""
+    """The unit roundoff of the coarser of the two; None if values are exact."""
     if not all(value.is_floating_point() or value.is_complex() for value in tensors):
         return None
     return max(criterion.unit_roundoff(value.dtype) for value in tensors)
@@ -162,10 +162,9 @@ def _coarser_unit(*tensors: Tensor) -> float | None:
 def _element_noise(
     pair: tuple[Tensor, Tensor], reference: Tensor | None, spread: Tensor | None, unit: float
 ) -> Tensor | None:
-    """The noise of each element, as the criterion has it; None where none was measured.
+    """The noise of each element, as in the criterion; None if none was measured.
 
-    A candidate that is larger than the truth rounds as what it is: twice the value plus one is not
-    known to more digits than that.
+    A candidate that is larger than the truth rounds at its own size.
     """
     if spread is None:
         return None
@@ -186,7 +185,7 @@ def _widen_tensor(value: Tensor) -> Tensor:
 
 
 def likely_mixups(given: Mapping[str, Any], value: Any) -> dict[str, Tensor]:
-    """Of what a program was given, what a result may have been mixed up with."""
+    """The inputs of a program that a result may have been mixed up with."""
     shape = getattr(value, "shape", None)
     return {
         name: tensor.detach()
@@ -198,7 +197,7 @@ def likely_mixups(given: Mapping[str, Any], value: Any) -> dict[str, Tensor]:
 
 
 def call_context(target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Context:
-    """What is known of a value that one operator made."""
+    """The context of a value that one operator computed."""
     from paritas.diagnosis.case import Context
 
     schema = getattr(target, "_schema", None)
@@ -227,7 +226,7 @@ def _sort_argument(
 
 
 def node_origin(node: Node) -> Origin:
-    """A single node."""
+    """The origin of a single node."""
     return make_origin(OriginKind.NODE, node.name, provenance(node))
 
 
@@ -238,7 +237,7 @@ def make_origin(
     nodes: tuple[str, ...] = (),
     remedies: tuple[str, ...] = (),
 ) -> Origin:
-    """Anything, with the place in the user's program that stands for it."""
+    """An origin with its place in the user's program."""
     where = where or NodeProvenance("", "")
     return Origin(
         kind=kind,
@@ -254,22 +253,16 @@ def make_origin(
 
 # --- The live programs behind a verdict that failed -----------------------------------------------
 
-# A verdict is data, and data holds no models. So what failed is kept beside its fields: only of the
-# last few verdicts, and only while the verdict itself is in use.
+# A verdict is data and holds no models. What failed is kept beside its fields, for the last few
+# verdicts only, and only while the verdict itself is in use.
 
-# Each holds a model and its inputs.
+# Each one holds a model and its inputs.
 MOST_REMEMBERED = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class FailedPair:
-    """What `verify` was given.
-
-    Attributes:
-        reference: the model.
-        candidate: what was compared with it.
-        inputs: the sets of inputs.
-    """
+    """The arguments of `verify`, with one or more sets of inputs."""
 
     reference: Callable[..., Any]
     candidate: Callable[..., Any]
@@ -281,8 +274,7 @@ class GraphMaker:
     """How a guard's graphs are compiled.
 
     Attributes:
-        backend: of the guard.
-        given: mode and options of the `torch.compile` that called it.
+        given: mode and options of the `torch.compile` that called the backend.
     """
 
     backend: Backend
@@ -294,11 +286,11 @@ class FailedGraph:
     """A guarded graph and the arguments of a call that failed.
 
     Attributes:
-        label: as findings call it.
-        module: the graph, run op by op the reference.
-        inputs: copies, as they were before the call.
+        label: its name in findings.
+        module: the graph; run op by op, it is the reference.
+        inputs: copies of the arguments before the call.
         made_by: what compiled it.
-        gradients: whether it was its gradients that failed.
+        gradients: whether the gradients failed.
     """
 
     label: str
@@ -310,18 +302,18 @@ class FailedGraph:
 
 @dataclasses.dataclass(frozen=True)
 class FailedSplit:
-    """An operator that is not the same when it is split over ranks.
+    """An operator that computes something else when it is split over ranks.
 
-    The verdict itself is not in it: it would keep itself alive.
+    It does not hold the verdict, which would keep itself alive.
 
     Attributes:
         call: the `OperatorCall` of `paritas.partition`.
-        recipe: how it was split; several for a mesh of ranks.
-        annotation: the rule that the recipe was made from; None if there is none.
-        ranks: over how many ranks.
-        seed: of the check.
-        status: how it ended.
-        kinds: in what it is wrong, each with whether that is of a result or of a gradient.
+        recipe: how it was split; several recipes for a mesh of ranks.
+        annotation: the rule that the recipe was made from, if any.
+        ranks: number of ranks.
+        seed: the seed of the check.
+        status: the status of the check.
+        kinds: each aspect that is wrong, with whether it is in a result or in a gradient.
     """
 
     call: Any
@@ -335,13 +327,13 @@ class FailedSplit:
 
 FailedCase = FailedPair | FailedGraph | FailedSplit
 
-# Under this name a verdict holds them: not as a field, so no file and no comparison sees them.
+# The attribute of a verdict that holds them. It is not a field: files and comparisons ignore it.
 _CASES = "failed_cases"
 _recent: collections.deque[weakref.ref[Verdict]] = collections.deque()
 
 
 def remember_failed(verdict: Verdict, cases: Sequence[FailedCase]) -> None:
-    """Keep what a verdict is about."""
+    """Keep the failed cases of a verdict."""
     if not cases:
         return
     vars(verdict)[_CASES] = tuple(cases)
@@ -353,6 +345,6 @@ def remember_failed(verdict: Verdict, cases: Sequence[FailedCase]) -> None:
 
 
 def recall_failed(verdict: Verdict) -> tuple[FailedCase, ...]:
-    """What a verdict is about; empty where that is not known any more."""
+    """The failed cases of a verdict; empty if they are no longer kept."""
     cases: tuple[FailedCase, ...] = vars(verdict).get(_CASES, ())
     return cases

@@ -1,6 +1,6 @@
-"""guard(): a backend for `torch.compile` whose every graph is checked as it runs.
+"""guard(): a backend for `torch.compile` that checks every graph as it runs.
 
-guard_everywhere() does the same for every `torch.compile` of a process, whoever calls it.
+guard_everywhere() does the same for every `torch.compile` of a process.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ def guard(  # noqa: PLR0913  (each is a switch of its own)
 ) -> Guard:
     """Make a backend for `torch.compile` that checks every graph as it runs.
 
-    Inductor's code is checked below AOTAutograd, forward and backward graph each against the graph
-    run op by op, natively and in float64. Any other backend's code is checked against the captured
-    graph, and its gradients, where they flow, against that graph's.
+    Inductor's code is checked below AOTAutograd: the forward and the backward graph are each
+    compared with the same graph run op by op, natively and in float64. The code of any other
+    backend is compared with the captured graph, and so are its gradients, if there are any.
 
     Args:
         backend: a name that `torch.compile` knows, or a function from a graph and example inputs
             to a callable.
         on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
-            which gives the program the reference's result and goes on.
+            which gives the program the reference's result and continues.
         every: check each n-th call of a graph; below 1, that share of its calls. The first call of
             a graph, and the first with new dynamic sizes, is always checked.
-        options: of the compiler, as in `torch.compile(options=...)`.
-        locate: find the first wrong operator of what differs.
-        enabled: False gives the plain backend; so does PARITAS_GUARD=0 in the environment.
-        check_passes: check Inductor's graph passes, and its split into forward and backward, too.
+        options: compiler options, as in `torch.compile(options=...)`.
+        locate: find the first wrong operator if something differs.
+        enabled: False returns the plain backend; so does PARITAS_GUARD=0 in the environment.
+        check_passes: also check Inductor's graph passes and its split into forward and backward.
         strict: count `unstable` as a failure.
     """
     settings = GuardSettings(
@@ -78,8 +78,8 @@ class Guard:
     """A guarded backend: pass it to `torch.compile(backend=...)`.
 
     Attributes:
-        settings: what was asked for.
-        enabled: off, it hands every graph to the plain backend.
+        settings: the options of `guard()`.
+        enabled: if False, every graph goes to the plain backend.
         journal: graphs, calls and findings so far.
     """
 
@@ -91,7 +91,7 @@ class Guard:
         enabled: bool = True,
         journal: GuardJournal | None = None,
     ) -> None:
-        """Several guards may write to one journal."""
+        """Several guards can share one journal."""
         self.backend = backend
         self.settings = settings
         self.enabled = enabled
@@ -101,13 +101,13 @@ class Guard:
             self.journal.add((), [OFF])
 
     def verdict(self) -> Verdict:
-        """Everything this guard has seen so far, in one verdict."""
+        """Roll up everything this guard has seen so far."""
         return self.journal.verdict()
 
     def __call__(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
         """Compile and guard one captured graph; `given` is the mode and options of the compile.
 
-        A graph of sizes alone is left to the backend: there is nothing in it to be compared.
+        A graph that computes only sizes goes to the backend: there is nothing to compare.
         """
         if not self.enabled or not computes_tensors(graph):
             return self.backend.compile(graph, example_inputs, **given)
@@ -135,17 +135,26 @@ class Guard:
         names = captured_input_names(graph)
         source = graph_source(graph)
         guarded: list[GuardedGraph] = []
-        checks = self._pass_checks()
+        checks: PassChecks | None = None
+        locator: Callable[[Suspect], list[Finding]] | None = None
+        if self.settings.check_passes:
+            from paritas.checks.passes import PassChecks
+
+            checks = PassChecks()
+        if self.settings.locate:
+            from paritas.checks.locate import locate
+
+            locator = locate
 
         def watch(lowered: LoweredGraph, compiled: Callable[..., Any]) -> GuardedGraph:
             kind = "backward" if lowered.is_backward else "forward"
             entry = self.journal.enter(f"graph {number} {kind}", source)
             result = GuardedGraph(
-                lowered, compiled, names, self.settings, self.journal, entry, self._locator()
+                lowered, compiled, names, self.settings, self.journal, entry, locator
             )
             result.made_by = GraphMaker(self.backend, given)
             if checks is not None:
-                # Told at the next call: what is raised during a compile is not for the user.
+                # Reported at the next call: errors raised during a compile do not reach the user.
                 result.late_findings = self._take(checks)
             guarded.append(result)
             return result
@@ -158,35 +167,21 @@ class Guard:
             around=contextlib.nullcontext if checks is None else checks.watching,
         )
         if not guarded:
-            reason = "torch gave back code for it that never came by the guard"
+            reason = "torch returned code for this graph that the guard never saw"
             self.journal.enter(f"graph {number}", source, unguarded=reason)
         if checks is not None and checks.stages == 0:
-            reason = "no pass of the compiler was heard of, so none was checked"
+            reason = "the compiler reported no pass, so none was checked"
             self.journal.enter(f"graph {number} passes", source, unguarded=reason)
         return compiled
 
-    def _pass_checks(self) -> PassChecks | None:
-        if not self.settings.check_passes:
-            return None
-        from paritas.checks.passes import PassChecks
-
-        return PassChecks()
-
     def _take(self, checks: PassChecks) -> list[Finding]:
-        """What the checks of the passes found since they were last asked."""
+        """Take the findings of the pass checks since the last call."""
         findings, checks.findings = checks.findings, []
         self.journal.passes += checks.passes
         self.journal.splits += checks.splits
         checks.passes = checks.splits = 0
         self.journal.add((), checks.notes)
         return findings
-
-    def _locator(self) -> Callable[[Suspect], list[Finding]] | None:
-        if not self.settings.locate:
-            return None
-        from paritas.checks.locate import locate
-
-        return locate
 
 
 # --- guard_everywhere() ---------------------------------------------------------------------------
@@ -196,11 +191,11 @@ if TYPE_CHECKING:
     T = TypeVar("T", bound=Callable[..., Any])
 
 OWN_GUARD = (
-    "a torch.compile of the program has a paritas.guard of its own, or a guard_everywhere around "
-    "it, which was left as it is: what it found is in its own verdict"
+    "a torch.compile of the program has its own paritas.guard or guard_everywhere, which was left "
+    "unchanged: its findings are in its own verdict"
 )
-RECORDED = "a torch.compile of the program has the backend paritas.record, which was not guarded"
-SWITCHED_OFF = "a part of the program was left alone: guard_everywhere(enabled=False)"
+RECORDED = "a torch.compile of the program uses the backend paritas.record, which is not guarded"
+SWITCHED_OFF = "part of the program was not guarded: guard_everywhere(enabled=False)"
 
 
 def guard_everywhere(
@@ -212,28 +207,28 @@ def guard_everywhere(
     check_passes: bool = False,
     strict: bool = False,
 ) -> GuardEverywhere:
-    """Guard every `torch.compile` of this process, whoever calls it, in whatever thread.
+    """Guard every `torch.compile` of this process, in every thread.
 
-    It is in force at once, until `off()` of what it gives; in a `with` statement, until that ends;
-    as the decorator of a function or a `unittest.TestCase`, while that runs. Its `verdict()` is
-    about all that was compared. Each `torch.compile` keeps the backend, mode
-    and options that it was given. What was compiled before is compiled once more, guarded, when
-    it is called next, and found again afterwards. Inside another, the inner one has its way.
+    Guarding starts at once and lasts until `off()` is called on the result. In a `with` statement
+    it lasts until the block ends; as the decorator of a function or a `unittest.TestCase`, while
+    that runs. `verdict()` covers everything that was compared. Each `torch.compile` keeps its own
+    backend, mode and options. Code that was compiled before is compiled once more, guarded, at its
+    next call; the unguarded code is used again afterwards. If two are nested, the inner one wins.
 
     Args:
         on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
-            which gives the program the reference's result and goes on.
+            which gives the program the reference's result and continues.
         every: check each n-th call of a graph; below 1, that share of its calls. The first call of
             a graph, and the first with new dynamic sizes, is always checked.
-        locate: find the first wrong operator of what differs.
-        enabled: False leaves everything unguarded, inside another `guard_everywhere` too; so does
+        locate: find the first wrong operator if something differs.
+        enabled: False leaves everything unguarded, also inside another `guard_everywhere`; so does
             PARITAS_GUARD=0 in the environment.
-        check_passes: check Inductor's graph passes, and its split into forward and backward, too.
+        check_passes: also check Inductor's graph passes and its split into forward and backward.
         strict: count `unstable` as a failure.
 
     Raises:
-        UsageError: an argument makes no sense.
-        UnsupportedTorchError: this torch does not let every `torch.compile` be reached.
+        UsageError: an argument is not valid.
+        UnsupportedTorchError: paritas cannot reach every `torch.compile` in this version of torch.
     """
     settings = GuardSettings(
         on_mismatch=on_mismatch,
@@ -246,11 +241,11 @@ def guard_everywhere(
 
 
 class GuardEverywhere:
-    """Guards over a whole process: to be switched on and off, and asked for their verdict.
+    """Guards a whole process between `on()` and `off()`.
 
     Attributes:
-        settings: what was asked for.
-        enabled: off, nothing is guarded while it is on.
+        settings: the options of `guard_everywhere()`.
+        enabled: if False, nothing is guarded while it is on.
         journal: graphs, calls and findings so far.
     """
 
@@ -268,7 +263,7 @@ class GuardEverywhere:
             self.journal.add((), [OFF])
 
     def on(self) -> Self:
-        """Guard from now on; nothing changes where that is so already."""
+        """Start guarding; do nothing if it is on already."""
         with _lock:
             if self._stack is None:
                 stack = contextlib.ExitStack()
@@ -277,7 +272,7 @@ class GuardEverywhere:
         return self
 
     def off(self) -> None:
-        """Guard no longer: what is called from now on has the backend that it was given."""
+        """Stop guarding: later calls use their own backend."""
         with _lock:
             if self._stack is None:
                 return
@@ -295,27 +290,24 @@ class GuardEverywhere:
         )
 
     def verdict(self) -> Verdict:
-        """Everything the guards have seen so far, in one verdict."""
+        """Roll up everything the guards have seen so far."""
         return self.journal.verdict()
 
     def __enter__(self) -> Self:
-        """Guard what is called in here."""
+        """Start guarding."""
         with _lock:
             self._entered += 1
             return self.on()
 
     def __exit__(self, *_: object) -> None:
-        """Guard no longer, also after an exception; but for a function that calls itself."""
+        """Stop guarding when the outermost block ends, also after an exception."""
         with _lock:
             self._entered -= 1
             if not self._entered:
                 self.off()
 
     def __call__(self, decorated: T) -> T:
-        """Guard what a function calls, each time that it is called, and nothing else.
-
-        Of a `unittest.TestCase`, what each of its tests calls.
-        """
+        """Guard every call of a function, or every test of a `unittest.TestCase`, and no more."""
         self.off()
         if isinstance(decorated, type) and issubclass(decorated, unittest.TestCase):
             prepare = decorated.setUp
@@ -345,7 +337,7 @@ _lock = threading.RLock()
 
 
 class _Guards:
-    """One guard for each backend: Dynamo finds compiled code again by comparing backends."""
+    """One guard per backend: Dynamo finds compiled code again by comparing backends."""
 
     def __init__(self, settings: GuardSettings, journal: GuardJournal) -> None:
         self.settings = settings
@@ -353,7 +345,7 @@ class _Guards:
         self.known: list[tuple[BackendFunction, Guard]] = []
 
     def of(self, backend: BackendFunction) -> Guard | None:
-        """The guard to use in place of a backend; None for paritas' own backends."""
+        """The guard that replaces a backend; None for paritas' own backends."""
         inner = getattr(backend, "compiler_fn", backend)  # what torch.compile wraps
         package, _, home = type(inner).__module__.partition(".")
         if package == "paritas":
@@ -362,7 +354,7 @@ class _Guards:
             elif home.startswith("recording"):
                 self.journal.add((), [RECORDED])
             return None
-        # By comparison, as Dynamo does it: such wrappers have no hash.
+        # By comparison, as in Dynamo: such wrappers have no hash.
         for known, guard in self.known:
             if known is backend or known == backend:
                 return guard

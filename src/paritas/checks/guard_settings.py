@@ -1,6 +1,6 @@
-"""What guards are asked for, and guarding from the first compiled call of a process on.
+"""The settings of guards, and guarding from the first compiled call of a process.
 
-No torch is imported here: `import paritas`, `paritas run` and pytest begin like this.
+This module does not import torch: `import paritas`, `paritas run` and pytest load it first.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from paritas.checks.guarded_calls import GuardJournal
 
 
-# --- What the caller asks for, and when a call is due ---------------------------------------------
+# --- Settings, and which calls are checked --------------------------------------------------------
 
 ACTIONS = ("raise", "warn", "record", "fallback")
 SWITCH = "PARITAS_GUARD"
 OFF = f"guards are switched off (enabled=False, or {SWITCH}=0 in the environment)"
 _OFF = {"0", "off", "false", "no"}
 _ON = {"1", "on", "true", "yes"}
-# Of a graph with dynamic sizes, the first call of so many different ones is checked, whatever
-# `every` says: code that is right for one size may be wrong for the next.
+# For a graph with dynamic sizes, the first call with each of this many sizes is checked, regardless
+# of `every`: code that is right for one size may be wrong for the next.
 SIZES_CHECKED = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GuardSettings:
-    """The settings of one guard, checked.
+    """The validated settings of one guard.
 
     Attributes:
         on_mismatch: `raise`, `warn`, `record` or `fallback`.
         every: check each n-th call of a graph, or, below 1, that share of its calls.
-        locate: find the first wrong operator of what differs.
+        locate: find the first wrong operator if something differs.
         check_passes: check the compiler's passes and its split of the graph, at compile time.
         strict: count `unstable` as a failure.
-        seed: of the perturbed runs.
+        seed: the seed of the perturbed runs.
     """
 
     on_mismatch: str = "raise"
@@ -58,32 +58,30 @@ class GuardSettings:
 
     def __post_init__(self) -> None:
         if self.on_mismatch not in ACTIONS:
-            message = f"on_mismatch must be one of {', '.join(ACTIONS)}, not {self.on_mismatch!r}"
-            raise UsageError(message)
+            raise UsageError(
+                f"on_mismatch must be one of {', '.join(ACTIONS)}, not {self.on_mismatch!r}"
+            )
         every = self.every
         is_number = isinstance(every, int | float) and not isinstance(every, bool)
         if not is_number or not every > 0 or (every > 1 and every % 1 != 0):
-            message = (
+            raise UsageError(
                 f"every must be a whole number n (each n-th call is checked) or a share of the "
                 f"calls between 0 and 1, not {every!r}"
             )
-            raise UsageError(message)
         for name in ("locate", "check_passes", "strict"):
             if not isinstance(getattr(self, name), bool):
-                message = f"{name} must be True or False, not {getattr(self, name)!r}"
-                raise UsageError(message)
+                raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r}")
 
 
 def is_enabled(asked: Any) -> bool:
-    """Whether to guard at all: as asked, unless the environment says no."""
+    """Whether to guard: as requested, unless the environment switches guards off."""
     if not isinstance(asked, bool | None):
-        message = f"enabled must be True, False or None, not {asked!r}"
-        raise UsageError(message)
+        raise UsageError(f"enabled must be True, False or None, not {asked!r}")
     return asked is not False and _read_switch() not in _OFF
 
 
 def switched_on() -> str | None:
-    """What guards do by the environment's wish on a mismatch; None if it does not wish for any."""
+    """The action on a mismatch that the environment asks for; None if it asks for no guard."""
     value = _read_switch()
     if value == "" or value in _OFF:
         return None
@@ -91,18 +89,19 @@ def switched_on() -> str | None:
 
 
 def _read_switch() -> str:
-    """What the environment says, or ""."""
+    """The value of PARITAS_GUARD in lower case, or ""."""
     given = os.environ.get(SWITCH, "")
     value = given.strip().lower()
     if value not in {"", *_ON, *_OFF, *ACTIONS}:
         known = ", ".join(ACTIONS)
-        message = f"{SWITCH} must be 0, 1, or what to do on a mismatch ({known}), not {given!r}"
-        raise UsageError(message)
+        raise UsageError(
+            f"{SWITCH} must be 0, 1, or the action on a mismatch ({known}), not {given!r}"
+        )
     return value
 
 
 class Schedule:
-    """Says which calls of one graph are checked: the first always, then as asked."""
+    """Decides which calls of one graph are checked: always the first, then as `every` says."""
 
     def __init__(self, every: float, seed: int) -> None:
         """See `GuardSettings.every`."""
@@ -112,7 +111,7 @@ class Schedule:
         self._draws = random.Random(seed)
 
     def due(self, sizes: tuple[Any, ...]) -> bool:
-        """Count one call with these dynamic sizes and say whether to check it."""
+        """Count one call with these dynamic sizes; return whether to check it."""
         self.calls += 1
         if sizes not in self._sizes and len(self._sizes) < SIZES_CHECKED:
             self._sizes.add(sizes)
@@ -124,24 +123,23 @@ class Schedule:
 
 # --- Waiting for the first compiled call ----------------------------------------------------------
 
-# `paritas run`, `pytest --paritas-guard` and PARITAS_GUARD=1 in the environment all begin like
-# this.
+# `paritas run`, `pytest --paritas-guard` and PARITAS_GUARD=1 in the environment all start here.
 
-NOTHING_COMPILED = "nothing was compiled: no call of anything that torch.compile made was seen"
+NOTHING_COMPILED = "nothing was compiled: the program called nothing that torch.compile made"
 
 
 class GuardWatch:
-    """Guards everything that is compiled, from when something first is.
+    """Guards everything that is compiled, starting with the first compiled call.
 
     Attributes:
-        settings: of the guards.
-        failure: why it could not be guarded, for the report: the program may pass over the error.
+        settings: the settings of the guards.
+        failure: why guarding failed, kept for the report: the program may catch the error.
     """
 
     def __init__(
         self, settings: GuardSettings, make_journal: Callable[[], GuardJournal] | None = None
     ) -> None:
-        """Nothing is watched before `start`."""
+        """Watching begins with `start`."""
         self.settings = settings
         self.failure: Exception | None = None
         self._make_journal = make_journal
@@ -150,24 +148,24 @@ class GuardWatch:
 
     @property
     def journal(self) -> GuardJournal | None:
-        """What the guards saw; None if nothing was compiled."""
+        """The journal of the guards; None if nothing was compiled."""
         return None if self._everywhere is None else self._everywhere.journal
 
     def start(self) -> None:
-        """Wait for the first compiled call; after a `stop`, go on with the same journal."""
+        """Wait for the first compiled call; after a `stop`, continue with the same journal."""
         self._stack.enter_context(on_first_compile(self._arm))
 
     def stop(self) -> None:
-        """Leave torch as it was."""
+        """Restore torch."""
         self._stack.close()
 
     def __enter__(self) -> Self:
-        """Watch what is compiled in here."""
+        """Start watching."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave torch as it was, also after an exception."""
+        """Restore torch, also after an exception."""
         self.stop()
 
     def _arm(self) -> None:
@@ -185,18 +183,18 @@ class GuardWatch:
             raise
 
 
-# --- switched on by the environment ---------------------------------------------------------------
+# --- Switched on by the environment ---------------------------------------------------------------
 
 _watch: GuardWatch | None = None
-# Whether a command of paritas ran in this process: it checks by itself, and reports by itself.
+# How many commands of paritas ran in this process: they check and report by themselves.
 _commands = 0
 
 
 def watch_by_environment() -> None:
-    """What `import paritas` does where PARITAS_GUARD is set: guard all that is compiled.
+    """Guard everything that is compiled, if PARITAS_GUARD is set; `import paritas` calls this.
 
-    A value that means nothing is refused at the first compiled call, and told at the end: `import
-    paritas` is no place to fail, because the commands of paritas have an exit code for that.
+    An invalid value raises at the first compiled call and is reported at exit. It does not make
+    `import paritas` fail, because the commands of paritas have an exit code for wrong usage.
     """
     global _watch  # noqa: PLW0603  (there is one environment)
     try:
@@ -213,10 +211,10 @@ def watch_by_environment() -> None:
 
 @contextlib.contextmanager
 def environment_set_aside() -> Iterator[None]:
-    """Leave what is compiled in here to a command of paritas, which checks what it is asked to.
+    """Suspend the environment's guards while a command of paritas does its own checks.
 
     Raises:
-        UsageError: the environment asks for what means nothing.
+        UsageError: PARITAS_GUARD has an invalid value.
     """
     global _commands  # noqa: PLW0603
     _commands += 1
@@ -233,26 +231,27 @@ def environment_set_aside() -> Iterator[None]:
 
 
 def _report_at_exit() -> None:
-    if _watch is not None and (told := summary_line(_watch)):
-        with contextlib.suppress(OSError, ValueError):  # nobody listens any more
-            sys.stderr.write(f"{told}\n")
+    if _watch is not None and (line := summary_line(_watch)):
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+            sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
 
 
 def summary_line(watch: GuardWatch) -> str:
-    """What was checked, in one line; nothing of a process that had nothing to do with torch."""
+    """Describe in one line what was checked; "" for a process that is not expected to compile."""
     rank = f", rank {os.environ['RANK']}" if "RANK" in os.environ else ""
     prefix = f"paritas ({SWITCH}={os.environ.get(SWITCH, '')}{rank}): "
+    if watch.failure is None and watch.journal is not None:
+        return prefix + watch.journal.summary()
+    if _expects_no_compiling():
+        return ""
     if watch.failure is not None:
-        told = f"{prefix}unverified: nothing was guarded: {watch.failure}"
-        return "" if _expects_no_compiling() else told
-    if watch.journal is None:
-        return "" if _expects_no_compiling() else f"{prefix}unverified: {NOTHING_COMPILED}"
-    return prefix + watch.journal.summary()
+        return f"{prefix}unverified: nothing was guarded: {watch.failure}"
+    return f"{prefix}unverified: {NOTHING_COMPILED}"
 
 
 def _expects_no_compiling() -> bool:
-    """Whether nobody would expect this process to compile: a command of ours, a worker."""
+    """Whether this process is not expected to compile: a command of paritas, a worker."""
     if "torch" not in sys.modules or _commands:
         return True
     import multiprocessing

@@ -1,4 +1,4 @@
-"""One call of guarded code: is it due, in what does it differ, what is written down."""
+"""One call of guarded code: whether to check it, how it differs, what the journal keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # --- The journal of a guard -----------------------------------------------------------------------
 
 NO_GRAPH = "torch.compile compiled nothing: it captured no operator (see TORCH_LOGS=graph_breaks)"
-# Graphs whose failing calls are kept with copies of their arguments.
+# The number of graphs for which a failing call is kept, with copies of its arguments.
 MOST_KEPT = 4
 
 
@@ -55,14 +55,14 @@ class GraphEntry:
     """One compiled graph.
 
     Attributes:
-        label: what findings about it begin with.
-        source: where in the user's program it comes from.
-        calls: how often it was called.
-        checked: how many of the calls were checked.
-        failed: how many of those differed.
-        compared: how many items were compared, over all calls.
-        unguarded: why it could not be guarded at all, or "".
-        of_gradients: it is the page of a captured graph's gradients.
+        label: its name in findings.
+        source: its place in the user's program.
+        calls: number of calls.
+        checked: number of checked calls.
+        failed: number of checked calls that differed.
+        compared: number of compared items, over all calls.
+        unguarded: why it could not be guarded, or "".
+        of_gradients: whether it is about a captured graph's gradients.
     """
 
     label: str
@@ -76,7 +76,7 @@ class GraphEntry:
 
 
 class GuardJournal:
-    """Collects over all graphs of a guard; threads may write to it at once."""
+    """Collects findings over all graphs of a guard; it is thread-safe."""
 
     def __init__(self, *, strict: bool = False) -> None:
         """Start empty."""
@@ -92,20 +92,20 @@ class GuardJournal:
         self.splits = 0
 
     def next_capture(self) -> int:
-        """The number of the next captured graph."""
+        """Return the number of the next captured graph."""
         with self._lock:
             self._captured += 1
             return self._captured - 1
 
     def enter(self, label: str, source: str = "", unguarded: str = "") -> GraphEntry:
-        """Enter a graph; one that could not be guarded says why."""
+        """Add a graph; `unguarded` is why it could not be guarded."""
         entry = GraphEntry(label, source, unguarded=unguarded)
         with self._lock:
             self.graphs.append(entry)
         return entry
 
     def note_call(self, entry: GraphEntry, part: Verdict) -> None:
-        """Write down one checked call."""
+        """Add one checked call."""
         with self._lock:
             entry.checked += 1
             entry.compared += part.coverage.compared
@@ -113,7 +113,7 @@ class GuardJournal:
             self.add(part.findings, part.notes)
 
     def add(self, findings: Iterable[Finding], notes: Iterable[str] = ()) -> None:
-        """Keep the gravest finding about each item, and count how often it was as grave."""
+        """Keep the gravest finding about each item, and count how often it occurred."""
         with self._lock:
             self._notes |= dict.fromkeys(notes)
             for finding in findings:
@@ -126,7 +126,7 @@ class GuardJournal:
                     self._repeats[key] = 1
 
     def keep(self, label: str, make: Callable[[], FailedGraph | None]) -> list[FailedGraph]:
-        """Keep the first call of a graph that failed; of the first few graphs."""
+        """Keep the first failing call of a graph, for the first few graphs."""
         with self._lock:
             known = [failed for failed in self._failed if failed.label == label]
             if not known and len(self._failed) < MOST_KEPT:
@@ -136,28 +136,30 @@ class GuardJournal:
             return known
 
     def verdict(self) -> Verdict:
-        """Everything seen so far, rolled up. Nothing checked is `unverified`."""
+        """Roll up everything seen so far. If nothing was checked, it is `unverified`."""
         with self._lock:
             findings = list(self._findings.values())
             for entry in self.graphs:
                 findings += _unverified_findings(entry)
             compared = sum(entry.compared for entry in self.graphs) + self.passes + self.splits
             skipped = tuple(
-                f"{entry.label}: {entry.calls - entry.checked} of {entry.calls} calls, as asked"
+                f"{entry.label}: {entry.calls - entry.checked} of {entry.calls} calls, because of "
+                "`every`"
                 for entry in self.graphs
                 if entry.checked and entry.calls > entry.checked
             )
+            no_graph = [] if self.graphs else [NO_GRAPH]
             verdict = Verdict(
                 findings=tuple(findings),
                 coverage=Coverage(compared=compared, skipped=skipped),
-                notes=(*(self._notes or self._nothing()), *self._repetitions()),
+                notes=(*(self._notes or no_graph), *self._repetitions()),
                 strict=self.strict,
             )
             remember_failed(verdict, self._failed)
             return verdict
 
     def summary(self) -> str:
-        """Everything seen so far, in one line."""
+        """Describe everything seen so far in one line."""
         verdict = self.verdict()
         with self._lock:
             graphs, calls = len(self.graphs), sum(entry.calls for entry in self.graphs)
@@ -168,9 +170,6 @@ class GuardJournal:
             return "; ".join((line, *verdict.notes))
         first = verdict.failures[0]
         return f"{line}; first: {first.path}" + (f" at {first.source}" if first.source else "")
-
-    def _nothing(self) -> list[str]:
-        return [] if self.graphs else [NO_GRAPH]
 
     def _repetitions(self) -> list[str]:
         return [
@@ -183,7 +182,7 @@ class GuardJournal:
 
 
 def _unverified_findings(entry: GraphEntry) -> list[Finding]:
-    """A graph that was compiled but not guarded is told of. One never called needs no check."""
+    """A finding for a graph that was compiled but not guarded."""
     if not entry.unguarded:
         return []
     return [
@@ -197,31 +196,31 @@ def _unverified_findings(entry: GraphEntry) -> list[Finding]:
     ]
 
 
-# --- In what a call differs -----------------------------------------------------------------------
+# --- How a call differs ---------------------------------------------------------------------------
 
 CALL_CHECKS = Checks(device=True)
 RANDOM_NUMBERS = Item(ItemKind.RANDOM_STATE, "random numbers")
-# Findings kept to be given again.
+# The number of findings kept for reuse.
 MOST_FINDINGS = 4096
 
 
 class Experience(LearntNoise):
-    """What earlier calls of a graph taught about how compiled code and reference differ."""
+    """What earlier calls of a graph showed about how compiled code and reference differ."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without any."""
         super().__init__()
         # One for all calls of a graph: a wrong program is wrong in the same way each time.
         self.explainer = Explainer()
         self._findings: dict[tuple[Item, Status, torch.dtype, torch.Size], Finding] = {}
 
     def finding(self, item: Item, graph: str, status: Status, value: Tensor) -> Finding:
-        """Of a value of a graph that passes: the same one as long as nothing changes."""
+        """A finding about a value that passes; the same object as long as nothing changes."""
         key = (item, status, value.dtype, value.shape)
         known = self._findings.get(key)
         if known is None:
             if len(self._findings) >= MOST_FINDINGS:
-                self._findings.clear()  # of a graph whose sizes change, say
+                self._findings.clear()  # sizes may keep changing
             known = self._findings[key] = Finding(
                 item=item.in_graph(graph),
                 aspect=Aspect.VALUE,
@@ -233,17 +232,17 @@ class Experience(LearntNoise):
 
 
 class CallComparer:
-    """Compares one call, item by item; findings name the graph as well."""
+    """Compares one call, item by item; findings name the graph."""
 
     def __init__(self, runs: Evidence[Program], label: str, experience: Experience) -> None:
-        """`runs` holds what the reference did."""
+        """`runs` are the reference's runs."""
         self.runs = runs
         self.label = label
         self.experience = experience
         self.out = CollectedFindings()
 
     def compare_values(self, reference: dict[Item, Any], candidate: dict[Item, Any]) -> None:
-        """Compare named values; one that only one side has is a finding."""
+        """Compare named values; a value that only one side has is a finding."""
         alike = {
             item: (_detach_value(candidate[item]), _detach_value(value))
             for item, value in reference.items()
@@ -252,17 +251,18 @@ class CallComparer:
         measured = dict(zip(alike, differences(list(alike.values())), strict=True))
         for item, value in reference.items():
             if item not in candidate:
-                self._add(item, Aspect.STRUCTURE, "the compiled code does not give it")
+                self._add(item, Aspect.STRUCTURE, "the compiled code does not return it")
                 continue
             self.compare_value(item, value, candidate[item], measured.get(item))
         for item in candidate:
             if item not in reference:
-                self._add(item, Aspect.STRUCTURE, "the compiled code gives it, the graph does not")
+                reason = "the compiled code returns it, the graph does not"
+                self._add(item, Aspect.STRUCTURE, reason)
 
     def compare_value(
         self, item: Item, reference: Any, candidate: Any, measured: PairDifference | None = None
     ) -> None:
-        """Compare one value; `measured` if it has been already, with others."""
+        """Compare one value; `measured` is its difference if that is known already."""
         if reference is None and candidate is None:
             return
         if _has_parts(reference) or _has_parts(candidate):
@@ -290,7 +290,7 @@ class CallComparer:
         self._judge(item, _detach_value(reference), _detach_value(candidate), difference, ratios)
 
     def _compare_parts(self, item: Item, reference: Any, candidate: Any) -> None:
-        """Compare tensors that are not dense by kind, then part by part."""
+        """Compare tensors that are not dense: first their kind, then each part."""
         left, right = (
             flattened(_detach_value(reference), item.name),
             flattened(_detach_value(candidate), item.name),
@@ -309,7 +309,7 @@ class CallComparer:
         difference: Sizes | None,
         ratios: Sizes | None,
     ) -> None:
-        """Ask for all there is to know of a value that experience does not explain."""
+        """Judge a value that experience does not explain by the full rule."""
         evidence = ItemEvidence(self.runs, item)
         findings, notes = check_pair(
             item.in_graph(self.label), reference, candidate, CALL_CHECKS, evidence
@@ -324,7 +324,7 @@ class CallComparer:
     def _explained(
         self, findings: list[Finding], reference: Any, candidate: Any, evidence: ItemEvidence
     ) -> list[Finding]:
-        """With what kind of wrong they are; an input that was to be changed may be stale."""
+        """Diagnose findings; an input that should have changed may still have its old value."""
         from paritas.diagnosis.case import Context
 
         explainer = self.experience.explainer
@@ -343,7 +343,7 @@ class CallComparer:
     def compare_strides(
         self, reference: Observation, candidate: Observation, promised: dict[Item, tuple[int, ...]]
     ) -> None:
-        """Compare the strides of outputs that the user sees; `promised` holds what was traced."""
+        """Compare the strides of outputs that the user sees; `promised` are the traced ones."""
         for item, traced in promised.items():
             if item not in candidate.outputs:
                 continue
@@ -355,7 +355,7 @@ class CallComparer:
                 continue
             shape = candidate.outputs[item].shape
             if shape != reference.outputs[item].shape:
-                continue  # told already
+                continue  # reported already
             if any(_have_same_strides(shape, mine, other) for other in (theirs, traced)):
                 continue
             self._add(item, Aspect.STRIDE, f"strides {list(mine)} instead of {list(theirs)}")
@@ -367,7 +367,7 @@ class CallComparer:
         visible: set[Item],
         donated: set[Item] = frozenset(),  # type: ignore[assignment]
     ) -> None:
-        """Compare which visible outputs share memory, and with what; donated inputs may be used."""
+        """Compare which visible outputs share memory with what; donated inputs may be reused."""
 
         def seen(observation: Observation) -> set[tuple[Item, Item]]:
             shared = {(a, b) for a, b in observation.aliases if b in visible}
@@ -377,19 +377,21 @@ class CallComparer:
 
         left, right = seen(reference), seen(candidate)
         for one, other in in_order(right - left):
-            self._add(other, Aspect.ALIAS, f"shares memory with {one}, which the graph's does not")
+            self._add(other, Aspect.ALIAS, f"shares memory with {one}; in the graph it does not")
         for one, other in in_order(left - right):
-            self._add(other, Aspect.ALIAS, f"does not share memory with {one}, as the graph's does")
+            self._add(
+                other, Aspect.ALIAS, f"does not share memory with {one}; in the graph it does"
+            )
 
     def compare_random(self, reference: Observation, candidate: Observation) -> None:
-        """Compare where the random generators stand after the call."""
+        """Compare the states of the random generators after the call."""
         left, right = reference.rng_after, candidate.rng_after
         if left is not None and right is not None and not left.same_torch(right):
-            reason = "leaves torch's random generators in another state than the graph does"
+            reason = "the compiled code leaves torch's random generators in another state"
             self._add(RANDOM_NUMBERS, Aspect.RNG, reason)
 
     def compare_untouched(self, inputs: dict[str, tuple[Tensor, Any]]) -> None:
-        """Report inputs, before and after, that were written to though the graph does not."""
+        """Report inputs, before and after, that the code writes to and the graph does not."""
         kept = {name: pair for name, pair in inputs.items() if isinstance(pair[1], torch.Tensor)}
         pairs = [(_detach_value(before), _detach_value(after)) for before, after in kept.values()]
         for name, pair, same in zip(kept, pairs, all_equal(pairs), strict=True):
@@ -400,7 +402,7 @@ class CallComparer:
                     item=after_call(name).in_graph(self.label),
                     aspect=Aspect.VALUE,
                     status=Status.DIFFERENT,
-                    reason="the compiled code writes to this input; the graph leaves it alone",
+                    reason="the compiled code writes to this input, the graph does not",
                     metrics=pair_metrics(*pair),
                 )
             )
@@ -414,7 +416,7 @@ class CallComparer:
 
 
 def _are_comparable(reference: Any, candidate: Any) -> bool:
-    """Whether both are floating tensors of one kind, so that values alone are left to compare."""
+    """Whether both are floating tensors that can differ only in their values."""
     return (
         is_inexact(reference)
         and isinstance(candidate, torch.Tensor)
@@ -431,7 +433,7 @@ def _has_parts(value: Any) -> bool:
 
 
 def _detach_value(value: Any) -> Any:
-    # What autograd does not follow is plain already, but for a subclass.
+    # A plain tensor that autograd does not track needs no detach; a subclass does.
     if type(value) is torch.Tensor and not value.requires_grad:
         return value
     return value.detach() if isinstance(value, torch.Tensor) else value
@@ -444,7 +446,7 @@ def _strides_of(value: Any) -> tuple[int, ...] | None:
 
 
 def _have_same_strides(shape: torch.Size, left: tuple[int, ...], right: tuple[int, ...]) -> bool:
-    """Strides of dimensions of length one say nothing, nor do any of an empty tensor."""
+    """Compare strides; those of dimensions of length one and of empty tensors do not count."""
     if 0 in shape:
         return True
     if len(left) != len(right):
@@ -456,10 +458,10 @@ def _have_same_strides(shape: torch.Size, left: tuple[int, ...], right: tuple[in
 
 
 class GuardedCode:
-    """Compiled code with a schedule of checks and a journal to write them to."""
+    """Compiled code with a schedule of checks and a journal for their results."""
 
     def __init__(self, settings: GuardSettings, journal: GuardJournal, entry: GraphEntry) -> None:
-        """`entry` is the graph's own page of the journal."""
+        """`entry` is the graph's entry in the journal."""
         self.settings = settings
         self.journal = journal
         self.entry = entry
@@ -468,21 +470,21 @@ class GuardedCode:
         self.made_by: GraphMaker | None = None
 
     def is_due(self, args: Any) -> bool:
-        """Count a call and say whether to check it."""
+        """Count a call; return whether to check it."""
         self.entry.calls += 1
         return self.schedule.due(tuple(value for value in args if isinstance(value, int)))
 
     def comparer(self, runs: Evidence[Program]) -> CallComparer:
-        """Something to compare one call with."""
+        """Make a comparer for one call."""
         return CallComparer(runs, self.entry.label, self.experience)
 
     def rolled_up(self, out: CollectedFindings, runs: Evidence[Program]) -> Verdict:
-        """The verdict about one call."""
+        """Make the verdict about one call."""
         out.notes += [f"{self.entry.label}: {note}" for note in runs.notes]
         return out.verdict(strict=self.settings.strict)
 
     def own_failure(self, error: Exception) -> Verdict:
-        """A verdict that says that the check itself failed; the program goes on."""
+        """The verdict for a check that failed itself; the program continues."""
         out = CollectedFindings()
         reason = f"the check itself failed: {in_one_line(error, 120)}"
         out.add(CALL.in_graph(self.entry.label), Aspect.HARNESS, Status.UNVERIFIED, reason)
@@ -491,19 +493,19 @@ class GuardedCode:
     def judge_errors(
         self, out: CollectedFindings, reference: Exception | None, candidate: Exception | None
     ) -> bool:
-        """Report what either side raised; whether there was anything to report."""
+        """Report what either side raised; return whether there was anything to report."""
         item = CALL.in_graph(self.entry.label)
         if candidate is None:
             if reference is None:
                 return False
-            reason = f"the graph itself, run op by op, raises {in_one_line(reference, 120)}"
+            reason = f"the graph, run op by op, raises {in_one_line(reference, 120)}"
             out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         elif reference is None:
             out.compared += 1
             reason = f"the compiled code raises {in_one_line(candidate, 120)}; the graph does not"
             out.add(item, Aspect.EXCEPTION, Status.DIFFERENT, reason)
         else:
-            reason = f"both raise: the compiled code {in_one_line(candidate, 120)}"
+            reason = f"both raise; the compiled code raises {in_one_line(candidate, 120)}"
             out.add(item, Aspect.EXCEPTION, Status.UNVERIFIED, reason)
         return True
 
@@ -515,10 +517,10 @@ class GuardedCode:
         substitute: Callable[[], Any],
         called: tuple[GraphModule, Sequence[Any]] | None = None,
     ) -> Any:
-        """Write the call down, and give the program what the settings say it gets.
+        """Add the call to the journal, and return what the program gets under the settings.
 
         Args:
-            called: the graph and its arguments as they were, to be kept of a call that fails.
+            called: the graph and its original arguments, kept if the call fails.
         """
         self.journal.note_call(self.entry, verdict)
         differs = [f for f in verdict.failures if f.status is not Status.UNVERIFIED]
@@ -529,7 +531,7 @@ class GuardedCode:
         action = self.settings.on_mismatch
         if differs and action == "raise":
             raise MismatchError(str(verdict), verdict) from error
-        # What could not be checked does not stop the program, but is never passed over.
+        # A call that could not be checked does not stop the program, but is always reported.
         if verdict.failures and action != "record":
             warnings.warn(str(verdict), ParityWarning, stacklevel=3)
         if differs and action == "fallback":
@@ -539,21 +541,21 @@ class GuardedCode:
         return results
 
     def _failed(self, module: GraphModule, kept: Sequence[Any]) -> FailedGraph | None:
-        """A call with copies of its arguments: the program goes on and changes them."""
+        """Keep a call with copies of its arguments: the program may change them later."""
         if self.made_by is None:
             return None
         copier = Copier()
         try:
             inputs = [copier.copy_tree(value) for value in kept]
-        except Exception as error:  # noqa: BLE001  (no memory left, say: only shrinking needs it)
-            note = f"{self.entry.label}: its arguments could not be kept: {in_one_line(error, 120)}"
+        except Exception as error:  # noqa: BLE001  (out of memory, say; only shrinking needs them)
+            note = f"{self.entry.label}: could not keep its arguments: {in_one_line(error, 120)}"
             self.journal.add((), [note])
             return None
         return FailedGraph(self.entry.label, module, inputs, self.made_by, self.entry.of_gradients)
 
 
 def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:
-    """Where it starts; if looking for that fails, the program shall not, and is told so."""
+    """Find where a difference starts; an exception in the search becomes a finding."""
     try:
         return locator(suspect)
     except Exception as error:  # noqa: BLE001
@@ -562,14 +564,14 @@ def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list
                 item=harness("where it starts").in_graph(suspect.label),
                 aspect=Aspect.HARNESS,
                 status=Status.UNVERIFIED,
-                reason=f"looking for it failed: {in_one_line(error, 120)}",
+                reason=f"the search for it failed: {in_one_line(error, 120)}",
                 origin=Origin(kind=OriginKind.GRAPH, name=suspect.label),
             )
         ]
 
 
 def is_same_memory(value: Any, original: Any) -> bool:
-    """Whether two tensors are the same values in the same memory."""
+    """Whether two tensors are the same view of the same memory."""
     if not isinstance(value, torch.Tensor) or not isinstance(original, torch.Tensor):
         return False
     return (

@@ -1,12 +1,13 @@
-"""Compiled code checked as it is called.
+"""Compiled code that is checked as it is called.
 
-A graph from below AOTAutograd is compared with its code; of a backend that cannot be looked into,
-the results and gradients for a captured graph.
+Code for a graph from below AOTAutograd is compared with that graph. For backends that do not show
+such graphs, results and gradients are compared with the captured graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from paritas.results.findings import Finding, Verdict
 
 
-# --- The reference's results in place of the candidate's ------------------------------------------
+# --- Replacing the candidate's results by the reference's -----------------------------------------
 
 
 def substitute_reference(
@@ -62,7 +63,7 @@ def substitute_reference(
     given: list[Any],
     visible: frozenset[int],
 ) -> list[Any]:
-    """The reference's outputs, and its writes made to the arguments that the caller holds."""
+    """Return the reference's outputs, and repeat its writes on the caller's arguments."""
     seen = runs.native[0]
     if seen.rng_after is not None:
         seen.rng_after.restore()
@@ -78,7 +79,7 @@ def substitute_reference(
 
 
 def _correct_inputs(used: list[Any], given: list[Any]) -> None:
-    """Write to the caller's arguments what the reference wrote; undo what else was written."""
+    """Write the reference's values to the caller's arguments; undo all other writes."""
     with torch.no_grad():
         for wanted, value in zip(used, given, strict=True):
             if isinstance(value, torch.Tensor) and not bitwise_equal(value.detach(), wanted):
@@ -86,7 +87,7 @@ def _correct_inputs(used: list[Any], given: list[Any]) -> None:
 
 
 def _rebase_view(value: Any, used: list[Any], given: list[Any]) -> Any:
-    """An output that is a view of an argument becomes a view of the caller's argument."""
+    """Make an output that is a view of an argument a view of the caller's argument."""
     key = storage_address(value)
     if not key:
         return value
@@ -101,7 +102,7 @@ def _rebase_view(value: Any, used: list[Any], given: list[Any]) -> Any:
 
 
 def _lay_out_like(value: Any, theirs: Any) -> Any:
-    """What is kept for the backward pass has to lie in memory as that pass was compiled for."""
+    """Give a value the strides that the compiled backward pass expects."""
     if not isinstance(value, torch.Tensor) or not isinstance(theirs, torch.Tensor):
         return value
     if value.shape != theirs.shape or value.stride() == theirs.stride():
@@ -118,22 +119,22 @@ if TYPE_CHECKING:
     Locator = Callable[["Suspect"], list[Finding]]
 
 
-# Inputs that should stay as they are: looked at in so many checked calls, then in each so-manieth.
+# Inputs that must not change are compared in this many checked calls, then in every n-th one.
 CALLS_WATCHED = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """A call that differed, with everything needed to look for where it starts.
+    """A call that differed, with everything needed to find where the difference starts.
 
     Attributes:
-        lowered: the graph and the circumstances of its compilation.
+        lowered: the graph and how it was compiled.
         runs: the reference's runs on the arguments of the call.
-        candidate: what the compiled code gave.
-        label: what findings about the graph begin with.
+        candidate: the results of the compiled code.
+        label: the graph's name in findings.
         failures: the findings that do not pass.
-        compare: compares what other code for this graph gave, and the arguments as it left them,
-            with what the reference did.
+        compare: compares the results of other code for this graph, and its arguments after the
+            call, with the reference.
     """
 
     lowered: LoweredGraph
@@ -148,7 +149,7 @@ class GuardedGraph(GuardedCode):
     """Compiled code that takes its arguments in a list and empties it.
 
     Attributes:
-        late_findings: what the compile found out, to be told with the next call.
+        late_findings: findings from the compile, reported with the next call.
     """
 
     def __init__(
@@ -161,9 +162,9 @@ class GuardedGraph(GuardedCode):
         entry: GraphEntry,
         locator: Locator | None,
     ) -> None:
-        """`captured_names` are those of the inputs of the captured graph it comes from."""
+        """`captured_names` are the input names of the captured graph."""
         super().__init__(settings, journal, entry)
-        # On the instance, where torch's own wrappers around it look for it.
+        # Torch's wrappers look for it on the instance.
         self._boxed_call = True
         self.lowered = lowered
         self.compiled = compiled
@@ -182,35 +183,35 @@ class GuardedGraph(GuardedCode):
         named = zip(self.reference.outputs, returned(lowered.module), strict=False)
         self._undefined = {item for item, node in named if is_undefined(node)}
         self._handed_on = [positions.get(str(value)) for value in returned(lowered.module)]
-        # What the compiled code may use up, and what nobody looks at afterwards.
+        # Arguments that the compiled code may consume and that are not read afterwards.
         self._given_away = lowered.donated - self.reference.written - {*self._handed_on}
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run the compiled code, and the check where one is due."""
+        """Run the compiled code, and check the call if the schedule says so."""
         if not self.is_due(args):
             return self.compiled(args)
         given = list(args)
         kept = copy_written(given, self._may_change)
         for position in self._given_away:
-            given[position] = None  # so that it is held twice no longer than need be
+            given[position] = None  # do not hold it longer than necessary
         before = self._clones(kept, given) if self._looks_at_inputs() else {}
         rng = RandomState.of_torch()
         candidate = Observation()
         results: Sequence[Any] = ()
         try:
             results = self.compiled(args)
-        except Exception as error:  # noqa: BLE001  (what it raises is a finding, then raised)
+        except Exception as error:  # noqa: BLE001  (it becomes a finding, then it is raised)
             candidate.error = error
         candidate.rng_after = RandomState.of_torch()
         if candidate.error is None:
             self.reference.name_results(candidate, list(results), given)
         for position in _changed_arguments(given, before):
             kept[position] = before[position]
-        before.clear()  # before the reference takes its own room
+        before.clear()  # free the memory before the reference runs
         runs = GraphProgram.evidence(self.reference, kept, rng, self.settings.seed)
         try:
             verdict = self._judge(runs, candidate, given)
-        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+        except Exception as error:  # noqa: BLE001  (our own error must not break the program)
             verdict = self.own_failure(error)
         finally:
             candidate.rng_after.restore()
@@ -223,15 +224,15 @@ class GuardedGraph(GuardedCode):
         )
 
     def _looks_at_inputs(self) -> bool:
-        """Whether to see that no other input is written to.
+        """Whether to check that no other input was written to.
 
-        Generated code writes to it always or never, so that the first calls tell most of it.
+        Generated code writes to an input always or never, so the first calls show most of it.
         """
         checked = self.entry.checked
         return checked < CALLS_WATCHED or checked % CALLS_WATCHED == 0
 
     def _clones(self, kept: list[Any], given: list[Any]) -> dict[int, Tensor]:
-        """The values of the arguments that nothing should write to."""
+        """Clone the arguments that nothing should write to."""
         return {
             position: value.detach().clone()
             for position, (mine, value) in enumerate(zip(kept, given, strict=True))
@@ -260,7 +261,7 @@ class GuardedGraph(GuardedCode):
         candidate: Observation,
         given: list[Any],
     ) -> None:
-        """What differs only by an equality of rounded numbers is decided by rounding."""
+        """Mark as unstable what differs only in an equality test of rounded numbers."""
         if all(f.status.passes() for f in collected.findings) or candidate.error is not None:
             return
         if self._tolerant is None:
@@ -322,7 +323,7 @@ class GuardedGraph(GuardedCode):
         candidate: Observation,
         given: list[Any],
     ) -> None:
-        """Only what outputs that the user sees share is looked at: nobody else could tell."""
+        """Compare aliases of outputs that the user sees: others make no difference."""
         reference = runs.native[0]
         places = [storage_address(value) for value in given]
         mine = runs.program.used
@@ -336,7 +337,7 @@ class GuardedGraph(GuardedCode):
         comparer.compare_aliases(reference, candidate, set(self._promised), donated)
 
     def _handed_on_items(self, candidate: Observation, given: list[Any]) -> set[Item]:
-        """The outputs that are inputs, as they should be: no need to compare their bits."""
+        """The outputs that are inputs, as in the graph: their bits need no comparison."""
         same = set()
         for item, position in zip(self.reference.outputs, self._handed_on, strict=False):
             if position is None or position in self.reference.written:
@@ -364,7 +365,7 @@ class GuardedGraph(GuardedCode):
         return msgspec.structs.replace(verdict, findings=(*self._located, *verdict.findings))
 
     def _promised_strides(self) -> dict[Item, tuple[int, ...]]:
-        """The strides that outputs which the user sees had when the graph was traced."""
+        """The traced strides of the outputs that the user sees."""
         promised = {}
         values = returned(self.lowered.module)
         for position in sorted(self.lowered.visible):
@@ -376,12 +377,12 @@ class GuardedGraph(GuardedCode):
 
 
 def _decided_by_rounding(finding: Finding) -> Finding:
-    reason = "which of its own values equals a saved one, rounding decides; else the two agree"
+    reason = "it depends on whether rounded values are equal; apart from that, the two sides agree"
     return msgspec.structs.replace(finding, status=Status.UNSTABLE, reason=reason)
 
 
 def _changed_arguments(given: list[Any], before: dict[int, Tensor]) -> list[int]:
-    """The arguments whose bits changed."""
+    """The positions of the arguments whose bits changed."""
     pairs = [(given[position].detach(), value) for position, value in before.items()]
     return [position for position, same in zip(before, all_equal(pairs), strict=True) if not same]
 
@@ -394,7 +395,7 @@ def _leave_out(values: dict[Item, Any], items: set[Item]) -> dict[Item, Any]:
 
 
 class GuardedCapture(GuardedCode):
-    """A backend's code for a captured graph, checked on the calls its schedule names."""
+    """A backend's code for a captured graph, checked on the scheduled calls."""
 
     def __init__(
         self,
@@ -405,7 +406,7 @@ class GuardedCapture(GuardedCode):
         journal: GuardJournal,
         entry: GraphEntry,
     ) -> None:
-        """`compiled` is what `compile_graph` made after `reference` was copied."""
+        """`compiled` is the result of `compile_graph`, made after `reference` was copied."""
         super().__init__(settings, journal, entry)
         self.reference = reference
         self.compile_graph = compile_graph
@@ -424,7 +425,7 @@ class GuardedCapture(GuardedCode):
         journal: GuardJournal,
         label: str,
     ) -> GuardedCapture:
-        """Compile a graph and guard what comes of it."""
+        """Compile a graph and guard the result."""
         entry = journal.enter(label, graph_source(graph))
         reference = CapturedReference.of(graph)
         compiled = compile_graph(graph, example_inputs)
@@ -432,7 +433,7 @@ class GuardedCapture(GuardedCode):
 
     @property
     def backward(self) -> GuardedCode:
-        """The gradients, with a page of their own."""
+        """The gradients, which have their own entry in the journal."""
         if self._backward is None:
             entry = self.journal.enter(f"{self.entry.label} gradients", self.entry.source)
             self._backward = GuardedCode(self.settings, self.journal, entry)
@@ -441,7 +442,7 @@ class GuardedCapture(GuardedCode):
         return self._backward
 
     def __call__(self, *args: Any) -> Any:
-        """Run the compiled code, and the check where one is due."""
+        """Run the compiled code, and check the call if the schedule says so."""
         if not self.is_due(args):
             return self.compiled(*args)
         kept = copy_arguments(args)
@@ -454,7 +455,7 @@ class GuardedCapture(GuardedCode):
         results: Any = ()
         try:
             results = self.compiled(*watch.entering(list(args), runs.native[0]))
-        except Exception as error:  # noqa: BLE001  (what it raises is a finding, then raised)
+        except Exception as error:  # noqa: BLE001  (it becomes a finding, then it is raised)
             candidate.error = error
         candidate.rng_after = RandomState.now()
         try:
@@ -463,7 +464,7 @@ class GuardedCapture(GuardedCode):
             reused = [] if candidate.error else self._reused(results, runs.native[0])
             verdict = self._judge(runs, candidate, reused)
             verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
-        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+        except Exception as error:  # noqa: BLE001  (our own error must not break the program)
             verdict = self.own_failure(error)
         finally:
             candidate.rng_after.restore()
@@ -477,9 +478,9 @@ class GuardedCapture(GuardedCode):
         )
 
     def _reused(self, results: Any, reference: Observation) -> list[Item]:
-        """The outputs in the memory of one that the call before gave away and that still exists.
+        """The outputs in the memory of an output of the call before that is still alive.
 
-        What the graph itself hands out again and again, an input or a constant, is none.
+        Inputs and constants that the graph itself returns each time do not count.
         """
         named = dict(zip(reference.outputs, results, strict=False))
         tensors = {item: value for item, value in named.items() if isinstance(value, torch.Tensor)}
@@ -489,7 +490,7 @@ class GuardedCapture(GuardedCode):
         self._given_away = [weakref.ref(tensor) for tensor in tensors.values()]
         handed_on = {item for pair in reference.aliases for item in pair}
         if self.made_by is not None and self.made_by.backend.name == "cudagraphs":
-            return []  # as torch documents it
+            return []  # torch documents that it reuses memory
         return [
             item
             for item, tensor in tensors.items()
@@ -513,7 +514,7 @@ class GuardedCapture(GuardedCode):
         comparer.compare_strides(reference, candidate, dict(reference.strides))
         comparer.compare_aliases(reference, candidate, set(reference.outputs))
         for item in reused:
-            reason = "is in the memory of the output of the call before, which it overwrites"
+            reason = "overwrites the memory of an output of the previous call"
             shown = item.in_graph(self.entry.label)
             comparer.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
         for item, needs in reference.requires_grad.items():
@@ -524,7 +525,7 @@ class GuardedCapture(GuardedCode):
         return self.rolled_up(comparer.out, runs)
 
     def _run_reference(self, args: tuple[Any, ...], kept: list[Any], rng: RandomState) -> Any:
-        """The reference on the caller's own arguments, so that gradients flow through it."""
+        """Run the reference on the caller's own arguments, to let gradients flow through it."""
         with torch.no_grad():
             for value, before in zip(args, kept, strict=True):
                 if isinstance(value, torch.Tensor):
@@ -538,9 +539,9 @@ class GuardedCapture(GuardedCode):
         found: dict[Item, Tensor | None],
         besides: dict[Item, tuple[Aspect, str]],
     ) -> dict[Item, Tensor | None]:
-        """Compare gradients; give those that the program is to go on with.
+        """Compare gradients; return those that the program continues with.
 
-        `besides` is what the backward pass did besides: those of torch's own operators do nothing.
+        `besides` are side effects of the backward pass; the reference's has none.
         """
         now = RandomState.now()
         code = self.backward
@@ -558,7 +559,7 @@ class GuardedCapture(GuardedCode):
             verdict = code.rolled_up(comparer.out, runs)
             verdict = self._with_origin(verdict, runs, code.entry.label, gradients=True)
             instead = {item: reference.gradients.get(item) for item in found}
-        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+        except Exception as error:  # noqa: BLE001  (our own error must not break the program)
             verdict, instead = code.own_failure(error), found
         finally:
             now.restore()
@@ -589,7 +590,7 @@ class GuardedCapture(GuardedCode):
         gradients: bool,  # noqa: FBT001
         calls: int,
     ) -> Verdict:
-        """Guard what the backend makes of another graph, on given arguments."""
+        """Guard the backend's code for another graph on given arguments."""
         settings = dataclasses.replace(
             self.settings, on_mismatch="record", every=1, locate=False, check_passes=False
         )
@@ -605,7 +606,7 @@ class GuardedCapture(GuardedCode):
 
 
 def _compare_gradient(comparer: CallComparer, item: Item, reference: Any, candidate: Any) -> None:
-    """No gradient and a gradient of zeros are the same to whoever adds it up."""
+    """Compare gradients; None counts as zeros, because both add nothing."""
     if (reference is None) != (candidate is None):
         known = candidate if reference is None else reference
         zeros = torch.zeros_like(known)
@@ -614,14 +615,14 @@ def _compare_gradient(comparer: CallComparer, item: Item, reference: Any, candid
 
 
 class GradientWatch:
-    """Sees what gradients come down to a call's outputs and what its code makes of them.
+    """Watches the gradients of a call's outputs, and those that its code computes for the inputs.
 
-    Inputs that require grad go through an identity whose backward sees their gradients all at
-    once; outputs get hooks. An input that the graph writes to, or hands out, cannot be replaced so.
+    Inputs that require grad go through an identity function, and its backward gets all their
+    gradients at once; outputs get hooks. Inputs that the graph writes to or returns are left out.
     """
 
     def __init__(self, code: GuardedCapture, program: CapturedProgram) -> None:
-        """For one call, of which `program` is the reference."""
+        """Watch one call; `program` is its reference."""
         self.code = code
         self.program = program
         self.items: list[Item] = []
@@ -631,7 +632,7 @@ class GradientWatch:
         self._rng: RandomState | None = None
 
     def entering(self, args: list[Any], reference: Observation) -> list[Any]:
-        """The arguments for the compiled code."""
+        """Return the arguments for the compiled code."""
         if not torch.is_grad_enabled() or reference.error is not None:
             return args
         handed_out = {item for pair in reference.aliases for item in pair}
@@ -642,7 +643,7 @@ class GradientWatch:
                 continue
             if input_of(name) in handed_out or after_call(name) in reference.after:
                 label = self.code.entry.label
-                reason = "is not checked, since the graph writes to it or hands it out"
+                reason = "is not checked, because the graph writes to it or returns it"
                 self.code.journal.add((), [f"{label}: the gradient of {name} {reason}"])
             else:
                 positions.append(position)
@@ -665,10 +666,10 @@ class GradientWatch:
         for position, value in enumerate(results):
             if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in seen:
                 seen.add(id(value))
-                value.register_hook(_KeepGradient(self, position))
+                value.register_hook(functools.partial(self.arrive, position))
 
     def arrive(self, position: int, cotangent: Tensor) -> None:
-        """The gradient of an output is there. With the first one the backward pass begins."""
+        """Note the gradient of an output. The first one marks the start of the backward pass."""
         if not self.cotangents:
             named = zip(self.code.reference.inputs, self._given, self.program.kept, strict=False)
             self._untouched = {
@@ -681,7 +682,7 @@ class GradientWatch:
         self.cotangents[position] = cotangent.detach().clone()
 
     def _besides(self) -> dict[Item, tuple[Aspect, str]]:
-        """What changed since the backward pass began."""
+        """The side effects of the backward pass."""
         found = {
             Item(ItemKind.INPUT_AFTER_BACKWARD, name): (
                 Aspect.VALUE,
@@ -696,7 +697,7 @@ class GradientWatch:
         return found
 
     def check(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """Compare the gradients of the inputs, once they are there."""
+        """Compare the gradients of the inputs once all are known."""
         cotangents, found = dict(self.cotangents), dict(zip(self.items, gradients, strict=True))
         besides = self._besides()
         self.cotangents.clear()
@@ -707,28 +708,17 @@ class GradientWatch:
         return tuple(result.values())
 
 
-class _KeepGradient:
-    """A hook that keeps the gradient of one output."""
-
-    def __init__(self, watch: GradientWatch, position: int) -> None:
-        self.watch = watch
-        self.position = position
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.watch.arrive(self.position, gradient)
-
-
 class _WatchedIdentity(torch.autograd.Function):
-    """The identity, whose backward shows the gradients to a watch."""
+    """The identity; its backward passes the gradients to a watch."""
 
     @staticmethod
     def forward(ctx: Any, watch: GradientWatch, *values: Tensor) -> tuple[Tensor, ...]:
-        """Hand on views."""
+        """Return views."""
         ctx.watch = watch
         ctx.set_materialize_grads(False)
         return tuple(value.view_as(value) for value in values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Hand on gradients."""
+        """Return the checked gradients."""
         return (None, *ctx.watch.check(gradients))

@@ -1,6 +1,6 @@
-"""Where compiled code first goes wrong: the first bad node, a pass, or a fused set.
+"""Find where compiled code first goes wrong: the first bad node, a pass, or a fused set.
 
-Of a backend that cannot be looked into: what it makes of parts of the graph.
+Backends that do not show their graphs are given parts of the captured graph instead.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ if TYPE_CHECKING:
 
 # --- Other compilations of a suspect graph --------------------------------------------------------
 
-# What is compiled to find something out must neither come out of the user's cache nor go into it.
+# Our own compilations must neither read nor fill the user's cache.
 _UNCACHED = {"fx_graph_cache": False}
 
 
 @dataclasses.dataclass
 class CompiledVariant:
-    """What one compilation gave.
+    """The results of one compilation.
 
     Attributes:
         seen: its outputs and the inputs it wrote to, by name.
+        given: its arguments after the call.
         extra: outputs beyond those of the graph.
-        error: what compiling or running it raised.
+        error: the exception from compiling or running it.
     """
 
     seen: Observation
@@ -81,7 +82,7 @@ def run_variant(
     module: GraphModule | None = None,
     options: dict[str, Any] | None = None,
 ) -> CompiledVariant:
-    """Compile the graph, or a changed copy of it, with options on top of its own, and run it."""
+    """Compile the graph, or a changed copy of it, with additional options, and run it."""
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
     given = copy_arguments(suspect.runs.program.kept)
     seen = Observation(rng_before=suspect.runs.program.rng)
@@ -89,7 +90,7 @@ def run_variant(
         compiled = compile_again(lowered, {**(options or {}), **_UNCACHED})
         suspect.runs.program.rng.restore()
         results = list(compiled(list(given)))
-    except Exception as error:  # noqa: BLE001  (a variant that does not work shows nothing)
+    except Exception as error:  # noqa: BLE001  (a variant that fails shows nothing)
         return CompiledVariant(seen, given, [], error)
     seen.rng_after = RandomState.now()
     count = len(suspect.runs.program.reference.outputs)
@@ -110,7 +111,7 @@ def shows_difference(suspect: Suspect, variant: CompiledVariant) -> bool:
 
 # --- The smallest set of nodes that shows the difference ------------------------------------------
 
-# Settings that turn one of Inductor's liberties off, with the liberty in words.
+# Options that each switch off one optimisation of Inductor, and how to write them.
 REMEDY_SWITCHES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"layout_optimization": False}, "layout_optimization=False"),
     ({"max_fusion_size": 1}, "max_fusion_size=1"),
@@ -124,7 +125,7 @@ REMEDY_SWITCHES: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 def find_remedies(suspect: Suspect) -> list[str]:
-    """The compiler options each of which alone makes the difference go away."""
+    """The compiler options that each make the difference disappear."""
     found = []
     for options, text in REMEDY_SWITCHES:
         if set(options) - set(suspect.lowered.options):
@@ -138,9 +139,9 @@ def find_remedies(suspect: Suspect) -> list[str]:
 
 
 def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
-    """The nodes of a smallest compiled set that still shows the difference; none if none does.
+    """The smallest set of compiled nodes that still shows the difference; [] if none does.
 
-    Removing any one of them hides it, unless the time ran out before that was known.
+    Removing any one of them hides it, unless the search ran out of time.
     """
     failed = {finding.item for finding in suspect.failures}
     outputs = returned(suspect.lowered.module)
@@ -161,7 +162,7 @@ def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
 
 
 def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: float) -> list[str]:
-    """Delta debugging: drop ever smaller parts as long as `shows` stays true of the rest."""
+    """Delta debugging: drop ever smaller parts as long as `shows` is true for the rest."""
     asked: dict[tuple[str, ...], bool] = {}
 
     def still(part: list[str]) -> bool:
@@ -191,7 +192,7 @@ def _first_that_shows(
     still: Callable[[list[str]], bool],
     deadline: float,
 ) -> list[str] | None:
-    alone = pieces if len(pieces) == 2 else []  # noqa: PLR2004  (halves; smaller ones rarely do)
+    alone = pieces if len(pieces) == 2 else []  # noqa: PLR2004  (smaller pieces rarely show it)
     rests = [[item for item in items if item not in piece] for piece in pieces]
     for part in (*alone, *rests):
         if time.monotonic() >= deadline:
@@ -204,18 +205,18 @@ def _first_that_shows(
 # --- The first node that is wrong although its inputs are right -----------------------------------
 
 # The graph is compiled once more with every value as an output. Each node is then judged alone: its
-# operator, run on the values that the compiled code itself had for the inputs, natively and in
-# float64, against the value that the compiled code had for the result.
+# operator runs, natively and in float64, on the compiled code's own values for its inputs, and the
+# result is compared with the compiled code's own value for the node.
 
 _NODE_CHECKS = Checks()
 
 
 @dataclasses.dataclass(frozen=True)
 class Tapping:
-    """What tapping a graph showed.
+    """The results of tapping a graph.
 
     Attributes:
-        findings: about nodes whose own result is wrong, in the order of the graph.
+        findings: about nodes with a wrong result, in the order of the graph.
         shows: whether the tapped program still differs.
         changed: whether tapping changed the bits of any output.
         error: why it could not be tapped, or "".
@@ -240,7 +241,7 @@ def tap_graph(suspect: Suspect) -> Tapping:
 
 
 def is_wrong_alone(suspect: Suspect, name: str) -> bool:
-    """Whether a node is wrong even if nothing but it is compiled; so it is taken if that fails."""
+    """Whether a node is wrong if only that node is compiled; True if that compilation fails."""
     module, names = tap_values(with_compiled(suspect.lowered.module, {name}))
     variant = run_variant(suspect, module, ONLY_MARKED)
     if variant.error is not None:
@@ -289,17 +290,17 @@ def _wrong_nodes(
 def judge_node(
     node: Node, table: dict[Node, Any], own: torch.Tensor, *, item: Item, seed: int
 ) -> list[Finding]:
-    """Judge the value that other code had for a node, by the node run alone.
+    """Judge other code's value for a node by running the node alone.
 
     Args:
-        node: of the reference.
-        table: what the other code had for every node that this one reads.
-        own: what it had for this one.
-        item: what the findings are about.
-        seed: of the perturbations.
+        node: the node of the reference.
+        table: the other code's values for every node that this one reads.
+        own: the other code's value for this node.
+        item: the item of the findings.
+        seed: the seed of the perturbations.
 
     Returns:
-        What was found, with a diagnosis where it is wrong; nothing if it cannot be run alone.
+        The findings, with a diagnosis if they fail; none if the node cannot be run alone.
     """
     call = _NodeCall(node, table)
     values = leaves([call.args, call.kwargs, node.meta.get("val")])
@@ -319,7 +320,7 @@ def judge_node(
 def _check_write(
     suspect: Suspect, node: Node, table: dict[Node, Any], variant: CompiledVariant
 ) -> list[Finding]:
-    """An input written to at the end has to hold the value that was computed for it."""
+    """Check that an input that is written at the end holds the value computed for it."""
     target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
     inputs = placeholders(suspect.runs.program.reference.module)
     table[node] = table.get(source) if isinstance(source, Node) else None
@@ -341,18 +342,22 @@ def _node_item(suspect: Suspect, node: Node) -> Item:
 
 
 def _with_node_origin(node: Node, found: list[Finding]) -> list[Finding]:
-    """The findings that do not pass, with where their node comes from."""
+    """The worst finding that does not pass, with the origin of its node."""
     bad = [finding for finding in found if not finding.status.passes()]
     if not bad:
         return []
     worst = max(bad, key=lambda finding: finding.status.gravity)
     where = node_origin(node)
-    told = f"starts here: {where.operator} gives a wrong result for right inputs; {worst.reason}"
-    return [msgspec.structs.replace(worst, reason=told, source=where.source or None, origin=where)]
+    reason = (
+        f"starts here: {where.operator} gives a wrong result for correct inputs; {worst.reason}"
+    )
+    return [
+        msgspec.structs.replace(worst, reason=reason, source=where.source or None, origin=where)
+    ]
 
 
 class _NodeCall:
-    """A single operator and what it is given."""
+    """A single operator and its arguments."""
 
     def __init__(self, node: Node, table: dict[Node, Any]) -> None:
         """`table` holds the value of every node before this one."""
@@ -363,7 +368,7 @@ class _NodeCall:
         self.kwargs = map_arg(self.node.kwargs, table.__getitem__)
 
     def prepare(self, options: RunOptions) -> Callable[[], Any]:
-        """What is to be run."""
+        """Return the function to run."""
         copier = Copier(widen=options.wide)
         copies = options.wide or _is_write(self.node)
         args = _copy_arguments(copier, self.args) if copies else self.args
@@ -385,7 +390,7 @@ def _copy_arguments(copier: Copier, value: Any) -> Any:
 
 
 def _evaluate_node(node: Node, table: dict[Node, Any]) -> Any:
-    """A value that was not tapped: sizes, tuples."""
+    """Compute a value that was not tapped: sizes, tuples."""
     try:
         with as_traced():
             args = map_arg(node.args, table.__getitem__)
@@ -408,7 +413,7 @@ def _is_write(node: Node) -> bool:
 
 
 def _cannot_be_drawn_alone(node: Node) -> bool:
-    """Seeds and draws from torch's own generators cannot be drawn again alone."""
+    """Whether a node creates seeds or draws from torch's generators: it cannot run alone."""
     target: Any = node.target
     if draws_by_inductor(target):
         return "seeds" in getattr(target, "__name__", str(target))
@@ -417,32 +422,28 @@ def _cannot_be_drawn_alone(node: Node) -> bool:
 
 # --- A graph from below AOTAutograd ---------------------------------------------------------------
 
-# What is spent on finding a smallest set; a larger one is given when it runs out.
+# The time limit for finding a smallest set; the smallest so far is used when it runs out.
 SECONDS_FOR_SETS = 40.0
 MOST_NAMED = 3
-# Among nodes that are wrong by themselves, one this much less wrong than the worst is passed over:
-# it may be just over what noise explains.
+# Nodes that exceed their limit this many times less than the worst node are ignored: they may be
+# just above the noise.
 CLEARLY = 50.0
 
 
 @quietly()
 def locate(suspect: Suspect) -> list[Finding]:
-    """What the difference starts with; always at least one finding with an origin."""
+    """Find where the difference starts; returns at least one finding with an origin."""
     tapping = tap_graph(suspect)
-    passes = _wrong_passes(suspect)
+    checked = check_graph_passes(suspect.lowered)
+    passes = [finding for finding in checked if finding.status is Status.DIFFERENT]
     node = _first_node_finding(tapping)
     if node is not None and node.origin is not None:
         if is_wrong_alone(suspect, node.origin.name) or passes:
             return [node, *passes]
-        told = f"{node.origin.name} is wrong, but not when it is compiled alone"
-        fused = _smallest_set_finding(suspect, told, ())
+        reason = f"{node.origin.name} is wrong, but not if it is compiled alone"
+        fused = _smallest_set_finding(suspect, reason, ())
         return [node if fused is None else fused]
     return passes or [_isolate_difference(suspect, tapping)]
-
-
-def _wrong_passes(suspect: Suspect) -> list[Finding]:
-    found = check_graph_passes(suspect.lowered)
-    return [finding for finding in found if finding.status is Status.DIFFERENT]
 
 
 def _first_node_finding(tapping: Tapping) -> Finding | None:
@@ -458,31 +459,31 @@ def _first_node_finding(tapping: Tapping) -> Finding | None:
     extra = []
     if others:
         named = enumerated((f.origin.name for f in others if f.origin is not None), MOST_NAMED)
-        extra.append(f"other nodes wrong by themselves: {named}")
+        extra.append(f"other wrong nodes: {named}")
     if tapping.changed:
-        extra.append("observation changed the program: its outputs have other bits when tapped")
+        extra.append("observing it changed the program: with every value as an output, other bits")
     reason = "; ".join([first.reason, *extra])
     return msgspec.structs.replace(first, reason=reason)
 
 
 def _excess_of_limit(finding: Finding) -> float:
-    """How far over its limit a node is; a wrong integer or shape is as wrong as can be."""
+    """How far a node exceeds its limit; infinite for a wrong integer or shape."""
     return math.inf if finding.native is None else finding.native.excess
 
 
 def _isolate_difference(suspect: Suspect, tapping: Tapping) -> Finding:
-    """A difference that no node shows by itself: in a fusion, a layout, the wiring of outputs."""
+    """Locate a difference that no single node shows: a fusion, a layout, the order of outputs."""
     again = run_variant(suspect)
     if not shows_difference(suspect, again):
         return _whole_graph_finding(
-            suspect, "it does not show when the graph is compiled once more", ()
+            suspect, "the difference does not occur when the graph is compiled once more", ()
         )
     if tapping.error:
         seen = f"the graph could not be tapped ({tapping.error})"
     elif tapping.shows:
-        seen = "no node is wrong by itself"
+        seen = "no single node is wrong"
     else:
-        seen = "observation changed the program: with every value as an output it is right"
+        seen = "observing it changed the program: with every value as an output, it is correct"
     away = tuple(find_remedies(suspect))
     found = _smallest_set_finding(suspect, seen, away)
     if found is not None:
@@ -491,22 +492,23 @@ def _isolate_difference(suspect: Suspect, tapping: Tapping) -> Finding:
 
 
 def _smallest_set_finding(suspect: Suspect, seen: str, away: tuple[str, ...]) -> Finding | None:
-    """The nodes that have to be compiled together; None if no set of nodes shows it."""
+    """A finding about the nodes that show it when compiled together; None if none do."""
     nodes = find_smallest_set(suspect, SECONDS_FOR_SETS)
     if not nodes:
         return None
     by_name = {node.name: node for node in suspect.lowered.module.graph.nodes}
     where = provenance(by_name[nodes[0]])
     kind = OriginKind.NODE if len(nodes) == 1 else OriginKind.FUSION
-    told = (
-        f"it takes {_join_names(nodes)} compiled together" if len(nodes) > 1 else "compiled alone"
-    )
+    if len(nodes) > 1:
+        shown = f"compiling {', '.join(nodes[:-1])} and {nodes[-1]} together shows it"
+    else:
+        shown = f"compiling {nodes[0]} alone shows it"
     found = make_origin(kind, ", ".join(nodes), where, tuple(nodes), away)
-    return _located_finding(suspect, f"{seen}; {told} to show it", found)
+    return _located_finding(suspect, f"{seen}; {shown}", found)
 
 
 def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
-    """No less than the graph; the node behind the first failing output is the nearest place."""
+    """A finding about the whole graph, at the node behind the first failing output."""
     outputs = dict(
         zip(suspect.runs.program.reference.outputs, returned(suspect.lowered.module), strict=False)
     )
@@ -540,19 +542,15 @@ def _origin_item(suspect: Suspect | CapturedSuspect, where: Origin) -> Item:
     return Item(ItemKind.ORIGIN, f"{where.kind.value} {where.name}", graph=suspect.label)
 
 
-def _join_names(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 # --- A captured graph -----------------------------------------------------------------------------
 
-# It is given one node at a time, on the values that the reference had there, forward and backward.
-# If it does each of them right, it is given ever longer beginnings of the graph: the last node of
-# the shortest wrong one is where it starts.
+# The backend compiles one node at a time, on the reference's values, forward and backward. If each
+# of them is correct, it compiles the first nodes of the graph, by bisection: the difference starts
+# at the last node of the shortest wrong part.
 
-# What is spent on it; a backend may take long for every part.
+# The time limit: a backend may take long for every part.
 SECONDS_FOR_PARTS = 30.0
-# Some backends are right the first time and wrong from then on.
+# Some backends are correct in the first call and wrong in later ones.
 CALLS_OF_PART = 2
 
 
@@ -562,11 +560,11 @@ class CapturedSuspect:
 
     Attributes:
         runs: the reference's runs on the arguments of the call.
-        label: what findings about the graph begin with.
+        label: the graph's name in findings.
         failures: the findings that do not pass.
-        gradients: whether it is the gradients that differ.
-        check: compiles a graph by the same backend, calls it so often on given arguments, with a
-            backward pass or without, and gives the verdict.
+        gradients: whether the gradients differ.
+        check: compiles a graph with the same backend, calls it repeatedly on given arguments, with
+            or without a backward pass, and returns the verdict.
     """
 
     runs: Evidence[CapturedProgram]
@@ -577,7 +575,7 @@ class CapturedSuspect:
 
 
 def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
-    """What the difference starts with; always one finding with an origin."""
+    """Find where the difference starts; returns one finding with an origin."""
     now = RandomState.now()
     try:
         with quietly():
@@ -594,27 +592,30 @@ def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
     for node in nodes:
         if time.monotonic() > deadline:
             break
-        worst = _gravest_of_part(suspect, _cut_part([node]), values)
+        worst = _failure_of_part(suspect, _cut_part([node]), values)
         if worst is not None:
-            return _captured_finding(suspect, node, "is wrong by itself", worst)
+            return _captured_finding(suspect, node, "is wrong even if compiled alone", worst)
     start, end = 0, len(nodes)
-    if _gravest_of_part(suspect, _cut_part(nodes), values) is None:
+    if _failure_of_part(suspect, _cut_part(nodes), values) is None:
         return _captured_finding(
-            suspect, None, "compiled once more, the graph does not show it", None
+            suspect,
+            None,
+            "the difference does not occur when the graph is compiled once more",
+            None,
         )
     while end - start > 1 and time.monotonic() < deadline:
         middle = (start + end) // 2
-        if _gravest_of_part(suspect, _cut_part(nodes[:middle]), values) is None:
+        if _failure_of_part(suspect, _cut_part(nodes[:middle]), values) is None:
             start = middle
         else:
             end = middle
-    worst = _gravest_of_part(suspect, _cut_part(nodes[:end]), values)
-    told = f"is right by itself, but not compiled together with the {end - 1} nodes before it"
-    return _captured_finding(suspect, nodes[end - 1], told, worst)
+    worst = _failure_of_part(suspect, _cut_part(nodes[:end]), values)
+    why = f"is correct alone, but not if compiled together with the {end - 1} nodes before it"
+    return _captured_finding(suspect, nodes[end - 1], why, worst)
 
 
 class _NodeRecorder(Interpreter):
-    """Remembers the value of every node as it was before anything wrote to it."""
+    """Records the value of every node before anything writes to it."""
 
     def __init__(self, module: GraphModule, values: dict[str, Any]) -> None:
         super().__init__(module, garbage_collect_values=False)
@@ -640,7 +641,7 @@ def _record_values(suspect: CapturedSuspect) -> dict[str, Any]:
 
 
 def _cut_part(nodes: list[Node]) -> tuple[GraphModule, list[str]]:
-    """A graph of some nodes of another one, and which values are its arguments."""
+    """Copy some nodes into a new graph; returns it and the names of its arguments."""
     graph = Graph()
     known: dict[Node, Node] = {}
     names: list[str] = []
@@ -663,16 +664,16 @@ def _cut_part(nodes: list[Node]) -> tuple[GraphModule, list[str]]:
     return GraphModule(nodes[0].graph.owning_module or {}, graph), names
 
 
-def _gravest_of_part(
+def _failure_of_part(
     suspect: CapturedSuspect, part: tuple[GraphModule, list[str]], values: dict[str, Any]
 ) -> Finding | None:
-    """The gravest finding about what the backend makes of a part; None if it passes."""
+    """The first failure of the backend's code for a part; None if it passes."""
     module, names = part
     try:
         verdict = suspect.check(
             module, [values[name] for name in names], suspect.gradients, CALLS_OF_PART
         )
-    except Exception:  # noqa: BLE001  (a part that does not work alone shows nothing)
+    except Exception:  # noqa: BLE001  (a part that fails alone shows nothing)
         return None
     bad = [finding for finding in verdict.failures if finding.status is not Status.UNVERIFIED]
     gradients = [finding for finding in bad if finding.item.kind.is_gradient]
@@ -680,16 +681,16 @@ def _gravest_of_part(
 
 
 def _captured_finding(
-    suspect: CapturedSuspect, node: Node | None, told: str, worst: Finding | None
+    suspect: CapturedSuspect, node: Node | None, why: str, worst: Finding | None
 ) -> Finding:
     about = worst or suspect.failures[0]
     if node is None:
         origin = Origin(kind=OriginKind.GRAPH, name=suspect.label)
-        reason = told
+        reason = why
     else:
         origin = node_origin(node)
         what = "the gradient of " if suspect.gradients else ""
-        reason = f"starts here: {what}{origin.operator} {told}; {about.reason}"
+        reason = f"starts here: {what}{origin.operator} {why}; {about.reason}"
     return Finding(
         item=_origin_item(suspect, origin),
         aspect=about.aspect if worst is not None else Aspect.VALUE,

@@ -1,4 +1,4 @@
-"""Two graphs that should compute the same, run on made-up inputs and compared."""
+"""Two graphs that should compute the same, run on generated inputs and compared."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from paritas.execution.observation import RunOptions
 
 
-# --- Inputs for a graph of which shapes and dtypes are known --------------------------------------
+# --- Inputs for a graph with known shapes and dtypes ----------------------------------------------
 
-# What a value passes through on its way to a square root and stays the variance that it is.
+# Operators between a variance and its square root.
 _CARRIERS = frozenset(
     """
     convert_element_type _to_copy to unsqueeze view reshape expand add detach alias float double
@@ -59,12 +59,12 @@ _CARRIERS = frozenset(
 _ROOTS = ("sqrt", "rsqrt")
 _SEED_USERS = frozenset({"inductor_lookup_seed", "inductor_random", "inductor_randint"})
 _STATE_USERS = frozenset({"run_with_rng_state"})
-# Weights of this many dimensions or more are scaled so that sums of their products stay near one.
+# Weights with at least this many dimensions are scaled to keep sums of their products near one.
 _MATRIX = 2
 
 
 class NumberKind(enum.Enum):
-    """Which numbers a set of inputs is made of; the first that a graph takes is used."""
+    """The kinds of numbers in a set of inputs; the first kind that a graph accepts is used."""
 
     ANY = "numbers of both signs"
     POSITIVE_VECTORS = "numbers of both signs, vectors positive"
@@ -79,9 +79,9 @@ class MadeUpInputs:
     """Values for the inputs of a graph, by name.
 
     Attributes:
-        numbers: what they are made of.
+        numbers: their kind.
         values: name -> float64 tensor, integer tensor or plain value.
-        dtypes: name -> dtype that the program has the tensor in.
+        dtypes: name -> dtype of the tensor in the program.
     """
 
     numbers: NumberKind
@@ -89,14 +89,13 @@ class MadeUpInputs:
     dtypes: dict[str, torch.dtype]
 
     def of(self, graph: FrozenGraph, *, wide: bool, copied: bool) -> list[Any]:
-        """The inputs of a graph in order; `copied` if it may write to them."""
+        """The inputs of a graph in order; `copied` if the graph may write to them."""
         return [self.copy(node.name, wide=wide, always=copied) for node in graph.placeholders]
 
     def copy(self, name: str, *, wide: bool, always: bool = True) -> Any:
-        """One input; itself if no copy is asked for and it has the dtype."""
+        """One input; the original if `always` is False and its dtype fits."""
         if name not in self.values:
-            message = f"the input {name} was not there before"
-            raise UnplayableError(message)
+            raise UnplayableError(f"the pass added the input {name}")
         value = self.values[name]
         dtype = self.dtypes.get(name)
         wanted = WIDE.get(dtype, dtype) if wide and dtype is not None else dtype
@@ -108,7 +107,7 @@ class MadeUpInputs:
         return value
 
     def with_values(self, values: dict[str, Any]) -> MadeUpInputs:
-        """With other values under some names."""
+        """Replace some values."""
         given = {
             name: value.detach().to("cpu") if isinstance(value, torch.Tensor) else value
             for name, value in values.items()
@@ -120,9 +119,9 @@ class MadeUpInputs:
 
 
 def make_up_inputs(graph: FrozenGraph, numbers: NumberKind) -> MadeUpInputs:
-    """Inputs for a graph, the same ones every time."""
+    """Generate inputs for a graph, the same ones every time."""
     inputs = MadeUpInputs(numbers, {}, {})
-    # The size of what a mask selects has to be the one that was made up for it.
+    # A mask has to select as many elements as the graph's unknown size.
     masks = not all(map(has_known_size, graph.placeholders))
     for position, node in enumerate(graph.placeholders):
         spec = traced_value(node)
@@ -135,8 +134,9 @@ def make_up_inputs(graph: FrozenGraph, numbers: NumberKind) -> MadeUpInputs:
         elif spec is None or isinstance(spec, bool | int | float | complex | str):
             inputs.values[node.name] = spec
         else:
-            message = f"the input {node.name} is a {type(spec).__name__}"
-            raise UnplayableError(message)
+            raise UnplayableError(
+                f"no input can be generated for {node.name}, a {type(spec).__name__}"
+            )
     return inputs
 
 
@@ -145,7 +145,7 @@ def _numbers_for(
 ) -> Tensor:
     spec = traced_value(node, sizes)
     generator = torch.Generator("cpu").manual_seed(seed)
-    with as_traced():  # out of the way of a mode that this is called in
+    with as_traced():  # not under the caller's modes
         flat = _flat_numbers(node, spec, numbers, generator, masks=masks)
         tensor = flat.as_strided(spec.shape, spec.stride)
         is_square = len(spec.shape) >= _MATRIX and spec.shape[-1] == spec.shape[-2]
@@ -196,7 +196,7 @@ def _flat_floats(
 
 
 def _is_variance(node: Node) -> bool:
-    """Whether the square root of an input is taken, or of it and a small number: it is positive."""
+    """Whether the graph takes the square root of an input, perhaps plus a small number."""
     pending, seen = [node], set()
     while pending:
         here = pending.pop()
@@ -213,7 +213,7 @@ def _is_variance(node: Node) -> bool:
 
 
 def _takes_for_variance(user: Node, given: Node) -> bool:
-    """Whether a node of batch normalisation takes its argument for the running variance."""
+    """Whether a batch norm node takes its argument as the running variance."""
     arguments = getattr(getattr(user.target, "_schema", None), "arguments", ())
     names = [argument.name for argument in arguments]
     if not names and _base_name(user) == "batch_norm":
@@ -230,7 +230,7 @@ def _base_name(node: Node) -> str:
 
 def _copy_as(value: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy in another dtype with the same strides."""
-    with as_traced():  # out of the way of a mode that this is called in
+    with as_traced():  # not under the caller's modes
         storage = value.untyped_storage()
         flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
         copied = flat.to(dtype, copy=True)
@@ -239,30 +239,29 @@ def _copy_as(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 # --- Programs, and how two of them compare --------------------------------------------------------
 
-# In float64, where rounding is far below any fault; in the program's own dtypes where an operator
-# has no meaning or no kernel in float64. Of a graph that draws random numbers both sides draw the
-# same.
+# They run in float64, where rounding is far below any fault, or in their own dtypes if an operator
+# has no float64 form. Both sides draw the same random numbers.
 
-# Inputs that make more of the results NaN than this are joined by others.
+# If a larger share of the results is NaN, a second set of inputs is added.
 MANY_NANS = 0.1
 
 
 class PassProgram(abc.ABC):
-    """What can be run on made-up inputs: a graph, or two one after the other."""
+    """Something that runs on generated inputs: one graph, or two in sequence."""
 
     def __init__(self) -> None:
-        """Nothing is run yet."""
+        """Start without runs."""
         self._seen: dict[tuple[NumberKind, bool], Observation] = {}
         self._wide_default = WideDefault()
 
     @abc.abstractmethod
     def play(self, inputs: MadeUpInputs, *, wide: bool) -> tuple[list[Any], dict[str, Tensor]]:
-        """Its results, and by name the inputs that it may have written to."""
+        """Return its results and, by name, the inputs that it may have written to."""
 
     @property
     @abc.abstractmethod
     def graphs(self) -> tuple[FrozenGraph, ...]:
-        """What it is made of."""
+        """Its graphs."""
 
     @property
     @abc.abstractmethod
@@ -270,7 +269,7 @@ class PassProgram(abc.ABC):
         """The nodes and constants that it returns, in order."""
 
     def dtypes(self) -> dict[torch.dtype, int]:
-        """The floating dtypes that it computes in or casts to, counted."""
+        """Count the floating dtypes that it computes in or casts to."""
         counts: dict[torch.dtype, int] = {}
         for graph in self.graphs:
             for node in graph.nodes:
@@ -281,7 +280,7 @@ class PassProgram(abc.ABC):
     def observe(
         self, inputs: MadeUpInputs, *, wide: bool, mode: LiftMode | None = None
     ) -> Observation:
-        """Run it once; torch's generators are left as they were."""
+        """Run it once; torch's generators are restored."""
 
         def once() -> Observation:
             return self._observe_once(inputs, wide=wide, mode=mode)
@@ -300,7 +299,7 @@ class PassProgram(abc.ABC):
                 mode or contextlib.nullcontext(),
             ):
                 results, after = self.play(inputs, wide=wide)
-        except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
+        except Exception as error:  # noqa: BLE001  (the observation carries it)
             seen.error = error
             return seen
         finally:
@@ -316,9 +315,9 @@ class PassProgram(abc.ABC):
     def seen(
         self, inputs: MadeUpInputs, *, wide: bool, used: frozenset[torch.dtype] | None = None
     ) -> Observation:
-        """What it did on these inputs; run when first asked.
+        """Its results on these inputs; it runs on first use.
 
-        A cast in it is not lifted if it is narrower than what is `used` otherwise.
+        A cast in it is not lifted if it is narrower than the `used` dtypes.
         """
         key = (inputs.numbers, wide)
         if key not in self._seen:
@@ -334,7 +333,7 @@ class FrozenProgram(PassProgram):
     """A frozen graph and the keys of its random draws."""
 
     def __init__(self, graph: FrozenGraph, keys: dict[str, str]) -> None:
-        """`keys` are those of `draw_keys`."""
+        """`keys` are the keys of `draw_keys`."""
         super().__init__()
         self.graph = graph
         self.keys = keys
@@ -359,16 +358,16 @@ class FrozenProgram(PassProgram):
 
 
 def tensors_in(graph: FrozenGraph, args: list[Any]) -> dict[str, Tensor]:
-    """The tensors that a graph is given, by name."""
+    """The tensor arguments of a graph, by name."""
     named = zip(graph.placeholders, args, strict=True)
     return {node.name: value for node, value in named if isinstance(value, torch.Tensor)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _PlayedProgram(Program):
-    """The program before, on one set of inputs; `wide` if it is in float64 that both are compared.
+    """The program before the pass, on one set of inputs; `wide` if both are compared in float64.
 
-    It sees to the default dtype itself, for both programs and in whatever runs come before these.
+    `PassProgram.observe` sets the default dtype for both programs and for all their runs.
     """
 
     sets_default = True
@@ -378,7 +377,7 @@ class _PlayedProgram(Program):
     wide: bool
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
-        """Those of the nodes."""
+        """The dtypes of the nodes."""
         return {torch.float64: 1} if self.wide else self.program.dtypes()
 
     def run(self, options: RunOptions) -> list[Observation]:
@@ -388,7 +387,7 @@ class _PlayedProgram(Program):
             return [self.program.observe(self.inputs, wide=options.wide, mode=options.mode)]
 
     def initial(self, item: Item) -> Any:
-        """The input as it came."""
+        """The input before the run."""
         return self.inputs.copy(item.name, wide=self.wide)
 
 
@@ -397,9 +396,9 @@ class PassComparison:
     """How two programs compare.
 
     Attributes:
-        differ: a finding for each result that is another.
-        compared: how many results were compared.
-        undecided: results that rounding decides.
+        differ: a finding for each result that differs.
+        compared: number of compared results.
+        undecided: results that depend on rounding.
         unknown: results that could not be compared, and why.
     """
 
@@ -410,9 +409,9 @@ class PassComparison:
 
 
 def inputs_for(program: FrozenProgram, constants: dict[str, Tensor]) -> list[MadeUpInputs]:
-    """Sets of inputs that a graph runs on; raises `UnplayableError` if there are none.
+    """Sets of inputs that a graph accepts; raises `UnplayableError` if there are none.
 
-    `constants` are values that some inputs have of their own.
+    `constants` are the known values of some inputs.
     """
     chosen: list[MadeUpInputs] = []
     fewest, failed = 1.0, ""  # the share of NaN, and why it did not run
@@ -432,8 +431,7 @@ def inputs_for(program: FrozenProgram, constants: dict[str, Tensor]) -> list[Mad
     if not chosen:
         raise UnplayableError(failed)
     if fewest == 1:
-        message = "on all made-up inputs it gives NaN alone"
-        raise UnplayableError(message)
+        raise UnplayableError("it gives only NaN on all generated inputs")
     return chosen
 
 
@@ -447,7 +445,7 @@ def compare(before: PassProgram, after: PassProgram, inputs: MadeUpInputs) -> Pa
         error = left.error or right.error
         if error is None:
             runs = Evidence(_PlayedProgram(before, inputs, wide=wide), [left])
-            # What was computed of constants was computed in their own dtype, and rounded to it.
+            # Folded constants were computed in their own dtype, and rounded to it.
             lifted = GivenLift(rounded=new_constants(before, after))
             return _compare_runs(runs, left, right, lifted)
         side = "before" if left.error is not None else "after"
@@ -456,7 +454,7 @@ def compare(before: PassProgram, after: PassProgram, inputs: MadeUpInputs) -> Pa
 
 
 def new_constants(before: PassProgram, after: PassProgram) -> set[torch.dtype]:
-    """The dtypes of the floating constants that only the program after has."""
+    """The dtypes of the floating constants that only the program after the pass has."""
 
     def constants(program: PassProgram) -> dict[str, torch.dtype]:
         return {
@@ -490,11 +488,11 @@ def _compare_runs(
             )
             continue
         findings, _ = check_pair(item, *pair, checks, evidence)
-        if not result.differ:  # the first is what a reader is told
+        if not result.differ:  # only the first one is reported
             findings = Explainer(left=1).explain(findings, *pair, evidence)
         for finding in findings:
             if finding.status is Status.DIFFERENT and not wide and _is_unmeasured(runs, finding):
-                result.unknown.append(f"{item} differs, and its noise cannot be measured")
+                result.unknown.append(f"{item} differs, but its noise cannot be measured")
             elif finding.status is Status.DIFFERENT:
                 result.differ.append(finding)
             elif finding.status is Status.UNVERIFIED:
@@ -505,14 +503,14 @@ def _compare_runs(
 
 
 def _is_unmeasured(runs: Evidence[_PlayedProgram], finding: Finding) -> bool:
-    """Whether a difference may be rounding, for all that is known: half of the digits agree."""
+    """Whether a difference may be rounding of unknown size: half of the digits agree."""
     size = finding.metrics.rel_l2 if finding.metrics is not None else math.inf
     small = half_the_digits_agree(size, runs.unit)
     return small and runs.spread(runs.unit, 0, finding.item, 1) is None
 
 
 def output_dtypes(before: PassProgram, after: PassProgram, inputs: MadeUpInputs) -> list[Finding]:
-    """Results that come in another dtype; told from the traces, or from a run where they differ."""
+    """Results with another dtype, by the traced dtypes or, if those differ, by a run."""
     traced = [list(map(_traced_dtype, program.returned)) for program in (before, after)]
     if None not in traced[0] and traced[0] == traced[1]:
         return []
@@ -532,7 +530,7 @@ def output_dtypes(before: PassProgram, after: PassProgram, inputs: MadeUpInputs)
 
 
 def _traced_dtype(returned: Any) -> str | None:
-    """The dtype of a returned node, or what else it is; None if tracing does not say."""
+    """The dtype of a returned node, or its type; None if tracing does not say."""
     meta = getattr(returned, "meta", {"val": returned})
     if not {"val", "example_value"} & meta.keys():
         return None
@@ -563,7 +561,7 @@ def _share_of_nans(seen: Observation) -> float:
 
 # --- A joint graph split into forward and backward ------------------------------------------------
 
-# The generators that torch hands to both graphs, each to draw what the other draws.
+# The generators that torch passes to both graphs, to draw the same numbers in each.
 FORWARD_STREAM, BACKWARD_STREAM = "fwd_rng_state", "bwd_rng_state"
 
 
@@ -571,17 +569,17 @@ class SplitProgram(PassProgram):
     """The two graphs, run as autograd runs them.
 
     Attributes:
-        outputs: how many results of the forward graph are the program's own.
+        outputs: how many results of the forward graph are outputs of the program.
         forward: the forward graph.
         backward: the backward graph.
-        drawn_again: nodes of the backward graph that draw what the forward graph drew already:
-            they get other numbers.
+        drawn_again: nodes of the backward graph that repeat draws of the forward graph and get
+            different numbers.
     """
 
     def __init__(
         self, joint: FrozenProgram, outputs: int, forward: FrozenGraph, backward: FrozenGraph
     ) -> None:
-        """`joint` is what was split."""
+        """`joint` is the graph that was split."""
         super().__init__()
         self.outputs = outputs
         self.forward = forward
@@ -597,7 +595,7 @@ class SplitProgram(PassProgram):
 
     @property
     def returned(self) -> list[Any]:
-        """What is returned to the user, then the gradients."""
+        """The outputs of the program, then the gradients."""
         forward, backward = ([leaf for _, leaf in leaves(graph.returned)] for graph in self.graphs)
         return [*forward[: self.outputs], *backward]
 
@@ -632,9 +630,9 @@ class SplitProgram(PassProgram):
         return keys, again
 
     def _saved_positions(self) -> list[int]:
-        """Which results of the forward graph the backward graph is given, in its order.
+        """The results of the forward graph that the backward graph takes, in its order.
 
-        Autograd keeps numbers apart from tensors and hands them over first.
+        Autograd passes numbers first, then tensors.
         """
         returned = [leaf for _, leaf in leaves(self.forward.returned)]
         numbers: list[int] = []
@@ -643,11 +641,11 @@ class SplitProgram(PassProgram):
             value = getattr(returned[position], "meta", {}).get("val")
             kept = numbers if isinstance(value, SYMBOLS) else tensors
             if kept is tensors and not isinstance(value, torch.Tensor):
-                message = f"the forward graph saves {returned[position]}, a {type(value).__name__}"
-                raise UnplayableError(message)
+                raise UnplayableError(
+                    f"the forward graph saves {returned[position]}, a {type(value).__name__}"
+                )
             kept.append(position)
         saved = [*numbers, *tensors]
         if len(saved) > len(self.backward.placeholders):
-            message = "the forward graph saves more than the backward graph takes"
-            raise UnplayableError(message)
+            raise UnplayableError("the forward graph saves more than the backward graph takes")
         return saved

@@ -1,4 +1,4 @@
-"""Every pass of Inductor over a graph, and its split of the graph, checked as it compiles."""
+"""Checks every graph pass of Inductor, and its split of the graph, as it compiles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOST_NODES_NAMED = 8
 
 
 def could_not_check(path: str, reason: str) -> Finding:
-    """A finding about something that was not compared."""
+    """A finding for something that was not compared."""
     item = harness(path)
     return Finding(item=item, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
 
@@ -60,34 +60,36 @@ def wrong_pass(
 ) -> Finding:
     """A pass after which the graph computes something else."""
     nodes = changed_nodes(before, after)
-    told = f"on made-up inputs ({inputs.numbers.value}), the graph after it computes something else"
+    reason = (
+        f"on generated inputs ({inputs.numbers.value}), the graph after it computes something else"
+    )
     if nodes:
-        told += f"; it changed {enumerated([node.name for node in nodes], MOST_NODES_NAMED)}"
-    return _pass_finding(path, OriginKind.PASS, name, told, comparison, nodes)
+        reason += f"; it changed {enumerated([node.name for node in nodes], MOST_NODES_NAMED)}"
+    return _pass_finding(path, OriginKind.PASS, name, reason, comparison, nodes)
 
 
 def wrong_split(comparison: PassComparison, parts: SplitProgram) -> Finding:
-    """A split whose parts together compute something else than the whole."""
+    """A split after which the two graphs compute something else than the joint graph."""
     again = parts.drawn_again
-    told = "forward and backward graph together compute something else than the joint graph"
+    reason = "forward and backward graph together compute something else than the joint graph"
     if again:
-        told += (
-            f"; the backward graph draws random numbers again that the forward graph drew already "
-            f"({enumerated(again, MOST_NODES_NAMED)}), and gets others"
+        reason += (
+            "; the backward graph draws random numbers that the forward graph has drawn already "
+            f"({enumerated(again, MOST_NODES_NAMED)}), and gets different ones"
         )
     nodes = [node for node in parts.backward.nodes if node.name in again]
-    return _pass_finding(SPLIT, OriginKind.PARTITION, SPLIT, told, comparison, nodes)
+    return _pass_finding(SPLIT, OriginKind.PARTITION, SPLIT, reason, comparison, nodes)
 
 
 def changed_nodes(before: FrozenGraph, after: FrozenGraph) -> list[Node]:
-    """The nodes that two graphs do not share: as they were, or as they came to be."""
+    """The nodes that two graphs do not share: changed, removed or added."""
     old = {node.name: node for node in before.nodes}
     new = {node.name: node for node in after.nodes}
     kept = old.keys() & new.keys()
     changed = [new[name] for name in new if name in kept and _nodes_differ(old[name], new[name])]
     gone = [node for name, node in old.items() if name not in new]
     come = [node for name, node in new.items() if name not in old]
-    # An output or a user that now takes another node says less than that node does.
+    # A node whose inputs alone changed says less than the nodes that were changed.
     rewired = [node for node in changed if node.target == old[node.name].target]
     own = [node for node in changed if node.target != old[node.name].target]
     return [*own, *gone, *come] or rewired
@@ -97,14 +99,14 @@ def _pass_finding(
     path: str,
     kind: OriginKind,
     name: str,
-    told: str,
+    what: str,
     comparison: PassComparison,
     nodes: list[Node],
 ) -> Finding:
     worst = comparison.differ[0]
     where = _first_with_source(map(provenance, nodes))
     count = f"{len(comparison.differ)} of {comparison.compared} results differ"
-    reason = f"{told}: {count}, the first in {worst.path}: {worst.reason}"
+    reason = f"{what}: {count}, the first in {worst.path}: {worst.reason}"
     return Finding(
         item=Item(ItemKind.ORIGIN, path),
         aspect=worst.aspect,
@@ -138,23 +140,23 @@ def _nodes_differ(left: Node, right: Node) -> bool:
 
 # --- The checks -----------------------------------------------------------------------------------
 
-# A graph is frozen when a pass begins and when it ends; if it changed in between, both are run on
-# made-up inputs and have to give the same. Passes run inside passes, and stages around them: a
-# change is laid at the innermost, and what a part got wrong but the whole made good is no fault.
+# A graph is frozen when a pass begins and when it ends. If it changed, both versions run on
+# generated inputs and have to give the same results. Passes run inside passes, and inside stages:
+# a change belongs to the innermost one, and an error that the outer one corrects is not a fault.
 
-# What the pattern matcher calls itself inside passes that have names of their own.
+# The name of the pattern matcher inside passes that have their own names.
 ANONYMOUS = "pattern_matcher"
 HARNESS = "the check itself raised"
 
 
 @dataclasses.dataclass
 class PassLineage:
-    """A graph and all that passes make of it: they are run on the same inputs.
+    """A graph and everything that passes make of it; all run on the same inputs.
 
     Attributes:
-        constants: inputs with values of their own.
-        latest: the graph as it was last seen.
-        inputs: sets of inputs that the first of them runs on; made when first asked for.
+        constants: inputs with known values.
+        latest: the last known state of the graph.
+        inputs: sets of inputs that the first graph accepts; made on first use.
     """
 
     constants: dict[str, Tensor] = dataclasses.field(default_factory=dict)
@@ -162,7 +164,7 @@ class PassLineage:
     inputs: list[MadeUpInputs] | None = None
 
     def input_sets(self, program: FrozenProgram) -> list[MadeUpInputs]:
-        """The inputs; raises `UnplayableError` if the graph runs on none."""
+        """The sets of inputs; raises `UnplayableError` if the graph accepts none."""
         if self.inputs is None:
             self.inputs = inputs_for(program, self.constants)
         return self.inputs
@@ -173,11 +175,11 @@ class GraphState:
     """A graph at one moment of the compile.
 
     Attributes:
-        fingerprint: to tell whether it was changed since.
-        lineage: what it was made of.
-        module: torch's own, kept alive so that no other graph takes its address.
-        program: the graph, ready to be run; None if it could not be frozen.
-        problem: why not.
+        fingerprint: shows whether the graph has changed since.
+        lineage: the graph's lineage.
+        module: torch's own module, kept alive because it is identified by its address.
+        program: the graph, ready to run; None if it could not be frozen.
+        problem: why it could not be frozen.
     """
 
     fingerprint: Fingerprint
@@ -189,13 +191,13 @@ class GraphState:
 
 @dataclasses.dataclass
 class PassFrame:
-    """A pass or stage that has begun and not ended.
+    """A pass or stage that is running.
 
     Attributes:
-        name: the pass; for a stage, its name.
+        name: the name of the pass or stage.
         stage: the stage it belongs to.
         is_stage: whether it is a stage.
-        before: the graph when it began; None for a graph that is none of ours.
+        before: the graph when it began; None for a graph that is not checked.
         touched: whether the graph changed outside of the passes inside it.
         found: findings of the passes inside it.
     """
@@ -209,7 +211,7 @@ class PassFrame:
 
 
 def _keep_compile_safe(method: Callable[..., None]) -> Callable[..., None]:
-    """Keep a fault of ours out of the compile: it becomes a finding."""
+    """Turn an exception of the check into a finding, and keep it out of the compile."""
 
     @functools.wraps(method)
     def run(self: PassChecks, *args: Any) -> None:
@@ -226,19 +228,19 @@ def _keep_compile_safe(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class PassChecks:
-    """Hears of passes as they run, and checks them.
+    """Listens to passes as they run, and checks them.
 
     Attributes:
         findings: one for each pass or split that is wrong or could not be checked.
-        passes: how many times a pass changed a graph and was compared.
-        splits: how many splits were compared.
-        stages: how many stages ran: none at all means that nothing was heard.
-        notes: what is worth knowing beside the findings.
-        frames: the passes and stages that have begun.
+        passes: number of times that a pass changed a graph and was compared.
+        splits: number of compared splits.
+        stages: number of stages that ran; 0 means that the compiler reported nothing.
+        notes: further remarks.
+        frames: the running passes and stages.
     """
 
     def __init__(self) -> None:
-        """Nothing is heard yet."""
+        """Start without findings."""
         self.findings: list[Finding] = []
         self.passes = 0
         self.splits = 0
@@ -250,17 +252,17 @@ class PassChecks:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Check the passes that run meanwhile."""
+        """Check the passes that run inside the block."""
         with listening_to_passes(self):
             yield
 
-    # --- what the compiler tells ------------------------------------------------------------------
+    # --- Events from the compiler -----------------------------------------------------------------
 
     @_keep_compile_safe
     def enter_stage(
         self, stage: str, module: GraphModule, constants: dict[str, Tensor] | None = None
     ) -> None:
-        """A stage begins."""
+        """Handle the start of a stage."""
         self.stages += 1
         if not self.frames:
             self._latest.clear()
@@ -273,7 +275,7 @@ class PassChecks:
 
     @_keep_compile_safe
     def leave_stage(self, module: GraphModule) -> None:
-        """The innermost stage ended."""
+        """Handle the end of the innermost stage."""
         frame, after = self._leave(module)
         if frame.stage == JOINT:
             self._joint = after
@@ -282,13 +284,13 @@ class PassChecks:
             self._latest.clear()
 
     def abandon_stage(self) -> None:
-        """The innermost stage raised: nothing of it can be told."""
+        """Drop the innermost stage, which raised."""
         while self.frames and not self.frames.pop().is_stage:
             pass
 
     @_keep_compile_safe
     def enter_pass(self, name: str, module: GraphModule) -> None:
-        """A pass begins; one over a graph of the compiler's own, a pattern's, is let be."""
+        """Handle the start of a pass; passes over the compiler's own patterns are ignored."""
         if not self.frames:
             return
         outer = self.frames[-1]
@@ -301,13 +303,13 @@ class PassChecks:
 
     @_keep_compile_safe
     def leave_pass(self, module: GraphModule) -> None:
-        """The innermost pass ended."""
+        """Handle the end of the innermost pass."""
         if self.frames and not self.frames[-1].is_stage:
             self._leave(module)
 
     @_keep_compile_safe
     def split(self, outputs: int, forward: GraphModule, backward: GraphModule) -> None:
-        """The last joint graph was split."""
+        """Check the split of the last joint graph."""
         joint, self._joint = self._joint, None
         try:
             if joint is None or joint.program is None:
@@ -316,13 +318,13 @@ class PassChecks:
             parts = SplitProgram(joint.program, outputs, freeze(forward), freeze(backward))
             comparison, _ = self._compare(joint, parts)
         except UnplayableError as error:
-            self.findings.append(could_not_check("forward/backward split", str(error)))
+            self.findings.append(could_not_check(SPLIT, str(error)))
             return
         self.splits += 1
         if comparison.differ:
             self.findings.append(wrong_split(comparison, parts))
 
-    # --- what is made of it -----------------------------------------------------------------------
+    # --- The checks -------------------------------------------------------------------------------
 
     def _leave(self, module: GraphModule) -> tuple[PassFrame, GraphState | None]:
         frame = self.frames.pop()
@@ -339,7 +341,7 @@ class PassChecks:
         if before is None or after is before or before.fingerprint.same(after.fingerprint):
             return []
         if not frame.touched and not frame.found:
-            return []  # all of it happened in passes that were compared by themselves
+            return []  # all changes happened in inner passes, which were compared
         where = f"pass {frame.name} ({frame.stage})"
         if frame.is_stage:
             where = f"{frame.stage}, outside of its named passes"
@@ -361,7 +363,7 @@ class PassChecks:
     def _compare(
         self, before: GraphState, after: PassProgram
     ) -> tuple[PassComparison, MadeUpInputs]:
-        """Compare on every set of inputs; the first on which they differ is given back."""
+        """Compare on each set of inputs, up to the first on which the two differ."""
         reference = before.program
         if reference is None:
             raise UnplayableError(before.problem)
@@ -378,7 +380,7 @@ class PassChecks:
     def _state(
         self, module: GraphModule, lineage: PassLineage, owner: PassFrame | None
     ) -> GraphState:
-        """The graph as it is now; a change since it was last seen is its owner's."""
+        """The graph as it is now; a change since the last call belongs to the owner."""
         fingerprint = Fingerprint(module)
         known = self._latest.get(id(module))
         if known is not None and known.fingerprint.same(fingerprint):
@@ -396,7 +398,7 @@ class PassChecks:
         else:
             if graph.assumed:
                 names = ", ".join(graph.assumed)
-                self.notes.append(f"passes: taken to compute what they replaced: {names}")
+                self.notes.append(f"passes: assumed to compute what they replaced: {names}")
             keys = carry_keys_over(origin.graph, origin.keys, graph) if origin is not None else {}
             state.program = FrozenProgram(graph, keys)
             lineage.latest = state
@@ -404,7 +406,7 @@ class PassChecks:
         return state
 
     def _lineage(self, module: GraphModule) -> PassLineage | None:
-        """What a graph was made of, if it is the one of an open stage or made of it."""
+        """The lineage of a graph, if it belongs to a running stage."""
         known = self._latest.get(id(module))
         if known is not None:
             return known.lineage
@@ -420,12 +422,12 @@ class PassChecks:
 
 @quietly()
 def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
-    """Run the passes after the gradient alone on a copy of a graph, and check each."""
+    """Run the post-grad passes alone on a copy of a graph, and check each."""
     checks = PassChecks()
     try:
         with checks.watching():
             run_post_grad_passes(lowered)
     except Exception as error:  # noqa: BLE001  (it becomes a finding)
-        reason = f"the passes could not be run by themselves: {in_one_line(error, 160)}"
+        reason = f"the passes could not be run separately: {in_one_line(error, 160)}"
         return [*checks.findings, could_not_check("passes", reason)]
     return checks.findings

@@ -48,29 +48,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- Gradients that the caller's own call does not make -------------------------------------------
+# --- Gradients that the caller's own call does not compute ----------------------------------------
 
-# A model that is called with plain data stands behind another model one day, and then the gradient
-# of its input counts; a gradient penalty differentiates gradients. Both are asked in a run of their
-# own, so that outputs and gradients are compared as the caller calls: a leaf that requires grad can
-# choose another kernel, makes compilers compile anew, and forbids writing to it.
+# A model that is called with plain data may later follow another model, and then the gradient of
+# its input matters; a gradient penalty differentiates gradients. Both are computed in a separate
+# run, and the caller's own call is compared unchanged: a leaf that requires grad can select another
+# kernel, makes compilers recompile, and cannot be written to.
 #
-# What raises there is listed as not compared. It is no difference that anyone could miss: whoever
-# asks for it gets an exception, never a wrong number.
+# If this run raises, the gradients are listed as not compared. Nobody can miss that difference:
+# whoever computes these gradients gets an exception, never a wrong number.
 
-# Parameters, inputs and outputs. Differentiating twice takes some three times what once takes, and
-# as much more memory; programs of this size, kernels and layers in a test, take milliseconds.
+# Counts parameters, inputs and outputs. Differentiating twice takes about three times the time and
+# memory of differentiating once; programs of this size (kernels, layers) take milliseconds.
 MOST_NUMBERS = 1 << 18
 _SECOND = "gradients of gradients"
 
 
 class FurtherGradients:
-    """Asks both sides for them, once natively, and says what the later runs have to make.
+    """Computes them natively on both sides, and decides what later runs have to compute.
 
     Attributes:
-        conditions: those of the later runs.
-        skipped: what was not made, and why.
-        failures: what a side raised where gradients of gradients were asked for by name.
+        conditions: the conditions of the later runs.
+        skipped: what was not computed, and why.
+        failures: by role, what a side raised for verify_double_backward=True.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FurtherGradients:
         config: VerifyConfig,
         conditions: RunConditions,
     ) -> None:
-        """`conditions` are those of the caller's own call."""
+        """`conditions` are the conditions of the caller's own call."""
         self.sides = sides
         self.inputs = inputs
         self.rng = rng
@@ -91,7 +91,7 @@ class FurtherGradients:
         self.failures: dict[str, Exception] = {}
 
     def ask(self, natives: tuple[Observation, Observation]) -> tuple[Observation, Observation]:
-        """What both sides did in the caller's own call, with what they give beyond it."""
+        """Add the further gradients to the observations of the caller's own call."""
         reference, candidate = natives
         failed = any(seen.error or seen.gradient_error for seen in natives)
         stops = reference.gradients and not any(candidate.requires_grad.values())
@@ -112,7 +112,7 @@ class FurtherGradients:
         return dataclasses.replace(native, further=further, again=seen.again)
 
     def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
-        """Both sides under the same flags: where one cannot have some, neither has."""
+        """Run both sides under the same flags: what one side cannot compute, neither computes."""
         while self._has_any:
             asked = self.conditions.also
             found = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
@@ -121,12 +121,12 @@ class FurtherGradients:
         return [Observation(), Observation()]
 
     def report(self, collected: CollectedFindings) -> None:
-        """Say what was not compared; a double backward that was asked for by name is missing."""
+        """Report what was not compared; an exception under verify_double_backward=True fails."""
         collected.skipped += self.skipped
         for role, error in self.failures.items():
             status = Status.DIFFERENT if role == "candidate" else Status.UNVERIFIED
             reason = f"the {role} raises {in_one_line(error, 120)}"
-            advice = "verify_double_backward=True asks for them"
+            advice = "they were requested by verify_double_backward=True"
             item = Item(ItemKind.GRADIENTS, _SECOND)
             raised = type(error).__name__ if role == "candidate" else ""
             collected.add(item, Aspect.EXCEPTION, status, reason, advice, raised)
@@ -154,7 +154,7 @@ class FurtherGradients:
             if path in written and places.count(storage_address(tensor)) > 1:
                 self._skip(gradient(path).text, "it is written to and shares memory")
             elif path in written and any(side.is_compiled for side in self.sides):
-                # It would have to be no leaf, of which Dynamo warns the user.
+                # It could not be a leaf, and Dynamo would warn the user.
                 self._skip(gradient(path).text, "a compiled program writes to it")
             else:
                 yield path
@@ -167,10 +167,10 @@ class FurtherGradients:
             self._skip(_SECOND, "the two sides name their outputs differently")
             return False
         if reference.gradients.keys() != candidate.gradients.keys():
-            self._skip(_SECOND, "the two sides have gradients of other names")
+            self._skip(_SECOND, "the two sides name their gradients differently")
             return False
         if any(seen.backward_changes_things for seen in (reference, candidate)):
-            # It would change them twice, and what comes after would go on from there.
+            # It would change them twice and affect what runs later.
             self._skip(_SECOND, "the backward pass changes inputs, state or the random generators")
             return False
         if asked is not None:
@@ -193,11 +193,11 @@ class FurtherGradients:
         return numbers <= MOST_NUMBERS
 
     def _runs_natively(self, side: Subject) -> bool:
-        """What is compiled would be compiled anew for this: its lifted run is, and has to do."""
+        """Whether a side runs natively for this. A compiled one only lifts: it would recompile."""
         return not side.is_compiled or self.config.verify_double_backward is True
 
     def _run(self, side: Subject, native: Observation) -> Observation:
-        """One side natively; whatever it cannot do is asked of none any more."""
+        """Run one side natively; what it cannot compute is dropped for both sides."""
         if not self._runs_natively(side):
             return Observation()
         seen = self._observe(side)
@@ -205,7 +205,7 @@ class FurtherGradients:
         if self.conditions.also and error is not None:
             self._give_up_inputs(f"the {side.role} raises {in_one_line(error, 120)}")
         elif self.conditions.also and not _same_outputs(native, seen):
-            self._give_up_inputs(f"the {side.role} computes something else then")
+            self._give_up_inputs(f"the {side.role} computes something else if they require grad")
         elif self.conditions.second and (error := error or seen.second_error) is not None:
             self.conditions = dataclasses.replace(self.conditions, second=False)
             self._skip(_SECOND, f"the {side.role} raises {in_one_line(error, 120)}")
@@ -214,7 +214,7 @@ class FurtherGradients:
         return seen
 
     def _observe(self, side: Subject) -> Observation:
-        """Run one side; of what the caller's own call has shown, make no more than is needed."""
+        """Run one side; compute nothing that the caller's own call has shown already."""
         wanted = frozenset(map(gradient, self.conditions.also))
         conditions = dataclasses.replace(
             self.conditions, options=RunOptions(wanted=wanted), changing=frozenset()
@@ -261,21 +261,20 @@ def verify(
             `Inputs(args, kwargs)`, or a list of `Inputs`, each of which is compared.
         framework_model: the reference, an `nn.Module` or any callable.
         compiled_model: the candidate, an `nn.Module` or any callable.
-        verify_cfg: what to compare; everything, by default.
-        on_progress: called with a few words before each step that may take long.
+        verify_cfg: what to compare; by default, everything.
+        on_progress: called with a short text before each step that may take long.
 
     Returns:
         The verdict, true if the candidate computes what the reference computes.
 
     Raises:
-        MismatchError: unless the verdict passes, or `raise_on_mismatch` is off.
-        UsageError: if there is nothing to call, or nothing to call it with.
+        MismatchError: the verdict does not pass, and `raise_on_mismatch` is on.
+        UsageError: a model cannot be called, or the inputs are not valid.
     """
     __tracebackhide__ = True
     config = VerifyConfig() if verify_cfg is None else verify_cfg
     if not isinstance(config, VerifyConfig):
-        message = f"verify_cfg must be a VerifyConfig, not {config!r:.120}"
-        raise UsageError(message)
+        raise UsageError(f"verify_cfg must be a VerifyConfig, not {config!r:.120}")
     config = config.as_used()
     sets = input_sets(inputs)
     reference = inspect_subject(framework_model, "reference", "framework_model")
@@ -303,7 +302,7 @@ def verify(
 
 
 class _Verification:
-    """One set of inputs: run both sides, compare what they did, then a second call."""
+    """Runs both sides on one set of inputs, and compares a first and a second call."""
 
     def __init__(
         self,
@@ -381,18 +380,18 @@ class _Verification:
         return collected.verdict(strict=self.config.strict)
 
     def _shown(self, item: Item, call: int = 0) -> Item:
-        """The item as findings name it: with the set of inputs, where there are several."""
+        """The item as findings name it: with the set of inputs, if there are several."""
         return item.during(call, self.number)
 
     def _intrusions(self) -> CollectedFindings:
-        """What the candidate's calls changed of the reference's own state, which is put back."""
+        """Report and undo changes that the candidate's calls made to the reference's state."""
         collected = CollectedFindings()
         ours, theirs = self.reference.state, self.candidate.state
         if ours is theirs or not self.config.enabled:
             return collected
         for name in ours.changed():
             collected.compared += 1
-            reason = "the candidate's call changes this part of the reference, and not its own"
+            reason = "the candidate's call changes this part of the reference, not its own"
             item = self._shown(Item(ItemKind.STATE_AFTER_CALL, name))
             collected.add(item, Aspect.VALUE, Status.DIFFERENT, reason)
         ours.restore()
@@ -402,14 +401,11 @@ class _Verification:
     def _outputs_are_reused(self) -> bool:
         return torch.cuda.is_available() and any(map(reuses_outputs, self.candidate.backends))
 
-    def _unreadable(self) -> dict[str, str]:
-        return {**self.reference.state.unreadable, **self.candidate.state.unreadable}
-
     def _compare_memory(self, first: Observation) -> CollectedFindings:
-        """An output belongs to the caller: nobody writes to it later."""
+        """Check that nothing writes to an output after it was returned."""
         collected = CollectedFindings()
         if self._outputs_are_reused:
-            collected.notes.append("outputs lie in CUDA graphs: the next call overwrites them")
+            collected.notes.append("outputs are in CUDA graphs: the next call overwrites them")
         wrong = dict.fromkeys(first.written_later, "is written to after the call")
         wrong |= dict.fromkeys(self.reused, "is in the memory of the next call's output")
         wrong |= dict.fromkeys(self.overwritten, "is overwritten by the next call")
@@ -422,8 +418,8 @@ class _Verification:
         for item, what in wrong.items():
             if item not in usual:
                 collected.compared += 1
-                reason = f"{what}, unlike the reference's"
-                advice = "return a tensor of its own, or a copy"
+                reason = f"{what}, unlike in the reference"
+                advice = "return a new tensor or a copy"
                 shown = self._shown(item)
                 collected.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason, advice)
         return collected
@@ -431,16 +427,16 @@ class _Verification:
     def _run_again(
         self, sides: SubjectLift, demand: Demand, first: Observation
     ) -> CollectedFindings:
-        """The reference must still be what it was: else it is unknown what was compared."""
+        """Check that the reference still computes the same; otherwise nothing is known."""
         self.tell("running the reference once more")
         collected = CollectedFindings()
         first = dataclasses.replace(first, further={}, again={})
         with running_subject(self.reference, self.rng, self.conditions) as call:
             last = call(self.inputs)
-        for name, reason in self._unreadable().items():
+        ours, theirs = self.reference.state, self.candidate.state
+        for name, reason in {**ours.unreadable, **theirs.unreadable}.items():
             collected.skipped.append(f"{self._shown(Item(ItemKind.STATE, name))}: {reason}")
-        failures = {**self.reference.state.failures, **self.candidate.state.failures}
-        for name, reason in failures.items():
+        for name, reason in {**ours.failures, **theirs.failures}.items():
             item = self._shown(Item(ItemKind.STATE, name))
             collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         if first.error is not None or _same_observation(first, last):
@@ -455,16 +451,19 @@ class _Verification:
             collected.notes.append("the reference does not give the same bits every time")
             return collected
         named = ", ".join(list(dict.fromkeys(moved))[:3])
-        reason = f"run once more at the end, it no longer gives the same {named}"
-        advice = "what the two share was changed and could not be put back, or it is not repeatable"
+        reason = f"when run once more at the end, it no longer gives the same {named}"
+        advice = (
+            "either something that both sides share was changed and could not be restored, or the "
+            "reference is not repeatable"
+        )
         item = self._shown(harness("reference"))
         collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
         return collected
 
     def _goes_by_order(self, reference: Observation, candidate: Observation) -> bool:
-        """Whether the candidate's outputs have other names, and that is no difference.
+        """Whether outputs with other names are matched by their order.
 
-        Other runtimes give their results in a list, whatever the model gives.
+        Other runtimes return their results in a list, whatever the model returns.
         """
         root = candidate.kinds.get(OUTPUT)
         is_list = root is not None and root.family == SEQUENCE
@@ -478,13 +477,13 @@ class _Verification:
             Aspect.HARNESS,
             Status.UNVERIFIED,
             "torch.compile compiled nothing, so eager was compared with eager",
-            "see TORCH_LOGS=graph_breaks; torch skips recurrent modules, and after one of them its "
-            "own containers as well: compile a function or module of your own around them",
+            "see TORCH_LOGS=graph_breaks; torch skips recurrent modules, and after one of them "
+            "also its own containers: compile your own function or module that calls them",
         )
         return collected
 
     def _differentiates(self) -> bool:
-        """By default where anything requires grad and gradients are on."""
+        """Whether to compare gradients; by default, if anything requires grad and grad is on."""
         if self.config.verify_gradients is not None:
             return self.config.verify_gradients
         tensors = [*self.reference.state.tensors.values()]
@@ -492,7 +491,7 @@ class _Verification:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
     def _run_reference(self) -> list[Observation]:
-        """One call, and a second where the first left something behind."""
+        """Call it once, and a second time if the first call left state behind."""
         self.tell("running the reference")
         with running_subject(self.reference, self.rng, self.conditions) as call:
             seen = [call(self.inputs)]
@@ -506,23 +505,19 @@ class _Verification:
         again = self.config.verify_second_call and self.config.enabled
         holds = self.config.verify_aliasing and not self._outputs_are_reused
         conditions = dataclasses.replace(self.conditions, holds=holds)
-        with self._room(), running_subject(self.candidate, self.rng, conditions) as call:
+        # Our own entries in Dynamo's caches must not push the candidate into eager mode.
+        room = room_for_entries() if self.candidate.is_compiled else contextlib.nullcontext()
+        with room, running_subject(self.candidate, self.rng, conditions) as call:
             seen = [call(self.inputs)]
             if seen[0].error is None and (again or reference_calls > 1):
                 seen.append(call(self.inputs))
                 self.overwritten = seen[0].written_later
                 self.reused = _outputs_in_reused_memory(*seen)
         if reference_calls == 1 and len(seen) > 1 and _same_observation(*seen):
-            # Nothing more is to be learned from it: it need not be held while others run.
+            # It shows nothing more; free its memory.
             seen.pop()
             self.repeats = True
         return seen
-
-    @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
-        """Our own entries in Dynamo's caches must not push the candidate into eager mode."""
-        with room_for_entries() if self.candidate.is_compiled else contextlib.nullcontext():
-            yield
 
     def _compare_second(
         self,
@@ -531,21 +526,21 @@ class _Verification:
         natives: list[Observation],
         mine: list[Observation],
     ) -> CollectedFindings:
-        """A program without state does the same again; one with state goes on from it."""
+        """Compare the second call: without state it repeats the first, with state it continues."""
         occasion = self._shown(CALL, call=2)
         unseen = sorted({*self.reference.state.unseen, *self.candidate.state.unseen})
         if unseen:
             collected = CollectedFindings()
-            note = f"the second call was not judged: {unseen[0]} cannot be put back"
+            note = f"the second call was not judged: {unseen[0]} cannot be restored"
             collected.notes.append(note)
             return collected
         if self.repeats:
             collected = CollectedFindings(compared=1)
-            reason = "the candidate does the same again, bit for bit"
+            reason = "the candidate's second call gives the same bits"
             collected.add(occasion, Aspect.VALUE, Status.IDENTICAL, reason)
             return collected
         if len(natives) == 1:
-            # It changed its mind. Its lifted run was of the first call only.
+            # Its second call differs from its first. The lifted run has the first call only.
             demand.unsettle()
             comparer = Comparer(sides, demand, self.config, 0, occasion, lifts=False)
             return comparer.compare(natives[0], mine[1])
@@ -553,7 +548,7 @@ class _Verification:
 
 
 def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[Item]:
-    """The outputs of a call that stand in memory which the call before gave away."""
+    """The outputs of a call that are in the memory of an output of the call before."""
     taken = {storage_address(tensor) for tensor in first.live.values()} - {0}
     return [item for item, tensor in second.live.items() if storage_address(tensor) in taken]
 
@@ -570,10 +565,10 @@ def _same_observation(first: Observation, second: Observation) -> bool:
 
 
 def _hang_on_accumulation(reference: Subject, candidate: Subject) -> bool:
-    """Whether hooks that only `.backward()` runs tell the two sides apart.
+    """Whether the two sides have different hooks that only `.backward()` runs.
 
-    The hooks of a shared parameter run for both alike. Those are the caller's, an optimizer
-    behind them perhaps, and are left alone.
+    Hooks of a shared parameter run for both sides. They belong to the caller, perhaps to an
+    optimizer, and are not called.
     """
     left, right = reference.state.tensors, candidate.state.tensors
     return any(

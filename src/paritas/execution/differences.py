@@ -1,8 +1,8 @@
-"""How far pairs of tensors are apart, many pairs at once: one wait for all that is on a device.
+"""Differences of many pairs of tensors at once, with one synchronisation per device.
 
-A guarded program compares all its results on every checked call. To ask a CUDA device for the
-figures of one pair is to wait until it has come so far, and to leave it idle until the next is
-asked for. On the CPU, what a small pair costs is mostly the number of calls.
+A guarded program compares all its results on every checked call. Reading the figures of one pair
+from a CUDA device waits for the device, and leaves it idle until the next request. On the CPU, the
+cost of a small pair is mostly the overhead of calls.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# Where most of a pair's cost is that of calls, in elements; and how many are held at once.
+# The size of a small pair, and of a group of them, in elements.
 SMALL, MOST_TOGETHER = 1 << 14, 1 << 15
 _TOGETHER = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class PairDifference(NamedTuple):
-    """What is known of a pair: whether its bits are the same, and its relative difference."""
+    """Whether the bits of a pair are the same, and its relative difference."""
 
     identical: bool
     sizes: tuple[float, float] | None
 
 
 def waits_for_device(reference: Tensor, candidate: Tensor) -> bool:
-    """Whether to ask for figures of such a pair is to wait for a device, and can be put off."""
+    """Whether reading figures of such a pair waits for a device, and can be deferred."""
     return (
         reference.is_cuda
         and reference.device == candidate.device
@@ -48,9 +48,9 @@ def waits_for_device(reference: Tensor, candidate: Tensor) -> bool:
 
 
 def differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[PairDifference | None]:
-    """Of candidates and references, each pair of floats of one dtype, shape and device.
+    """Measure pairs of candidate and reference, each of one floating dtype, shape and device.
 
-    None of a pair that is better measured by itself.
+    The result is None for a pair that is better measured alone.
     """
     found: dict[int, PairDifference] = {}
     later = [place for place, pair in enumerate(pairs) if waits_for_device(*pair)]
@@ -75,7 +75,7 @@ def _measure_on_devices(pairs: list[tuple[Tensor, Tensor]]) -> list[PairDifferen
 
 
 def _group_small_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[int]]:
-    """Places of small pairs on the CPU, those of one dtype together, but never very many."""
+    """Group the positions of small pairs on the CPU by dtype, in groups of limited size."""
     waiting: dict[torch.dtype, list[int]] = {}
     held: dict[torch.dtype, int] = {}
     for place, (candidate, reference) in enumerate(pairs):
@@ -92,7 +92,7 @@ def _group_small_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[
 
 
 def _measure_on_cpu(pairs: list[tuple[Tensor, Tensor]]) -> list[PairDifference]:
-    """Of pairs of one dtype; only where no difference shows, their bits are looked at."""
+    """Measure pairs of one dtype; bits are compared only if there is no difference."""
     candidates, references = zip(*pairs, strict=True)
     dtype = torch.float32 if references[0].dtype.itemsize == 2 else None  # noqa: PLR2004
     return [
@@ -111,7 +111,7 @@ def all_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     later = [place for place, pair in enumerate(pairs) if waits_for_device(*pair)]
     rows = _fetch_figures([[_same_bits(*pairs[place])] for place in later])
     found = {place: bool(same) for place, (same,) in zip(later, rows, strict=True)}
-    # Two NaNs of different bits are the same, which one operator cannot tell.
+    # NaNs with different bits count as the same; only `bitwise_equal` knows that.
     return [
         found.get(place) or _same_in_one_call(*pair) or bitwise_equal(*pair)
         for place, pair in enumerate(pairs)
@@ -119,7 +119,7 @@ def all_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 
 
 def _same_in_one_call(a: Tensor, b: Tensor) -> bool:
-    """Whether one call says of a small pair on the CPU that its bits are the same."""
+    """Whether one call shows that the bits of a small pair on the CPU are the same."""
     integers = INTEGERS.get(a.dtype.itemsize)
     return (
         integers is not None
@@ -143,7 +143,7 @@ def _same_bits(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _fetch_figures(figures: list[list[Tensor]]) -> list[list[float]]:
-    """All of them on the host, by one transfer from each device."""
+    """Copy all figures to the host, with one transfer from each device."""
     rows: list[list[float]] = [[] for _ in figures]
     for device in {row[0].device for row in figures}:
         places = [place for place, row in enumerate(figures) if row[0].device == device]

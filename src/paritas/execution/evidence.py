@@ -1,8 +1,8 @@
-"""How much a program wavers by its own rounding, measured by running it again.
+"""How far rounding moves a program's results, measured by running it again.
 
-The arbiter is the reference in float64, perturbed runs are the reference with every rounding drawn
-at random. Each run is made when the judge first asks for it. What the candidate did in float64
-comes from elsewhere: it is no evidence about the reference.
+The arbiter is the reference in float64; perturbed runs are the reference with random rounding
+errors. Each run is made on first use. The candidate in float64 comes from elsewhere: it is not
+evidence about the reference.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _Seen = TypeVar("_Seen")
 
 
 class WideDefault:
-    """Float64 for whatever one program makes without stating a dtype.
+    """Float64 for tensors that a program creates without a dtype.
 
-    Under a lifting mode the mode sees to it, and other threads notice nothing. A program that asks
-    the default where no mode looks (`torch.tensor(0.1)`, an operator from elsewhere) is run again
-    under another default, as is from then on whatever it runs; without a mode, all programs are.
+    Under a lifting mode, the mode does this without an effect on other threads. A program that
+    uses the default where the mode cannot see it (`torch.tensor(0.1)`, a custom operator) runs
+    again under another default dtype, and so do its later runs. Without a mode, all programs do.
     """
 
     def __init__(self) -> None:
-        """Nothing is known of the program yet."""
+        """Start without knowledge of the program."""
         self.is_asked = False
 
     def run(self, mode: LiftMode | None, once: Callable[[], _Seen]) -> _Seen:
-        """What `once` gives, which can be called twice and runs the program under `mode`."""
+        """Call `once`, which runs the program under `mode`, once or twice; return its result."""
         if mode is not None and mode.widths and not self.is_asked:
             seen = once()
             if not mode.asked_default:
@@ -74,49 +74,49 @@ class WideDefault:
 
 @quietly()
 def run_quietly(program: Program, options: RunOptions, default: WideDefault) -> list[Observation]:
-    """Run a program without showing what it logs or warns of: the user did not ask for this run."""
+    """Run a program without its logs and warnings: the user did not request this run."""
     if not options.wide or program.sets_default:
         return program.run(options)
     return default.run(options.mode, lambda: program.run(options))
 
 
-# --- What is known of a program -------------------------------------------------------------------
+# --- What is known about a program ----------------------------------------------------------------
 
 DECIDING_RUNS = 12
-# Decisions are looked for with noise so many times that of the program. A decision that the
-# candidate's rounding can turn is then turned in nearly every second pair of runs.
+# Decisions are searched with noise this many times larger than the program's. A decision that the
+# candidate's rounding can flip then flips in nearly every second pair of runs.
 JUMP_GAIN = 4.0
-# Kernels may round more than is foreseen, as convolutions by Winograd do: the noise is then so many
-# times larger, as far as the outputs show it.
+# Kernels may round more than predicted, as Winograd convolutions do. The outputs show how much,
+# and the noise of pairs of runs grows by at most this factor.
 MOST_KERNEL_NOISE = 4.0
 _FIRST_PAIR_SEED = 1 << 16
-# Two native runs that are so many times the own error of one apart differ by more than rounding.
+# Two native runs further apart than this many times the error of one differ by more than rounding.
 OWN_ERRORS = 4.0
-# Where more of an item than this turns non-finite under a perturbation, the perturbed run is no
-# measure of anything.
+# If a larger share of an item becomes non-finite under a perturbation, the perturbed runs measure
+# nothing.
 MOST_LEAVING = 0.5
 
 P_co = TypeVar("P_co", bound=Program, covariant=True)
 
 
-class NoiseNotYetMeasured(Exception):  # noqa: N818  (nothing went wrong: it is asked again later)
-    """Perturbed runs were asked for while they are put off."""
+class NoiseNotYetMeasured(Exception):  # noqa: N818  (not an error: the caller asks again later)
+    """Perturbed runs were requested while they are deferred."""
 
 
 class Notes(list[str]):
-    """What a verdict is to say besides its findings.
+    """Notes for a verdict.
 
     Attributes:
-        weaker: those of them that say why less is seen than could be.
+        weaker: the notes that say why the check is weaker than it could be.
     """
 
     def __init__(self) -> None:
-        """Nothing is to be said yet."""
+        """Start empty."""
         super().__init__()
         self.weaker: set[str] = set()
 
     def add_weaker(self, note: str) -> None:
-        """Say why less is seen than could be."""
+        """Add a note that says why the check is weaker than it could be."""
         self.append(note)
         self.weaker.add(note)
 
@@ -129,7 +129,7 @@ class _Spread:
 
 @dataclasses.dataclass
 class _Pairs:
-    """Sums over pairs of runs: of what is left of two opposite deviations, and of their size."""
+    """Sums over pairs of runs: squares of the sum of opposite deviations, and of their sizes."""
 
     runs: int = 0
     gain: float = JUMP_GAIN
@@ -138,18 +138,18 @@ class _Pairs:
 
 
 class Demand:
-    """What one comparison still needs of the perturbed runs, and what it got.
+    """What one comparison still needs from perturbed runs, and their results so far.
 
     Attributes:
-        settled: calls and items that need no evidence any more; their spread is not kept.
-        puts_off: perturbed runs are refused for now, until it is known what needs them.
-        at_second: gradients of gradients are judged now, and perturbed runs make them.
-        spreads: unit roundoff -> what the runs so far came to.
-        jumps: the same of pairs of runs, for what decisions move.
+        settled: calls and items that need no more evidence; their spread is not kept.
+        puts_off: perturbed runs are deferred until it is known which items need them.
+        at_second: gradients of gradients are judged now, and perturbed runs compute them.
+        spreads: unit roundoff -> sums over the runs so far.
+        jumps: the same for pairs of runs, for the effect of decisions.
     """
 
     def __init__(self, *, settles: bool = True) -> None:
-        """Everything is needed; without `settles` it stays so, for whoever compares next."""
+        """Everything is needed at first; without `settles`, everything stays needed."""
         self.settles = settles
         self.settled: set[tuple[int, Item]] = set()
         self.puts_off = False
@@ -158,17 +158,17 @@ class Demand:
         self.jumps: dict[float, _Pairs] = {}
 
     def settle(self, call: int, item: Item) -> None:
-        """An item needs no evidence any more."""
+        """Note that an item needs no more evidence."""
         if self.settles:
             self.settled.add((call, item))
 
     def unsettle(self) -> None:
-        """Everything is needed again: other values are compared."""
+        """Start again: other values are compared."""
         self.settled.clear()
         self._forget_runs()
 
     def go_on_to_second(self) -> None:
-        """Gradients of gradients are judged next, by perturbed runs of their own."""
+        """Judge gradients of gradients next, by separate perturbed runs."""
         self.at_second = True
         self._forget_runs()
 
@@ -179,27 +179,27 @@ class Demand:
 
 @final
 class Evidence(Generic[P_co]):
-    """Further runs of a reference, call by call, made when the judge first asks for them.
+    """Further runs of a reference, call by call, made on first use.
 
     Attributes:
-        native: what the reference did, call by call.
+        native: the native runs, call by call.
         notes: why something could not be run, for the verdict.
-        tell: hears of every step that may take long.
-        dtype: the floating dtype that most of the program is in.
-        dtypes: all of them.
-        casts: the narrow dtypes that the program itself casts to, as far as lifted runs were made.
+        tell: called before every step that may take long.
+        dtype: the most frequent floating dtype of the program.
+        dtypes: all its floating dtypes.
+        casts: the narrow dtypes that the program casts to, as seen in lifted runs so far.
         shows_dtypes: the arbiter was made, and every cast in it was seen.
         default: the default dtype under which it runs.
-        everything: the demand used where a comparison brings none of its own.
-        open_decisions: operator -> how many of its decisions rounding can turn, of how many, in the
-            pair of runs that turned most.
-        seed: of the perturbations.
+        everything: the demand for comparisons without one of their own.
+        open_decisions: operator -> how many of its decisions rounding can flip, of how many, in the
+            pair of runs that flipped most.
+        seed: the seed of the perturbations.
     """
 
     def __init__(
         self, program: P_co, native: list[Observation] | None = None, seed: int = 0
     ) -> None:
-        """`native` is what the program did, where it was run already."""
+        """`native` are the native runs, if there are any already."""
         self._program = program
         self.seed = seed
         self.notes = Notes()
@@ -208,7 +208,7 @@ class Evidence(Generic[P_co]):
         self.casts: set[torch.dtype] = set()
         self.shows_dtypes = False
         self._wide_default = WideDefault()
-        # Before any other run: cotangents are drawn in the dtypes of the first.
+        # Before any other run: the first run sets the dtypes of the cotangents.
         self.native = self.run(RunOptions()) if native is None else native
         counts = program.dtypes(self.native) or {self.default: 0}
         self.dtypes = set(counts)
@@ -226,7 +226,7 @@ class Evidence(Generic[P_co]):
 
     @property
     def program(self) -> P_co:
-        """Whose evidence it is."""
+        """The program that the evidence is about."""
         return self._program
 
     def run(self, options: RunOptions) -> list[Observation]:
@@ -248,7 +248,7 @@ class Evidence(Generic[P_co]):
         return LiftMode(self.dtype, self.default, **how)
 
     def arbiter(self) -> list[Observation] | None:
-        """The reference in float64, call by call, or None if that cannot be."""
+        """The reference in float64, call by call, or None if that is not possible."""
         if not self._is_asked:
             self._is_asked = True
             if self.is_narrow:
@@ -259,7 +259,7 @@ class Evidence(Generic[P_co]):
         return self._arbiter
 
     def _lifted(self) -> list[Observation] | None:
-        """The reference in float64 by a dispatch mode, which also shows what it casts to."""
+        """Run the reference in float64 by a dispatch mode, which also shows its casts."""
         self.tell("running the reference in float64")
         looks = not self._program.knows_dtypes
         mode = self.lift_mode(remember_sums=looks)
@@ -277,7 +277,7 @@ class Evidence(Generic[P_co]):
     def spread(
         self, unit: float, call: int, item: Item, runs: int, demand: Demand | None = None
     ) -> Tensor | None:
-        """The rms deviation of one item over perturbed runs; infinite where one left it."""
+        """The rms deviation of one item over perturbed runs; infinite where a run is not finite."""
         demand = demand or self.everything
         spread = demand.spreads.setdefault(unit, _Spread())
         while spread.runs < runs:
@@ -294,7 +294,7 @@ class Evidence(Generic[P_co]):
         if squares is None:
             return None
         if float(torch.isinf(squares).double().mean()) > MOST_LEAVING:
-            self.notes.append(f"{item}: most of it left the finite numbers when perturbed")
+            self.notes.append(f"{item}: most of it became NaN or infinite when perturbed")
             return None
         return (squares / spread.runs).sqrt()
 
@@ -313,11 +313,11 @@ class Evidence(Generic[P_co]):
     def jumps(
         self, unit: float, call: int, item: Item, pairs: int, demand: Demand | None = None
     ) -> Jumps | None:
-        """What decisions within rounding of their edge move.
+        """The effect of decisions that rounding can flip.
 
-        Two runs with opposite noise deviate by opposite amounts, except where a decision falls one
-        way in the first and the other way in the second. So their deviations add up to what the
-        decisions move, whichever operators decide, and to next to nothing elsewhere.
+        Two runs with opposite noise deviate by opposite amounts, except where a decision differs
+        between them. So the sum of their deviations is the effect of the decisions, whichever
+        operators decide, and almost zero elsewhere.
         """
         demand = demand or self.everything
         known = demand.jumps.setdefault(unit, _Pairs())
@@ -343,19 +343,19 @@ class Evidence(Generic[P_co]):
         left, size = known.left.get((call, item)), known.size.get((call, item))
         if left is None or size is None:
             return None
-        # A decision is turned in one run of two at most: twice the mean square is its size. Of two
-        # deviations a decision makes one, and nothing cancels; of smooth ones next to all does.
+        # A decision flips in at most one run of a pair: its squared effect is twice the mean
+        # square. Then one of the two deviations remains; smooth ones cancel almost completely.
         return Jumps((2 * left / known.runs).sqrt(), left > size / 2)
 
     def _kernel_noise(self, plus: Observation, minus: Observation) -> float:
-        """How many times what is foreseen the kernels of the native run round, at least 1."""
+        """The rounding of the native run relative to the predicted one, at least 1."""
         ratios = []
         for item, true in self._base()[0].outputs.items():
             native, up, down = (seen.value(item) for seen in (self.native[0], plus, minus))
             if all(is_inexact(value) and value.shape == true.shape for value in (native, up, down)):
                 foreseen = rms_difference(up, down) / 2 / JUMP_GAIN
                 ratios += [rms_difference(native, true) / foreseen] if foreseen else []
-        # The least: in others a decision may have fallen the other way.
+        # The smallest ratio: in other outputs a decision may have flipped.
         return min(max(1.0, min(ratios, default=1.0)), MOST_KERNEL_NOISE)
 
     def _add_pair(
@@ -380,7 +380,7 @@ class Evidence(Generic[P_co]):
                     sums[key] = square if before is None else before + square
 
     def _base(self) -> list[Observation]:
-        """What perturbed runs are compared with."""
+        """The runs that perturbed runs are compared with."""
         if self._baseline is None:
             own = self._program.baseline(self)
             arbiter = self.arbiter() if own is None else own
@@ -388,7 +388,7 @@ class Evidence(Generic[P_co]):
         return self._baseline
 
     def decided(self, unit: float, demand: Demand | None = None) -> list[list[Observation]]:
-        """Runs that remember what decided their discrete results: a plain one, then perturbed."""
+        """Runs that record what decided their discrete results: a plain one, then perturbed."""
         demand = demand or self.everything
         if unit not in self._decided:
             if demand.puts_off:
@@ -413,9 +413,9 @@ class Evidence(Generic[P_co]):
         gain: float = 1.0,
         log: DecisionLog | None = None,
     ) -> list[Observation]:
-        """Run the reference with its roundings drawn at random, as far as anything depends on it.
+        """Run the reference with random rounding errors; settled gradients are left out.
 
-        Its gradients are no discrete values, about which decisions are remembered.
+        Runs that record decisions compute no gradients, which are not discrete.
         """
         wide = self.arbiter() is not None or not self.is_narrow
         native = unit == self.unit and len(self.dtypes) > 1
@@ -438,10 +438,10 @@ class Evidence(Generic[P_co]):
         return self.run(RunOptions(wide=wide, mode=mode, wanted=wanted, second=demand.at_second))
 
     def _can_make_less(self) -> bool:
-        """Whether a perturbed run may leave out gradients that nobody asks about any more.
+        """Whether a perturbed run may leave out gradients that are settled.
 
-        Not where it is told by their order in which dtype operators run, nor where a second call
-        goes on from what the first one left.
+        It may not if the order of operators identifies their dtypes, nor if a second call
+        continues from the state of the first.
         """
         return len(self.native) == 1 and len(self.dtypes) == 1
 
@@ -450,7 +450,7 @@ class Evidence(Generic[P_co]):
         return frozenset(item for item in items if (0, item) not in demand.settled)
 
     def dtype_log(self) -> dict[Any, torch.dtype]:
-        """In which dtype each operator of a mixed-precision program runs natively."""
+        """The native dtype of each operator call of a mixed-precision program."""
         if self._log is None:
             log = DtypeLog()
             self.run(RunOptions(watch=log))
@@ -460,10 +460,10 @@ class Evidence(Generic[P_co]):
     def depends_on_draws(
         self, call: int | None = None, item: Item | None = None, runs: int = 1
     ) -> bool:
-        """Whether an item, or any, is another one if the program draws other random numbers.
+        """Whether an item, or any item, changes if the program draws other random numbers.
 
-        Some programs draw numbers that they do not use, or only use in training. What is rarely
-        used, as to drop a layer, takes many runs to see.
+        Some programs draw numbers that they do not use, or use only in training. Rare uses, such as
+        dropping a layer, take many runs to detect.
         """
         if not any(seen.drew_random_numbers for seen in self.native):
             return False
@@ -501,12 +501,12 @@ class Evidence(Generic[P_co]):
         return rms_difference(value, other) <= OWN_ERRORS * rms_difference(value, true)
 
     def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run; an input or buffer it left alone has the value it came with."""
+        """An item of a run; an unchanged input or buffer has its initial value."""
         return completed(seen, item, self._program)
 
 
 def completed(seen: Observation, item: Item, program: Program) -> Any:
-    """An item of a run; what the program left alone has the value it came with, or `MISSING`."""
+    """An item of a run; an unchanged one has its initial value, or `MISSING`."""
     known = any(item in table for table in (seen.outputs, seen.after, seen.state))
     if known or not item.kind.is_afterwards:
         return seen.value(item)
@@ -516,7 +516,7 @@ def completed(seen: Observation, item: Item, program: Program) -> Any:
 
 
 def is_usable(seen: list[Observation], who: str, notes: Notes, *, weakens: bool = True) -> bool:
-    """Whether a run went well; if not, a note says why."""
+    """Whether a run succeeded; if not, a note says why."""
     for observation in seen:
         error = observation.error or observation.gradient_error
         if error is not None:
@@ -527,7 +527,7 @@ def is_usable(seen: list[Observation], who: str, notes: Notes, *, weakens: bool 
 
 
 class _AutocastWatch(torch.overrides.TorchFunctionMode):
-    """Notes the dtypes of autocast regions, which float64 values pass through untouched."""
+    """Records the dtypes of autocast regions, which do not change float64 values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -551,7 +551,7 @@ class _AutocastWatch(torch.overrides.TorchFunctionMode):
 
 
 def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
-    """(moved - value)^2, infinite where the two are not both finite or both the same."""
+    """(moved - value)^2; infinite where the two have different NaN or infinite values."""
     value = value.to(torch.complex128 if value.is_complex() else torch.float64)
     wide = torch.float64
     if not isinstance(moved, torch.Tensor) or moved.shape != value.shape:
@@ -565,7 +565,7 @@ def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
 
 
 def _pair_squares(value: Tensor, plus: Any, minus: Any) -> list[Tensor]:
-    """Of two opposite deviations from `value`, squared: their sum, and both added up."""
+    """For two deviations from `value`: the square of their sum, and the sum of their squares."""
     wide = torch.complex128 if value.is_complex() else torch.float64
     value = value.to(wide)
     for moved in (plus, minus):
@@ -581,7 +581,7 @@ def _pair_squares(value: Tensor, plus: Any, minus: Any) -> list[Tensor]:
 
 
 class Lifted(Protocol):
-    """What the candidate does in float64, where that is known."""
+    """The candidate in float64."""
 
     @property
     def unit(self) -> float:
@@ -589,13 +589,13 @@ class Lifted(Protocol):
         ...
 
     def runs(self) -> list[Observation] | None:
-        """Call by call; None if there is no such run."""
+        """The runs, call by call; None if there is no such run."""
 
     def coarsest(self) -> float | None:
-        """Unit roundoff of the coarsest dtype inside the reference, if it was looked for."""
+        """Unit roundoff of the coarsest dtype inside the reference, if known."""
 
     def initial(self, item: Item) -> Any:
-        """What something of the candidate's was before the call; or `MISSING`."""
+        """A value of the candidate before the call, or `MISSING`."""
 
 
 class GivenLift:
@@ -606,38 +606,38 @@ class GivenLift:
         make: Callable[[], list[Observation] | None] = lambda: None,
         rounded: Collection[torch.dtype] = (),
     ) -> None:
-        """`rounded` are narrow dtypes that values in these runs were rounded to all the same."""
+        """`rounded` are narrow dtypes to which values in these runs were rounded."""
         self._make = make
         self._rounded = rounded
 
     @property
     def unit(self) -> float:
-        """That of float64, or of the coarsest dtype that it rounds to."""
+        """Unit roundoff of float64, or of the coarsest dtype in `rounded`."""
         narrow = [unit_roundoff(dtype) for dtype in self._rounded if dtype.is_floating_point]
         return max([UNIT_F64, *narrow])
 
     def runs(self) -> list[Observation] | None:
-        """What was given."""
+        """The given runs."""
         return self._make()
 
     def coarsest(self) -> float | None:
-        """None: it is not looked for."""
+        """None: it is not known."""
         return None
 
     def initial(self, item: Item) -> Any:
-        """`MISSING`: they have all there is to compare."""
+        """`MISSING`: the runs have all values."""
         return MISSING
 
 
-# Compiled code is judged as it is: in float64 it would be another program.
+# Compiled code is judged natively: in float64 it would be another program.
 NO_LIFT = GivenLift()
 
 
-# --- All of it, seen at one item ------------------------------------------------------------------
+# --- The evidence about one item ------------------------------------------------------------------
 
 
 class ItemEvidence:
-    """What is known of one item of one call."""
+    """The evidence about one item of one call."""
 
     def __init__(
         self,
@@ -650,13 +650,13 @@ class ItemEvidence:
         also: tuple[Evidence[Program], ...] = (),
         in_float64: bool = False,
     ) -> None:
-        """Look at one item.
+        """Select one item.
 
         Args:
             lifted: the candidate in float64.
-            demand: what the comparison still needs; everything without it.
-            also: programs whose roundings are noise of this item as well.
-            in_float64: the two lifted runs are compared: there is no wider arbiter of them.
+            demand: what the comparison still needs; by default, everything.
+            also: programs whose rounding is also noise of this item.
+            in_float64: the two lifted runs are compared, for which there is no wider arbiter.
         """
         self.evidence = evidence
         self.item = item
@@ -672,7 +672,7 @@ class ItemEvidence:
         return UNIT_F64 if self.in_float64 else self.evidence.unit
 
     def coarsest(self) -> float | None:
-        """Unit roundoff of the coarsest dtype inside the reference, where that is looked for."""
+        """Unit roundoff of the coarsest dtype inside the reference, if known."""
         return self._lifted.coarsest()
 
     @property
@@ -699,7 +699,7 @@ class ItemEvidence:
         return value.to(arbiter.device)
 
     def spread(self, unit: float, runs: int) -> Tensor | None:
-        """The rms deviation over perturbed runs; the largest, where several programs are noisy."""
+        """The rms deviation over perturbed runs; for several programs, the largest."""
         mine = self.evidence.spread(unit, self.call, self.item, runs, self._demand)
         for other in self.also:
             theirs = other.spread(unit, self.call, self.item, runs)
@@ -708,7 +708,7 @@ class ItemEvidence:
         return mine
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
-        """What decisions within rounding move; the larger, where several programs decide."""
+        """The effect of decisions that rounding can flip; for several programs, the largest."""
         mine = self.evidence.jumps(unit, self.call, self.item, pairs, self._demand)
         for other in self.also:
             theirs = other.jumps(unit, self.call, self.item, pairs)
@@ -722,21 +722,21 @@ class ItemEvidence:
         return self.item.kind.is_gradient
 
     def open_decisions(self) -> dict[str, tuple[int, int]]:
-        """Operator -> how many of its decisions rounding can turn, of how many."""
+        """Operator -> how many of its decisions rounding can flip, of how many."""
         return self.evidence.open_decisions
 
     def least_spread(self) -> Tensor | None:
-        """What the last sum behind a narrow value rounds, as the arbiter shows it."""
+        """The rounding of the last sum of a narrow value, as the arbiter shows it."""
         arbiter, native = self.evidence.arbiter(), self._native()
         if arbiter is None or len(arbiter) <= self.call or native is None:
             return None
         least = arbiter[self.call].least_noise.get(self.item)
-        # Of a sum in float64 there is no such rounding.
+        # A sum in float64 has no such rounding.
         narrow = native.dtype in WIDE and least is not None and least.shape == native.shape
         return least if narrow else None
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
-        """Where rounding of size `unit` decides between the reference's value and this one."""
+        """Where rounding of size `unit` decides between the reference's and this value."""
         native = self._native()
         if native is None or candidate.shape != native.shape:
             return None
@@ -750,17 +750,17 @@ class ItemEvidence:
         ]
         known = [margin for margin in margins if margin is not None]
         if runs and len(known) == len(runs):
-            # What separates the two choices, against how much rounding moves it.
+            # The distance between the two choices, compared with how far rounding moves it.
             plain, *moved = known
             moves = torch.stack([(margin - plain).double() for margin in moved])
             spread = moves.square().mean(dim=0).sqrt()
             near = plain.abs() <= MAX_Z * spread
             if runs[0].decisions[self.item].kind in COMPARISONS:
-                # Of two equal scores either may be chosen, and a half may be rounded either way;
-                # but what no rounding moves lies on the side where the comparison puts it.
+                # Either of two equal scores may be chosen, and a half may be rounded either way.
+                # But the result of a comparison is exact if rounding does not move its operands.
                 near &= spread > 0
             return near & (reference != candidate)
-        # Nothing is known of how it came about: rounding decides where it gives the candidate's.
+        # The decision is unknown: rounding decides where some run gives the candidate's value.
         reached = torch.zeros_like(reference, dtype=torch.bool)
         for run in runs:
             value = self._complete(run)
@@ -783,13 +783,13 @@ class ItemEvidence:
         if not isinstance(value, torch.Tensor):
             return None
         if value.dtype in WIDE:
-            # Not float64, so not lifted, unless it is what came in and was left alone.
+            # A narrow value was not lifted, except for an unchanged initial value.
             return value.to(WIDE[value.dtype]) if self.item.kind.is_afterwards else None
         return value
 
 
 class GivenItem(ItemEvidence):
-    """Both sides' values in float64 are given: the one is the arbiter, the other the lifted run."""
+    """Evidence with given values in float64: the arbiter and the lifted run."""
 
     def __init__(
         self,

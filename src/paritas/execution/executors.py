@@ -1,6 +1,6 @@
-"""Who does the work: threads, processes, a cluster, or any executor that the caller brings.
+"""Executors: threads, processes, a cluster, or any executor of the caller.
 
-Nothing here imports torch at the top: a new process first says how many threads torch may use.
+Nothing here imports torch at the top: a new process first limits the number of torch's threads.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 # --- Python's garbage collector, while a large table grows ----------------------------------------
 
-# Full ones are so many times as rare as the next lesser ones.
+# A full collection after this many collections of the younger generation.
 _SELDOM = 1000
-# What was in force before each use that is not over yet: the setting is one for all threads, and
-# what the last of them puts back has to be what the first one found.
+# The thresholds before each use in progress: all threads share the setting, and the last user must
+# restore what the first one found.
 _thresholds_before: list[tuple[int, int, int]] = []
 _thresholds_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def few_full_collections() -> Iterator[None]:
-    """Within, Python seldom goes over all objects there are.
+    """Make full garbage collections rare inside the block.
 
-    A table of 50,000 rows is a million objects that stay, and looking through all of them again
-    and again takes as long as matching does. What is young is looked through as often as ever.
+    A table of 50,000 rows has a million objects that stay, and scanning all of them repeatedly
+    takes as long as matching. Young objects are collected as often as before.
     """
     with _thresholds_lock:
         _thresholds_before.append(gc.get_threshold())
@@ -60,17 +60,17 @@ def few_full_collections() -> Iterator[None]:
             gc.set_threshold(*_thresholds_before.pop())
 
 
-# --- Whose work it is -----------------------------------------------------------------------------
+# --- Which session a worker works for -------------------------------------------------------------
 
 _thread = threading.local()
 
 
 @contextlib.contextmanager
 def working(session: str) -> Iterator[None]:
-    """What is done within is a worker's, for the work of that name.
+    """Mark the block as a worker's work for a session.
 
     Args:
-        session: empty where it is done in the process that hands out the work.
+        session: empty in the process that distributes the work.
     """
     before = session_of_work()
     _thread.session = session
@@ -81,28 +81,28 @@ def working(session: str) -> Iterator[None]:
 
 
 def session_of_work() -> str | None:
-    """What `working` was told; None outside of it."""
+    """The session of the surrounding `working` block; None outside of one."""
     session: str | None = getattr(_thread, "session", None)
     return session
 
 
 # --- Executors ------------------------------------------------------------------------------------
 
-# Work comes in batches, of which only so many are under way that memory stays bounded. A worker
-# that dies costs its own batch, no other.
+# Work comes in batches, and only a limited number run at once, to bound memory. A worker that dies
+# loses only its own batch.
 
 _Batch = TypeVar("_Batch")
 _Result = TypeVar("_Result")
 
 _DASK = "dask://"
 _DASK_PATIENCE = "20s"
-# By executor, what tells the work of one comparison from that of the next.
+# By executor, an id that separates the work of one comparison from that of the next.
 _sessions: weakref.WeakKeyDictionary[Executor, str] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed(Generic[_Batch]):
-    """What became of a batch whose worker died."""
+    """The result of a batch whose worker died."""
 
     batch: _Batch
     error: str
@@ -110,18 +110,17 @@ class Failed(Generic[_Batch]):
 
 @contextlib.contextmanager
 def executor_of(spec: str | Executor, jobs: int | None = None) -> Iterator[tuple[Executor, int]]:
-    """An executor, and how many workers it has; what was made here is shut down in the end.
+    """Provide an executor and its number of workers; an executor made here is shut down at the end.
 
     Args:
-        spec: `threads`, `processes`, `dask://host:port`, or an executor, which is left as it is.
-        jobs: how many workers; as many as there are processors, or threads of the cluster, unless
-            given.
+        spec: `threads`, `processes`, `dask://host:port`, or an executor, which is not shut down.
+        jobs: number of workers; by default the number of processors, or of the cluster's threads.
 
     Raises:
         UsageError: there is no such executor, or it cannot be reached.
     """
     if jobs is not None and jobs < 1:
-        raise UsageError(f"jobs={jobs}: give one worker at least")
+        raise UsageError(f"jobs={jobs}: the number of jobs must be 1 or more")
     with contextlib.ExitStack() as stack:
         if isinstance(spec, Executor):
             executor, workers = spec, jobs or count_processors()
@@ -137,10 +136,10 @@ def executor_of(spec: str | Executor, jobs: int | None = None) -> Iterator[tuple
             workers = min(jobs or threads, threads)
         else:
             raise UsageError(
-                f"executor={spec!r}: give threads, processes, dask://host:port, or an executor of "
+                f"executor={spec!r}: use threads, processes, dask://host:port, or an executor of "
                 f"concurrent.futures"
             )
-        # Whoever brings an executor may record its dumps anew before the next comparison.
+        # The caller of an executor may record new dumps before the next comparison.
         stack.callback(_sessions.pop, executor, None)
         yield executor, workers
 
@@ -153,17 +152,16 @@ def run_batches(
     ahead: int,
     ordered: bool = True,
 ) -> Iterator[tuple[_Batch, _Result | Failed[_Batch]]]:
-    """Apply a function to batches; gives each with its result.
+    """Apply a function to batches; yields each with its result.
 
-    A batch whose worker died is tried once more, with no other beside it that might have been the
-    reason. What the function itself raises ends it all: what waits is cancelled, and the error is
-    raised here.
+    A batch whose worker died is tried once more, alone, because another batch may have been the
+    cause. An exception of the function itself cancels all waiting batches and is raised here.
 
     Args:
-        function: must be importable by name where work goes to other processes.
-        batches: taken from only as far as there is room.
-        ahead: how many may be under way.
-        ordered: give results in the order of the batches; otherwise each as soon as it is there.
+        function: must be importable by name if work goes to other processes.
+        batches: consumed only as fast as there is room.
+        ahead: how many may run at once.
+        ordered: yield results in the order of the batches; otherwise each as soon as it is ready.
     """
     work = _WorkerFunction(function, _session_of(executor))
     pending: deque[tuple[_Batch, Future[_Result]]] = deque()
@@ -200,7 +198,7 @@ def _first_done(pending: deque[tuple[_Batch, Future[_Result]]]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _WorkerFunction(Generic[_Batch, _Result]):
-    """The function as it goes to a worker."""
+    """The function as it is sent to a worker."""
 
     function: Callable[[_Batch], _Result]
     session: str
@@ -211,7 +209,7 @@ class _WorkerFunction(Generic[_Batch, _Result]):
 
 
 def _session_of(executor: Executor) -> str:
-    """Empty where workers share the memory of this process."""
+    """The id of the work; empty if workers share the memory of this process."""
     if isinstance(executor, ThreadPoolExecutor):
         return ""
     return _sessions.setdefault(executor, uuid.uuid4().hex)
@@ -240,15 +238,15 @@ def _take_result(batch: _Batch, future: Future[_Result]) -> _Result | Failed[_Ba
 
 
 def _is_death(error: BaseException) -> bool:
-    """Whether it is the worker that failed, or its memory: nothing that the function means."""
+    """Whether the worker or its memory failed, and not the function."""
     if isinstance(error, (BrokenExecutor, CancelledError, MemoryError)):
         return True
-    # Of a cluster, which may not be installed: a killed worker, a connection that broke.
+    # Errors of dask, which may not be installed: a killed worker, a broken connection.
     return type(error).__module__.partition(".")[0] == "distributed"
 
 
 def count_processors() -> int:
-    """Those that this process may use."""
+    """The number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -264,7 +262,7 @@ def _closing(executor: Executor) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _torch_threads(workers: int) -> Iterator[None]:
-    """Torch's own threads and ours together are not to be more than there are processors."""
+    """Limit torch's threads: together with ours, they should not exceed the processors."""
     import torch
 
     before = torch.get_num_threads()
@@ -276,14 +274,14 @@ def _torch_threads(workers: int) -> Iterator[None]:
 
 
 class _Processes(Executor):
-    """Processes that are started afresh once one of them died."""
+    """A pool of processes that is restarted if one of them dies."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._pool = self._made()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As every executor does."""
+        """Submit a call; see `Executor.submit`."""
         try:
             return self._pool.submit(fn, *args, **kwargs)
         except BrokenExecutor:
@@ -292,19 +290,19 @@ class _Processes(Executor):
             return self._pool.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  (the signature of executors)
-        """As every executor does."""
+        """Shut the pool down; see `Executor.shutdown`."""
         self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def _made(self) -> ProcessPoolExecutor:
-        # To fork a process whose threads hold locks may hang.
+        # Forking a process whose threads hold locks may hang.
         context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(self._workers, context, initializer=_prepare_worker)
 
 
 def _prepare_worker() -> None:
-    """In a new process, before torch is imported."""
+    """Configure a new process before torch is imported."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    # The one who started it decides what an interruption means.
+    # The parent process handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -318,24 +316,24 @@ def _connect_dask(address: str) -> Iterator[tuple[Executor, int]]:
             f"pip install 'paritas[dask]'"
         ) from error
     if not address:
-        raise UsageError(f"executor='{_DASK}': give the scheduler's host and port behind it")
+        raise UsageError(f"executor='{_DASK}': add the scheduler's host and port")
     try:
         client = distributed.Client(
             f"tcp://{address}", timeout=_DASK_PATIENCE, set_as_default=False
         )
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"executor='{_DASK}{address}': no scheduler of dask answers there ({error})"
+            f"executor='{_DASK}{address}': no dask scheduler answers there ({error})"
         ) from error
     with client:
         try:
             client.wait_for_workers(1, timeout=_DASK_PATIENCE)
         except TimeoutError as error:
             raise UsageError(
-                f"executor='{_DASK}{address}': its cluster has no workers after {_DASK_PATIENCE}"
+                f"executor='{_DASK}{address}': the cluster has no workers after {_DASK_PATIENCE}"
             ) from error
         threads = max(sum(client.nthreads().values()), 1)
-        # What has the same arguments is not the same work: a batch may be tried again.
+        # The same arguments are not the same work: a batch may be tried again.
         executor = client.get_executor(pure=False)
         try:
             yield executor, threads

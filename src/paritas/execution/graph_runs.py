@@ -1,6 +1,6 @@
 """Runs of one graph on the arguments of one call: natively, in float64, perturbed.
 
-First graphs from below autograd, then graphs as Dynamo captured them, with autograd above.
+First graphs from below autograd, then graphs as Dynamo captured them, which autograd records.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ if TYPE_CHECKING:
     from paritas.precision.lifting import LiftMode
 
 
-# --- The reference as a program that holds less ---------------------------------------------------
+# --- The reference as a program that needs less memory --------------------------------------------
 
 
 class LeanGraph:
-    """A graph, and in its place, once that is trusted, the same with results written over operands.
+    """A graph that is replaced, once trusted, by one that writes results over operands.
 
-    A guarded call holds what the compiled code made and what the reference makes at once. How much
-    that is decides whether a program that only just fits can be guarded.
+    A guarded call holds the results of the compiled code and of the reference at once. Their size
+    decides whether a program that barely fits into memory can be guarded.
     """
 
     def __init__(self, module: GraphModule) -> None:
-        """Nothing is rewritten before it is known that the graph is called again."""
+        """The graph is rewritten by `compare_once`, when it is known to be called again."""
         self.module = module
         self.is_settled = False
 
     def compare_once(self, expected: list[Any], run: Callable[[GraphModule], list[Any]]) -> None:
-        """Use the rewritten graph from now on if `run` gets of it what it got of the original."""
+        """Use the rewritten graph from now on if `run` gives the expected results with it."""
         if self.is_settled:
             return
         self.is_settled = True
@@ -72,7 +72,7 @@ class LeanGraph:
             return
         try:
             found = run(lean)
-        except Exception:  # noqa: BLE001  (then the original it is, which is as right)
+        except Exception:  # noqa: BLE001  (the original stays in use)
             return
         if len(found) == len(expected) and all(map(_have_same_layout, found, expected)):
             pairs = zip(found, expected, strict=True)
@@ -82,7 +82,7 @@ class LeanGraph:
 
 
 def _have_same_layout(left: Any, right: Any) -> bool:
-    """Whether two results are tensors that lie in memory alike, or the same otherwise."""
+    """Whether two results are tensors with the same layout and strides, or equal values."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return left.layout is right.layout and _strides_of(left) == _strides_of(right)
     return type(left) is type(right) and bool(left == right)
@@ -97,17 +97,17 @@ def _strides_of(value: torch.Tensor) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceGraph:
-    """A graph from below autograd as a program that can be run op by op.
+    """A graph from below autograd that runs op by op.
 
     Attributes:
-        module: the graph, drawing the random numbers that compiled code draws.
+        module: the graph; it draws the same random numbers as the compiled code.
         inputs: a name for each input.
-        outputs: what each output is.
+        outputs: an item for each output.
         written: positions of the inputs it may write to.
-        dtypes: the floating dtypes it computes in, counted.
+        dtypes: counts of the floating dtypes it computes in.
         draws: whether it draws random numbers.
-        wide: the same in float64.
-        lean: the same, holding less.
+        wide: the same graph in float64.
+        lean: the same graph with less memory.
     """
 
     module: GraphModule
@@ -126,7 +126,7 @@ class ReferenceGraph:
         inputs: list[str] | None = None,
         outputs: list[Item] | None = None,
     ) -> ReferenceGraph:
-        """Copy a graph; without names, positions name its inputs and outputs."""
+        """Copy a graph; by default, inputs have the names of nodes and outputs are numbered."""
         mine = copy_graph(module)
         use_twins(mine)
         written = written_placeholders(module)
@@ -144,12 +144,12 @@ class ReferenceGraph:
     def observe(
         self, args: list[Any], mode: LiftMode | None = None, module: GraphModule | None = None
     ) -> Observation:
-        """Run it, or `module` for it, on arguments that it may write to; name what came out."""
+        """Run it, or `module` in its place, on arguments that it may write to."""
         seen = Observation()
         try:
             with as_traced(), mode or contextlib.nullcontext():
                 results = (module or self.module).forward(*args)
-        except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
+        except Exception as error:  # noqa: BLE001  (the observation carries it)
             seen.error = error
             return seen
         self.name_results(seen, list(results), args)
@@ -157,7 +157,7 @@ class ReferenceGraph:
         return seen
 
     def name_results(self, seen: Observation, results: list[Any], args: list[Any]) -> None:
-        """Put results and written inputs into an observation, under their names."""
+        """Put results and written inputs into an observation, by their names."""
         seen.outputs = dict(zip(self.outputs, results, strict=False))
         for position in sorted(self.written):
             value = args[position]
@@ -167,7 +167,7 @@ class ReferenceGraph:
     def aliases(
         self, seen: Observation, args: list[Any], addresses: list[int], items: Iterable[Item]
     ) -> frozenset[tuple[Item, Item]]:
-        """Which of these outputs share memory, and with what; `addresses` are of the inputs."""
+        """Which of these outputs share memory with what; `addresses` are those of the inputs."""
         outputs = {item: seen.outputs[item] for item in items if item in seen.outputs}
         places = {storage_address(value) for value in outputs.values()}
         given = zip(self.inputs, args, addresses, strict=False)
@@ -177,17 +177,17 @@ class ReferenceGraph:
 
 
 class WideGraph:
-    """The graph rewritten for float64, once that was seen to give what the mode gives."""
+    """The graph rewritten for float64, trusted once it gives the same as the dispatch mode."""
 
     def __init__(self, module: GraphModule, written: frozenset[int]) -> None:
-        """Nothing is rewritten before it is first needed."""
+        """The graph is rewritten by `compare_once`."""
         self._original = module
         self._written = written
         self._module: GraphModule | None = None
         self._trusted: bool | None = None
 
     def run(self, reference: ReferenceGraph, args: list[Any]) -> Observation | None:
-        """Run it on arguments as they are; None where the mode has to do it."""
+        """Run it on native arguments; None if it is not trusted."""
         if not self._trusted or self._module is None:
             return None
         return self._observe(self._module, reference, args)
@@ -213,7 +213,7 @@ class WideGraph:
         try:
             with as_traced():
                 results = list(module.forward(*args))
-        except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
+        except Exception as error:  # noqa: BLE001  (the observation carries it)
             seen.error = error
             return seen
         count = len(reference.outputs)
@@ -228,15 +228,15 @@ class GraphProgram(Program):
     """A reference graph on the arguments of one call.
 
     Attributes:
-        kept: the arguments as they were before the call; nothing writes to them.
-        used: the arguments of the native run: `kept`, but where it writes to them.
+        kept: the arguments before the call; nothing writes to them.
+        used: the arguments of the native run: `kept`, with copies of those that it writes to.
     """
 
     knows_dtypes = True
     notes_float64 = False
 
     def __init__(self, reference: ReferenceGraph, kept: list[Any], rng: RandomState) -> None:
-        """`rng` is where the call found torch's generators."""
+        """`rng` is the state of torch's generators before the call."""
         self.reference = reference
         self.kept = kept
         self.rng = rng
@@ -246,7 +246,7 @@ class GraphProgram(Program):
     def evidence(
         cls, reference: ReferenceGraph, kept: list[Any], rng: RandomState, seed: int = 0
     ) -> Evidence[GraphProgram]:
-        """Run a graph natively, at once, holding as little as it can."""
+        """Run a graph natively, with as little memory as possible."""
         program = cls(reference, kept, rng)
         program.restore_random()
         seen = reference.observe(program.used, module=reference.lean.module)
@@ -254,11 +254,11 @@ class GraphProgram(Program):
         return Evidence(program, [seen], seed)
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
-        """Those of its nodes."""
+        """The dtypes of its nodes."""
         return self.reference.dtypes
 
     def become_lean(self, seen: Observation) -> None:
-        """See whether later calls of this graph may hold less; `seen` is the native run."""
+        """Try whether later calls of this graph can use less memory; `seen` is the native run."""
         if self.reference.lean.is_settled or seen.error is not None:
             return
 
@@ -272,17 +272,17 @@ class GraphProgram(Program):
         self.reference.lean.compare_once([value for _, value in seen.items()], run)
 
     def given(self) -> dict[str, Any]:
-        """The arguments by name, as they came."""
+        """The arguments by name, before the call."""
         return dict(zip(self.reference.inputs, self.kept, strict=False))
 
     def quick_wide(self) -> Observation | None:
-        """The rewritten graph; None if there is none, or it failed on these arguments."""
+        """Run the rewritten graph; None if there is none, or if it fails on these arguments."""
         self.restore_random()
         seen = self.reference.wide.run(self.reference, self.kept)
         return seen if seen is not None and seen.error is None else None
 
     def arbiter_made(self, runs: list[Observation]) -> None:
-        """Trust the rewritten graph from now on if it gives the same."""
+        """Trust the rewritten graph from now on if it gives the same bits."""
         self.restore_random()
         self.reference.wide.compare_once(self.reference, self.kept, runs[0])
 
@@ -299,24 +299,24 @@ class GraphProgram(Program):
         return copy_written(self.kept, self.reference.written)
 
     def restore_random(self) -> None:
-        """Put torch's generators where the call found them, if it draws."""
+        """Restore torch's generators to their state before the call, if the graph draws."""
         if self.reference.draws:
             self.rng.restore()
 
 
 def copy_argument(copier: Copier, value: Any) -> Any:
-    """A tensor's copy; numbers, generators and the like as they are."""
+    """Copy a tensor; return other values unchanged."""
     return copier.copy_tensor(value) if isinstance(value, torch.Tensor) else value
 
 
 def copy_arguments(args: Iterable[Any], *, wide: bool = False) -> list[Any]:
-    """Copies of all arguments of a call, which share memory as those do."""
+    """Copy all arguments of a call; the copies share memory as the originals do."""
     copier = Copier(widen=wide)
     return [copy_argument(copier, value) for value in args]
 
 
 def copy_written(args: list[Any], written: frozenset[int]) -> list[Any]:
-    """The arguments with copies of the written ones and of whatever shares memory with them."""
+    """The arguments, with copies of the written ones and of all that share memory with them."""
     if not written:
         return list(args)
     shared = {storage_address(args[position]) for position in written if position < len(args)} - {0}
@@ -335,17 +335,17 @@ def _is_same_value(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-# --- A captured graph, with autograd above it -----------------------------------------------------
+# --- A captured graph, which autograd records -----------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class CapturedReference:
-    """A graph as Dynamo captured it: torch functions, above autograd.
+    """A graph as Dynamo captured it, made of torch functions that autograd records.
 
     Attributes:
         module: a copy that no backend has changed.
         inputs: a name for each input.
-        dtypes: the floating dtypes it computes in, counted.
+        dtypes: counts of the floating dtypes it computes in.
     """
 
     module: GraphModule
@@ -367,7 +367,7 @@ class CapturedReference:
     def name_results(
         self, seen: Observation, results: Any, args: list[Any], kept: list[Any]
     ) -> None:
-        """Put results, and the arguments that were written to, into an observation."""
+        """Put results and written arguments into an observation."""
         for position, value in enumerate(results):
             item = nth_output(position)
             seen.outputs[item] = value
@@ -391,11 +391,10 @@ class CapturedProgram(Program):
 
     Attributes:
         reference: the graph.
-        kept: the arguments as they were before the call; nothing writes to them.
-        rng: where the call found the generators.
-        surroundings: of the call.
-        cotangents: what came down to this graph, by the position of the output; without any, it is
-            run forward only.
+        kept: the arguments before the call; nothing writes to them.
+        rng: the state of the generators before the call.
+        surroundings: grad mode and autocast of the call.
+        cotangents: the gradients of its outputs, by position; if None, it runs forward only.
     """
 
     reference: CapturedReference
@@ -405,7 +404,7 @@ class CapturedProgram(Program):
     cotangents: dict[int, Tensor] | None = None
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
-        """Those of its nodes."""
+        """The dtypes of its nodes."""
         return self.reference.dtypes
 
     def run(self, options: RunOptions) -> list[Observation]:
@@ -421,7 +420,7 @@ class CapturedProgram(Program):
             self.reference.name_results(seen, results, args, before)
             if self.cotangents is not None:
                 seen.gradients |= self._differentiate(results, args, self.cotangents, options)
-        except Exception as error:  # noqa: BLE001  (the judge is told of it)
+        except Exception as error:  # noqa: BLE001  (the observation carries it)
             seen.error = error
         note_decisions(seen, seen.outputs, options.mode)
         seen.outputs = {item: _detach_tensor(value) for item, value in seen.outputs.items()}
@@ -451,11 +450,11 @@ class CapturedProgram(Program):
         return copy_arguments(self.kept, wide=wide)
 
     def given(self) -> dict[str, Any]:
-        """The arguments by name, as they came."""
+        """The arguments by name, before the call."""
         return self.reference.named(self.kept)
 
     def initial(self, item: Item) -> Any:
-        """The argument as it came."""
+        """The argument before the call."""
         return self.given().get(item.name, MISSING)
 
 
@@ -468,7 +467,7 @@ class CallSurroundings:
 
     @classmethod
     def now(cls) -> CallSurroundings:
-        """What is in force."""
+        """Read the current conditions."""
         autocast = {
             kind: torch.get_autocast_dtype(kind)
             for kind in _device_kinds()
@@ -478,7 +477,7 @@ class CallSurroundings:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Put it in force."""
+        """Apply the conditions."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for kind in _device_kinds():

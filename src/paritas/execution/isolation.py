@@ -1,4 +1,4 @@
-"""Same bits of input, state and randomness for every run, and the caller's left as they were."""
+"""Gives every run the same inputs, state and random numbers, and restores the caller's state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Missing:
-    """What stands where a value was deleted, or is not there yet."""
+    """Marks a value that was deleted or does not exist yet."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -55,14 +55,14 @@ MISSING = Missing()
 
 
 def copy_inputs(inputs: Inputs, *, widen: bool = False) -> Inputs:
-    """The same inputs in storage of their own."""
+    """Copy inputs into new storage."""
     copier = Copier(widen=widen)
     args = copier.copy_tree(list(inputs.args))
     return dataclasses.replace(inputs, args=tuple(args), kwargs=copier.copy_tree(inputs.kwargs))
 
 
 def frozen_leaf(leaf: Any) -> Any:
-    """A leaf that is no tensor in a form that nothing changes and that can be compared."""
+    """An immutable, comparable form of a leaf that is not a tensor."""
     if type(leaf) in _ATOMS:
         return leaf
     if isinstance(leaf, GENERATORS):
@@ -73,20 +73,20 @@ def frozen_leaf(leaf: Any) -> Any:
 
 
 class ProgramState:
-    """All that a program computes with beside its inputs, and how to put it back.
+    """Everything that a program computes with apart from its inputs, and how to restore it.
 
     Parameters and buffers, their `.grad`, attributes of modules, variables of closures, globals,
-    the data of classes and objects, and what is inside any of these.
+    the data of classes and objects, and the contents of all these.
 
     Attributes:
         tensors: name -> tensor.
-        saved: name -> a copy of what was in it.
+        saved: name -> a copy of its initial value.
         owned: the names of the tensors that are parameters or buffers of a module.
-        failures: name -> why it could not be copied or put back.
-        unreadable: name -> why it could not be looked at after a call.
-        unseen: the names of what can change without being seen: iterators.
-        containers: name -> module, object or container that holds the rest.
-        gradients: name -> the `.grad` of a tensor, and a copy of that.
+        failures: name -> why it could not be copied or restored.
+        unreadable: name -> why it could not be read after a call.
+        unseen: the names of objects whose changes cannot be detected: iterators.
+        containers: name -> module, object or container that holds other values.
+        gradients: name -> the `.grad` of a tensor, and a copy of it.
         flags: name -> whether a tensor was a leaf, and required grad.
     """
 
@@ -96,7 +96,7 @@ class ProgramState:
         function: Any = None,
         known: ProgramState | None = None,
     ) -> None:
-        """Remember the state as it is now; what is `known` already is not copied again."""
+        """Save the current state; what `known` has saved already is not copied again."""
         self._roots = modules, function
         self._known = {} if known is None else known.names
         self.names: dict[int, str] = dict(self._known)
@@ -110,7 +110,7 @@ class ProgramState:
         self._places: dict[str, list[tuple[Any, Any]]] = {}
         self._named: dict[tuple[int, Any], str] = {}
         self._held: list[_Held] = []
-        self._alive: list[Any] = []  # what is known by its id
+        self._alive: list[Any] = []  # keeps objects alive that are identified by id
         self.flags: dict[str, tuple[bool, bool]] = {}
         self.gradients: dict[str, tuple[Tensor | None, Tensor | None]] = {}
         self._leaves: dict[str, Any] = {}
@@ -140,8 +140,7 @@ class ProgramState:
         tensor = found.value
         name = self._name(found)
         if torch.nn.parameter.is_lazy(tensor):
-            message = f"{name} is not initialised yet; call the model once before verifying"
-            raise UsageError(message)
+            raise UsageError(f"{name} is not initialised yet; call the model once before verifying")
         if found.table is not None:
             self._places.setdefault(name, []).append((found.table, found.key))
             self._named[id(found.table), found.key] = name
@@ -166,11 +165,11 @@ class ProgramState:
             del self.tensors[name]
         try:
             self.gradients[name] = gradient, None if gradient is None else detached_copy(gradient)
-        except Exception as error:  # noqa: BLE001  (it lay in a CUDA graph that has run since)
+        except Exception as error:  # noqa: BLE001  (it was in a CUDA graph that has run since)
             self.unreadable[f"{name}.grad"] = f"it cannot be read: {in_one_line(error, 120)}"
 
     def _name(self, found: Reached) -> str:
-        """Tied weights are one tensor in several places, known by its first name."""
+        """The name of a tensor; tied weights have the name of their first place."""
         name = self.names.get(id(found.value))
         if name is None:
             taken = self.tensors.keys() | self._leaves.keys()
@@ -191,10 +190,10 @@ class ProgramState:
         same = same_names and all(own[name] is modules[name] for name in modules)
         return same and original_of(function) is original_of(mine)
 
-    # --- what a call did --------------------------------------------------------------------------
+    # --- Changes by a call ------------------------------------------------------------------------
 
     def container_of(self, path: str) -> Any:
-        """The nearest object around what bears that name; None if that is unknown."""
+        """The nearest object that holds the value of that name; None if unknown."""
         while path not in self.containers:
             if not path:
                 return None
@@ -204,7 +203,7 @@ class ProgramState:
         return found.namespace if isinstance(found, UsedNames) else found
 
     def initial(self, path: str) -> Any:
-        """What stood there before any call; `MISSING` if nothing did."""
+        """The value before any call; `MISSING` if there was none."""
         if path in self.saved:
             return self.saved[path]
         if path.endswith(".grad") and path.removesuffix(".grad") in self.gradients:
@@ -213,11 +212,11 @@ class ProgramState:
         return self._leaves.get(path, MISSING)
 
     def changed(self, among: frozenset[str] | None = None) -> dict[str, Any]:
-        """What is no longer what it was, by name: copies of the present values.
+        """The values that have changed, by name; tensors are copied.
 
-        In a wide run the tensors in their places are float64; they are compared with the saved bits
-        widened, and only those `among` the ones of interest. Counting writes is no substitute:
-        compiled code writes to buffers without torch noting it.
+        In a wide run the tensors are float64 and are compared with the widened saved values; only
+        names in `among` are compared. Torch's version counters are not enough: compiled code
+        writes to buffers without increasing them.
         """
         self._may_differ = True
         if among is not None and not among:
@@ -240,25 +239,25 @@ class ProgramState:
         return changed
 
     def _present(self) -> Iterator[tuple[str, Any]]:
-        """Every value by the name it would have had at the beginning."""
+        """Every present value, with the name it would have had at the beginning."""
         given: dict[int, str] = {}
-        told: set[str] = set()
+        yielded: set[str] = set()
         for found in self._walk():
             value = found.value
             if isinstance(value, torch.Tensor):
                 path = self._present_name(found, given)
-                if path not in told:
-                    told.add(path)
+                if path not in yielded:
+                    yielded.add(path)
                     yield path, value
                     gradient = _live_gradient(value)
                     if gradient is not None:
                         yield f"{path}.grad", gradient
-            elif found.is_leaf and found.path not in told:
-                told.add(found.path)
+            elif found.is_leaf and found.path not in yielded:
+                yielded.add(found.path)
                 yield found.path, frozen_leaf(value)
 
     def _present_name(self, found: Reached, given: dict[int, str]) -> str:
-        """A tensor in a place where one stood bears that one's name, whatever it is now."""
+        """The name of a tensor: that of the original tensor in its place, if there was one."""
         if found.table is not None and (id(found.table), found.key) in self._named:
             return self._named[id(found.table), found.key]
         known = self.names.get(id(found.value))
@@ -267,27 +266,27 @@ class ProgramState:
         return given.setdefault(id(found.value), found.path)
 
     def detach(self) -> None:
-        """Cut what the program keeps off the graph that made it.
+        """Detach the program's state from the autograd graph.
 
-        Our own backward pass has freed that graph: the next call could not be differentiated,
-        which the program itself never asks for.
+        Our own backward pass has freed that graph: without this, differentiating the next call
+        would fail.
         """
         for found in list(self._walk()):
             value = found.value
             if _is_tensor(value) and value.grad_fn is not None and found.table is not None:
                 _set_item(found.table, found.key, value.detach())
 
-    # --- putting it back --------------------------------------------------------------------------
+    # --- Restoring --------------------------------------------------------------------------------
 
     def touch(self) -> None:
-        """Say that a program is about to run on this state."""
+        """Note that a program is about to run on this state."""
         self._may_differ = True
 
     def restore(self) -> None:
-        """Put everything back, in place, keeping identities; what cannot be is in `failures`."""
+        """Restore everything in place, keeping identities; `failures` lists what failed."""
         self._restore_places()
         if not self._may_differ:
-            return  # looked at since the last run, and found as it was
+            return  # compared since the last run, without changes
         self._may_differ = False
         for name, tensor in self.tensors.items():
             try:
@@ -295,21 +294,21 @@ class ProgramState:
                 _put_back_flags(tensor, *self.flags[name])
                 _put_back_gradient(tensor, *self.gradients[name])
             except Exception as error:  # noqa: BLE001  (a finding names it)
-                self.failures[name] = f"it cannot be put back: {in_one_line(error, 120)}"
+                self.failures[name] = f"it cannot be restored: {in_one_line(error, 120)}"
 
     def _restore_places(self) -> None:
-        """What stands where: the tensors in their places, the attributes in their objects."""
+        """Restore references: the tensors in their places, the attributes of objects."""
         for held in self._held:
             try:
                 held.put_back()
             except Exception as error:  # noqa: BLE001  (a finding names it)
-                self.failures[held.path] = f"it cannot be put back: {in_one_line(error, 120)}"
+                self.failures[held.path] = f"it cannot be restored: {in_one_line(error, 120)}"
 
-    # --- running on other tensors -----------------------------------------------------------------
+    # --- Running on other tensors -----------------------------------------------------------------
 
     @contextlib.contextmanager
     def swapped(self, values: dict[str, Tensor]) -> Iterator[None]:
-        """Let the program run on other tensors, in every place where the named one stands."""
+        """Replace tensors by others, in every place that holds them."""
         self._is_wide = True
         try:
             for name, value in values.items():
@@ -319,7 +318,7 @@ class ProgramState:
         finally:
             self._is_wide = False
             self._restore_places()
-            # It ran on other tensors, but for those that stand in no place where they can be.
+            # It ran on other tensors, except for those that could not be replaced.
             self._may_differ = self.tensors.keys() != self._places.keys()
 
     def widened(self) -> dict[str, Tensor]:
@@ -344,17 +343,17 @@ class ProgramState:
 
 
 def _is_imported(path: str, value: Any) -> bool:
-    """Whether a name that was not there before stands for code: imported on first use."""
+    """Whether a new name refers to code that was imported on first use."""
     code = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
     is_code = isinstance(value, Opaque) and isinstance(value.value, code)
     return is_code and path.startswith((GLOBAL, CLASS, FUNCTION))
 
 
 def _is_consumed(found: Reached) -> bool:
-    """Whether a value gives something else each time it is asked, and is the program's own.
+    """Whether a value is an iterator of the program's own.
 
-    Libraries have iterators among their globals that no call ever asks. A file is an iterator, too:
-    many programs keep one to write to, and few read their data from it.
+    Libraries have iterators among their globals that no call uses. Files are iterators, too, but
+    most programs only write to them.
     """
     is_shared = found.path.startswith((GLOBAL, CLASS, FUNCTION))
     is_file = isinstance(found.value, io.IOBase)
@@ -363,13 +362,13 @@ def _is_consumed(found: Reached) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class _Held:
-    """One object that can change, and what stood in it, one level deep.
+    """One mutable object and its saved contents, one level deep.
 
     Attributes:
         path: its name.
-        read: gives its content as a list.
-        write: makes such a list its content.
-        before: the content as it was.
+        read: returns its contents as a list.
+        write: sets its contents from such a list.
+        before: the saved contents.
     """
 
     path: str
@@ -378,7 +377,7 @@ class _Held:
     before: list[Any]
 
     def put_back(self) -> None:
-        """Make the content what it was; what did not change is not touched."""
+        """Restore the contents, if they changed."""
         now = self.read()
         same = len(now) == len(self.before) and all(map(_is_same_item, now, self.before))
         if not same:
@@ -386,7 +385,7 @@ class _Held:
 
 
 def _hold_values(found: Reached) -> Iterator[_Held]:
-    """How to put back what is in a container or object, by the methods of the built-in classes."""
+    """How to restore a container or object, by the methods of the built-in classes."""
     value, path = found.value, found.path
     pairs: list[tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]] = []
     if isinstance(value, UsedNames):
@@ -438,7 +437,7 @@ def _object_values(
 
 
 def _mapping_items(table: dict[Any, Any]) -> Any:
-    # An OrderedDict keeps its order beside the dict: dict.clear would leave it in pieces.
+    # An OrderedDict keeps its order separately: dict.clear would corrupt it.
     base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
 
     def write(items: list[tuple[Any, Any]]) -> None:
@@ -474,7 +473,7 @@ def _cell_value(cell: types.CellType) -> Any:
     def read() -> list[Any]:
         try:
             return [cell.cell_contents]
-        except ValueError:  # it is not filled yet
+        except ValueError:  # it is empty
             return []
 
     def write(items: list[Any]) -> None:
@@ -502,7 +501,7 @@ def _class_values(cls: type) -> Any:
     return read, write
 
 
-# Which Python itself fills in when it likes.
+# Attributes that Python itself may set at any time.
 _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl"})
 
 
@@ -542,7 +541,7 @@ def _set_generator_state(generator: Any, state: bytes) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         return
-    # Written by the function above, a few microseconds ago.
+    # Written by `_generator_state` in this process.
     known = pickle.loads(state)  # noqa: S301
     if isinstance(generator, random.Random):
         random.Random.setstate(generator, known)
@@ -558,7 +557,7 @@ def _array_content(array: np.ndarray[Any, Any]) -> Any:
     )
 
 
-# --- comparing and copying ------------------------------------------------------------------------
+# --- Comparing and copying ------------------------------------------------------------------------
 
 
 def _is_tensor(value: Any) -> bool:
@@ -577,7 +576,7 @@ _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 def is_same_leaf(before: Any, now: Any, *, widened: bool = False) -> bool:
-    """Whether a leaf is bit for bit what it was; in a wide run, what it was when widened."""
+    """Whether a leaf has the same bits as before; with `widened`, as the widened value."""
     if _is_tensor(before) and _is_tensor(now):
         if not (is_dense(before) and is_dense(now)):
             return bitwise_equal(now.detach(), before)
@@ -607,7 +606,7 @@ def _put_back(tensor: Tensor, saved: Tensor) -> None:
 
 
 def _put_back_flags(tensor: Tensor, is_leaf: bool, requires_grad: bool) -> None:  # noqa: FBT001
-    """A write in place may have hung a tensor into the graph of what was written."""
+    """Restore flags: an in-place write may have attached a tensor to an autograd graph."""
     if is_leaf and not tensor.is_leaf:
         tensor.detach_()
     if tensor.is_leaf and tensor.requires_grad is not requires_grad:
@@ -621,17 +620,17 @@ def _put_back_gradient(tensor: Tensor, gradient: Tensor | None, saved: Tensor | 
         return
     try:
         _put_back(gradient, saved)
-    except RuntimeError:  # it lay in the memory of a CUDA graph, which has run again since
+    except RuntimeError:  # it was in the memory of a CUDA graph that has run again since
         tensor.grad = saved.clone()
 
 
 def _live_gradient(tensor: Tensor) -> Tensor | None:
-    # Asking any other for it makes torch warn.
+    # Reading it from other tensors makes torch warn.
     return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
 
 
 def detached_copy(tensor: Tensor) -> Tensor:
-    """A tensor of its own with the same content, off any graph."""
+    """A copy of a tensor, without autograd history."""
     plain = tensor.detach()
     with made_like(tensor):
         return plain.clone() if is_dense(plain) else Copier().copy_tensor(plain)

@@ -1,4 +1,4 @@
-"""Run one side once and write down everything a caller could see of it."""
+"""Run one side once and record everything that a caller could observe."""
 
 from __future__ import annotations
 
@@ -39,40 +39,40 @@ if TYPE_CHECKING:
     from paritas.numerics.contents import ContainerKind
     from paritas.precision.lifting import Decision, LiftMode
 
-# The names of what is returned and given begin with these.
+# Prefixes for the names of outputs and inputs.
 OUTPUT, INPUT = "output", "input"
 
 
 @dataclasses.dataclass
 class Observation:
-    """What one call did. Tensors are copies: nothing that runs later can change them.
+    """The results of one call. Tensors are copies: nothing that runs later can change them.
 
     Attributes:
-        outputs: item -> leaf of what was returned.
-        kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
-        cut_off: the paths of returned tensors whose gradients cannot be asked for.
-        after: item -> what an input holds after the call and after backward, where that changed.
-        state: item -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
-            after the call and after backward, where that changed.
-        process: name -> what became of a setting or function of the process.
-        live: item -> returned tensor itself, to see who writes to it later; not differentiable.
+        outputs: item -> leaf of the returned value.
+        kinds: path -> what held the leaves: containers, objects, sparse tensors ...
+        cut_off: the paths of returned tensors that cannot be differentiated.
+        after: item -> changed input after the call and after backward.
+        state: item -> changed state (parameters, buffers, `.grad`, attributes, variables) after
+            the call and after backward.
+        process: name -> how a setting or function of the process changed.
+        live: item -> the returned tensor itself, detached, to detect later writes to it.
         gradients: item -> gradient of an input or parameter that requires grad, dense.
-        further: item -> gradient that the caller's own call does not make: of an input that does
-            not require grad, or of gradients.
-        again: item -> gradient as a second backward pass over one graph gives it, if otherwise.
-        gradient_layouts: item -> the layout a gradient came in.
+        further: item -> gradient that the caller's own call does not compute: of an input that
+            does not require grad, or of gradients.
+        again: item -> gradient from a second backward pass over the same graph, if it differs.
+        gradient_layouts: item -> the original layout of a gradient.
         strides: item -> strides of the returned tensors.
         requires_grad: item -> flag of the returned tensors, and of inputs that were written to.
-        inference: the returned tensors that were made under `torch.inference_mode()`.
-        aliases: pairs of items that share memory, an output being one of each.
+        inference: the returned tensors that are inference tensors.
+        aliases: pairs of items that share memory; the second one is an output.
         decisions: item -> what decided a discrete output (lifted runs only).
-        least_noise: item -> what its last sum must have rounded, per element (the arbiter only).
-        rng_before: the random state it started from.
-        rng_after: the random state that the call left.
-        rng_after_backward: the random state that the backward pass left, if there was one.
+        least_noise: item -> the least rounding of its last sum, per element (the arbiter only).
+        rng_before: the random state before the call.
+        rng_after: the random state after the call.
+        rng_after_backward: the random state after the backward pass, if there was one.
         error: what the call raised.
         gradient_error: what the backward pass raised.
-        second_error: why there are no gradients of gradients, where they were asked for.
+        second_error: what computing the gradients of gradients raised.
     """
 
     outputs: dict[Item, Any] = dataclasses.field(default_factory=dict)
@@ -116,18 +116,18 @@ class Observation:
 
     @property
     def backward_changes_things(self) -> bool:
-        """Whether the backward pass does anything but give gradients."""
+        """Whether the backward pass has side effects."""
         items = (*self.after, *self.state)
         return self.backward_drew or any(item.kind.is_after_backward for item in items)
 
     @property
     def changed_state(self) -> list[str]:
-        """The names of what changed of the program's state."""
+        """The names of the changed state."""
         return [item.name for item in self.state]
 
     @property
     def written_later(self) -> list[Item]:
-        """The returned tensors that somebody has written to since."""
+        """The returned tensors that were written to since."""
         return [
             item
             for item, tensor in self.live.items()
@@ -136,12 +136,12 @@ class Observation:
 
     @property
     def is_stateless(self) -> bool:
-        """Whether a second call with the same inputs must give the same."""
+        """Whether a second call with the same inputs must give the same results."""
         return not (self.state or self.drew_random_numbers)
 
     @property
     def returned(self) -> Flat:
-        """What was returned, to be matched."""
+        """The returned value, in the form for matching."""
         return Flat({item.name: leaf for item, leaf in self.outputs.items()}, self.kinds)
 
     def items(self) -> Iterator[tuple[Item, Any]]:
@@ -153,7 +153,7 @@ class Observation:
         yield from self.further.items()
 
     def value(self, item: Item) -> Any:
-        """What an item is, or None."""
+        """The value of an item, or None."""
         for table in (self.outputs, self.after, self.state, self.gradients, self.further):
             if item in table:
                 return table[item]
@@ -163,7 +163,7 @@ class Observation:
 def note_decisions(
     seen: Observation, outputs: Mapping[Item, Any], mode: LiftMode | None, *, floats: bool = False
 ) -> None:
-    """Write down what decided discrete outputs of a run under `mode`; with `floats`, of all."""
+    """Record what decided the discrete outputs, or with `floats` all, of a run under `mode`."""
     for item, value in outputs.items():
         if mode is None or not isinstance(value, torch.Tensor):
             continue
@@ -173,9 +173,9 @@ def note_decisions(
 
 
 def named_like(seen: Observation, reference: Observation) -> Observation:
-    """The same observation with the reference's names for its outputs, taken in order.
+    """Give outputs the reference's names, in order.
 
-    As it is if there are more or fewer of them.
+    Nothing is renamed if their numbers differ.
     """
     if len(seen.outputs) != len(reference.outputs):
         return seen
@@ -197,7 +197,7 @@ def named_like(seen: Observation, reference: Observation) -> Observation:
 
 
 class _Around(contextlib.AbstractContextManager[None]):
-    """Several managers as one that can be entered again; a missing one is left out."""
+    """Several context managers as one that can be entered repeatedly; None is skipped."""
 
     def __init__(self, *managers: contextlib.AbstractContextManager[Any] | None) -> None:
         self._managers = [manager for manager in managers if manager is not None]
@@ -213,17 +213,16 @@ class _Around(contextlib.AbstractContextManager[None]):
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a program is run this time.
+    """Options of one run of a program.
 
     Attributes:
-        wide: on inputs and state in float64; the default dtype is the caller's affair.
-        mode: a lifted run's dispatch mode.
+        wide: use inputs and state in float64; the caller sets the default dtype.
+        mode: the dispatch mode of a lifted run.
         watch: entered around the program's own code only, like the mode.
-        wanted: the gradients to make; None for all of them.
-        second: make the gradients of gradients, where the program has any.
-        forward_once: one call only, and no backward pass.
-        other_draws: unless 0, begin with the random numbers of this seed, not with those of every
-            other run.
+        wanted: the gradients to compute; None for all of them.
+        second: compute the gradients of gradients, if the program has any.
+        forward_once: one call only, without a backward pass.
+        other_draws: unless 0, the seed of other random numbers than in all other runs.
     """
 
     wide: bool = False
@@ -235,25 +234,25 @@ class RunOptions:
     other_draws: int = 0
 
     def around(self) -> contextlib.AbstractContextManager[None]:
-        """What is entered around the program's own code, each time that it runs."""
+        """The context for each run of the program's own code."""
         return _Around(self.watch, self.mode)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConditions:
-    """Under which a side is run.
+    """The conditions of all runs of a side.
 
     Attributes:
         gradients: differentiate, with cotangents from `seed`.
-        seed: see above.
+        seed: the seed of the cotangents.
         also: inputs to differentiate although the caller's do not require grad.
-        written: inputs that a program writes to, which a leaf that requires grad forbids.
-        second: differentiate the gradients too.
-        accumulates: by way of `.grad`, so that what hangs on its accumulation runs.
-        changing: the names of the state to look at after the call; None for all of it.
-        holds: keep the returned tensors themselves as well.
-        options: what is particular to one run.
-        precisions: item -> dtype that its cotangent is drawn in, set by the first run.
+        written: inputs that a program writes to, which a leaf that requires grad does not allow.
+        second: also differentiate the gradients.
+        accumulates: accumulate into `.grad`, to run the hooks on its accumulation.
+        changing: the names of the state to compare after the call; None for all of it.
+        holds: also keep the returned tensors themselves.
+        options: the options of one run.
+        precisions: item -> dtype of its cotangent, set by the first run.
     """
 
     gradients: bool
@@ -272,10 +271,9 @@ class RunConditions:
 def running_subject(
     subject: Subject, rng: RandomState, conditions: RunConditions
 ) -> Iterator[Callable[[Inputs], Observation]]:
-    """Give a function that calls `subject` and observes it; state goes on from call to call.
+    """Provide a function that calls `subject` and observes it; state carries over between calls.
 
-    Whatever the subject raises is an observation, not an error of ours. At the end its state is
-    what it was.
+    An exception of the subject is stored in the observation. At the end its state is restored.
     """
     rng.restore()
     with contextlib.ExitStack() as stack:
@@ -305,10 +303,10 @@ def running_subject(
 
 
 def _requiring_grad(fresh: Inputs, inputs: Inputs, conditions: RunConditions) -> Inputs:
-    """The copies, with the flags that the run asks for.
+    """Set the `requires_grad` flags of the copies.
 
-    A leaf that requires grad cannot be written to. So what the caller made by an operator is made
-    by one here, and so is what a program is known to write to.
+    A leaf that requires grad cannot be written to. So inputs that are not leaves in the caller's
+    call, or that the program is known to write to, are made non-leaves by a clone.
     """
     if not conditions.gradients or not torch.is_grad_enabled():
         return fresh
@@ -322,7 +320,7 @@ def _requiring_grad(fresh: Inputs, inputs: Inputs, conditions: RunConditions) ->
         for path, tensor in copies.items()
         if tensor.requires_grad
         and (path in conditions.written or not given[path].is_leaf)
-        and places[storage_address(tensor)] == 1  # a copy of its own would no longer share memory
+        and places[storage_address(tensor)] == 1  # a clone would no longer share memory
     }
     if not made:
         return fresh
@@ -343,7 +341,7 @@ def _observe_call(
 ) -> None:
     named_inputs = dict(input_tensors(inputs))
     targets = _gradient_targets(values, named_inputs, conditions)
-    # Only a copy of what came in can tell whether it was changed in place.
+    # In-place changes are detected by comparison with a copy.
     before = input_contents(inputs)
     seen.rng_before = RandomState.now()
     subject.state.touch()
@@ -351,7 +349,7 @@ def _observe_call(
     try:
         with conditions.options.around():
             result = subject.call(*inputs.args, **inputs.kwargs)
-    except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
+    except Exception as error:  # noqa: BLE001  (the observation carries it)
         seen.error = error
         return
     finally:
@@ -386,7 +384,7 @@ def _observe_call(
 
 
 def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, kind: ItemKind) -> None:
-    """Write down what an input holds where it is not what it was before, and is from now on."""
+    """Record the inputs that differ from `before`, and update `before`."""
     now = input_contents(inputs, copy_tensors=False)
     for path in [*before, *(path for path in now if path not in before)]:
         value = now.get(path, MISSING)
@@ -403,7 +401,7 @@ def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, kind
 def _note_state_after_backward(
     subject: Subject, changed: dict[str, Any], conditions: RunConditions, seen: Observation
 ) -> None:
-    """Write down what the backward pass itself changed: it has no business with most of it."""
+    """Record the state that the backward pass itself changed."""
     now = subject.state.changed(conditions.changing)
     for name in dict.fromkeys((*changed, *now)):
         first = subject.state.initial(name)
@@ -414,7 +412,7 @@ def _note_state_after_backward(
 
 
 def _values_after(item: Item, value: Any) -> dict[Item, Any]:
-    """A value afterwards, or the parts of a tensor that is not dense."""
+    """A value after the call, or the parts of a tensor that is not dense."""
     if not isinstance(value, torch.Tensor):
         return {item: _keep_leaf(value)}
     leaves = flattened(value.detach(), item.name).leaves
@@ -422,7 +420,7 @@ def _values_after(item: Item, value: Any) -> dict[Item, Any]:
 
 
 def _note_outputs(live: dict[Item, Any], conditions: RunConditions, seen: Observation) -> None:
-    """Copy what was returned, and let go of each that nobody differentiates."""
+    """Copy the returned leaves, and release each one that is not differentiated."""
     for item, leaf in live.items():
         _note_output(item, leaf, conditions, seen)
         if not conditions.gradients:
@@ -458,9 +456,9 @@ def _note_least_noise(item: Item, leaf: Tensor, mode: LiftMode, seen: Observatio
 def _gradient_targets(
     values: dict[str, Tensor], named_inputs: dict[str, Tensor], conditions: RunConditions
 ) -> dict[Item, Any]:
-    """What gradients are asked of, as it is before the call.
+    """What to differentiate with respect to, collected before the call.
 
-    What an operator made is known by its place in the graph: the program may write to it.
+    Non-leaves are identified by their gradient edge: the program may write to them.
     """
     if not conditions.gradients:
         return {}
@@ -487,7 +485,7 @@ def _differentiate(
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
     also = {gradient_of(path) for path in conditions.also}
-    if not outputs:  # then nothing flows back to them either
+    if not outputs:  # no gradient flows back to them
         seen.further |= {item: None for item in targets if item in also}
     if not outputs or not targets:
         return
@@ -531,7 +529,7 @@ def _first_gradients(
     cotangents: dict[Item, Tensor],
     conditions: RunConditions,
 ) -> dict[Item, Tensor | None]:
-    """The gradients, as `torch.autograd.grad` gives them or as `.grad` gets them."""
+    """The gradients from `torch.autograd.grad`, or accumulated into `.grad`."""
     if not conditions.accumulates:
         found = torch.autograd.grad(
             list(outputs.values()),
@@ -564,10 +562,10 @@ def _second_gradients(
     cotangents: dict[Item, Tensor],
     conditions: RunConditions,
 ) -> tuple[dict[Item, Tensor | None], dict[Item, Tensor | None]]:
-    """The gradients once more, and the gradients of them, each dotted with a random cotangent.
+    """The gradients once more, and the gradients of their products with random cotangents.
 
-    The first cotangents are variables too: how a gradient depends on them is what most programs
-    that differentiate twice ask of the operators inside.
+    The first cotangents are variables, too: most programs that differentiate twice need the
+    derivative of a gradient with respect to them.
     """
     for value in cotangents.values():
         value.requires_grad_()
@@ -584,8 +582,7 @@ def _second_gradients(
         if first is not None and first.requires_grad
     }
     if not known:
-        message = "none of the gradients requires grad, even with create_graph=True"
-        raise RuntimeError(message)
+        raise RuntimeError("none of the gradients requires grad, even with create_graph=True")
     refuse_once_differentiable(known.values())
     variables = {item.name: target for item, target in targets.items()}
     variables |= {f"the cotangent of {item}": value for item, value in cotangents.items()}
@@ -603,16 +600,16 @@ def _second_gradients(
 
 
 def _names_of_first_run(outputs: Iterable[Item], conditions: RunConditions) -> list[Item]:
-    """The outputs, or those of the first run, in order, if it had others."""
+    """The names of the outputs in the first run, in order."""
     names = list(outputs)
     first = [item for item in conditions.precisions if item.kind is not ItemKind.GRADIENT]
     return first if len(first) == len(names) and set(first) != set(names) else names
 
 
 def cotangent(item: Item, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
-    """A random upstream gradient: the same numbers for every side and in every run.
+    """A random upstream gradient: the same numbers for both sides and in every run.
 
-    They have the bits of the reference's own dtype, so that they are exact in every run and their
+    They are representable in the reference's own dtype, so they are exact in every run and their
     sums round as in any program.
     """
     generator = torch.Generator("cpu").manual_seed(seed + _stable_hash(item.text))
@@ -626,7 +623,7 @@ def cotangent(item: Item, output: Tensor, seed: int, precision: torch.dtype) -> 
 
 
 def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-    """The tensors among the arguments, each with the path a caller would write."""
+    """The tensors among the arguments, each with its path as a caller would write it."""
     for given in (list(inputs.args), inputs.kwargs):
         for path, leaf in contents(given, INPUT):
             if isinstance(leaf, torch.Tensor):
@@ -634,7 +631,7 @@ def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
 
 
 def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, Any]:
-    """All that the arguments hold, by path, and the gradients that their tensors carry."""
+    """The contents of the arguments by path, including the gradients of their tensors."""
     found: dict[str, Any] = {}
     for given in (list(inputs.args), inputs.kwargs):
         for path, leaf in contents(given, INPUT):
@@ -648,7 +645,7 @@ def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, An
 
 
 def find_aliases(outputs: dict[Item, Any], given: dict[Item, Any]) -> frozenset[tuple[Item, Item]]:
-    """Which outputs share memory: with what was given, and with each other."""
+    """Which outputs share memory with inputs or state, or with each other."""
     known: dict[int, list[Item]] = {}
     for item, value in given.items():
         key = storage_address(value)
@@ -664,7 +661,7 @@ def find_aliases(outputs: dict[Item, Any], given: dict[Item, Any]) -> frozenset[
 
 
 def storage_address(value: Any) -> int:
-    """The address of a tensor's storage; 0 if it has none of its own, or is no tensor."""
+    """The address of a tensor's storage; 0 if it has none, or for other values."""
     if not isinstance(value, torch.Tensor):
         return 0
     try:
@@ -674,21 +671,21 @@ def storage_address(value: Any) -> int:
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Whether two kept values are the same to the bit."""
+    """Whether two recorded values have the same bits."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return left.shape == right.shape and bitwise_equal(left, right)
     return left is right or same_leaf(left, right) is True
 
 
 def _keep_leaf(leaf: Any) -> Any:
-    """A copy that nothing which runs later can change."""
+    """A copy that later runs cannot change."""
     plain = as_plain(leaf)
     if isinstance(plain, torch.Tensor):
         return plain.clone()
     return copy.copy(plain) if isinstance(plain, _WRITABLE) else plain
 
 
-# The leaves that are no tensors, nor become one, and can be written to.
+# Mutable leaves that are not tensors and do not become tensors.
 _WRITABLE = (bytearray, array.array, np.ndarray)
 
 
@@ -698,7 +695,7 @@ def _stable_hash(text: str) -> int:
 
 @contextlib.contextmanager
 def _no_autocast(outputs: Any) -> Iterator[None]:
-    """Backward passes run outside autocast, as torch's documentation asks of everyone."""
+    """Switch autocast off for a backward pass, as torch's documentation requires."""
     with contextlib.ExitStack() as stack:
         for device in {output.device.type for output in outputs}:
             stack.enter_context(torch.autocast(device, enabled=False))

@@ -1,4 +1,4 @@
-"""What can be run again in other precisions: one protocol for models, graphs, operators, ranks."""
+"""Programs that run in several precisions: one protocol for models, graphs, operators, ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Program(abc.ABC):
-    """Something that can be run as often as is asked, each time from the same start.
+    """Something that can be run repeatedly, each time from the same start.
 
     Attributes:
-        shakes_inputs: its inputs are themselves known to rounding only.
-        sets_default: it sets the default dtype of its lifted runs by itself.
-        knows_dtypes: `dtypes` are all there are, so that none is looked for in a lifted run.
-        notes_float64: that it runs in float64 as it is, is worth a note.
+        shakes_inputs: its inputs have rounding errors themselves.
+        sets_default: it sets the default dtype of its lifted runs itself.
+        knows_dtypes: `dtypes` is complete; a lifted run need not look for others.
+        notes_float64: whether a note says that it runs in float64 natively.
     """
 
     shakes_inputs = False
@@ -38,36 +38,36 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
-        """How often it uses each floating dtype; `native` is what it did natively."""
+        """Count its uses of each floating dtype; `native` are its native runs."""
 
     @abc.abstractmethod
     def run(self, options: RunOptions) -> list[Observation]:
-        """Run it, call by call; what it raises is in the observation."""
+        """Run it, call by call; an exception is stored in the observation."""
 
     def initial(self, item: Item) -> Any:
-        """What an input or something of its state was before the call; or `MISSING`."""
+        """The value of an input or state before the call, or `MISSING`."""
         return MISSING
 
     def given(self) -> dict[str, Any]:
-        """What it was given, by name, as far as that is known."""
+        """Its known arguments by name."""
         return {}
 
     def quick_wide(self) -> Observation | None:
-        """A lifted run that needs no dispatch mode, where one is known to give the same."""
+        """A lifted run without a dispatch mode, if it is known to give the same result."""
         return None
 
     def arbiter_made(self, runs: list[Observation]) -> None:  # noqa: B027  (most learn nothing)
         """Learn from the lifted run that a dispatch mode made."""
 
     def baseline(self, evidence: Evidence[Any]) -> list[Observation] | None:
-        """What perturbed runs are compared with, if not the arbiter or the native run."""
+        """The runs that perturbed runs are compared with; None for the arbiter or native run."""
         return None
 
 
 def count_dtypes(
     values: Iterable[Any], weight: Callable[[Tensor], int] = lambda _: 1
 ) -> dict[torch.dtype, int]:
-    """The floating dtypes among some values, each tensor counted by its weight."""
+    """Count the floating dtypes among some values; each tensor counts by its weight."""
     counts: dict[torch.dtype, int] = {}
     for value in values:
         if is_inexact(value):
@@ -75,31 +75,31 @@ def count_dtypes(
     return counts
 
 
-# --- Programs that give one value: an operator, or a few in a row ---------------------------------
+# --- Programs that give one value: an operator, or a few in sequence ------------------------------
 
 VALUE = Item(ItemKind.NAMED, "value")
 
 
 class ValueProgram(Program):
-    """Operators of which the outcome is a single value, under the name `VALUE`."""
+    """Operators with a single result, named `VALUE`."""
 
-    # What a compiler fuses it need not round between two operators.
+    # A compiler that fuses operators need not round between them.
     shakes_inputs = True
 
     def __init__(
         self, prepare: Callable[[RunOptions], Callable[[], Any]], values: Iterable[Any]
     ) -> None:
-        """`prepare` copies, and widens, the inputs before any mode looks on.
+        """`prepare` copies and widens the inputs outside of any mode.
 
         Args:
-            prepare: gives what is to be run.
-            values: the tensors among them say in which dtypes it runs.
+            prepare: returns the function to run.
+            values: the tensors among them show the dtypes in which it runs.
         """
         self.prepare = prepare
         self._dtypes = count_dtypes(values)
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
-        """Those of the values that it was made with."""
+        """The dtypes of the values given to the constructor."""
         return self._dtypes
 
     def run(self, options: RunOptions) -> list[Observation]:
@@ -109,7 +109,7 @@ class ValueProgram(Program):
         try:
             with as_traced(), options.around():
                 seen.outputs[VALUE] = run()
-        except Exception as error:  # noqa: BLE001  (then there is no such run)
+        except Exception as error:  # noqa: BLE001  (the observation carries it)
             seen.error = error
         note_decisions(seen, seen.outputs, options.mode)
         return [seen]

@@ -1,7 +1,7 @@
-"""What a callable computes with: its modules, and all data that its code can get at.
+"""What a callable computes with: its modules, and all data that its code can reach.
 
-A call can change whatever it reaches: attributes of a module, the variables of a closure, globals,
-defaults, data of classes, the fields of an object. Walking does not call any method of the user's.
+A call can change everything it reaches: attributes of a module, the variables of a closure,
+globals, defaults, data of classes, fields of objects. The walk calls no method of the user.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from torch import nn
 from paritas._torch.tensors import INTERNALS, tensor_slots
 from paritas.numerics.contents import Opaque, parts
 
-# Decorators around closures around partials around methods.
+# Decorators of closures of partials of methods.
 MOST_LAYERS = 4
-# Of a program's own code. What lies beyond is found by running the reference again at the end.
+# Limits for a program's own code. Changes beyond are found by the last run of the reference.
 _MOST_FUNCTIONS = 400
 _MOST_METHODS = 60
 _MOST_VALUES = 200_000
 _MOST_ITEMS = 10_000
 
-# Their content is the next number they draw.
+# Their content is their state.
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
-# Code that is not the program's own: its data are no part of what the program does.
+# Code that is not the program's own: its data does not count as state of the program.
 _LIBRARIES = frozenset({"torch", "numpy", "triton", "paritas", "_paritas_pytest", "_pytest"})
-# What torch's compilers stand on, and leave locks and tables in: not what the program does either.
+# Libraries that torch's compilers use, and in which they leave locks and tables.
 _LIBRARIES |= {"filelock", "fsspec", "jinja2", "mpmath", "networkx", "sympy", "tqdm"}
 _TORCH_DATA = ("torch.optim", "torch.nn", "torch.distributions")
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -51,9 +51,9 @@ class Reached:
     Attributes:
         path: its name.
         value: the value, or the object that holds others.
-        table: the dict, list, deque or cell where it stands, None where it cannot be replaced.
-        key: its place in there.
-        is_leaf: nothing is below it.
+        table: the dict, list, deque or cell that holds it; None if it cannot be replaced.
+        key: its key or index in `table`.
+        is_leaf: it holds no other values.
         is_owned: it is a parameter or a buffer of a module.
     """
 
@@ -65,7 +65,7 @@ class Reached:
     is_owned: bool = False
 
 
-# What the names of things begin with that others than this program may use as well.
+# Prefixes for the names of objects that other programs may use as well.
 GLOBAL, CLASS, FUNCTION = "global ", "class ", "function "
 
 
@@ -73,7 +73,7 @@ class UsedNames(dict[str, Any]):
     """Some names of a namespace: those that the program's code uses."""
 
     def __init__(self, namespace: dict[str, Any], names: list[str]) -> None:
-        """Nothing is copied: the values are read from the namespace."""
+        """Values are read from the namespace, not copied."""
         super().__init__()
         self.namespace = namespace
         self.names = names
@@ -85,15 +85,15 @@ def walk_reachable(
     known: dict[int, str],
     code: set[int] | None = None,
 ) -> Iterator[Reached]:
-    """Everything that `function` reaches, the modules first; containers before what is in them.
+    """Everything that `function` reaches, modules first; containers before their contents.
 
     Args:
         modules: prefix of a name -> module, as `reachable_modules` gives them.
         function: the callable, or None for the modules alone.
-        known: id -> name of what has a name already: the other side's.
-        code: ids of the functions and classes to look into; all, unless given. After a call these
-            are the ones that were there before it: a library that is imported on first use brings
-            data of its own, which the call did not change.
+        known: id -> name of objects that have a name already, from the other side.
+        code: ids of the functions and classes to look into; by default, all. After a call, these
+            are the ones that existed before it: a library that is imported on first use brings its
+            own data, which the call did not change.
     """
     yield from _ReachWalk(known, code).run(modules, function)
 
@@ -104,7 +104,7 @@ class _ReachWalk:
         self.code = code
         self.seen: dict[int, Any] = {}
         self.functions = 0
-        # The names that the code reached so far uses, and the methods that nobody has named yet. A
+        # The names used by the code reached so far, and the methods that no code has named yet. A
         # class has many methods that a call never runs: to load, to save, to publish.
         self.used: set[str] = {"forward"}
         self.waiting: dict[str, list[tuple[str, Any, Any, Any]]] = {}
@@ -129,7 +129,7 @@ class _ReachWalk:
                 yield Reached(path, value, table, key, is_leaf=True, is_owned=owned)
                 continue
             if isinstance(value, _CODE) and (table is not None or key is not None):
-                # What it is, beside what it holds: a program may put another in its place.
+                # Its identity, in addition to its contents: a program may replace it.
                 named = Opaque(value, "code is compared by identity", by_identity=True)
                 yield Reached(path, named, None, None, is_leaf=True)
             if id(value) in self.seen or len(self.seen) > _MOST_VALUES:
@@ -144,7 +144,7 @@ class _ReachWalk:
             self.stack += reversed(below)
 
     def _below(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
-        """What is in it, each with its path and its place; None for a leaf."""
+        """Its contents, each with path, table and key; None for a leaf."""
         if isinstance(value, _WRAPPERS):
             return []
         if isinstance(value, nn.Module):
@@ -237,7 +237,7 @@ class _ReachWalk:
         ]
 
     def _may_be_called(self, cls: type, name: str) -> bool:
-        """Whether code that was reached names a method, or Python calls it by itself."""
+        """Whether reached code names a method, or Python calls it implicitly."""
         is_module = issubclass(cls, nn.Module)
         by_itself = name.startswith("__") and not (is_module and name == "__init__")
         return by_itself or name in self.used
@@ -248,7 +248,7 @@ class _ReachWalk:
                 return [(path, value.cell_contents, value, None)]
             return []
         if isinstance(value, UsedNames) or _is_vocabulary(value):
-            return []  # put back as a whole, and not looked at
+            return []  # restored as a whole, without looking inside
         if isinstance(value, GENERATORS) or _is_anothers(type(value)):
             return None
         return self._below_parts(path, value)
@@ -277,14 +277,14 @@ class _ReachWalk:
 
 
 def _is_anothers(cls: type) -> bool:
-    """Whether an object is the business of torch, or a runtime that is no program of Python's."""
+    """Whether an object belongs to torch, or to a runtime outside of Python."""
     root = cls.__module__.partition(".")[0]
     is_torchs = root == "torch" and not cls.__module__.startswith(_TORCH_DATA)
     return is_torchs or (root == "paritas" and cls.__name__ == "ForeignProgram")
 
 
 def _is_vocabulary(value: Any) -> bool:
-    """Whether a dict or list is a table of so many plain values that looking at each takes long."""
+    """Whether a dict or list has so many plain values that visiting each takes too long."""
     if not isinstance(value, dict | list) or _count_items(value) <= _MOST_ITEMS:
         return False
     items = dict.values(value) if isinstance(value, dict) else list.__iter__(value)
@@ -292,7 +292,7 @@ def _is_vocabulary(value: Any) -> bool:
 
 
 def attribute_table(value: Any) -> dict[str, Any] | None:
-    """The `__dict__` of an object, whatever its class makes of that name."""
+    """The real `__dict__` of an object, even if its class overrides that name."""
     for cls in type(value).__mro__:
         descriptor = vars(cls).get("__dict__")
         if isinstance(descriptor, types.GetSetDescriptorType):
@@ -319,13 +319,13 @@ def _count_items(value: Any) -> int:
 
 
 def is_own(module: Any) -> bool:
-    """Whether code or a class is the program's own, not of a library that knows its business."""
+    """Whether code or a class belongs to the program, not to a library."""
     root = str(module).partition(".")[0]
     return root not in _LIBRARIES and root not in sys.stdlib_module_names
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """The names that code uses, functions inside it included."""
+    """The names that code uses, including those in nested functions."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -333,11 +333,11 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
-# --- modules --------------------------------------------------------------------------------------
+# --- Modules --------------------------------------------------------------------------------------
 
 
 def reachable_modules(function: Any, original: Callable[[Any], Any]) -> dict[str, nn.Module]:
-    """The modules a callable computes with: itself, its owner, its closure, its partial."""
+    """The modules that a callable uses: itself, its owner, its closure, its partial arguments."""
     found: dict[str, nn.Module] = {}
     _reach(function, original, found, "", depth=0)
     if len(found) == 1:
@@ -350,7 +350,7 @@ def _reach(
 ) -> None:
     value = original(value)
     if isinstance(value, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
-        value = value.module  # whose names the parameters are known by
+        value = value.module  # parameters have the names of the inner module
     if isinstance(value, torch.nn.Module):
         if not any(module is value for module in found.values()):
             found[name or "model"] = value
@@ -388,22 +388,16 @@ def _reach_module(
 
 
 def original_of(value: Any) -> Any:
-    """What was compiled, of what `torch.compile` made; anything else as it is."""
-    # Nothing else is asked: a lazy module imports itself when it is asked for an attribute.
-    can_be = isinstance(value, types.FunctionType | nn.Module) and _has_compiled()
-    return _import_compiled().original_of(value) if can_be else value
+    """The original of a result of `torch.compile`; other values are returned unchanged."""
+    # Only these types are inspected: reading an attribute of a lazy module would import it.
+    # If the compiler was never loaded, nothing was compiled; loading it takes seconds.
+    can_be = isinstance(value, types.FunctionType | nn.Module) and "torch._dynamo" in sys.modules
+    if not can_be:
+        return value
+    from paritas._torch import dynamo
+
+    return dynamo.original_of(value)
 
 
 def _is_made_by_compile(value: Any) -> bool:
     return original_of(value) is not value and not isinstance(value, nn.Module)
-
-
-def _has_compiled() -> bool:
-    # Nothing was compiled where the compiler was never loaded, and loading it takes seconds.
-    return "torch._dynamo" in sys.modules
-
-
-def _import_compiled() -> Any:
-    from paritas._torch import dynamo
-
-    return dynamo

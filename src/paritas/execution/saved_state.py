@@ -1,6 +1,6 @@
-"""What can be had again: copies of arguments, random states, the settings of the process.
+"""State that can be restored: copies of arguments, random states, the settings of the process.
 
-Copies keep strides and aliases. Nothing here knows a program; `isolation` does.
+Copies keep strides and aliases. The state of a program is in `isolation`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _REBUILT: tuple[Any, ...] = (collections.OrderedDict, dict, list, tuple, object)
 
 
 def made_like(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Copies in here are made as the tensor was, under `torch.inference_mode()` or not.
+    """Make tensors inside the block as inference tensors if and only if `tensor` is one.
 
-    Compiled code is compiled anew for the other kind.
+    For the other kind, compiled code would be compiled again.
     """
     return torch.inference_mode(tensor.is_inference())
 
@@ -46,11 +46,11 @@ def made_like(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 class Copier:
     """Copies tensors storage by storage: views of one storage stay views of one storage.
 
-    Strides, overlaps and aliases among the arguments are part of what a program is given.
+    Strides, overlaps and aliases of arguments can change what a program computes.
     """
 
     def __init__(self, *, widen: bool = False) -> None:
-        """Copy as they are, or widened to float64."""
+        """Copy tensors unchanged, or widened to float64."""
         self.widen = widen
         self.copies: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
 
@@ -73,7 +73,7 @@ class Copier:
             result = torch.empty(0, dtype=dtype, device=plain.device).set_(
                 self._storage(plain), plain.storage_offset(), plain.shape, plain.stride()
             )
-            # The storage holds a lazily conjugated or negated value as it was before that.
+            # The storage of a lazily conjugated or negated tensor holds the value before that.
             result = result.conj() if plain.is_conj() else result
             result = result.neg_() if plain.is_neg() else result
         else:
@@ -84,15 +84,16 @@ class Copier:
         return result
 
     def _copy_whole(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Copy what is not dense; a class that cannot be cloned is rebuilt around copied parts."""
+        """Copy a tensor that is not dense; if it cannot be cloned, rebuild it from copied parts."""
         try:
             return tensor.clone().to(dtype)
         except Exception as error:
             cls: Any = type(tensor)
             flatten = getattr(tensor, "__tensor_flatten__", None)
             if flatten is None:
-                message = f"an input of class {cls.__name__} cannot be copied: {error}"
-                raise UsageError(message) from error
+                raise UsageError(
+                    f"an input of class {cls.__name__} cannot be copied: {error}"
+                ) from error
             names, context = flatten()
             inner = {name: self.copy_tensor(getattr(tensor, name)) for name in names}
             rebuilt: Tensor = cls.__tensor_unflatten__(
@@ -101,7 +102,7 @@ class Copier:
             return rebuilt
 
     def _is_alone(self, tensor: Tensor, dtype: torch.dtype) -> bool:
-        """Whether a tensor is all there is in its storage, and not copied yet: the quick case."""
+        """Whether a tensor fills its storage and is not copied yet: the fast case."""
         return (
             dtype is tensor.dtype
             and tensor.is_contiguous()
@@ -118,16 +119,16 @@ class Copier:
         is_mutable = isinstance(leaf, np.ndarray | set | bytearray) or parts(leaf) is not None
         if not is_mutable or callable(leaf):
             return leaf
-        # An object of a class we do not know, a cache for one: its tensors are copied as all are.
+        # An object of an unknown class, for example a cache: its tensors are copied like others.
         tensors = [part for _, part in contents(leaf) if isinstance(part, torch.Tensor)]
         memo = {id(tensor): self.copy_tensor(tensor) for tensor in tensors}
         try:
             return copy.deepcopy(leaf, memo)
-        except Exception:  # noqa: BLE001  (a lock inside it, say, or a method that refuses)
+        except Exception:  # noqa: BLE001  (it may hold a lock, or a method may raise)
             return self._rebuild(leaf, memo)
 
     def _rebuild(self, value: Any, made: dict[int, Any]) -> Any:
-        """Copy an object attribute by attribute; what has no content to copy stays shared."""
+        """Copy an object attribute by attribute; values without contents stay shared."""
         if id(value) in made:
             return made[id(value)]
         if isinstance(value, np.ndarray | set | bytearray):
@@ -150,9 +151,9 @@ class Copier:
         return rebuilt
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
-        """The copied storage; widened, every number of it takes twice or more the room."""
+        """The copied storage of a tensor, widened if requested."""
         storage = tensor.untyped_storage()
-        # A complex number is two reals: both views of one storage widen to views of one storage.
+        # A complex number is two reals: a real and a complex view share their widened storage.
         real = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
         wide = WIDE.get(real) if self.widen else None
         key = (storage.data_ptr() or id(tensor), real if wide else None)
@@ -178,18 +179,18 @@ class RandomState:
 
     @classmethod
     def now(cls) -> RandomState:
-        """Take the current state."""
+        """Read the current state."""
         devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
         return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002
 
     @classmethod
     def of_torch(cls) -> RandomState:
-        """Take the state of torch's own generators alone: graphs draw from no other."""
+        """Read the state of torch's own generators only: graphs draw from no others."""
         devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
         return cls(torch.get_rng_state(), devices)
 
     def elsewhere(self, seed: int) -> RandomState:
-        """A state from which every generator draws other numbers."""
+        """A state in which every generator draws other numbers."""
         seed = zlib.crc32(self.cpu.numpy().tobytes(), seed)
         devices = tuple(
             torch.Generator(f"cuda:{number}").manual_seed(seed).get_state()
@@ -212,7 +213,7 @@ class RandomState:
         np.random.set_state(self.numpy)  # noqa: NPY002
 
     def same_torch(self, other: RandomState) -> bool:
-        """Whether torch's generators stand at the same place."""
+        """Whether torch's generators have the same states."""
         return torch.equal(self.cpu, other.cpu) and all(
             torch.equal(a, b) for a, b in zip(self.devices, other.devices, strict=True)
         )
@@ -226,9 +227,9 @@ def _is_plain_tensor(tensor: Tensor) -> bool:
 
 # --- The process around a call: settings, generators, patched functions ---------------------------
 
-# None of it belongs to a program, and all of it changes what every program computes afterwards. It
-# is read before a call and put back after it, at once: our own code must not run on a `torch.equal`
-# that the candidate has replaced.
+# These do not belong to a program, but change what every program computes afterwards. They are read
+# before a call and restored right after it: our own code must not use a `torch.equal` that the
+# candidate has replaced.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,9 +237,9 @@ class _Setting:
     """One setting of the process.
 
     Attributes:
-        name: as a user knows it.
-        get: gives its value.
-        write: sets it.
+        name: its name for users.
+        get: reads its value.
+        write: sets its value.
     """
 
     name: str
@@ -246,7 +247,7 @@ class _Setting:
     write: Callable[[Any], Any]
 
     def read(self) -> Any:
-        """Its value, or None where torch cannot say: of two ways to allow TF32, both were used."""
+        """Its value, or None if torch raises, as when both APIs to allow TF32 were used."""
         try:
             return self.get()
         except RuntimeError:
@@ -258,7 +259,7 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
 
 
 def _set_default_device(device: torch.device) -> None:
-    # The CPU is what is in force where nobody has set anything.
+    # The CPU is the default if no device was set.
     torch.set_default_device(None if device == torch.device("cpu") else device)
 
 
@@ -342,7 +343,7 @@ _SETTINGS: tuple[_Setting, ...] = (
     _Setting("NumPy's random state", _numpy_state, _set_numpy_state),
 )
 
-# Functions that programs, and we, call by their names.
+# Namespaces with functions that programs and paritas call by name.
 _NAMESPACES: tuple[Any, ...] = (
     torch,
     torch.nn.functional,
@@ -356,15 +357,15 @@ _NAMESPACES: tuple[Any, ...] = (
     builtins,
 )
 
-# As they are before a candidate may replace them.
+# Bound before a candidate can replace them.
 _all, _is, _len, _map = all, operator.is_, len, map
 
-# The state of a random generator is longer.
+# Longer values, such as the state of a random generator, are shown as a checksum.
 _LONGEST_VALUE = 40
 
 
 class ProcessState:
-    """The settings and the functions of the process as they were at one moment."""
+    """The settings and the functions of the process at one moment."""
 
     def __init__(self) -> None:
         """Read them now."""
@@ -372,7 +373,7 @@ class ProcessState:
         self._names = [(space, dict(vars(space))) for space in _NAMESPACES]
 
     def put_back(self) -> dict[str, str]:
-        """Put back what is no longer as it was, and say what that is: name -> what it became."""
+        """Restore what has changed; returns name -> how it had changed."""
         changed: dict[str, str] = {}
         for space, names in self._names:
             if _are_same_names(names, vars(space)):
@@ -382,10 +383,10 @@ class ProcessState:
                 same = now.get(name) is before.get(name)
                 if same or _is_put_by_compiler(vars(space).get(name)):
                     continue
-                if name in names:  # maybe a class, in whose place there is a function now
+                if name in names:  # it may have been a class
                     setattr(space, name, names[name])
                 else:
-                    delattr(space, name)  # in front of one that the class inherits
+                    delattr(space, name)  # it hides an inherited function
                 changed[_full_name(space, name)] = "replaced"
         for setting, value in self._settings:
             now = setting.read()
@@ -396,7 +397,7 @@ class ProcessState:
 
 
 def _are_same_names(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether all names stand for the very same things: nearly always, and quickly seen."""
+    """Whether all names refer to the same objects: the usual case, and quick to check."""
     if _len(before) != _len(now):
         return False
     names, values = _map(_is, before, now), _map(_is, before.values(), now.values())
@@ -409,7 +410,7 @@ def _functions_among(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_put_by_compiler(function: Any) -> bool:
-    """Whether torch's compiler has put its own function there, as it does when it is loaded."""
+    """Whether torch's compiler has installed its own function, as it does when it is loaded."""
     module = str(getattr(function, "__module__", ""))
     return module.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
 
@@ -424,5 +425,5 @@ def _describe_setting(value: Any) -> str:
     text = repr(value)
     if len(text) <= _LONGEST_VALUE:
         return f"set to {text}"
-    # Two sides that draw other numbers leave other states.
+    # The checksum distinguishes two sides that draw different numbers.
     return f"moved on to state {zlib.crc32(text.encode()):08x}"

@@ -1,7 +1,7 @@
 """The two sides of a check: the reference as a program, and the candidate's lifted run.
 
-The arbiter and the perturbed runs are the reference's evidence; the lifted run is the candidate in
-float64. Each is made when the judge first asks for it.
+The arbiter and the perturbed runs are evidence about the reference; the lifted run is the candidate
+in float64. Each run is made on first use.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _LONGEST_REASON = 200
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SubjectProgram(Program):
-    """A side on one set of inputs.
+    """One side on one set of inputs.
 
     Attributes:
         subject: the side.
-        inputs: what it is called with.
-        rng: where every run finds the generators.
-        conditions: of every run.
-        calls: how often it is called in a run; its state goes on from call to call.
+        inputs: its inputs.
+        rng: the state of the generators before every run.
+        conditions: the conditions of every run.
+        calls: number of calls in a run; state carries over from call to call.
     """
 
     subject: Subject
@@ -70,7 +70,7 @@ class SubjectProgram(Program):
     calls: int = 1
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
-        """Those of the program's state, inputs and outputs, with element counts."""
+        """Count the elements of each dtype in the program's state, inputs and outputs."""
         tensors = [*self.subject.state.saved.values()]
         tensors += [tensor for _, tensor in input_tensors(self.inputs)]
         tensors += native[0].outputs.values()
@@ -91,7 +91,7 @@ class SubjectProgram(Program):
         )
         seen = self._observe(conditions)
         if conditions.also and any(one.error or one.gradient_error for one in seen):
-            # What the caller's own flags allow must not be lost over what was asked beyond them.
+            # Repeat it without the further gradients, to keep those of the caller's own call.
             if options.mode is not None:
                 options.mode.start_over()
             conditions = dataclasses.replace(conditions, also=frozenset(), second=False)
@@ -106,7 +106,7 @@ class SubjectProgram(Program):
             return [call(self.inputs) for _ in range(calls)]
 
     def initial(self, item: Item) -> Any:
-        """What an input, or something of its state, was before the call; or `MISSING`."""
+        """The value of an input or state before the call, or `MISSING`."""
         name = item.name
         if not item.kind.is_state:
             return as_plain(_find_part(input_contents(self.inputs, copy_tensors=False), name))
@@ -116,7 +116,7 @@ class SubjectProgram(Program):
 
 
 def _find_part(known: Mapping[str, Any], name: str) -> Any:
-    """What is known by that name, if only as a part of a tensor that is not dense."""
+    """The value of that name, or the part of that name of a tensor that is not dense."""
     if name in known:
         return known[name]
     for whole, value in known.items():
@@ -134,15 +134,15 @@ def _is_float64(tensor: Tensor) -> bool:
 
 
 class SubjectLift:
-    """The lifted run of a candidate, and what else is asked of the two sides together.
+    """The lifted run of a candidate, and further questions about the two sides.
 
     Attributes:
-        evidence: of the reference.
+        evidence: evidence about the reference.
         program: the candidate, run like the reference.
         unit: unit roundoff at which the lifted run is judged.
-        by_order: the candidate's outputs go by the names of the reference's, in order.
+        by_order: the candidate's outputs get the names of the reference's, in order.
         notes: why there is no lifted run, for the verdict.
-        repetition: whether the reference does the same again.
+        repetition: whether the reference repeats its results.
     """
 
     def __init__(
@@ -178,16 +178,16 @@ class SubjectLift:
         return self.program.subject
 
     def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run of the candidate; what it left alone has the value it came with."""
+        """An item of a run of the candidate; unchanged items have their initial value."""
         return completed(seen, item, self.program)
 
     def initial(self, item: Item) -> Any:
-        """What something was before the call: of the reference's, or else of the candidate's."""
+        """A value before the call: the reference's, or else the candidate's."""
         value = self.evidence.program.initial(item)
         return self.program.initial(item) if value is MISSING else value
 
     def runs(self) -> list[Observation] | None:
-        """The candidate in float64, call by call, or None if that cannot be."""
+        """The candidate in float64, call by call, or None if that is not possible."""
         if not self._is_asked:
             self._is_asked = True
             if self.evidence.arbiter() is None:
@@ -203,7 +203,7 @@ class SubjectLift:
         return self._runs
 
     def named(self, seen: list[Observation]) -> list[Observation]:
-        """What the candidate did, call by call, under the names to be compared by."""
+        """Rename the candidate's outputs for the comparison, call by call."""
         if not self.by_order:
             return seen
         native = self.evidence.native
@@ -211,10 +211,10 @@ class SubjectLift:
         return [named_like(one, native[min(call, last)]) for call, one in enumerate(seen)]
 
     def coarsest(self) -> float | None:
-        """Unit roundoff of the coarsest dtype inside the reference; nothing if it is not lifted.
+        """Unit roundoff of the coarsest dtype inside the reference; None if it is not lifted.
 
-        Inputs, state and results do not show what autocast does between them. The arbiter does, if
-        it was made; else one more forward run, which a verdict on equal bits is worth.
+        Inputs, state and results do not show what autocast does in between. The arbiter does;
+        without one, a verdict about equal bits is worth one more forward run.
         """
         evidence = self.evidence
         if self._no_lift():
@@ -223,7 +223,7 @@ class SubjectLift:
             return evidence.unit
         if self._inside is None:
             log = DtypeLog()
-            # A dispatch mode has no business in compiled code, which would be compiled again.
+            # Under a dispatch mode, compiled code would be compiled again.
             looks = evidence.unit <= UNIT_F32 and not self.reference.is_compiled
             if looks and evidence.native[0].error is None:
                 evidence.run(RunOptions(watch=log, forward_once=True))
@@ -233,7 +233,7 @@ class SubjectLift:
 
     def _no_lift(self) -> str | None:
         if not self.lift:
-            return "the lifted run is switched off"
+            return "the lifted run is switched off (lift=False)"
         if len(self.candidate.backends) > 1:
             return "the candidate is compiled by several backends"
         on_device = self.candidate.is_compiled and torch.cuda.is_available()
@@ -252,7 +252,7 @@ class SubjectLift:
             )
             with room_for_entries(), taking_stance("default", backend=backend):
                 seen = self._run_wide()
-            self._graphs = backend.graphs or None  # what cannot be compiled wide may be natively
+            self._graphs = backend.graphs or None  # native code may compile even if wide code fails
             if backend.graphs == 0:
                 self.notes.add_weaker(
                     "only the native run was made: nothing was compiled in float64"
@@ -260,7 +260,7 @@ class SubjectLift:
                 return None
             leaks = set(backend.leaks)
             if not self.candidate.is_wholly_compiled:
-                leaks.add("eager code around the compiled may compute in float32")
+                leaks.add("eager code around the compiled code may compute in float32")
         elif isinstance(self.candidate.call, ForeignProgram):
             return self._lift_foreign(self.candidate.call)
         elif self.candidate.is_foreign:
@@ -275,7 +275,7 @@ class SubjectLift:
         return seen
 
     def _lift_foreign(self, program: ForeignProgram) -> list[Observation] | None:
-        """Another runtime's program, made once more in float64."""
+        """Make and run another runtime's program in float64."""
         if program.lift is None:
             self.notes.add_weaker(
                 f"only the native run was made: {program.name} has no float64 form"
@@ -283,10 +283,11 @@ class SubjectLift:
             return None
         try:
             lifted = program.lift(frozenset(self.evidence.dtypes))
-        except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
+        except Exception as error:  # noqa: BLE001  (a note reports it)
             text = in_one_line(error, _LONGEST_REASON, whole=True)
-            told = f"{program.name} cannot be made in float64: {text}"
-            self.notes.add_weaker(f"only the native run was made: {told}")
+            self.notes.add_weaker(
+                f"only the native run was made: {program.name} cannot run in float64: {text}"
+            )
             return None
         if lifted.leaks:
             self._judge_at_float32(lifted.leaks)
@@ -300,7 +301,7 @@ class SubjectLift:
     def _run_wide(
         self, mode: LiftMode | None = None, call: Callable[..., Any] | None = None
     ) -> list[Observation]:
-        """The candidate, or what is called for it, on inputs and state in float64."""
+        """Run the candidate, or `call` in its place, on inputs and state in float64."""
         program = self.program
         if call is not None:
             subject = dataclasses.replace(self.candidate, call=call)
@@ -309,9 +310,9 @@ class SubjectLift:
 
     @quietly()
     def ran_uncompiled(self) -> bool:
-        """Whether a compiled candidate really ran eagerly: Dynamo skips some code without a word.
+        """Whether a compiled candidate ran eagerly: Dynamo skips some code silently.
 
-        A program without a single operator leaves nothing to compile and does not count.
+        A program without any operator has nothing to compile and does not count.
         """
         if not self.candidate.is_compiled:
             return False
@@ -323,20 +324,20 @@ class SubjectLift:
         return self._graphs == 0 and bool(self.evidence.dtype_log())
 
 
-# --- The reference once more, as it is ------------------------------------------------------------
+# --- The reference once more ----------------------------------------------------------------------
 
 
 class Repetition:
-    """Whether a reference that is run again does the same."""
+    """Whether a reference repeats its results."""
 
     def __init__(self, evidence: Evidence[SubjectProgram]) -> None:
-        """Nothing is run yet."""
+        """Runs are made on first use."""
         self.evidence = evidence
         self._native: list[Observation] | None = None
         self._arbiter: list[Observation] | None = None
 
     def is_repeated(self, item: Item, call: int) -> bool:
-        """Whether another native run of the reference leaves the same there, to the bit."""
+        """Whether another native run of the reference gives the same bits for an item."""
         if self._native is None:
             self._native = self.evidence.run(RunOptions())
         first, again = (
@@ -346,11 +347,11 @@ class Repetition:
         return same_value(first, again)
 
     def agrees(self, item: Item, first: Observation, last: Observation, demand: Demand) -> bool:
-        """Whether two native runs of the reference differ in an item by rounding alone.
+        """Whether two native runs of the reference differ in an item only by rounding.
 
-        Its own error is no yardstick here: if something has changed it between the runs, that is
-        what its error consists of. Two runs in float64 must agree far better than it rounds, and
-        then the spread of the perturbed runs is what rounding does.
+        The reference's own error is not used here: if something changed the reference between the
+        runs, the error contains that change. Two runs in float64 must agree far better than the
+        reference rounds; then the spread of the perturbed runs measures rounding.
         """
         evidence = self.evidence
         values = evidence.complete(first, item), evidence.complete(last, item)
@@ -361,8 +362,8 @@ class Repetition:
             wide = evidence.complete(arbiter[0], item), evidence.complete(again[0], item)
             if not (is_inexact(wide[0]) and is_inexact(wide[1])):
                 return False
-            apart = criterion.rms_difference(wide[0], wide[1])
-            if apart > UNIT_F32 * criterion.rms(wide[0]):
+            difference = criterion.rms_difference(wide[0], wide[1])
+            if difference > UNIT_F32 * criterion.rms(wide[0]):
                 return False
         spread = evidence.spread(evidence.unit, 0, item, RUNS[1], demand)
         if spread is None:

@@ -1,4 +1,4 @@
-"""What a check is given: inputs, what to compare, a device, and the two sides."""
+"""The subjects of a check: inputs, configuration, device, and the two sides."""
 
 from __future__ import annotations
 
@@ -39,49 +39,49 @@ class Inputs:
 
     def __post_init__(self) -> None:
         if isinstance(self.args, torch.Tensor) or not isinstance(self.args, list | tuple):
-            message = f"args must be a list or tuple of arguments, not {type(self.args).__name__}"
-            raise UsageError(message)
+            raise UsageError(
+                f"args must be a list or tuple of arguments, not {type(self.args).__name__}"
+            )
         if not isinstance(self.kwargs, dict):
-            message = f"kwargs must be a dict, not {type(self.kwargs).__name__}"
-            raise UsageError(message)
+            raise UsageError(f"kwargs must be a dict, not {type(self.kwargs).__name__}")
         object.__setattr__(self, "args", tuple(self.args))
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class VerifyConfig:
-    """What `verify` compares, and how it ends.
+    """What `verify` compares, and whether it raises.
 
-    Fields may be assigned until it is used; `verify` checks them again, and works on a copy.
+    Fields may be assigned later; `verify` validates them again and works on a copy.
 
     Attributes:
-        enabled: off, both sides run, nothing is compared, and the verdict says so.
+        enabled: if False, both sides run, nothing is compared, and the verdict says so.
         verify_size: the number of outputs.
-        match_by_order: outputs that the two sides name differently are matched by their order, for
-            compilers known to return lists; otherwise other names are `different`.
+        match_by_order: match outputs that the two sides name differently by their order, for
+            compilers known to return lists; otherwise different names are `different`.
         verify_dtype: dtypes.
-        verify_shape: shapes. Off, values are compared in order where the counts agree.
+        verify_shape: shapes. If False, values are compared in order if the counts agree.
         verify_values: values, by `value_checker`.
         value_checker: one checker, or several in order, each of which may decline a pair.
-        verify_gradients: gradients of inputs and parameters under random cotangents; by default
-            where anything requires grad.
-        verify_input_gradients: wherever gradients are compared, also those of floating inputs that
-            do not require grad: the model may stand behind another.
-        verify_double_backward: gradients of these gradients; by default where the reference has
-            them and parameters, inputs and outputs are no more than 2^18 numbers. What the
-            candidate then refuses is listed as not compared; asked for by True, it is a failure.
+        verify_gradients: gradients of inputs and parameters under random cotangents; by default,
+            if anything requires grad.
+        verify_input_gradients: where gradients are compared, also those of floating inputs that do
+            not require grad: the model may follow another one.
+        verify_double_backward: gradients of these gradients; by default, if the reference has them
+            and parameters, inputs and outputs are at most 2^18 numbers. If the candidate raises,
+            they are listed as not compared; with True, that is a failure.
         verify_mutation: inputs after the call and after backward.
-        verify_state: what the program keeps, after the call and after backward: parameters and
-            buffers, their `.grad`, attributes, variables of closures, globals; and torch's settings
-            and functions.
-        verify_aliasing: which outputs share memory with inputs, parameters and each other, with
-            those of the next call, or are written to later.
+        verify_state: the program's state after the call and after backward: parameters and
+            buffers, their `.grad`, attributes, variables of closures, globals; also torch's
+            settings and functions.
+        verify_aliasing: which outputs share memory with inputs, parameters, each other or the
+            outputs of the next call, and which are written to later.
         verify_strides: output strides; otherwise a difference is only noted.
         verify_device: output devices; otherwise a difference is only noted.
-        verify_requires_grad: whether outputs require grad; by default unless gradients are
+        verify_requires_grad: whether outputs require grad; by default, unless gradients are
             switched off.
         verify_rng: the state of the random generators after the call and after backward.
-        verify_second_call: a second call, going on from the state the first one left.
-        lift: compare in float64 as well, which tells meaning from rounding.
+        verify_second_call: a second call, which continues from the state after the first.
+        lift: compare also in float64, to distinguish faults from rounding.
         strict: count `unstable` as a failure.
         raise_on_mismatch: raise `MismatchError` on anything that does not pass.
         seed: seed of the cotangents and of the perturbed runs.
@@ -118,27 +118,24 @@ class VerifyConfig:
                 continue
             value = getattr(self, field.name)
             if not isinstance(value, bool) and not (value is None and "None" in str(field.type)):
-                message = f"{field.name} must be True or False, not {value!r}"
-                raise UsageError(message)
+                raise UsageError(f"{field.name} must be True or False, not {value!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            message = f"seed must be an integer, not {self.seed!r}"
-            raise UsageError(message)
+            raise UsageError(f"seed must be an integer, not {self.seed!r}")
         for checker in self.checkers:
             if isinstance(checker, type) or not isinstance(checker, ValueChecker):
-                message = (
+                raise UsageError(
                     f"value_checker must be a checker such as AutomaticValueChecker(), or a list "
                     f"of them, not {checker!r}"
                 )
-                raise UsageError(message)
             validate_checker(checker)
 
     def as_used(self) -> VerifyConfig:
-        """A copy, checked again: fields may have been assigned since this one was made."""
+        """A validated copy: fields may have been assigned since it was made."""
         return dataclasses.replace(self)
 
     @property
     def compares_requires_grad(self) -> bool:
-        """Whether outputs must require grad where the reference's do."""
+        """Whether outputs must require grad if the reference's do."""
         if self.verify_requires_grad is None:
             return self.verify_gradients is not False
         return self.verify_requires_grad
@@ -151,50 +148,43 @@ class VerifyConfig:
 
     @classmethod
     def from_options(cls, **options: Any) -> VerifyConfig:
-        """Make a configuration from names and values; a misspelt name is told its nearest."""
+        """Make a configuration from names and values; the error for an unknown name has a hint."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {known}"
-                message = f"unknown option {name!r}{hint}"
-                raise UsageError(message)
+                hint = f"did you mean {near[0]!r}?" if near else f"the options are {known}"
+                raise UsageError(f"unknown option {name!r}; {hint}")
         return cls(**options)
 
 
-def _check_keywords(inputs: Mapping[Any, Any]) -> dict[str, Any]:
-    for key in inputs:
-        if not isinstance(key, str):
-            message = f"inputs is a dict of keyword arguments, so its keys are names, not {key!r}"
-            raise UsageError(message)
-    return dict(inputs)
-
-
 def input_sets(inputs: Any) -> list[Inputs]:
-    """Read what the caller passed as inputs: one set, or several sets of them."""
+    """Parse the caller's inputs: one set, or several."""
     if isinstance(inputs, Inputs):
         return [inputs]
-    if isinstance(inputs, Mapping):  # what a tokenizer returns
-        return [Inputs((), _check_keywords(inputs))]
+    if isinstance(inputs, Mapping):  # also the result of a tokenizer
+        for key in inputs:
+            if not isinstance(key, str):
+                raise UsageError(
+                    f"inputs is a dict of keyword arguments: its keys must be names, not {key!r}"
+                )
+        return [Inputs((), dict(inputs))]
     if isinstance(inputs, torch.Tensor) or not isinstance(inputs, list | tuple):
-        message = (
+        raise UsageError(
             f"inputs must be a list or tuple of positional inputs, a dict of keyword arguments, "
             f"Inputs(args, kwargs), or a list of Inputs, not {type(inputs).__name__}; for one "
             f"tensor x, pass [x]"
         )
-        raise UsageError(message)
     if not inputs:
-        message = (
+        raise UsageError(
             f"inputs is empty: {inputs!r}; pass [x, ...], or Inputs() to call both sides without "
             f"arguments"
         )
-        raise UsageError(message)
     given = [isinstance(item, Inputs) for item in inputs]
     if all(given):
         return list(inputs)
     if any(given):
-        message = "inputs mixes Inputs(...) with bare values; wrap every set in Inputs"
-        raise UsageError(message)
+        raise UsageError("inputs mixes Inputs(...) with bare values; wrap every set in Inputs")
     return [Inputs(tuple(inputs))]
 
 
@@ -202,11 +192,11 @@ def input_sets(inputs: Any) -> list[Inputs]:
 
 
 def usable_device(name: str | torch.device, said: str = "--device ") -> torch.device:
-    """A device on which a tensor with values can be made.
+    """Return a device that can hold tensors with values.
 
     Args:
         name: `cuda`, `cuda:1`.
-        said: how the user said it, for the message: an option, or `device=` in Python.
+        said: how the user named it, for the message: an option, or `device=` in Python.
 
     Raises:
         UsageError: it cannot be used; the message says why.
@@ -218,15 +208,16 @@ def usable_device(name: str | torch.device, said: str = "--device ") -> torch.de
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise UsageError(f"{shown} cannot be used: {first_line(error, 160)}") from error
     if device.type == "meta":
-        raise UsageError(f"{shown} holds no values, so there is nothing to compare")
+        raise UsageError(
+            f"{shown} holds no values, so nothing can be compared: use a device such as cpu or cuda"
+        )
     return device
 
 
-# --- A candidate that a runtime other than torch computes -----------------------------------------
+# --- A candidate in a runtime other than torch ----------------------------------------------------
 
-# Such a runtime gives values: no gradients, no views of what it was given. It cannot be lifted from
-# the outside either, so it says itself how it is made once more in float64, where meaning is told
-# from rounding.
+# Such a runtime returns values only: no gradients, no views of its inputs. It cannot be lifted from
+# outside either, so it brings a function that makes it once more in float64.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,8 +225,9 @@ class LiftedProgram:
     """A candidate in float64.
 
     Attributes:
-        call: what is called, with arguments in float64.
-        leaks: what of it may still compute in less, in words; it is judged at float32 noise then.
+        call: the callable, for arguments in float64.
+        leaks: descriptions of parts that may still compute in less precision; if there are any, it
+            is judged at float32 noise.
     """
 
     call: Callable[..., Any]
@@ -244,13 +236,13 @@ class LiftedProgram:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForeignProgram:
-    """A candidate of another runtime, to be called like the model.
+    """A candidate of another runtime, called like the model.
 
     Attributes:
-        name: of the runtime, for messages.
-        call: takes what the model takes and gives what the model gives.
-        lift: makes the same program in float64; it is told the floating dtypes that the reference
-            uses, a cast to any of which is mere rounding. None where that cannot be had.
+        name: the runtime, for messages.
+        call: takes the model's arguments and returns the model's results.
+        lift: makes the same program in float64, if that is possible. Its argument are the floating
+            dtypes that the reference uses: a cast to one of them is only rounding.
     """
 
     name: str
@@ -265,20 +257,20 @@ class ForeignProgram:
 def limit_to_candidate(
     config: VerifyConfig, candidate: Any
 ) -> tuple[VerifyConfig, str, contextlib.AbstractContextManager[Any]]:
-    """What of `config` can be asked of a candidate, the note that says what not, how both run.
+    """Limit `config` to what a candidate supports; also returns a note and a context for the runs.
 
     Raises:
-        UsageError: gradients are asked for by name, and there are none.
+        UsageError: verify_gradients=True, but the candidate has no gradients.
     """
     if not isinstance(candidate, ForeignProgram):
         return config, "", contextlib.nullcontext()
     if config.verify_gradients:
         raise UsageError(
-            f"verify_gradients=True, but {candidate.name} computes no gradients; leave it out"
+            f"verify_gradients=True, but {candidate.name} computes no gradients; drop the option"
         )
     fewer = dataclasses.replace(config, verify_gradients=False, verify_aliasing=False)
-    note = f"{candidate.name} gives values only: gradients and aliases were not compared"
-    # Without gradients on either side, no output is expected to require any.
+    note = f"{candidate.name} returns values only: gradients and aliases were not compared"
+    # Without gradients, no output is expected to require grad.
     return fewer, note, torch.no_grad()
 
 
@@ -290,13 +282,13 @@ class Subject:
     """A reference or a candidate.
 
     Attributes:
-        call: what is called.
+        call: the callable.
         role: "reference" or "candidate", for messages.
-        state: all that it computes with beside its inputs.
-        backends: the `torch.compile` backends behind it, none for an eager program.
-        is_wholly_compiled: it is itself what `torch.compile` made, not eager code around that.
-        is_module: it is an nn.Module, or one that was compiled.
-        is_foreign: it is an object of a class unknown to torch, another runtime perhaps.
+        state: everything that it computes with apart from its inputs.
+        backends: the `torch.compile` backends that it uses; empty for an eager program.
+        is_wholly_compiled: it is a result of `torch.compile`, not eager code around one.
+        is_module: it is an nn.Module, compiled or not.
+        is_foreign: it is an object of a class unknown to torch, perhaps of another runtime.
     """
 
     call: Callable[..., Any]
@@ -309,17 +301,17 @@ class Subject:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `torch.compile` is anywhere in it."""
+        """Whether any of it is compiled by `torch.compile`."""
         return bool(self.backends)
 
     @property
     def is_faithful(self) -> bool:
-        """Whether it is known to compute in float64 when it is given float64."""
+        """Whether it is known to compute in float64 on float64 inputs."""
         return not self.is_foreign and all(map(dynamo.is_faithful, self.backends))
 
     @property
     def description(self) -> str:
-        """What it is, in a few words."""
+        """A short description."""
         if self.is_compiled:
             names = ", ".join(dict.fromkeys(map(dynamo.backend_name, self.backends)))
             return f"torch.compile ({names})"
@@ -332,14 +324,13 @@ class Subject:
 def inspect_subject(
     function: Any, role: str, parameter: str, known: ProgramState | None = None
 ) -> Subject:
-    """Look at what the caller passed as one side.
+    """Inspect one side that the caller passed.
 
-    `known` is the other side's state: what the two share has one name, and one copy is enough.
+    `known` is the other side's state: shared objects have one name and are copied once.
     """
     if not callable(function) or isinstance(function, type):
         what = "a class; pass an instance" if isinstance(function, type) else "not callable"
-        message = f"{parameter} is {what}: {function!r:.120}"
-        raise UsageError(message)
+        raise UsageError(f"{parameter} is {what}: {function!r:.120}")
     original = dynamo.original_of(function)
     plain = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
     is_module = isinstance(original, torch.nn.Module)
@@ -347,7 +338,7 @@ def inspect_subject(
     backends: list[Callable[..., Any]] = []
 
     def unwrapped(value: Any) -> Any:
-        """Note what compiled code a closure holds while looking for the modules in it."""
+        """Collect the backends of compiled code while searching a closure for modules."""
         backends.extend(b for b in dynamo.backends_of(value) if b not in backends)
         return dynamo.original_of(value)
 

@@ -1,1 +1,1 @@
-"""Many targets under many settings, each in a process of its own."""
+"""Many targets under many settings, each in its own process."""

@@ -1,7 +1,7 @@
-"""From `targets.toml`, or a Python list, to the runs of a sweep. No torch here.
+"""From `targets.toml`, or a Python list, to the runs of a sweep. This module does not import torch.
 
-Every mistake is found before the first run, and its message shows the value, the row and what to
-write instead.
+Every mistake is found before the first run; its message shows the value, the row and what to write
+instead.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 OWN_DTYPE = "own"
 DTYPES = (OWN_DTYPE, "float64", "float32", "bfloat16", "float16")
 MODES = ("eval", "train", "eval-forward", "train-forward")
-# Modes of Inductor that can stand alone as a candidate.
+# Modes of Inductor that can be used as a candidate's name.
 INDUCTOR_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-# Backends that need no look into torch.
+# Backends that are known without importing torch.
 _USUAL_BACKENDS = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition", "cudagraphs")
 _LIBRARIES = ("hf", "timm", "torchvision")
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
@@ -36,7 +36,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)", re.IGNO
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
-# What a row may say, with what holds where neither it nor the defaults do.
+# The lists in a row, with their default values.
 _LISTS: dict[str, tuple[str, ...]] = {
     "dtypes": (OWN_DTYPE,),
     "devices": ("cpu",),
@@ -49,11 +49,11 @@ USUAL_SECONDS = 900.0
 
 
 class RunTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run, and what its process may take.
+    """A run and the limits of its process.
 
     Attributes:
-        seconds: after which it is stopped.
-        memory: bytes after which it is stopped; None for its share of the machine's.
+        seconds: the time limit.
+        memory: the memory limit in bytes; None for its share of the machine's memory.
     """
 
     run: SweepRun
@@ -67,15 +67,15 @@ def plan_tasks(
     seconds: float | None = None,
     memory: int | str | None = None,
 ) -> tuple[RunTask, ...]:
-    """The runs that were asked for: the product of the settings of each row.
+    """The requested runs: the product of the settings of each row.
 
     Args:
-        targets: the path of a TOML file, or a list of its rows: dicts, or names alone.
-        seconds: the time limit of each run, in place of that of `[defaults]`.
-        memory: the same for memory, in bytes or as `"8 GB"`.
+        targets: the path of a TOML file, or a list of its rows: dicts or names.
+        seconds: the time limit of each run; it overrides `[defaults]`.
+        memory: the memory limit of each run, in bytes or as `"8 GB"`.
 
     Raises:
-        UsageError: something in it makes no sense.
+        UsageError: a value is not valid.
     """
     if isinstance(targets, str | os.PathLike):
         path = Path(targets)
@@ -84,7 +84,7 @@ def plan_tasks(
         where, rows, defaults = "targets", list(targets), {}
     given = {"seconds": seconds, "memory": memory}
     defaults = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    _Row(f"{where}, [defaults]", {"name": "module:factory", **defaults}, {})  # its own mistakes
+    _Row(f"{where}, [defaults]", {"name": "module:factory", **defaults}, {})  # only validates
     tasks: list[RunTask] = []
     seen: dict[SweepRun, int] = {}
     for number, row in enumerate(rows, start=1):
@@ -106,12 +106,12 @@ def plan_tasks(
 
 
 def parse_size(value: Any, where: str) -> int:
-    """A number of bytes: `8_000_000_000`, or `"8 GB"`."""
+    """Parse a number of bytes: `8_000_000_000`, or `"8 GB"`."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     form = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if form is None or not float(form[1]):
-        raise UsageError(f'{where} = {value!r} is no size: write "8 GB", or a number of bytes')
+        raise UsageError(f'{where} = {value!r} is not a size: write "8 GB", or a number of bytes')
     return int(float(form[1]) * _UNITS[form[2].lower()])
 
 
@@ -130,9 +130,9 @@ def _read_toml(path: Path) -> tuple[list[Any], dict[str, Any]]:
             )
     rows, defaults = content.get("target", []), content.get("defaults", {})
     if not isinstance(rows, list):
-        raise UsageError(f"{path}: write [[target]] with two brackets: each is one row of several")
+        raise UsageError(f"{path}: write [[target]] with two brackets, once for each row")
     if not isinstance(defaults, dict):
-        raise UsageError(f"{path}: defaults = {defaults!r:.80} is no table; write [defaults]")
+        raise UsageError(f"{path}: defaults = {defaults!r:.80} is not a table; write [defaults]")
     for name in _NAMES:
         if name in defaults:
             raise UsageError(f"{path}, [defaults]: {name} belongs to a row, [[target]]")
@@ -140,12 +140,12 @@ def _read_toml(path: Path) -> tuple[list[Any], dict[str, Any]]:
 
 
 class _Row:
-    """One row with the defaults below it, checked."""
+    """One validated row, with the defaults."""
 
     def __init__(self, where: str, asked: Any, defaults: Mapping[str, Any]) -> None:
         if not isinstance(asked, Mapping):
             raise UsageError(
-                f"{where} is {asked!r:.80}: give a target's name, or a table with a name"
+                f"{where} is {asked!r:.80}: use a target's name, or a table with a name"
             )
         known = (*_NAMES, *_LISTS, *_OTHERS)
         for name in asked:
@@ -162,7 +162,7 @@ class _Row:
         self.memory = None if memory is None else parse_size(memory, f"{where}: memory")
 
     def tasks(self) -> Iterator[RunTask]:
-        """The product of the settings."""
+        """Yield the product of the settings."""
         for name, dtype, device, mode, candidate in itertools.product(
             self.names, *self.lists.values()
         ):
@@ -181,7 +181,7 @@ class _Row:
         if len(given) != 1:
             both = "has both name and names" if given else "has no name"
             raise UsageError(
-                f'{self.where} {both}: give name = "package.module:factory", or names = [...]'
+                f'{self.where} {both}: write name = "package.module:factory", or names = [...]'
             )
         names = self._list(given[0], ())
         for name in names:
@@ -199,17 +199,17 @@ class _Row:
             return
         libraries = ", ".join(f"{library}:Name" for library in _LIBRARIES)
         raise UsageError(
-            f"{shown} is no target: write package.module:factory, {libraries}, or a .pt2 file"
+            f"{shown} is not a target: write package.module:factory, {libraries}, or a .pt2 file"
         )
 
     def _list(self, name: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-        """A list of words; one alone need not be in brackets."""
+        """A list of strings; a single one needs no brackets."""
         value = self.asked.get(name, list(usual))
         listed = [value] if isinstance(value, str) else value
         if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
             raise UsageError(f'{self.where}: {name} = {value!r:.80}: write a list, ["..."]')
         if not listed:
-            raise UsageError(f"{self.where}: {name} = []: name at least one, or leave {name} out")
+            raise UsageError(f"{self.where}: {name} = []: add at least one, or remove {name}")
         return tuple(dict.fromkeys(listed))
 
     def _check_values(self) -> None:
@@ -227,7 +227,7 @@ class _Row:
             module, colon, function = value.partition(":")
             if not module or (colon and not function):
                 raise UsageError(
-                    f"{self.where}: candidate {value!r} is no name of a backend, a mode of "
+                    f"{self.where}: candidate {value!r} is not the name of a backend, a mode of "
                     "Inductor, or package.module:function"
                 )
         for name in self.names:
@@ -235,17 +235,17 @@ class _Row:
                 self._check_exported(name)
 
     def _check_exported(self, name: str) -> None:
-        """What was decided when it was exported cannot be asked for now."""
+        """Refuse settings that were fixed when the program was exported."""
         dtypes, modes = self.lists["dtypes"], self.lists["modes"]
         if dtypes != (OWN_DTYPE,):
             raise UsageError(
-                f"{self.where}: dtypes = {list(dtypes)!r}, but {name!r} is exported in a dtype of "
-                f'its own: leave dtypes out, or write ["{OWN_DTYPE}"]'
+                f"{self.where}: dtypes = {list(dtypes)!r}, but {name!r} was exported in a fixed "
+                f'dtype: remove dtypes, or write ["{OWN_DTYPE}"]'
             )
         if any(mode.startswith("train") for mode in modes):
             raise UsageError(
-                f"{self.where}: modes = {list(modes)!r}, but {name!r} is exported in a mode of its "
-                'own: write ["eval"], or ["eval-forward"] to leave gradients out'
+                f"{self.where}: modes = {list(modes)!r}, but {name!r} was exported in a fixed "
+                'mode: write ["eval"], or ["eval-forward"] for no gradients'
             )
 
     def _inputs(self) -> str:
@@ -260,18 +260,18 @@ class _Row:
         value = self.asked.get("seconds", USUAL_SECONDS)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise UsageError(
-                f"{self.where}: seconds = {value!r:.80}: give how long a run may take, as in 900"
+                f"{self.where}: seconds = {value!r:.80}: write the time limit of a run, as in 900"
             )
         return float(value)
 
 
 def is_own_function(candidate: str) -> bool:
-    """Whether a candidate is a function of the user's."""
+    """Whether a candidate is a function of the user."""
     return ":" in candidate
 
 
 def _check_backends(candidates: set[str], where: str) -> None:
-    """Refuse a misspelt backend; torch is imported only where a name is not a usual one."""
+    """Refuse a misspelt backend; torch is imported only for unusual names."""
     known = (*_USUAL_BACKENDS, *INDUCTOR_MODES, *NAMED)
     unknown = [one for one in sorted(candidates) if one not in known and not is_own_function(one)]
     if not unknown:
@@ -283,6 +283,6 @@ def _check_backends(candidates: set[str], where: str) -> None:
         if name not in backends:
             hint = did_you_mean(name, dict.fromkeys((*known, *backends)))
             raise UsageError(
-                f"{where}: unknown candidate {name!r}; {hint}; a function of your own is "
+                f"{where}: unknown candidate {name!r}; {hint}; for your own function, write "
                 "package.module:function"
             )

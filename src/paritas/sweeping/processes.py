@@ -1,16 +1,17 @@
-"""Each run in a process of its own, with a limit of time and one of memory.
+"""Each run has its own process, with a time limit and a memory limit.
 
-To import torch with its compilers takes a process six seconds. So a server imports them once, and
-forks a process for each run: on the CPU, as long as it has one thread and no accelerator is there.
-Otherwise it starts a new interpreter for each run. The server watches over all of them, and answers
-with a row, whatever became of a run.
+Importing torch with its compilers takes six seconds. So a server imports them once, and forks a
+process for each run on the CPU, if the server has one thread and there is no accelerator.
+Otherwise it starts a new interpreter for each run. The server watches all of them, and answers with
+a row however a run ends.
 
-Nothing here imports torch at the top: it is the server and the runs that do.
+Nothing here imports torch at the top: only the server and the runs do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import faulthandler
 import functools
@@ -31,39 +32,41 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from paritas.candidates.names import NAMED
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.results.findings import Verdict
 from paritas.results.progress import clock_words
 from paritas.results.report import json_of
 from paritas.results.sweeps import RunEnd, SweepRow, trimmed, unverified
 from paritas.results.wording import size
-from paritas.sweeping.plan import RunTask
-from paritas.sweeping.runs import preloaded_modules, verify_run
+from paritas.sweeping.plan import INDUCTOR_MODES, RunTask, is_own_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from paritas.results.sweeps import SweepRun
+
 _LOOK_SECONDS = 0.1
-# After a run was asked to say where it is, and before it is killed.
+# The time to write a traceback, before a run is killed.
 _LAST_WORDS_SECONDS = 1.0
-# A server without work ends: those of a cluster have nobody else to end them.
+# An idle server ends after this time: on a cluster, nobody else would end it.
 _IDLE_SECONDS = 600.0
 _LONGEST_LOG, _LONGEST_REASON = 4000, 600
-# Of the machine's memory all runs together may take that much, unless a limit is given.
+# The share of the machine's memory for all runs together, if no limit is given.
 _SHARE_OF_MEMORY = 0.8
 _CHUNK = 1 << 16
 
 
 class RunPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where runs take place: what a server is started with.
+    """The environment of runs: the arguments of a server.
 
     Attributes:
         folder: the current directory.
-        paths: where modules are looked for.
-        cache: of Inductor; kept from one run to the next.
-        libraries: what the server imports beside torch.
-        jobs: how many runs share the machine.
-        threads: of torch, in each run.
+        paths: the search path for modules.
+        cache: Inductor's cache, shared by all runs.
+        libraries: what the server imports in addition to torch.
+        jobs: number of runs that share the machine.
+        threads: number of torch's threads in each run.
     """
 
     folder: str
@@ -75,7 +78,7 @@ class RunPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RunOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker is asked to do."""
+    """The task of a worker."""
 
     task: RunTask
     place: RunPlace
@@ -92,7 +95,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """From a run to the server: a step that begins, or how it ended."""
+    """A message from a run to the server: the step that begins, or the result."""
 
     stage: str = ""
     ended: RunEnd | None = None
@@ -105,7 +108,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def run_order(order: RunOrder) -> SweepRow:
-    """Do one run in a process of its own, and wait for its row.
+    """Do one run in its own process, and wait for its row.
 
     Raises:
         BrokenExecutor: the server died; the run may be tried again.
@@ -118,7 +121,7 @@ def run_order(order: RunOrder) -> SweepRow:
 
 
 def stop_servers() -> None:
-    """End all servers of this process, and the runs that are under way."""
+    """End all servers of this process, and their runs."""
     with _servers_lock:
         for server in _servers.values():
             server.stop()
@@ -132,7 +135,7 @@ _ONE_RUN = "from paritas.sweeping.processes import run_alone; run_alone()"
 
 
 class _Server:
-    """The server as the one who asks sees it; several threads may ask at a time."""
+    """A client of the server; it is thread-safe."""
 
     def __init__(self, place: RunPlace) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed when it ends)
@@ -159,13 +162,13 @@ class _Server:
             self._number += 1
             self._waiting[self._number] = row
             request = _Request(number=self._number, task=task)
-            with contextlib.suppress(OSError):  # it died: the listener tells all who wait
+            with contextlib.suppress(OSError):  # it died: the listener notifies all waiting calls
                 _stream(self._process.stdin).write(msgspec.json.encode(request) + b"\n")
                 _stream(self._process.stdin).flush()
         return row.result()
 
     def stop(self) -> None:
-        """End it; it ends its runs when it is left alone, and does not wait for them."""
+        """End it; when its input is closed, it kills its runs."""
         with contextlib.suppress(OSError):
             _stream(self._process.stdin).close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -186,9 +189,9 @@ class _Server:
         if left:
             self._log.seek(0)
             last = _last_line(self._log.read().decode(errors="replace"))
-            told = f"the server of runs ended with exit code {code}{f': {last}' if last else ''}"
+            reason = f"the server of runs ended with exit code {code}{f': {last}' if last else ''}"
             for waiting in left:
-                waiting.set_exception(BrokenExecutor(told))
+                waiting.set_exception(BrokenExecutor(reason))
         _stream(self._process.stdout).close()
         self._log.close()
 
@@ -198,9 +201,9 @@ def _stream(stream: Any) -> Any:
 
 
 def _environment(place: RunPlace) -> dict[str, str]:
-    """One thread and no compile workers in the server: only such a process is forked."""
+    """The environment of the server: one thread and no compile workers, to allow forks."""
     usual = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": place.cache}
-    # Read when transformers is imported, which may be before a target is built.
+    # Set here because transformers reads them on import, perhaps before a target is built.
     usual |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     set_here = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(place.paths)}
     return {**usual, **os.environ, **set_here}
@@ -208,7 +211,7 @@ def _environment(place: RunPlace) -> dict[str, str]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What takes part in a run, by name; as installed, so that torch is not imported."""
+    """The installed versions of everything in a run, read without importing torch."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("torch", "paritas", "triton", "transformers", "timm", "torchvision"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -220,14 +223,14 @@ def versions() -> dict[str, str]:
 
 
 def serve() -> NoReturn:
-    """Start runs as they are asked for, watch over them, answer with rows; in its own process."""
+    """Be the server: start the requested runs, watch them, and answer with rows."""
     place = msgspec.json.decode(sys.argv[1], type=RunPlace)
     requests, answers = os.dup(0), os.dup(1)
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # keep the output of libraries out of the answers
     _Watch(place, requests, answers).watch()
-    os._exit(0)  # whatever was imported has nothing to add
+    os._exit(0)  # skip the exit handlers of imported modules
 
 
 class _Watch:
@@ -241,7 +244,7 @@ class _Watch:
         self._forks: bool | None = None
 
     def watch(self) -> None:
-        """Until nobody asks any more."""
+        """Serve until the client closes its end, or nothing was requested for a while."""
         while True:
             patience = _LOOK_SECONDS if self._running else _IDLE_SECONDS
             ready = self._selector.select(patience)
@@ -297,7 +300,7 @@ class _Watch:
             os._exit(70)
 
     def _finish(self, running: _Running) -> None:
-        with contextlib.suppress(KeyError):  # it has closed its end before it ended
+        with contextlib.suppress(KeyError):  # it closed its end before it exited
             self._selector.unregister(running.read_end)
         self._running.remove(running)
         answer = _Answer(number=running.request.number, row=running.row())
@@ -307,31 +310,31 @@ class _Watch:
 
 
 def _prepare(place: RunPlace) -> bool:
-    """Import what runs need; says whether they may be forked from here."""
+    """Import what runs need; return whether they can be forked from this process."""
     if sys.platform != "linux":
         return False
     import torch
 
-    if torch.accelerator.is_available():  # it works in a new process only
+    if torch.accelerator.is_available():  # accelerators do not survive a fork
         return False
     for name in preloaded_modules(place.libraries):
-        with contextlib.suppress(Exception):  # the runs that need it say what is wrong
+        with contextlib.suppress(Exception):  # the runs that need it report the error
             importlib.import_module(name)
     torch.set_num_threads(1)
     if "tqdm" in sys.modules:
-        # torch.fx makes a bar, whose lock stays: a compiler would seem to have changed the state
-        # of a model that can reach it. The first bar would also start a thread.
+        # torch.fx creates a progress bar that leaves a lock: a compiler would seem to change the
+        # state of a model that can reach it. The first bar would also start a thread.
         sys.modules["tqdm"].tqdm.monitor_interval = 0
         sys.modules["tqdm"].tqdm.get_lock()
-    with contextlib.suppress(Exception):  # likewise
-        # The first that is compiled takes seconds more: for imports, for what the processor can
-        # do, for headers that are compiled beforehand.
+    with contextlib.suppress(Exception):  # the runs report the error
+        # The first compile takes seconds longer: for imports, for the features of the processor,
+        # for precompiled headers.
         torch.compile(torch.sin)(torch.ones(1, requires_grad=True)).backward()
         torch.compiler.reset()
     import gc
 
     gc.collect()
-    gc.freeze()  # a forked process would copy all of it to look at it
+    gc.freeze()  # otherwise a collection in a forked process would copy all these objects
     return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
@@ -347,7 +350,7 @@ def _start_anew(place: RunPlace, task: RunTask, write: int, log: int) -> int:
         env={**os.environ, **threads},
         start_new_session=True,
     )
-    process.returncode = 0  # its end is noted elsewhere
+    process.returncode = 0  # `_Running` waits for it
     return process.pid
 
 
@@ -355,13 +358,13 @@ def _memory_limit(request: _Request, place: RunPlace) -> int:
     if request.task.memory is not None:
         return request.task.memory
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # of a container; "max" if it has none
+    with contextlib.suppress(OSError, ValueError):  # the limit of a container; "max" if none
         whole = min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return int(_SHARE_OF_MEMORY * whole / place.jobs)
 
 
 class _Running:
-    """A run under way, as the server sees it."""
+    """A run in progress, as the server sees it."""
 
     def __init__(
         self, request: _Request, process: int, read_end: int, log: Any, began: str, memory: int
@@ -381,22 +384,22 @@ class _Running:
         self._seconds = self._processor_seconds = 0.0
 
     def read(self) -> bool:
-        """Take what it says; False if it has closed its end."""
+        """Read its messages; False if it has closed its end."""
         try:
             while content := os.read(self.read_end, _CHUNK):
                 *lines, self._buffer = (self._buffer + content).split(b"\n")
                 for line in lines:
-                    told = msgspec.convert(msgspec.json.decode(line), _Message, strict=False)
-                    if told.ended is None:
-                        self._stage = told.stage
+                    message = msgspec.convert(msgspec.json.decode(line), _Message, strict=False)
+                    if message.ended is None:
+                        self._stage = message.stage
                     else:
-                        self._result = told
+                        self._result = message
         except BlockingIOError:
             return True
         return False
 
     def look(self) -> bool:
-        """Whether it has ended; one that takes too much is ended."""
+        """Whether it has ended; a run that exceeds a limit is stopped."""
         process, status, used = os.wait4(self._process, os.WNOHANG)
         now = time.monotonic()
         if process:
@@ -405,13 +408,13 @@ class _Running:
             self._processor_seconds = used.ru_utime + used.ru_stime
             self._memory = max(self._memory, used.ru_maxrss * _RSS_UNIT)
             self.read()
-            self.kill()  # what it left behind
+            self.kill()  # processes that it left behind
             return True
         if self._stopped is RunEnd.TIMED_OUT and now > self._asked_at + _LAST_WORDS_SECONDS:
             self.kill()
         elif self._stopped is None and now > self._start + self.request.task.seconds:
             self._stopped, self._asked_at = RunEnd.TIMED_OUT, now
-            os.kill(self._process, signal.SIGABRT)  # it writes where it is into its log
+            os.kill(self._process, signal.SIGABRT)  # it writes a traceback to its log
         elif self._stopped is None:
             self._memory = max(self._memory, _resident(self._process))
             if self._memory > self._limit:
@@ -420,12 +423,12 @@ class _Running:
         return False
 
     def kill(self) -> None:
-        """End it and the compilers it has called."""
+        """Kill it and the compilers that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process, signal.SIGKILL)
 
     def row(self) -> SweepRow:
-        """What became of it."""
+        """Make its row."""
         os.close(self.read_end)
         ended, verdict, counts = self._outcome()
         log = ""
@@ -450,25 +453,25 @@ class _Running:
     def _outcome(self) -> tuple[RunEnd, Verdict, dict[str, int]]:
         task, during = self.request.task, f", during: {self._stage}"
         if self._stopped is RunEnd.TIMED_OUT:
-            words = f"not finished after {clock_words(task.seconds)}, the time limit{during}"
-            return self._no_verdict(RunEnd.TIMED_OUT, words, "raise seconds, or see the log")
+            reason = f"not finished after {clock_words(task.seconds)}, the time limit{during}"
+            return self._no_verdict(RunEnd.TIMED_OUT, reason, "raise seconds, or see the log")
         if self._stopped is RunEnd.OUT_OF_MEMORY:
-            held = f"{size(self._memory)}, more than the limit of {size(self._limit)}"
+            used = f"{size(self._memory)}, more than the limit of {size(self._limit)}"
             advice = "raise memory, or lower --jobs"
-            return self._no_verdict(RunEnd.OUT_OF_MEMORY, f"it held {held}{during}", advice)
+            return self._no_verdict(RunEnd.OUT_OF_MEMORY, f"it used {used}{during}", advice)
         if self._result is not None and self._code == 0:
             result = self._result
             verdict = result.verdict
-            if verdict is None:  # a verdict that fails is false, so it is not asked for its truth
+            if verdict is None:  # not `if not verdict`: a failing verdict is false
                 return self._no_verdict(RunEnd.CRASHED, "the run sent no verdict", "")
             return result.ended or RunEnd.CRASHED, verdict, result.counts
         code = self._code or 0
         if code == -signal.SIGKILL:
-            words = f"killed by SIGKILL, as the system does when memory is short{during}"
-            return self._no_verdict(RunEnd.OUT_OF_MEMORY, words, "lower --jobs, or set memory")
+            reason = f"killed by SIGKILL, probably by the system for lack of memory{during}"
+            return self._no_verdict(RunEnd.OUT_OF_MEMORY, reason, "lower --jobs, or set memory")
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        words = f"the process crashed ({how}){during}"
-        return self._no_verdict(RunEnd.CRASHED, words, "the end of its log says where")
+        reason = f"the process crashed ({how}){during}"
+        return self._no_verdict(RunEnd.CRASHED, reason, "the end of its log shows where")
 
     def _no_verdict(
         self, ended: RunEnd, reason: str, advice: str
@@ -486,7 +489,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def _resident(process: int) -> int:
-    """Bytes of memory of a process and those it has started; 0 where that cannot be seen."""
+    """The memory of a process and its children in bytes; 0 if it cannot be read."""
     if sys.platform != "linux":
         return _resident_by_ps(process)
     held, left = 0, [process]
@@ -511,7 +514,7 @@ def _resident_by_ps(group: int) -> int:
 
 
 def _end_of_log(text: str) -> str:
-    """The last of it, without the list of all modules that Python has when it crashes."""
+    """The end of a log, without the list of modules that Python writes when it crashes."""
     lines = [line for line in text.splitlines() if not line.startswith("Extension modules: ")]
     return "\n".join(lines)[-_LONGEST_LOG:].strip()
 
@@ -521,18 +524,116 @@ def _last_line(text: str) -> str:
     return lines[-1][:_LONGEST_REASON] if lines else ""
 
 
+# --- One run: build a target, make a candidate from it, and compare the two -----------------------
+
+# Modules that take long to import, for each kind of target.
+_LIBRARIES = {
+    "hf": ("transformers.modeling_utils", "transformers.modeling_outputs"),
+    "timm": ("timm",),
+    "torchvision": ("torchvision.models",),
+}
+_OWN = ("paritas.checks.verify", "paritas.candidates.building", "paritas.diagnosis.diagnose")
+
+
+def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[str, ...]:
+    """The modules that a process imports before it forks runs."""
+    found = [name for library in libraries for name in _LIBRARIES.get(library, ())]
+    return (*(_OWN if own else ()), *found)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _RunOptions:
+    """The options of a run, in the form for `build_reference` and `build_candidate`."""
+
+    inputs: str | None
+    dtype: str | None
+    device: str
+    train: bool
+    candidate: str | None
+    backend: str
+    mode: str | None
+    dynamic: bool | None = None
+    fullgraph: bool = False
+
+
+def _options_of(run: SweepRun) -> _RunOptions:
+    named = run.candidate in NAMED or is_own_function(run.candidate)
+    mode = run.candidate if run.candidate in INDUCTOR_MODES else None
+    return _RunOptions(
+        inputs=run.inputs or None,
+        dtype=run.dtype or None,
+        device=run.device,
+        train=run.mode.startswith("train"),
+        candidate=run.candidate if named else None,
+        backend="inductor" if named or mode else run.candidate,
+        mode=mode,
+    )
+
+
+def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dict[str, str]]:
+    """Compare; returns the verdict, and versions that only this process knows."""
+    from paritas.candidates.building import build_candidate, build_reference
+    from paritas.checks.verify import verify
+    from paritas.execution.subjects import VerifyConfig
+
+    options = _options_of(run)
+    tell(f"building {run.target}")
+    is_exported = run.target.endswith(".pt2")
+    built = _load_exported(run) if is_exported else build_reference(run.target, options)
+    model, inputs = built
+    tell(f"making the candidate {run.candidate}")
+    candidate = build_candidate(model, inputs, options)
+    config = VerifyConfig(
+        verify_gradients=False if run.mode.endswith("-forward") else None, raise_on_mismatch=False
+    )
+    verdict = verify(inputs, model, candidate, config, on_progress=tell)
+    return verdict, _device_versions(run.device)
+
+
+def _load_exported(run: SweepRun) -> tuple[Any, Any]:
+    """Load a `.pt2` program with its example inputs."""
+    import torch
+    from torch.export.passes import move_to_device_pass
+
+    from paritas.candidates.building import move_leaf
+    from paritas.execution.subjects import Inputs, usable_device
+    from paritas.numerics.contents import map_leaves
+
+    try:
+        program = torch.export.load(Path(run.target))
+    except Exception as error:
+        raise UsageError(f"{run.target!r} cannot be read: {in_one_line(error)}") from error
+    if program.example_inputs is None:
+        raise UsageError(
+            f"{run.target!r} has no example inputs: export it with them, or name a factory that "
+            "returns (model, inputs)"
+        )
+    device = usable_device(run.device)
+    program = move_to_device_pass(program, device)
+    args, kwargs = map_leaves(program.example_inputs, lambda leaf: move_leaf(leaf, device, None))
+    return program.module(), Inputs(args, kwargs)
+
+
+def _device_versions(device: str) -> dict[str, str]:
+    import torch
+
+    if not device.startswith("cuda"):
+        return {}
+    return {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+
+
 # --- The process of a run -------------------------------------------------------------------------
 
 
 def run_alone() -> NoReturn:
-    """The run of a new interpreter."""
+    """Be the process of a run in a new interpreter."""
     _die_with_parent()
     order = msgspec.json.decode(sys.argv[2], type=RunOrder)
     _run_here(order.place, order.task, int(sys.argv[1]), 2)
 
 
 def _run_here(place: RunPlace, task: RunTask, channel: int, log: int) -> NoReturn:
-    """Be the process of a run: say how it goes, and end."""
+    """Be the process of a run: send progress and the result, and exit."""
     for target in (1, 2):
         os.dup2(log, target)
     sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
@@ -542,13 +643,13 @@ def _run_here(place: RunPlace, task: RunTask, channel: int, log: int) -> NoRetur
     try:
         message = _verify(place, task, lambda stage: _send(channel, _Message(stage=str(stage))))
         _send(channel, message)
-    except BaseException:  # noqa: BLE001  (the server makes a row of the exit code and the log)
+    except BaseException:  # noqa: BLE001  (the server makes a row from the exit code and the log)
         import traceback
 
         traceback.print_exc()
         code = 71
     sys.stdout.flush()
-    os._exit(code)  # what was imported may have threads, and nothing more to say
+    os._exit(code)  # imported modules may have threads that would delay the exit
 
 
 def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> _Message:
@@ -566,10 +667,10 @@ def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> _Mes
         import traceback
 
         traceback.print_exc()
-        words = in_one_line(error, _LONGEST_REASON, whole=True)
+        reason = in_one_line(error, _LONGEST_REASON, whole=True)
         is_memory = isinstance(error, torch.OutOfMemoryError)
         ended = RunEnd.OUT_OF_MEMORY if is_memory else RunEnd.RAISED
-        return _raised(ended, words, "the end of its log has the traceback")
+        return _raised(ended, reason, "the end of its log has the traceback")
     small, counts = trimmed(verdict)
     return _Message(ended=RunEnd.VERDICT, verdict=small, counts=counts, versions=seen)
 
@@ -586,7 +687,7 @@ def _send(channel: int, message: _Message) -> None:
 
 
 def _be_killed_first() -> None:
-    """Where memory is short the system is to end this process; and a crash leaves no core file."""
+    """If memory runs out, let the system kill this process first; write no core files."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -595,7 +696,7 @@ def _be_killed_first() -> None:
 
 
 def _die_with_parent() -> None:
-    """A server that is killed takes its runs along."""
+    """End this process when its parent is killed."""
     if sys.platform == "linux":
         import ctypes
 
@@ -603,12 +704,12 @@ def _die_with_parent() -> None:
 
 
 def check_system() -> None:
-    """Raise `UsageError` where no process can be watched over."""
+    """Raise `UsageError` on systems where processes cannot be watched."""
     if sys.platform == "win32":
-        raise UsageError("paritas sweep needs the processes of Linux or macOS, not of win32")
+        raise UsageError("paritas sweep does not run on win32: use Linux or macOS")
 
 
 def libraries_of(targets: Iterable[str]) -> tuple[str, ...]:
-    """What the targets are made of: `hf`, `timm` ..."""
+    """The libraries of the targets: `hf`, `timm` ..."""
     known = {target.partition(":")[0] for target in targets if ":" in target}
     return tuple(sorted(name for name in known if preloaded_modules((name,), own=False)))

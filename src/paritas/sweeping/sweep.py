@@ -1,4 +1,4 @@
-"""sweep(): is any of my models different now?"""
+"""sweep(): does any of my models compute something else now?"""
 
 from __future__ import annotations
 
@@ -10,24 +10,40 @@ import sys
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
 
 from paritas.errors import UsageError
 from paritas.execution.executors import Failed, count_processors, executor_of, run_batches
+from paritas.files.folders import Lock
 from paritas.reports.files import check_writable, write_whole
 from paritas.results.progress import Progress, shows_progress
-from paritas.results.sweeps import RunEnd, SweepReport, SweepRow, changes, unverified
+from paritas.results.report import json_of
+from paritas.results.sweeps import (
+    RunEnd,
+    SweepReport,
+    SweepRow,
+    SweepRun,
+    changes,
+    unverified,
+)
+from paritas.settings.versions import own_version
 from paritas.sweeping import processes
-from paritas.sweeping.journal import REPORT_JSON, SweepJournal, read_rows
 from paritas.sweeping.plan import plan_tasks
 from paritas.sweeping.processes import RunOrder, RunPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
+    from types import TracebackType
 
     from paritas.sweeping.plan import RunTask
 
 LOCAL = "processes"
+JOURNAL, REPORT_JSON = "journal.jsonl", "sweep.json"
+_LOCK = ".journal.lock"
+_FORMAT = 1
+_AGAIN = "use another --output, or start again with --restart, which deletes its rows"
 JUNIT, HTML = "junit.xml", "report.html"
 _CACHE = "inductor-cache"
 
@@ -46,29 +62,29 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
     restart: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> SweepReport:
-    """Verify many targets under many settings, each run in a process of its own.
+    """Verify many targets under many settings, each run in its own process.
 
-    A sweep that was cut short goes on where it stopped when it is called again with the same
-    targets and the same output. Ctrl-C ends it: what is known by then is written and returned.
+    An aborted sweep resumes when it is called again with the same targets and the same output.
+    Ctrl-C ends it: the results so far are written and returned.
 
     Args:
         targets: the path of a TOML file, or a list of its rows: dicts such as
-            `{"name": "hf:LlamaForCausalLM", "dtypes": ["float32", "bfloat16"]}`, or names alone.
+            `{"name": "hf:LlamaForCausalLM", "dtypes": ["float32", "bfloat16"]}`, or names.
         output: the folder for the journal, `sweep.json`, `junit.xml` and `report.html`.
         against: the output of an earlier sweep, to compare with.
-        jobs: how many runs at a time; as many as there are processors, or threads of the cluster.
+        jobs: number of parallel runs; by default the processors, or the cluster's threads.
         executor: `processes`, `dask://host:port`, or an executor of `concurrent.futures`.
-        seconds: the time limit of each run, in place of that of the file's `[defaults]`.
-        memory: the same for memory, in bytes or as `"8 GB"`.
+        seconds: the time limit of each run; it overrides the file's `[defaults]`.
+        memory: the memory limit of each run, in bytes or as `"8 GB"`.
         strict: count `unstable` as a failure.
-        restart: delete the rows that the output holds, and run all again.
-        on_progress: called with a `Progress` whenever a run is done.
+        restart: delete the rows in the output, and run everything again.
+        on_progress: called with a `Progress` after each run.
 
     Returns:
         The report; true in a boolean context if all runs pass.
 
     Raises:
-        UsageError: the targets make no sense, or the output holds another sweep.
+        UsageError: the targets are not valid, or the output holds another sweep.
     """
     processes.check_system()
     if jobs is not None and jobs < 1:
@@ -77,17 +93,22 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
     earlier = None if against is None else read_rows(Path(against))
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; name a folder")
+        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; use a folder")
     runs = [task.run for task in tasks]
     began, start = dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), time.monotonic()
     with SweepJournal(folder, runs, processes.versions(), restart=restart) as journal:
         check_writable(folder / REPORT_JSON)
         left = [task for task in tasks if task.run not in journal.rows]
         stopped = ""
-        tell = on_progress or (lambda _: None)
-        told = _Told(tell, journal, len(tasks))
+
+        def show_progress() -> None:
+            if on_progress is not None:
+                done = journal.rows.values()
+                failing = sum(not row.passes() for row in done)
+                on_progress(Progress("sweeping", len(done), len(tasks), failing=failing))
+
         try:
-            with contextlib.closing(_run_all(left, folder, executor, jobs, told)) as found:
+            with contextlib.closing(_run_all(left, folder, executor, jobs, show_progress)) as found:
                 for row in found:
                     journal.add(row)
         except KeyboardInterrupt:
@@ -115,7 +136,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
 
 
 def write_report(folder: Path, report: SweepReport) -> None:
-    """Write what a sweep found, each file whole or not at all."""
+    """Write the files of a report, each one completely or not at all."""
     from paritas.reports.annotations import junit_document
     from paritas.reports.sweeps import sweep_account, sweep_page
 
@@ -125,43 +146,35 @@ def write_report(folder: Path, report: SweepReport) -> None:
     write_whole(folder / HTML, sweep_page(report).encode(errors="backslashreplace"))
 
 
-class _Told:
-    """How far it has come."""
-
-    def __init__(self, tell: Callable[[str], None], journal: SweepJournal, total: int) -> None:
-        self._tell, self._journal, self._total = tell, journal, total
-
-    def __call__(self) -> None:
-        rows = self._journal.rows.values()
-        failing = sum(not row.passes() for row in rows)
-        self._tell(Progress("sweeping", len(rows), self._total, failing=failing))
-
-
 def _run_all(
-    tasks: Sequence[RunTask], folder: Path, spec: str | Executor, jobs: int | None, told: _Told
+    tasks: Sequence[RunTask],
+    folder: Path,
+    spec: str | Executor,
+    jobs: int | None,
+    show_progress: Callable[[], None],
 ) -> Generator[SweepRow]:
-    """Rows as they come; what is under way is ended when nobody wants more."""
+    """Yield rows in order of completion; closing the generator ends the runs in progress."""
     if not tasks:
         return
     with contextlib.ExitStack() as stack:
         local = spec == LOCAL
         if local:
             jobs = min(jobs or count_processors(), len(tasks))
-            # Each waits for a process. They end last: first there is nothing to wait for.
+            # Each thread waits for a process. The threads end last, after the processes.
             spec = stack.enter_context(ThreadPoolExecutor(jobs, "paritas-sweep"))
         elif isinstance(spec, str) and not spec.startswith("dask://"):
-            raise UsageError(f"executor={spec!r}: give {LOCAL}, dask://host:port, or an executor")
+            raise UsageError(f"executor={spec!r}: use {LOCAL}, dask://host:port, or an executor")
         executor, workers = stack.enter_context(executor_of(spec, jobs))
         if local:
             stack.callback(processes.stop_servers)
         place = _place_of(tasks, folder, workers if local else 1, workers)
         orders = (RunOrder(task=task, place=place) for task in tasks)
-        told()
+        show_progress()
         for order, row in run_batches(
             executor, processes.run_order, orders, ahead=workers, ordered=False
         ):
             yield _lost(order, row.error) if isinstance(row, Failed) else row
-            told()
+            show_progress()
 
 
 def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, workers: int) -> RunPlace:
@@ -180,7 +193,7 @@ def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, workers: int) -
 
 
 def _lost(order: RunOrder, error: str) -> SweepRow:
-    """A run whose worker died twice."""
+    """The row of a run whose worker died twice."""
     verdict = unverified(f"its worker died: {error}", "look at the worker's own log")
     return SweepRow(
         run=order.task.run,
@@ -188,4 +201,169 @@ def _lost(order: RunOrder, error: str) -> SweepRow:
         verdict=verdict,
         counts={verdict.status.value: 1},
         versions=processes.versions(),
+    )
+
+
+# --- The journal ----------------------------------------------------------------------------------
+
+# Each finished row is written at once, and an aborted sweep resumes there. The first line of JSON
+# describes the sweep, then each row has a line. A kill loses only the runs in progress; an
+# incomplete last line is ignored.
+
+
+class SweepSubject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The description of a sweep: the first line of its journal."""
+
+    format: int = _FORMAT
+    paritas: str = ""
+    versions: dict[str, str] = {}
+    runs: tuple[SweepRun, ...] = ()
+
+
+class SweepJournal:
+    """The file, open for writing, and its rows.
+
+    Attributes:
+        rows: the finished rows, by run.
+        resumed: number of rows when it was opened.
+    """
+
+    def __init__(
+        self, folder: Path, runs: Sequence[SweepRun], versions: dict[str, str], *, restart: bool
+    ) -> None:
+        """Open it, and create the folder.
+
+        Raises:
+            UsageError: it holds a sweep of other targets or with another torch, is damaged, cannot
+                be written, or is in use by another process.
+        """
+        self._path = folder / JOURNAL
+        subject = SweepSubject(paritas=own_version(), versions=versions, runs=tuple(runs))
+        self.rows: dict[SweepRun, SweepRow] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(folder / _LOCK)
+            try:
+                self._open(subject, restart=restart)
+            except BaseException:
+                self._lock.release()
+                raise
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {str(self._path)!r}: {error.strerror or error}"
+            ) from error
+        self.resumed = len(self.rows)
+
+    def _open(self, subject: SweepSubject, *, restart: bool) -> None:
+        if not self._lock.is_held:
+            raise UsageError(
+                f"{str(self._path.parent)!r}: another sweep is writing there; wait for it, or use "
+                "another --output"
+            )
+        length = 0 if restart else self._read(subject)
+        self._file = self._path.open("r+b" if length else "wb")
+        self._file.truncate(length)
+        self._file.seek(length)
+        if not length:
+            self._write(subject)
+
+    def add(self, row: SweepRow) -> None:
+        """Write a row at once; it survives a kill of this process."""
+        self._write(row)
+        self.rows[row.run] = row
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self._file.close()
+        self._lock.release()
+
+    def _write(self, line: msgspec.Struct) -> None:
+        self._file.write(json_of(line) + b"\n")
+        self._file.flush()
+
+    def _read(self, subject: SweepSubject) -> int:
+        """Read the existing rows; return the position to continue writing at."""
+        if not self._path.exists():
+            return 0
+        found, rows, length = read_journal(self._path)
+        if found is None:
+            return 0
+        self._refuse_other(found, subject)
+        self.rows = {row.run: row for row in rows}
+        return length
+
+    def _refuse_other(self, found: SweepSubject, subject: SweepSubject) -> None:
+        was, now = found.versions.get("torch", "none"), subject.versions.get("torch", "none")
+        if was != now:
+            raise UsageError(
+                f"{str(self._path.parent)!r} holds a sweep with torch {was}, but this is torch "
+                f"{now}: {_AGAIN}; to compare the two, use another --output and add "
+                f"--against {self._path.parent}"
+            )
+        if set(found.runs) != set(subject.runs):
+            more, fewer = set(subject.runs) - set(found.runs), set(found.runs) - set(subject.runs)
+            example = min(map(str, more or fewer))
+            raise UsageError(
+                f"{str(self._path.parent)!r} holds a sweep of other targets ({len(more)} runs are "
+                f"new and {len(fewer)} are gone, such as {example}): {_AGAIN}"
+            )
+
+
+def read_journal(path: Path) -> tuple[SweepSubject | None, list[SweepRow], int]:
+    """Return the description in a journal, its rows, and the length of its complete lines.
+
+    Raises:
+        UsageError: a complete line cannot be read.
+    """
+    content = path.read_bytes()
+    length = content.rfind(b"\n") + 1
+    lines = content[:length].splitlines()
+    if not lines:
+        return None, [], 0
+    subject: SweepSubject = _decoded(path, 1, lines[0], SweepSubject)
+    if subject.format != _FORMAT:
+        raise _damaged(path, 1, f"format {subject.format} instead of {_FORMAT}")
+    rows = [_decoded(path, at, line, SweepRow) for at, line in enumerate(lines[1:], start=2)]
+    return subject, rows, length
+
+
+def read_rows(place: Path) -> tuple[SweepRow, ...]:
+    """Read the rows of an earlier sweep from its folder or its JSON file.
+
+    Raises:
+        UsageError: there is no sweep, or it is damaged.
+    """
+    file = place / REPORT_JSON if place.is_dir() else place
+    try:
+        if place.is_dir() and not file.exists():  # it was killed
+            file = place / JOURNAL
+            return tuple(read_journal(file)[1])
+        return SweepReport.from_json(file.read_bytes()).rows
+    except FileNotFoundError:
+        raise UsageError(
+            f"--against {str(place)!r}: there is no earlier sweep; use the --output of one"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
+
+
+def _decoded(path: Path, number: int, text: bytes, kind: Any) -> Any:
+    try:
+        # Lax: NaN and infinity are written as strings.
+        return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(path, number, str(error)) from None
+
+
+def _damaged(path: Path, number: int, what: str) -> UsageError:
+    return UsageError(
+        f"{str(path)!r}, line {number} is damaged or of another version: {what}; {_AGAIN}"
     )

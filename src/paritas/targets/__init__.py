@@ -1,12 +1,16 @@
 """Models by name: `hf:LlamaForCausalLM`, `timm:resnet18`, `torchvision:fasterrcnn_resnet50_fpn`.
 
-A name stands for a small model of that class with random weights and inputs that it takes. Nothing
-is downloaded. Settings follow `?`, as in `hf:BertModel?num_hidden_layers=3&hidden_size=96`.
+A name stands for a small model of that class with random weights and matching inputs. Nothing is
+downloaded. Settings follow `?`, as in `hf:BertModel?num_hidden_layers=3&hidden_size=96`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from paritas.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -17,24 +21,24 @@ _HOMES = {"hf": "hugging_face", "timm": "vision", "torchvision": "vision"}
 
 
 def is_target(name: str) -> bool:
-    """Whether a name begins as those of a library do; other names are `module:factory`."""
+    """Whether a name begins with a library; other names are `module:factory`."""
     return name.partition(":")[0] in _HOMES and ":" in name
 
 
 def build_target(
     name: str, *, train: bool = False, model_alone: bool = False
 ) -> tuple[torch.nn.Module, Inputs | None]:
-    """Make the model that a name stands for, and inputs for it.
+    """Build the model that a name stands for, and inputs for it.
 
     Weights and inputs are drawn from torch's generator: seed it first.
 
     Args:
-        name: as `is_target` knows it.
-        train: it is to run in training mode, where detectors need targets among their inputs.
-        model_alone: the caller has inputs of their own; the model is built, and not called.
+        name: a name for which `is_target` is true.
+        train: the model will run in training mode, where detectors need targets as inputs.
+        model_alone: build the model without inputs, and do not call it.
 
     Returns:
-        The model, and its inputs; None for these where the model is built alone.
+        The model and its inputs; None for the inputs if `model_alone`.
 
     Raises:
         UsageError: the library is missing, there is no such model or setting, or it cannot be built
@@ -48,3 +52,21 @@ def build_target(
     from paritas.targets.vision import build_vision
 
     return build_vision(name, train=train, model_alone=model_alone)
+
+
+def parse_target(factory: str) -> tuple[str, str, dict[str, Any]]:
+    """Split `library:name?setting=value` into library, name and settings."""
+    library, _, rest = factory.partition(":")
+    name, _, query = rest.partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise UsageError(f"{factory!r}: write settings as ?name=value&name=value") from error
+    return library, name, {key: _parse_value(text) for key, text in pairs}
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,11 +1,11 @@
-"""Models that leave nothing to chance in training mode."""
+"""Models without randomness in training mode."""
 
 from __future__ import annotations
 
 from torch import nn
 from torch.nn.modules import dropout
 
-# Attributes of the layers that drop whole paths, by which several libraries call them.
+# The attributes of layers that drop whole paths, by the end of their class names.
 _PATHS = {"StochasticDepth": "p", "DropPath": "drop_prob", "DropBlock2d": "drop_prob"}
 
 

@@ -1,10 +1,10 @@
-"""Small configurations of transformers' classes, made from each class's own.
+"""Small configurations of transformers' classes, made from each class's default configuration.
 
-A configuration is a tree: a model of several parts has one for each. Its numbers fit each other
-(heads divide widths, one part's width is what another one takes, lists run in step), so they are
-made small together: one value becomes one other value wherever it stands for the same kind of size.
-`plan` says what to change, `build` makes the configuration. A class that refuses the plan is asked
-again in other manners, and then without single changes.
+A configuration is a tree: a model of several parts has one for each. Its numbers depend on each
+other (heads divide widths, one part's width is another part's input, lists have equal lengths), so
+they are reduced together: equal values of the same kind of size get the same new value. `plan`
+decides what to change, `build` makes the configuration. If a class rejects the plan, other manners
+are tried, and then the plan without single changes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ USUAL_SIZES = {
 }
 _POSITIONS, _QUERIES, _EXPERTS, _IMAGE_PATCHES = 512, 12, 4, 4
 _WIDEST_LIST = 256
-_SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # what is no larger stays
+_SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
 
-# What configurations call their sizes. The first that matches decides; several lines of one kind
-# stand for one pattern.
+# The kinds of sizes, by the names of settings. The first match decides; several lines of one kind
+# are one pattern.
 _KINDS = """
 keep: labels|label2id|chunk_size|type_vocab|num_feat_extract_layers|pretraining_tp|bins|bits
 token: _token_(id|index)$|_token_ids$|(^|_)(pad|bos|eos|sep|cls|mask|blank)_(id|idx|index)$
@@ -75,7 +75,7 @@ _OFF = re.compile(r"dropout|drop_path|layerdrop|drop_rate|dropout_rate|_pdrop$|s
 
 
 class Field(NamedTuple):
-    """One setting: the parts on the way to it, its name, and its value."""
+    """One setting: the path of its part, its name, and its value."""
 
     path: tuple[str, ...]
     name: str
@@ -83,7 +83,7 @@ class Field(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What sort of size it is, by its name."""
+        """The kind of size, by its name."""
         for kind, pattern in _PATTERNS:
             if pattern.search(self.name):
                 return kind
@@ -91,7 +91,7 @@ class Field(NamedTuple):
 
 
 def is_config(value: Any) -> bool:
-    """Whether it is a configuration, or a part of one."""
+    """Whether a value is a configuration, or a part of one."""
     return (
         hasattr(value, "model_type") and hasattr(value, "__dict__") and not isinstance(value, type)
     )
@@ -100,7 +100,7 @@ def is_config(value: Any) -> bool:
 def fields_of(config: Any, path: tuple[str, ...] = ()) -> Iterator[Field]:
     """All settings of a configuration and its parts."""
     if isinstance(stages := getattr(config, "_out_indices", None), list | tuple):
-        yield Field(path, "out_indices", list(stages))  # of a backbone, which keeps them privately
+        yield Field(path, "out_indices", list(stages))  # private in backbones
     for name, value in list(vars(config).items()):
         if name.startswith("_") or name in {"id2label", "label2id", "dtype", "torch_dtype"}:
             continue
@@ -117,13 +117,13 @@ class Manner(NamedTuple):
     """A way to make a configuration small.
 
     Attributes:
-        proportional: divide every width by one number, rather than give widths of one kind one
-            size; by default where widths come in lists.
-        layers: how many layers stay, at least.
+        proportional: divide every width by one number, instead of one size for all widths of one
+            kind; by default, if widths come in lists.
+        layers: the least number of layers that stay.
         own_heads: heads keep their size, for models that assume one.
-        filled: settings that are None are given a size, for classes without defaults.
-        deep_lists: numbers of blocks that come in lists stay as they are.
-        no_cache: without a cache, for classes whose own one does not fit their layers.
+        filled: settings that are None get a size, for classes without defaults.
+        deep_lists: lists of numbers of blocks stay unchanged.
+        no_cache: no cache, for classes with a cache that does not fit their layers.
         own_images: images keep their size.
     """
 
@@ -150,7 +150,7 @@ MANNERS = (
 
 
 def plan(config: Any, manner: Manner = MANNERS[0]) -> Changes:
-    """What to change to make a configuration small."""
+    """The changes that make a configuration small."""
     computed = {
         (path, name)
         for path, part in parts_of(config)
@@ -164,7 +164,7 @@ def plan(config: Any, manner: Manner = MANNERS[0]) -> Changes:
 
 
 def _asked_by(config: Any) -> set[str]:
-    """What a configuration is made from; what it computes of that is computed again."""
+    """The settings that a configuration is made from; all others are computed from them."""
     cls = type(config)
     names = {*inspect.signature(cls.__init__).parameters}
     for base in cls.__mro__:
@@ -225,7 +225,7 @@ class _Planner:
         self._rotary()
         return self.made
 
-    # Nothing is left to chance in training mode, unless the user asks for it by name.
+    # No randomness in training mode, unless the user sets it.
 
     def _off(self) -> None:
         for field in self.fields:
@@ -270,7 +270,6 @@ class _Planner:
                     deepest > len(kept)
                     and isinstance(value, list | tuple)
                     and len(value) == deepest
-                    and deepest not in per_stage
                     and not per_stage
                 ):
                     self._set(field, type(value)(value[index] for index in kept))
@@ -376,7 +375,7 @@ class _Planner:
                         self._set(Field(path, size, node[size]), HEAD)
 
     def _own_heads(self) -> None:
-        """Two heads of the size that they had, and a width that fits, wherever it is taken."""
+        """Keep two heads of the original size, and use the width that fits everywhere."""
         widths: dict[int, int] = {}
         for path, node in self.nodes.items():
             heads, width = self._heads(path), self._main_width(path)
@@ -395,7 +394,7 @@ class _Planner:
                 self._set(field, widths[field.value])
 
     def _fill(self) -> None:
-        """Settings without a default of their own."""
+        """Fill settings that have no default."""
         for path, node in self.nodes.items():
             made = self.made.get(path, {})
             for name, value in node.items():
@@ -467,7 +466,7 @@ class _Planner:
                 self._set(Field(path, "pad_token_id", None), 0)
 
     def _tokens(self, most: int) -> None:
-        """Ids that mean something are inside the vocabulary, and stay different from each other."""
+        """Move special ids into the vocabulary, and keep them different from each other."""
         given: dict[int, int] = {}
         tokens = self._of("token")
         for field in tokens:
@@ -572,7 +571,7 @@ def _map(value: Any, change: Any) -> Any:
 
 
 def _even(value: int, main: int) -> int:
-    """A width in the proportion that it had to the main one, in steps of eight."""
+    """A width in its original proportion to the main one, in steps of eight."""
     if value <= _SMALLEST_WIDTH:
         return value
     return min(max(8, round(value * WIDTH / main / 8) * 8), FFN)
@@ -597,15 +596,15 @@ def _per_layer(node: dict[str, Any], layers: int) -> bool:
 
 
 def build(cls: Any, usual: Any, changes: Changes, given: dict[str, Any] | None = None) -> Any:
-    """A configuration of a class with these changes.
+    """Make a configuration of a class with these changes.
 
-    It is made anew, so that whatever a class computes from its settings is computed again.
+    It is constructed again, to update everything that a class computes from its settings.
 
     Args:
         cls: the class of the configuration.
-        usual: as it is without changes.
-        changes: by the way to a part, its settings.
-        given: what the user asks for, of the outermost part; it has the last word.
+        usual: the default configuration.
+        changes: the settings of each part, by its path.
+        given: settings of the user for the outermost part; they override others.
     """
     return _build(cls, usual, changes, (), given or {})
 
@@ -621,10 +620,10 @@ def _build(
 
 
 def _special_settings(cls: Any, usual: Any) -> dict[str, Any]:
-    """In what a part differs from its class's own configuration."""
+    """The settings of a part that differ from its class's defaults."""
     try:
         own = vars(cls())
-    except Exception:  # noqa: BLE001 - a class that needs settings has nothing of its own
+    except Exception:  # noqa: BLE001 - a class without defaults
         own = {}
     missing = object()
     stages = getattr(usual, "_out_indices", None)
@@ -641,12 +640,12 @@ def _special_settings(cls: Any, usual: Any) -> dict[str, Any]:
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # noqa: BLE001 - what cannot be compared counts as another
+    except Exception:  # noqa: BLE001 - values that cannot be compared count as different
         return False
 
 
 def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Changes | None:
-    """One more setting, of a part that a class expects to have it; None where no size is known."""
+    """Add a setting that a class expects in a part; None if no size is known for it."""
     size = USUAL_SIZES.get(Field((), name, None).kind)
     path = next((p for p, one in parts_of(config) if type(one).__name__ == owner), None)
     if size is None or path is None or name in changes.get(path, {}):
@@ -655,7 +654,7 @@ def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Change
 
 
 def with_sections(config: Any, changes: Changes, sections: list[int], total: int) -> Changes | None:
-    """Rotary sections of that sum, for models that assume some; None if that was tried."""
+    """Add rotary sections with that sum, for models that need some; None if tried already."""
     share = total / sum(sections)
     more = dict(changes)
     for path, part in parts_of(config):
@@ -669,7 +668,7 @@ def with_sections(config: Any, changes: Changes, sections: list[int], total: int
 
 
 def parts_of(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A configuration and its parts, each with the way to it."""
+    """A configuration and its parts, each with its path."""
     yield path, config
     for name, value in vars(config).items():
         if is_config(value) and not name.startswith("_"):
@@ -677,13 +676,13 @@ def parts_of(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 
 
 def without(changes: Changes, path: tuple[str, ...], name: str) -> Changes:
-    """The same changes with one less."""
+    """The changes without one of them."""
     node = {key: value for key, value in changes[path].items() if key != name}
     return {**changes, path: node}
 
 
 def reduce(config: Any, changes: Changes, shape: Any) -> Changes | None:
-    """One more change, for the largest size of a parameter; None where none is found."""
+    """Add a change that reduces the largest size of a parameter; None if none is found."""
     for size in sorted(shape, reverse=True):
         if size <= _WIDEST_LIST:
             return None

@@ -1,4 +1,4 @@
-"""Inputs for a model of transformers, drawn at random by its signature and configuration."""
+"""Random inputs for a model of transformers, chosen by its signature and configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paritas.targets.configurations import fields_of, is_config
+from paritas.targets.configurations import fields_of, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 BATCH, TOKENS, SAMPLES, FRAMES = 2, 16, 8000, 64
 _SIDE, _LARGE_SIDE, _CHOICES, _LONG_WAVE = 64, 224, 3, 24000
 _MOST_FRAMES, _LARGE_MERGE = 4096, 8
-_WORDS = 100  # the vocabulary of a model that does not say
+_WORDS = 100  # the size of an unknown vocabulary
 _SPECIAL = re.compile(r"(token_id|token_index|token_ids)$")
 
 _IMAGES = ("pixel_values", "pixel_values_images", "image", "flattened_patches")
 _VIDEOS = ("pixel_values_videos", "pixel_values_video", "video")
 _AUDIO = ("input_features", "input_values", "audio_values", "audio_input_features", "input_audio")
 _MEDIA = {"image": _IMAGES, "video": _VIDEOS, "audio": _AUDIO}
-# What goes with images and sound where the signature has it.
+# Arguments that accompany images and sound, if the signature has them.
 _COMPANIONS = (
     *("image_grid_thw", "image_grid_hw", "grid_thw", "image_sizes", "aspect_ratio_ids"),
     *("aspect_ratio_mask", "spatial_shapes", "pixel_attention_mask", "image_position_ids"),
@@ -38,10 +38,10 @@ _SERIES = (
     *("past_time_features", "past_observed_mask", "future_values", "future_time_features"),
     "static_categorical_features",
 )
-_LAST = ("input_ids", "mm_token_type_ids")  # once the placeholders can be counted
+_LAST = ("input_ids", "mm_token_type_ids")  # drawn when the placeholders can be counted
 
 
-# How codes of sound are laid out; the first stands for words.
+# The layouts of audio codes; the first is that of words.
 _CODES: tuple[Callable[[int], tuple[int, ...]], ...] = (
     lambda _: (BATCH, TOKENS),
     lambda books: (BATCH * books, TOKENS),
@@ -51,7 +51,7 @@ _CODES: tuple[Callable[[int], tuple[int, ...]], ...] = (
 
 
 class Drawing:
-    """What a model may be given, in several layouts; the first one that it takes is the one.
+    """Draws inputs for a model in several layouts, until the model accepts one.
 
     Args:
         model: a model with its `config`.
@@ -65,18 +65,21 @@ class Drawing:
         self.model = model
         self.config: Any = model.config
         self.takes = inspect.signature(cast("Any", model).forward).parameters
-        self.parts = list(_parts(self.config))
+        self.parts = [
+            (".".join(name.removesuffix("_config") for name in path), part)
+            for path, part in parts_of(self.config)
+        ]
         self.drawn: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
         self._layout: dict[str, int] = {}
 
-    # --- What to draw ---
+    # --- Which arguments to draw ---
 
     def attempts(self) -> Iterator[dict[str, Any]]:
-        """Arguments by name: with every modality first, then in other layouts, then with less.
+        """Yield arguments by name: with every modality, then in other layouts, then with fewer.
 
         Raises:
-            LookupError: there is an argument that the model needs and nobody knows how to draw.
+            LookupError: the model needs an argument that is not known here.
         """
         wanted = self._names()
         needed = [name for name in wanted if self._is_needed(name)]
@@ -103,7 +106,7 @@ class Drawing:
         return [name for name in mains if name in self.takes]
 
     def _names(self) -> list[str]:
-        """The arguments to pass: the main one, those without a default, those of each modality."""
+        """The arguments to pass: the main one, required ones, and those of each modality."""
         takes = self.takes
         names = self._mains()
         for name, one in takes.items():
@@ -142,10 +145,10 @@ class Drawing:
         return dict(self.drawn)
 
     def draw(self, name: str) -> Any:
-        """One argument; those drawn before it are known.
+        """Draw one argument; it may depend on those drawn before.
 
         Raises:
-            LookupError: nobody knows how.
+            LookupError: the argument is not known here.
         """
         if name in _LAYOUTS:
             return _LAYOUTS[name][self._layout.get(name, 0)](self)
@@ -163,10 +166,10 @@ class Drawing:
                 self.drawn[name] = self.draw(name)
         return dict(self.drawn)
 
-    # --- What the configuration says ---
+    # --- Reading the configuration ---
 
     def part(self, kind: str) -> Any:
-        """The part of the configuration for text, vision or audio; itself where there is none."""
+        """The part of the configuration for text, vision or audio; the whole if there is none."""
         for name, one in self.parts:
             if kind in name.split("."):
                 return one
@@ -181,7 +184,7 @@ class Drawing:
         return self.config
 
     def find(self, *names: str, at: str = "", default: Any = None) -> Any:
-        """The first of these settings that is there and set, in the part named or anywhere."""
+        """The value of the first of these settings that is set, in the part `at` or anywhere."""
         start = [self.part(at)] if at else []
         for one in (*start, *(part for _, part in self.parts)):
             for name in names:
@@ -191,13 +194,13 @@ class Drawing:
         return default
 
     def number(self, *names: str, at: str = "", default: int) -> int:
-        """The same of a setting that is a number; of a list, its first."""
+        """Like `find`, for a number; for a list, its first element."""
         found = self.find(*names, at=at, default=default)
         found = found[0] if isinstance(found, list | tuple) and found else found
         return int(found) if isinstance(found, int | float) else default
 
     def special_ids(self) -> set[int]:
-        """The ids that mean something other than a word."""
+        """The ids of special tokens."""
         found = set()
         for field in fields_of(self.config):
             if _SPECIAL.search(field.name):
@@ -206,7 +209,7 @@ class Drawing:
         return found
 
     def vocabulary(self, *, decoder: bool = False) -> int:
-        """How many words the model, or its decoder, knows."""
+        """The size of the vocabulary of the model or its decoder."""
         text = self.config
         getter = getattr(self.config, "get_text_config", None)
         if getter is not None:
@@ -221,7 +224,7 @@ class Drawing:
         return min((s for s in (size, table) if isinstance(s, int) and s > 0), default=_WORDS)
 
     def words(self, shape: tuple[int, ...], *, decoder: bool = False) -> torch.Tensor:
-        """Ids of words, an end of sentence last in each row."""
+        """Ids of words; each row ends with the end-of-sentence token."""
         size, special = self.vocabulary(decoder=decoder), self.special_ids()
         usual = [i for i in range(size) if i not in special] or list(range(size))
         ids = torch.tensor(usual)[torch.randint(0, len(usual), shape)]
@@ -232,14 +235,14 @@ class Drawing:
 
     @property
     def codebooks(self) -> int:
-        """How many rows of codes a model of sound reads at once; 1 for words."""
+        """The number of codebooks of an audio model; 1 for words."""
         names = ("num_codebooks", "n_codes_total", "num_code_groups", "n_codebooks")
         return self.number(*names, default=1)
 
     # --- Placeholders for images and sound among the words ---
 
     def tokens(self) -> torch.Tensor:
-        """Ids of words, with as many placeholders for images and audio as there are features."""
+        """Ids of words, with one placeholder for each feature of images and audio."""
         if type(self.model).__name__.endswith("ForMultipleChoice"):
             return self.words((BATCH, _CHOICES, TOKENS))
         if codes := self._layout.get("input_ids"):
@@ -269,7 +272,7 @@ class Drawing:
         return []
 
     def placeholder(self, kind: str) -> int | None:
-        """The token that stands for one feature of an image, a video or a sound."""
+        """The placeholder token for one feature of an image, a video or a sound."""
         words = {"image": ("image", "img", "media"), "audio": ("audio", "speech", "sound")}
         endings = ("token_id", "token_index", "pad_token_id", "placeholder_id", "patch_id")
         for word in words.get(kind, (kind,)):
@@ -280,7 +283,7 @@ class Drawing:
         return None
 
     def count_features(self, kind: str) -> int:
-        """How many placeholders each row needs; the model itself is asked."""
+        """The number of placeholders in each row, as the model reports it."""
         if kind not in self.counts:
             self.counts[kind] = self._ask_for_features(kind)
         return self.counts[kind]
@@ -299,19 +302,12 @@ class Drawing:
         try:
             with torch.no_grad():
                 return _count_rows(ask(**{n: v for n, v in self.drawn.items() if n in takes}))
-        except Exception:  # noqa: BLE001 - the forward pass will say what is wrong
+        except Exception:  # noqa: BLE001 - the forward pass will report the error
             return 0
 
 
 class _UnknownArgumentError(LookupError):
     pass
-
-
-def _parts(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    yield path, config
-    for name, value in vars(config).items():
-        if is_config(value) and not name.startswith("_"):
-            yield from _parts(value, f"{path}.{name.removesuffix('_config')}".lstrip("."))
 
 
 def _count_rows(found: Any) -> int:
@@ -355,7 +351,7 @@ def _patch(self: Drawing) -> int:
 
 
 def _grid(self: Drawing) -> int:
-    """Patches along a side of an image of variable size."""
+    """The number of patches along a side, for images of variable size."""
     names = ("spatial_merge_size", "merge_size", "downsample_factor", "merge_kernel_size")
     merge = self.number(*names, at="vision", default=2)
     return max(1, merge) * (2 if merge < _LARGE_MERGE else 1)
@@ -388,7 +384,7 @@ def _video_by_channel(self: Drawing) -> torch.Tensor:
 
 
 def _patches(self: Drawing) -> torch.Tensor:
-    """Flat patches of all images, one below the other."""
+    """Flat patches of all images in one sequence."""
     frames = self.number("temporal_patch_size", "patch_temporal", at="vision", default=1)
     return torch.randn(BATCH * _grid(self) ** 2, _channels(self) * frames * _patch(self) ** 2)
 
@@ -422,7 +418,7 @@ _PIXELS = (
 
 
 def _pixels(index: int) -> Maker:
-    """The layout of that number, those first that the other arguments speak for."""
+    """The layout with that number; those that the other arguments suggest come first."""
 
     def draw(self: Drawing) -> torch.Tensor:
         likely = _likely_layouts(self)
@@ -666,7 +662,7 @@ _MAKERS: dict[str, Maker] = {
 
 
 def _by_name(name: str) -> Maker | None:
-    """How to draw what has no entry, by how it is called."""
+    """How to draw an argument without an entry, by the end of its name."""
     if name.endswith("_ids"):
         return lambda self: self.words((BATCH, TOKENS))
     if name.endswith("attention_mask"):

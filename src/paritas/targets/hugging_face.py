@@ -1,9 +1,8 @@
 """Models of Hugging Face's transformers by class: `hf:LlamaForCausalLM`, small and with inputs.
 
-The class's own configuration is made small (`configurations`), the model built with random weights,
-and its inputs drawn from its signature (`drawing`); then the model is called once. What it refuses
-is tried again in another way: other layouts of inputs, other proportions, single settings left as
-they were.
+The class's default configuration is made small (`configurations`), the model is built with random
+weights, its inputs are drawn for its signature (`drawing`), and the model is called once. If that
+fails, other ways are tried: other layouts of inputs, other proportions, single settings unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import difflib
 import importlib
 import inspect
 import itertools
-import json
 import linecache
 import logging
 import os
@@ -25,13 +23,12 @@ import types
 import typing
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl
 
 import torch
 
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.subjects import Inputs
-from paritas.targets import configurations
+from paritas.targets import configurations, parse_target
 from paritas.targets.chance import turn_off
 from paritas.targets.drawing import Drawing
 
@@ -41,9 +38,8 @@ if TYPE_CHECKING:
 
     _Built = tuple[torch.nn.Module, Inputs | None]
 
-PREFIX = "hf:"
 MOST_PARAMETERS = 5_000_000
-_TOO_MANY_PARAMETERS = 60_000_000  # not even tried
+_TOO_MANY_PARAMETERS = 60_000_000  # larger models are not built
 _MOST_ATTEMPTS = 24
 _MOST_LAYOUTS = 40
 _MOST_SECONDS = 60  # after which nothing new is tried
@@ -54,34 +50,29 @@ _STAGES = ("configuration", "model", "inputs", "call")
 def build_model(
     factory: str, *, model_alone: bool = False
 ) -> tuple[torch.nn.Module, Inputs | None]:
-    """Make a small model of a class, and inputs for it.
+    """Build a small model of a class, and inputs for it.
 
     Args:
         factory: `hf:Class`, with settings of its configuration after `?`.
-        model_alone: the caller has inputs of their own; the model is built, and not called.
+        model_alone: build the model without inputs, and do not call it.
 
     Returns:
-        The model, and its inputs; None for these where the model is built alone.
+        The model and its inputs; None for the inputs if `model_alone`.
 
     Raises:
         UsageError: transformers is missing, there is no such class or setting, or the class cannot
             be built small; the message says why and what to pass instead.
     """
     library = _import_transformers()
-    name, _, query = factory.removeprefix(PREFIX).partition("?")
+    _, name, asked = parse_target(factory)
     cls = _model_class(library, name.removeprefix("transformers."), factory)
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise UsageError(f"{factory!r}: settings are written ?name=value&name=value") from error
     usual = _usual_config(library, cls, factory)
-    asked = {key: _parse_value(text) for key, text in pairs}
     _check_settings(type(usual), usual, asked, factory)
     return _Search(cls, usual, asked, factory, model_alone=model_alone).run()
 
 
 def _import_transformers() -> ModuleType:
-    # Before it is imported, which is when it reads them: nothing here goes to the network.
+    # Set before the import, which reads them: nothing here uses the network.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
     try:
@@ -98,8 +89,8 @@ def _model_class(library: ModuleType, name: str, factory: str) -> Any:
         found = getattr(library, name, None)
     except ImportError as error:
         raise UsageError(
-            f"{factory!r}: transformers cannot import {name}: {in_one_line(error)}; install what "
-            "it needs"
+            f"{factory!r}: transformers cannot import {name}: {in_one_line(error)}; install its "
+            "requirements"
         ) from error
     if found is None:
         near = difflib.get_close_matches(name, dir(library), n=3)
@@ -108,15 +99,15 @@ def _model_class(library: ModuleType, name: str, factory: str) -> Any:
     is_module = isinstance(found, type) and issubclass(found, torch.nn.Module)
     if not is_module or getattr(found, "config_class", None) is None:
         raise UsageError(
-            f"{factory!r}: {name} is not a model class with a configuration of its own; name one "
-            "such as LlamaForCausalLM"
+            f"{factory!r}: {name} is not a model class with its own configuration; use one such as "
+            "LlamaForCausalLM"
         )
     return found
 
 
-# --- The configuration that a class comes with ----------------------------------------------------
+# --- The default configuration of a class ---------------------------------------------------------
 
-# Configurations that are put together from others have no defaults of their own.
+# Configurations that are composed of others have no defaults.
 _COMPOSED = {
     "vision-encoder-decoder": ("from_encoder_decoder_configs", "ViTConfig", "GPT2Config"),
     "speech-encoder-decoder": ("from_encoder_decoder_configs", "Wav2Vec2Config", "GPT2Config"),
@@ -139,7 +130,7 @@ def _usual_config(library: ModuleType, cls: Any, factory: str) -> Any:
     except Exception as error:
         raise UsageError(
             f"{factory!r}: {config.__name__} cannot be made without settings: "
-            f"{in_one_line(error)}; build the model in a function of your own and name it as "
+            f"{in_one_line(error)}; build the model in your own function and name it as "
             "module:function"
         ) from error
 
@@ -153,18 +144,11 @@ def _check_settings(cls: Any, usual: Any, asked: dict[str, Any], factory: str) -
             raise UsageError(f"{factory!r}: {cls.__name__} has no setting {name!r}{hint}")
 
 
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 # --- Building, calling, and trying again ----------------------------------------------------------
 
 
 class Failure(NamedTuple):
-    """How far an attempt came, and what stopped it."""
+    """The stage in which an attempt failed, and the error."""
 
     stage: int
     error: Exception
@@ -174,7 +158,7 @@ class Failure(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """What stopped it, in one line; of a validator's report, the validator's own words."""
+        """The error in one line; for a validation error, its cause."""
         error, inner = self.error, self.error.__cause__
         if "Validation" in type(error).__name__ and isinstance(inner, Exception):
             error = inner
@@ -186,7 +170,7 @@ _MISSING = re.compile(r"'(\w+Config)' object has no attribute '(\w+)'")
 
 
 class _Search:
-    """Attempts at one class, from the smallest configuration to ones less changed."""
+    """Attempts at one class, from the smallest configuration to less changed ones."""
 
     def __init__(
         self, cls: Any, usual: Any, asked: dict[str, Any], factory: str, *, model_alone: bool
@@ -201,10 +185,10 @@ class _Search:
         self.deadline = time.monotonic() + _MOST_SECONDS
 
     def run(self) -> tuple[torch.nn.Module, Inputs | None]:
-        """The first model that can be called.
+        """Return the first model that can be called.
 
         Raises:
-            UsageError: there is none; it says how far the best attempt came.
+            UsageError: there is none; the message describes the best attempt.
         """
         failures: list[tuple[Failure, configurations.Changes, Any]] = []
         for usual in self._owners():
@@ -219,8 +203,8 @@ class _Search:
                 failures.append((found, changes, usual))
                 if time.monotonic() > self.deadline:
                     break
-            told = str(failures[0][0].error).lower()
-            if "config" not in told or time.monotonic() > self.deadline:
+            message = str(failures[0][0].error).lower()
+            if "config" not in message or time.monotonic() > self.deadline:
                 break
         furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
         found = self.relent(furthest, changes)
@@ -234,17 +218,17 @@ class _Search:
         except Exception as error:
             raise UsageError(
                 f"{self.factory!r}: {type(usual).__name__} could not be made small: "
-                f"{in_one_line(error)}; build the model in a function of your own and name it as "
+                f"{in_one_line(error)}; build the model in your own function and name it as "
                 "module:function"
             ) from error
 
     def _owners(self) -> list[Any]:
-        """The configuration, and its parts: a class may need one of these instead."""
+        """The configuration and its parts: a class may need a part instead."""
         parts = [value for value in vars(self.usual).values() if configurations.is_config(value)]
         return [self.usual, *([] if self.asked else parts)]
 
     def attempt(self, changes: configurations.Changes) -> _Built | Failure:
-        """The model and its inputs, or what came in between."""
+        """Return the model and its inputs, or the failure."""
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             for _ in range(_MOST_REPAIRS):
@@ -257,11 +241,11 @@ class _Search:
             return found
 
     def _repaired(self, changes: configurations.Changes, failure: Failure) -> Any:
-        """The changes with what the error says is missing; None where it says nothing of use."""
-        told = str(failure.error)
-        if found := _MISSING.search(told):
+        """Add what the error says is missing; None if the error does not help."""
+        message = str(failure.error)
+        if found := _MISSING.search(message):
             return configurations.with_missing(self.usual, changes, found[1], found[2])
-        if found := _SECTIONS.search(told):
+        if found := _SECTIONS.search(message):
             sections = [int(one) for one in found[2].split(",")]
             return configurations.with_sections(self.usual, changes, sections, int(found[1]))
         return None
@@ -269,7 +253,7 @@ class _Search:
     def _attempt(self, changes: configurations.Changes) -> _Built | Failure:
         try:
             config = self._config(changes)
-        except Exception as error:  # noqa: BLE001 - told to the user unless another way is found
+        except Exception as error:  # noqa: BLE001 - reported if no other attempt works
             return Failure(0, error)
         try:
             changes = self._smaller(changes)
@@ -296,11 +280,11 @@ class _Search:
             return list(self.cls(self._config(changes)).parameters())
 
     def _smaller(self, changes: configurations.Changes) -> configurations.Changes:
-        """Sizes that no name gave away: what the largest parameters show."""
+        """Reduce sizes that have unknown names, by the shapes of the largest parameters."""
         for _ in range(8):
             try:
                 parameters = self._count(changes)
-            except Exception:  # noqa: BLE001 - not every class can be built without memory
+            except Exception:  # noqa: BLE001 - not every class can be built on the meta device
                 return changes
             total = sum(one.numel() for one in parameters)
             if total <= MOST_PARAMETERS:
@@ -314,13 +298,13 @@ class _Search:
                 return changes
             try:
                 self._count(more)
-            except Exception:  # noqa: BLE001 - the class does not take it
+            except Exception:  # noqa: BLE001 - the class does not accept it
                 return changes
             changes = more
         return changes
 
     def relent(self, failure: Failure, changes: configurations.Changes) -> _Built | Failure:
-        """Leave single settings as they were, first those that the error names."""
+        """Drop single changes, beginning with those that the error names."""
         dropped: set[tuple[tuple[str, ...], str]] = set()
         while self.attempts < _MOST_ATTEMPTS and time.monotonic() < self.deadline:
             options = [
@@ -329,11 +313,11 @@ class _Search:
                 for name in node
                 if (path, name) not in dropped
             ]
-            told = _told(failure.error.__cause__ or failure.error)
-            options.sort(key=lambda one: -told.get(one[1], 0))
+            named = _names_in_error(failure.error.__cause__ or failure.error)
+            options.sort(key=lambda one: -named.get(one[1], 0))
             better = None
             for path, name in options:
-                if self.attempts >= _MOST_ATTEMPTS or name not in told:
+                if self.attempts >= _MOST_ATTEMPTS or name not in named:
                     break
                 dropped.add((path, name))
                 fewer = configurations.without(changes, path, name)
@@ -349,23 +333,22 @@ class _Search:
         return failure
 
     def refusal(self, failure: Failure) -> UsageError:
-        """What to say of a class that cannot be built, and what to do instead."""
+        """The error for a class that cannot be built, with what to do instead."""
         name, cause = self.cls.__name__, failure.cause
-        own = "name a function that makes its inputs with --inputs module:function"
+        own = "pass a function that makes its inputs with --inputs module:function"
         if _STAGES[failure.stage] == "inputs":
-            told = f"how to draw {failure.error} for {name} is not known; {own}"
+            reason = f"paritas cannot draw {failure.error} for {name}; {own}"
         elif _STAGES[failure.stage] == "call":
-            told = (
-                f"{name} was built small, but none of the inputs drawn for it work: {cause}; {own}"
-                ", or give other sizes as ?name=value"
+            reason = (
+                f"{name} was built small, but rejects all inputs drawn for it: {cause}; {own}, or "
+                "set other sizes with ?name=value"
             )
         else:
-            told = (
-                f"{name} does not take this small configuration: {cause}; give other sizes as "
-                "?name=value, or build it in a function of your own and name that instead, as "
-                "module:function"
+            reason = (
+                f"{name} does not accept this small configuration: {cause}; set other sizes with "
+                "?name=value, or build it in your own function and name that as module:function"
             )
-        refusal = UsageError(f"{self.factory!r}: {told}")
+        refusal = UsageError(f"{self.factory!r}: {reason}")
         refusal.__cause__ = failure.error
         return refusal
 
@@ -376,7 +359,7 @@ class _TooLargeError(Exception):
 
 
 def _find_inputs(model: torch.nn.Module, deadline: float) -> Any:
-    """The first inputs that the model takes, or what it said of the first ones drawn."""
+    """Return the first inputs that the model accepts, or the failure of the first ones drawn."""
     first: Failure | None = None
     drawing = Drawing(model)
     try:
@@ -393,7 +376,7 @@ def _find_inputs(model: torch.nn.Module, deadline: float) -> Any:
 
 
 def _call_repairing(model: torch.nn.Module, drawing: Drawing, kwargs: dict[str, Any]) -> Any:
-    """These inputs, or ones repaired by what the model says of them; or else what it says."""
+    """Return these inputs, perhaps repaired by what the model's error says, or the failure."""
     first = error = _call(model, kwargs)
     for _ in range(_MOST_REPAIRS):
         repaired = None if error is None else _repaired(drawing, kwargs, error)
@@ -407,7 +390,7 @@ def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
     try:
         with torch.no_grad():
             found = model(**copy.deepcopy(kwargs))
-    except Exception as error:  # noqa: BLE001 - told to the user unless another way is found
+    except Exception as error:  # noqa: BLE001 - reported if no other inputs work
         return error
     return None if _has_tensor(found) else ValueError("its output holds no tensor")
 
@@ -426,24 +409,24 @@ _COUNTED = re.compile(
 
 
 def _repaired(drawing: Drawing, kwargs: dict[str, Any], error: Exception) -> Any:
-    """The same inputs with what the error says is missing; None where it says nothing of use."""
+    """Add what the error says is missing; None if the error does not help."""
     found = _COUNTED.search(str(error))
     if found is not None and "input_ids" in kwargs:
         return _with_counts(drawing, kwargs, found[1].lower(), int(found[3]))
-    told = _told(error, before=6)
+    named = _names_in_error(error, before=6)
     missing = [n for n, p in drawing.takes.items() if n not in kwargs and p.default is None]
-    for name in sorted((n for n in missing if n in told), key=lambda n: -told[n]):
+    for name in sorted((n for n in missing if n in named), key=lambda n: -named[n]):
         if name in {"labels", "past_key_values", "inputs_embeds", "decoder_inputs_embeds"}:
             continue
         drawing.drawn = kwargs
-        with contextlib.suppress(Exception):  # not known how
+        with contextlib.suppress(Exception):  # it cannot be drawn
             if (value := drawing.draw(name)) is not None:
                 return {**kwargs, name: value}
     return None
 
 
 def _with_counts(drawing: Drawing, kwargs: dict[str, Any], kind: str, features: int) -> Any:
-    """As many placeholders as the model has features."""
+    """Use as many placeholders as the model has features."""
     batch = kwargs["input_ids"].shape[0]
     if kind not in {"image", "video", "audio"} or features % batch:
         return None
@@ -452,8 +435,8 @@ def _with_counts(drawing: Drawing, kwargs: dict[str, Any], kind: str, features: 
     return drawing.recount(kwargs, kind, features // batch)
 
 
-def _told(error: BaseException, before: int = 0) -> dict[str, int]:
-    """Names that occur in an error or in the lines that raised it, the nearest counting most."""
+def _names_in_error(error: BaseException, before: int = 0) -> dict[str, int]:
+    """Names in an error or in the lines that raised it, with weights: the nearest counts most."""
     words: dict[str, int] = {}
     frames = traceback.extract_tb(error.__traceback__)
     for weight, frame in enumerate(frames, 1):
@@ -470,7 +453,7 @@ def _told(error: BaseException, before: int = 0) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What transformers logs about attempts is of no interest."""
+    """Hide what transformers logs about attempts."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)

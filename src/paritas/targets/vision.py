@@ -1,7 +1,7 @@
 """Models of timm and torchvision by name: `timm:resnet18`, `torchvision:maskrcnn_resnet50_fpn`.
 
-They are made without weights, with few classes, and as small as the factory's own settings allow.
-The inputs are the smallest images, clips or pairs of frames that the model takes.
+They are built with random weights, with few classes, and as small as the factory's settings allow.
+The inputs are the smallest images, clips or pairs of frames that the model accepts.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import difflib
 import functools
 import importlib
 import inspect
-import json
 import warnings
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 import torch
 
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.subjects import Inputs
+from paritas.targets import parse_target
 from paritas.targets.chance import turn_off
 
 if TYPE_CHECKING:
@@ -33,24 +32,18 @@ _SIDES = (64, 96, 128, 160, 192, 224, 256, 288, 384, 448, 512)
 def build_vision(
     factory: str, *, train: bool = False, model_alone: bool = False
 ) -> tuple[torch.nn.Module, Inputs | None]:
-    """Make a model of timm or torchvision, and inputs for it.
+    """Build a model of timm or torchvision, and inputs for it.
 
     Args:
         factory: `timm:name` or `torchvision:name`, with settings after `?`.
-        train: it is to run in training mode.
-        model_alone: the caller has inputs of their own; the model is built, and not called.
+        train: the model will run in training mode.
+        model_alone: build the model without inputs, and do not call it.
 
     Raises:
-        UsageError: the library is missing, it has no such model or setting, or the model refuses
+        UsageError: the library is missing, it has no such model or setting, or the model rejects
             the inputs.
     """
-    library, _, rest = factory.partition(":")
-    name, _, query = rest.partition("?")
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise UsageError(f"{factory!r}: settings are written ?name=value&name=value") from error
-    asked = {key: _parse_value(text) for key, text in pairs}
+    library, name, asked = parse_target(factory)
     module = _import(library)
     find = _timm_plans if library == "timm" else _torchvision_plans
     state = torch.get_rng_state()
@@ -64,7 +57,7 @@ def build_vision(
                 drawn = None if model_alone else inputs()
                 if drawn is not None:
                     _call(copy.deepcopy(model), drawn, train=train)
-            except Exception as error:  # noqa: BLE001 - told to the user unless another way is found
+            except Exception as error:  # noqa: BLE001 - reported if no other plan works
                 first = first or error
                 continue
             if not any("drop" in key or "stochastic" in key for key in asked):
@@ -72,16 +65,9 @@ def build_vision(
             return model, drawn
     raise UsageError(
         f"{factory!r}: {name} could not be built and called: "
-        f"{'nothing was tried' if first is None else in_one_line(first)}; give settings as "
-        "?name=value, or build it in a function of your own and name that as module:function"
+        f"{'nothing was tried' if first is None else in_one_line(first)}; set sizes with "
+        "?name=value, or build it in your own function and name that as module:function"
     ) from first
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _import(library: str) -> ModuleType:
@@ -90,7 +76,7 @@ def _import(library: str) -> ModuleType:
     except (ImportError, RuntimeError) as error:  # a build for another torch raises RuntimeError
         raise UsageError(
             f"models named {library}:... need {library}, which cannot be imported "
-            f"({in_one_line(error)}): pip install {library}, in the version for this torch"
+            f"({in_one_line(error)}): pip install {library} in a version that fits this torch"
         ) from error
 
 
@@ -109,7 +95,7 @@ def _call(model: torch.nn.Module, inputs: Inputs, *, train: bool) -> None:
 
 # --- timm -----------------------------------------------------------------------------------------
 
-# Settings of the classes that say how deep and wide they are, and what they become.
+# Settings for depth and width, and the small values that they get.
 _KNOBS: dict[str, tuple[Any, ...]] = {
     "depth": (2,),
     "depths": ((1, 1, 1, 1), (1, 1, 1)),
@@ -153,12 +139,12 @@ def _timm_knobs(takes: Any) -> Iterator[dict[str, Any]]:
 
 
 def _can_make(make: Callable[..., Any], settings: dict[str, Any]) -> bool:
-    """Whether the factory takes these settings; asked without spending memory."""
+    """Whether the factory accepts these settings; tried on the meta device, without memory."""
     try:
         with torch.device("meta"):
             make(**settings)
     except NotImplementedError:
-        return True  # not every model can be built so
+        return True  # not every model can be built on the meta device
     except Exception as error:  # noqa: BLE001 - the next settings are tried
         return "meta" in str(error)
     return True
@@ -209,7 +195,7 @@ def _clip(frames: int, side: int) -> Inputs:
 
 
 def _scenes(side: int, name: str) -> Inputs:
-    """Images for a detector, and what is on them, which it needs in training."""
+    """Images for a detector, and the targets that it needs in training."""
     images = [torch.rand(3, side, side) for _ in range(_BATCH)]
     corner = side // 4
     boxes = torch.tensor([[1.0, 1.0, side / 2, side / 2], [corner, corner, side - 1.0, side - 2.0]])

@@ -76,7 +76,7 @@ def test_a_right_runtime_is_equivalent_with_its_trees_and_its_lifted_run(model, 
     found = {finding.path: finding for finding in verdict.findings}
     assert found["output.scaled"].lifted.max_z < 12
     assert found["output.extra[0]"].status is Status.IDENTICAL
-    assert verdict.notes == ("mine gives values only: gradients and aliases were not compared",)
+    assert verdict.notes == ("mine returns values only: gradients and aliases were not compared",)
 
 
 def test_a_wrong_runtime_is_different_by_its_lifted_run_in_bfloat16(model):

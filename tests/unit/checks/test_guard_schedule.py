@@ -58,7 +58,7 @@ def test_a_switch_that_makes_no_sense_is_shown(monkeypatch):
     with pytest.raises(UsageError) as caught:
         is_enabled(None)
     assert str(caught.value) == (
-        "PARITAS_GUARD must be 0, 1, or what to do on a mismatch (raise, warn, record, fallback), "
+        "PARITAS_GUARD must be 0, 1, or the action on a mismatch (raise, warn, record, fallback), "
         "not 'perhaps'"
     )
 
@@ -107,7 +107,7 @@ def test_calls_that_were_not_checked_are_told():
     entry = journal.enter("graph 0")
     entry.calls = 10
     journal.note_call(entry, part(Status.IDENTICAL))
-    assert journal.verdict().coverage.skipped == ("graph 0: 9 of 10 calls, as asked",)
+    assert journal.verdict().coverage.skipped == ("graph 0: 9 of 10 calls, because of `every`",)
 
 
 def test_a_graph_that_was_not_guarded_is_unverified():

@@ -174,7 +174,7 @@ def test_a_misspelt_option_is_told_the_nearest(written, meant):
 def test_an_option_like_no_other_is_told_all_of_them():
     with pytest.raises(UsageError) as caught:
         VerifyConfig.from_options(zzz=1)
-    assert str(caught.value).startswith("unknown option 'zzz'; known are ['enabled', ")
+    assert str(caught.value).startswith("unknown option 'zzz'; the options are ['enabled', ")
 
 
 def test_the_value_of_an_option_is_checked_too():

@@ -66,12 +66,12 @@ def double(batch):
 
 @pytest.mark.parametrize("spec", ["thread", "dask", "dask:/host", "", None])
 def test_an_executor_that_is_not_known_is_refused(spec):
-    with pytest.raises(UsageError, match=r"give threads, processes, dask://host:port, or an"):
+    with pytest.raises(UsageError, match=r"use threads, processes, dask://host:port, or an"):
         executor_of(spec).__enter__()
 
 
 def test_no_workers_are_refused():
-    with pytest.raises(UsageError, match="jobs=0: give one worker at least"):
+    with pytest.raises(UsageError, match="jobs=0: the number of jobs must be 1 or more"):
         executor_of("threads", 0).__enter__()
 
 

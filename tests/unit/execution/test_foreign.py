@@ -34,14 +34,14 @@ def test_it_needs_no_gradients_although_the_model_has_them(model, x):
     candidate = ForeignProgram("numpy", in_numpy(model, torch.float32))
     verdict = paritas.verify([x], model, candidate, QUIET)
     assert verdict.passed
-    assert "numpy gives values only: gradients and aliases were not compared" in verdict.notes
+    assert "numpy returns values only: gradients and aliases were not compared" in verdict.notes
     assert x.requires_grad is False
     assert torch.is_grad_enabled()
 
 
 def test_gradients_that_are_asked_for_by_name_are_refused(model, x):
     candidate = ForeignProgram("numpy", in_numpy(model, torch.float32))
-    with pytest.raises(UsageError, match="but numpy computes no gradients; leave it out"):
+    with pytest.raises(UsageError, match="but numpy computes no gradients; drop the option"):
         paritas.verify([x], model, candidate, paritas.VerifyConfig(verify_gradients=True))
 
 
@@ -76,7 +76,7 @@ def test_without_a_lifted_form_the_native_run_decides_and_says_so(model, x):
 
     for given, note in [
         (None, "only the native run was made: numpy has no float64 form"),
-        (lift, "numpy cannot be made in float64: RuntimeError: no float64 here"),
+        (lift, "numpy cannot run in float64: RuntimeError: no float64 here"),
     ]:
         candidate = ForeignProgram("numpy", lambda x: model(x) * (1 + 1e-7), given)
         verdict = paritas.verify([x], model, candidate, QUIET)

@@ -20,7 +20,7 @@ ROWS, WIDTH = 600, 24
 
 
 class SlowSum(torch.autograd.Function):
-    """x + bias, of which the bias's gradient is added up row by row."""
+    """x + bias: the gradient of the bias is summed row by row."""
 
     @staticmethod
     def forward(ctx, x, bias):

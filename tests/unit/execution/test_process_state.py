@@ -1,4 +1,4 @@
-"""What a call leaves replaced in the process is put back, whatever it is, and told."""
+"""Functions and settings that a call leaves changed in the process are restored and reported."""
 
 from __future__ import annotations
 

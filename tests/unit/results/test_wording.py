@@ -218,13 +218,13 @@ def test_what_was_left_out_is_listed_even_on_a_pass():
     verdict = Verdict(
         findings=(finding(Status.IDENTICAL),),
         coverage=Coverage(compared=1, skipped=("3 gradients: why",), unmatched=("output[1]",)),
-        notes=("the lifted run is switched off",),
+        notes=("the lifted run is switched off (lift=False)",),
     )
     assert str(verdict) == said("""
         identical: the candidate is equal bit for bit; 1 item compared
           not compared: output[1]
           skipped: 3 gradients: why
-          note: the lifted run is switched off
+          note: the lifted run is switched off (lift=False)
     """)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from paritas.errors import UsageError
 from paritas.results.findings import Status
-from paritas.sweeping.journal import JOURNAL, REPORT_JSON, SweepJournal, read_rows
+from paritas.sweeping.sweep import JOURNAL, REPORT_JSON, SweepJournal, read_rows
 from unit.results.sweep_samples import crashed, report, row
 
 ROWS = [row("a:a"), row("b:b", Status.DIFFERENT), crashed("c:c")]
@@ -54,9 +54,9 @@ def test_another_torch_is_refused(tmp_path):
     with pytest.raises(UsageError) as raised:
         opened(tmp_path, versions={"torch": "2.14.0"})
     assert str(raised.value) == (
-        f"{str(tmp_path)!r} holds a sweep with torch 2.13.0, and this is torch 2.14.0: name "
+        f"{str(tmp_path)!r} holds a sweep with torch 2.13.0, but this is torch 2.14.0: use "
         "another --output, or start again with --restart, which deletes its rows; to compare the "
-        f"two, name another --output and add --against {tmp_path}"
+        f"two, use another --output and add --against {tmp_path}"
     )
 
 
@@ -66,7 +66,7 @@ def test_other_targets_are_refused(tmp_path):
         opened(tmp_path, RUNS[:1])
     assert str(raised.value) == (
         f"{str(tmp_path)!r} holds a sweep of other targets (0 runs are new and 2 are gone, such as "
-        "b:b (float32, cpu, eval, inductor)): name another --output, or start again with "
+        "b:b (float32, cpu, eval, inductor)): use another --output, or start again with "
         "--restart, which deletes its rows"
     )
     with opened(tmp_path):  # it has let go of the folder
@@ -87,7 +87,7 @@ def test_a_restart_deletes_the_rows(tmp_path):
 
 
 def test_two_sweeps_do_not_write_to_one_folder(tmp_path):
-    with opened(tmp_path), pytest.raises(UsageError, match="another sweep writes there; wait"):
+    with opened(tmp_path), pytest.raises(UsageError, match="another sweep is writing there; wait"):
         opened(tmp_path)
 
 
@@ -108,5 +108,5 @@ def test_where_no_sweep_was_nothing_is_read(tmp_path):
     with pytest.raises(UsageError) as raised:
         read_rows(tmp_path)
     assert str(raised.value) == (
-        f"--against {str(tmp_path)!r}: there is no earlier sweep; give the --output of one"
+        f"--against {str(tmp_path)!r}: there is no earlier sweep; use the --output of one"
     )

@@ -76,20 +76,23 @@ def test_a_list_of_names_is_enough():
         (
             "resnet18",
             (
-                "targets, target 1: name = 'resnet18' is no target: write package.module:factory, "
-                "hf:Name, timm:Name, torchvision:Name, or a .pt2 file"
+                "targets, target 1: name = 'resnet18' is not a target: write "
+                "package.module:factory, hf:Name, timm:Name, torchvision:Name, or a .pt2 file"
             ),
         ),
         ("gone.pt2", "targets, target 1: name = 'gone.pt2': there is no such file"),
-        (7, "targets, target 1 is 7: give a target's name, or a table with a name"),
+        (7, "targets, target 1 is 7: use a target's name, or a table with a name"),
         (
             {"dtypes": ["float32"]},
-            'targets, target 1 has no name: give name = "package.module:factory", or names = [...]',
+            (
+                'targets, target 1 has no name: write name = "package.module:factory", or '
+                "names = [...]"
+            ),
         ),
         (
             {"name": "a:b", "names": ["c:d"]},
             (
-                "targets, target 1 has both name and names: give name = "
+                "targets, target 1 has both name and names: write name = "
                 '"package.module:factory", or names = [...]'
             ),
         ),
@@ -111,7 +114,7 @@ def test_a_list_of_names_is_enough():
         ),
         (
             {"name": "a:b", "modes": []},
-            "targets, target 1: modes = []: name at least one, or leave modes out",
+            "targets, target 1: modes = []: add at least one, or remove modes",
         ),
         (
             {"name": "a:b", "devices": ["GPU 0"]},
@@ -120,19 +123,19 @@ def test_a_list_of_names_is_enough():
         (
             {"name": "a:b", "candidates": ["pkg:"]},
             (
-                "targets, target 1: candidate 'pkg:' is no name of a backend, a mode of Inductor, "
-                "or package.module:function"
+                "targets, target 1: candidate 'pkg:' is not the name of a backend, a mode of "
+                "Inductor, or package.module:function"
             ),
         ),
         (
             {"name": "a:b", "seconds": 0},
-            "targets, target 1: seconds = 0: give how long a run may take, as in 900",
+            "targets, target 1: seconds = 0: write the time limit of a run, as in 900",
         ),
         (
             {"name": "a:b", "memory": "8 apples"},
             (
-                "targets, target 1: memory = '8 apples' is no size: write \"8 GB\", or a number of "
-                "bytes"
+                "targets, target 1: memory = '8 apples' is not a size: write \"8 GB\", or a number "
+                "of bytes"
             ),
         ),
         (
@@ -148,8 +151,8 @@ def test_a_mistake_in_a_row_is_refused(row, message):
 def test_a_misspelt_candidate_is_refused_before_anything_runs():
     message = refusal([{"name": "a:b", "candidates": ["inductr"]}])
     assert message == (
-        "targets: unknown candidate 'inductr'; did you mean 'inductor'?; a function of your own is "
-        "package.module:function"
+        "targets: unknown candidate 'inductr'; did you mean 'inductor'?; for your own function, "
+        "write package.module:function"
     )
 
 
@@ -166,12 +169,12 @@ def test_an_exported_program_has_a_dtype_and_a_mode_of_its_own(tmp_path, monkeyp
     (tmp_path / "net.pt2").write_bytes(b"")
     assert len(plan_tasks(["net.pt2"])) == 1
     assert refusal([{"name": "net.pt2", "dtypes": ["float16"]}]) == (
-        "targets, target 1: dtypes = ['float16'], but 'net.pt2' is exported in a dtype of its own: "
-        'leave dtypes out, or write ["own"]'
+        "targets, target 1: dtypes = ['float16'], but 'net.pt2' was exported in a fixed dtype: "
+        'remove dtypes, or write ["own"]'
     )
     assert refusal([{"name": "net.pt2", "modes": ["train"]}]) == (
-        "targets, target 1: modes = ['train'], but 'net.pt2' is exported in a mode of its own: "
-        'write ["eval"], or ["eval-forward"] to leave gradients out'
+        "targets, target 1: modes = ['train'], but 'net.pt2' was exported in a fixed mode: "
+        'write ["eval"], or ["eval-forward"] for no gradients'
     )
 
 

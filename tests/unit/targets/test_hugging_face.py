@@ -233,18 +233,18 @@ def test_with_inputs_of_the_users_own_the_model_is_only_built():
     ("spec", "message"),
     [
         ("hf:TextModl", "'hf:TextModl': transformers has no 'TextModl'; did you mean 'TextModel'"),
-        ("hf:TextConfig", "TextConfig is not a model class with a configuration of its own"),
+        ("hf:TextConfig", "TextConfig is not a model class with its own configuration"),
         ("hf:TextModel?hiden_size=8", "has no setting 'hiden_size'; did you mean 'hidden_size'?"),
-        ("hf:TextModel?hidden_size", "settings are written ?name=value&name=value"),
+        ("hf:TextModel?hidden_size", "write settings as ?name=value&name=value"),
         (
             "hf:TextModel?hidden_size=3",
-            "must be a multiple of num_attention_heads; give other sizes",
+            "must be a multiple of num_attention_heads; set other sizes",
         ),
         (
             "hf:OddModel",
-            "how to draw graph_edges for OddModel is not known; name a function that",
+            "paritas cannot draw graph_edges for OddModel; pass a function that",
         ),
-        ("hf:PickyModel", "none of the inputs drawn for it work: ValueError: the moon is not full"),
+        ("hf:PickyModel", "rejects all inputs drawn for it: ValueError: the moon is not full"),
     ],
 )
 def test_slips_are_told(spec, message):

@@ -124,7 +124,7 @@ def test_with_inputs_of_the_users_own_the_model_is_only_built():
     [
         ("timm:block", "'timm:block': timm has no 'block'; did you mean 'blocks'?"),
         ("torchvision:plan", "torchvision has no 'plan'; did you mean 'plain'?"),
-        ("timm:blocks?depth", "settings are written ?name=value&name=value"),
+        ("timm:blocks?depth", "write settings as ?name=value&name=value"),
         ("timm:wide?num_clases=3", "unexpected keyword argument 'num_clases'"),
     ],
 )
