@@ -11,8 +11,9 @@ import torch
 from paritas._torch.dynamo import draws_like_eager
 from paritas.checks.failures import Explainer, likely_mixups
 from paritas.errors import in_one_line
-from paritas.execution.evidence import NO_LIFT, ItemEvidence, NoiseNotYetMeasured
+from paritas.execution.evidence import NoiseNotYetMeasured
 from paritas.execution.isolation import MISSING
+from paritas.execution.item_evidence import NO_LIFT, ItemEvidence
 from paritas.execution.observation import (
     input_tensors,
     same_value,

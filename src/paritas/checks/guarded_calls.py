@@ -20,7 +20,7 @@ from paritas.checks.failures import (
 from paritas.checks.guard_settings import GuardSettings, Schedule
 from paritas.errors import MismatchError, ParityWarning, in_one_line
 from paritas.execution.differences import PairDifference, all_equal, differences
-from paritas.execution.evidence import ItemEvidence
+from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.observation import Observation, storage_address
 from paritas.execution.saved_state import Copier
 from paritas.numerics.bits import is_inexact

@@ -33,8 +33,9 @@ from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with
 from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
 from paritas.checks.passes import check_graph_passes
 from paritas.errors import in_one_line
-from paritas.execution.evidence import Evidence, ItemEvidence
+from paritas.execution.evidence import Evidence
 from paritas.execution.graph_runs import copy_argument, copy_arguments
+from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.observation import Observation
 from paritas.execution.program import VALUE, ValueProgram
 from paritas.execution.saved_state import Copier, RandomState

@@ -27,7 +27,8 @@ from paritas._torch.operators import WIDE, own_default
 from paritas._torch.replaying import Stream, Unsized, carry_keys_over, draws_of, replay
 from paritas.checks.failures import Explainer
 from paritas.errors import in_one_line
-from paritas.execution.evidence import Evidence, GivenItem, GivenLift, ItemEvidence, WideDefault
+from paritas.execution.evidence import Evidence, WideDefault
+from paritas.execution.item_evidence import GivenItem, GivenLift, ItemEvidence
 from paritas.execution.observation import Observation, note_decisions
 from paritas.execution.program import Program
 from paritas.execution.saved_state import RandomState

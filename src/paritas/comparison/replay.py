@@ -16,7 +16,8 @@ from paritas.comparison.dataflow import RecordedCall, scope_of
 from paritas.comparison.operands import read_value
 from paritas.dumps.survey import is_result
 from paritas.errors import UsageError, first_line, in_one_line
-from paritas.execution.evidence import Evidence, ItemEvidence
+from paritas.execution.evidence import Evidence
+from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.program import VALUE, ValueProgram
 from paritas.files.dtypes import known_dtype
 from paritas.numerics.automatic import nonfinite_mismatch

@@ -16,7 +16,8 @@ from torch.fx import GraphModule, Node
 from paritas._torch.graphs import node_traits, placeholders, returned
 from paritas.checks.comparer import Comparer
 from paritas.errors import UsageError
-from paritas.execution.evidence import Evidence, ItemEvidence, WideDefault, run_quietly
+from paritas.execution.evidence import Evidence, WideDefault, run_quietly
+from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.observation import Observation, RunConditions, RunOptions, running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram

@@ -19,7 +19,8 @@ from paritas._torch.simulated_ranks import (
     watch_redistribution,
 )
 from paritas.errors import UsageError, in_one_line
-from paritas.execution.evidence import Evidence, ItemEvidence
+from paritas.execution.evidence import Evidence
+from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.observation import Observation, cotangent, note_decisions
 from paritas.execution.program import Program
 from paritas.numerics.contents import leaves

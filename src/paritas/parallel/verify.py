@@ -12,7 +12,8 @@ from torch import distributed
 
 from paritas._torch.global_state import quietly
 from paritas.checks.failures import Explainer
-from paritas.execution.evidence import NO_LIFT, Demand, Evidence, GivenLift, ItemEvidence
+from paritas.execution.evidence import Demand, Evidence
+from paritas.execution.item_evidence import NO_LIFT, GivenLift, ItemEvidence
 from paritas.execution.observation import Observation
 from paritas.execution.program import Program, count_dtypes
 from paritas.numerics import criterion

@@ -20,7 +20,8 @@ from paritas.checks.failures import (
     remember_failed,
 )
 from paritas.errors import UsageError, first_line, in_one_line
-from paritas.execution.evidence import Evidence, GivenLift, ItemEvidence
+from paritas.execution.evidence import Evidence
+from paritas.execution.item_evidence import GivenLift, ItemEvidence
 from paritas.execution.observation import Observation, RunOptions
 from paritas.execution.program import Program, count_dtypes
 from paritas.numerics import criterion

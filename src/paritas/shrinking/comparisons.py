@@ -16,7 +16,7 @@ from paritas.comparison.dataflow import RecordedCalls
 from paritas.comparison.opened_dumps import opened
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
 from paritas.errors import UsageError
-from paritas.execution.evidence import ItemEvidence
+from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.program import VALUE
 from paritas.numerics.checkers import AutomaticValueChecker
 from paritas.numerics.metrics import bitwise_equal

@@ -8,13 +8,8 @@ import math
 import pytest
 import torch
 
-from paritas.execution.evidence import (
-    Demand,
-    Evidence,
-    GivenLift,
-    ItemEvidence,
-    NoiseNotYetMeasured,
-)
+from paritas.execution.evidence import Demand, Evidence, NoiseNotYetMeasured
+from paritas.execution.item_evidence import GivenLift, ItemEvidence
 from paritas.execution.observation import Observation, RunOptions
 from paritas.execution.program import VALUE, Program, ValueProgram, count_dtypes
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64

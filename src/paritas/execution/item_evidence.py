@@ -1,0 +1,261 @@
+"""The evidence about one item of a call: that of the reference, and the candidate in float64."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from paritas._torch.operators import COMPARISONS, WIDE
+from paritas.execution.isolation import MISSING
+from paritas.numerics.criterion import MAX_Z, UNIT_F64, Jumps, unit_roundoff
+from paritas.numerics.metrics import promotable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from torch import Tensor
+
+    from paritas.execution.evidence import Demand, Evidence
+    from paritas.execution.observation import Observation
+    from paritas.execution.program import Program
+    from paritas.results.items import Item
+
+
+# --- The candidate in float64 ---------------------------------------------------------------------
+
+
+class Lifted(Protocol):
+    """The candidate in float64."""
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff at which it is judged."""
+        ...
+
+    def runs(self) -> list[Observation] | None:
+        """The runs, call by call; None if there is no such run."""
+
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside the reference, if known."""
+
+    def initial(self, item: Item) -> Any:
+        """A value of the candidate before the call, or `MISSING`."""
+
+
+class GivenLift:
+    """Runs that were made elsewhere."""
+
+    def __init__(
+        self,
+        make: Callable[[], list[Observation] | None] = lambda: None,
+        rounded: Collection[torch.dtype] = (),
+    ) -> None:
+        """`rounded` are narrow dtypes to which values in these runs were rounded."""
+        self._make = make
+        self._rounded = rounded
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of float64, or of the coarsest dtype in `rounded`."""
+        narrow = [unit_roundoff(dtype) for dtype in self._rounded if dtype.is_floating_point]
+        return max([UNIT_F64, *narrow])
+
+    def runs(self) -> list[Observation] | None:
+        """The given runs."""
+        return self._make()
+
+    def coarsest(self) -> float | None:
+        """None: it is not known."""
+        return None
+
+    def initial(self, item: Item) -> Any:
+        """`MISSING`: the runs have all values."""
+        return MISSING
+
+
+# Compiled code is judged natively: in float64 it would be another program.
+NO_LIFT = GivenLift()
+
+
+# --- The evidence about one item ------------------------------------------------------------------
+
+
+class ItemEvidence:
+    """The evidence about one item of one call."""
+
+    def __init__(
+        self,
+        evidence: Evidence[Program],
+        item: Item,
+        call: int = 0,
+        *,
+        lifted: Lifted = NO_LIFT,
+        demand: Demand | None = None,
+        also: tuple[Evidence[Program], ...] = (),
+        in_float64: bool = False,
+    ) -> None:
+        """Select one item.
+
+        Args:
+            lifted: the candidate in float64.
+            demand: what the comparison still needs; by default, everything.
+            also: programs whose rounding is also noise of this item.
+            in_float64: the two lifted runs are compared, for which there is no wider arbiter.
+        """
+        self.evidence = evidence
+        self.item = item
+        self.call = call
+        self.also = also
+        self.in_float64 = in_float64
+        self._lifted = lifted
+        self._demand = demand
+
+    @property
+    def unit(self) -> float | None:
+        """Unit roundoff of the program's precision."""
+        return UNIT_F64 if self.in_float64 else self.evidence.unit
+
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside the reference, if known."""
+        return self._lifted.coarsest()
+
+    @property
+    def lift_unit(self) -> float:
+        """Unit roundoff at which the lifted run is judged."""
+        return self._lifted.unit
+
+    def arbiter(self) -> Tensor | None:
+        """The reference's value in float64."""
+        if self.in_float64:
+            return None
+        value = self._wide_value(self.evidence.arbiter())
+        native = self._native()
+        if value is None or native is None:
+            return None
+        return value if value.shape == native.shape else None
+
+    def lifted(self) -> Tensor | None:
+        """The candidate's value in float64."""
+        arbiter = self.arbiter()
+        value = None if arbiter is None else self._wide_value(self._lifted.runs())
+        if value is None or arbiter is None or value.shape != arbiter.shape:
+            return None
+        return value.to(arbiter.device)
+
+    def spread(self, unit: float, runs: int) -> Tensor | None:
+        """The rms deviation over perturbed runs; for several programs, the largest."""
+        mine = self.evidence.spread(unit, self.call, self.item, runs, self._demand)
+        for other in self.also:
+            theirs = other.spread(unit, self.call, self.item, runs)
+            if mine is not None and theirs is not None and mine.shape == theirs.shape:
+                mine = torch.maximum(mine, theirs)
+        return mine
+
+    def jumps(self, unit: float, pairs: int) -> Jumps | None:
+        """The effect of decisions that rounding can flip; for several programs, the largest."""
+        mine = self.evidence.jumps(unit, self.call, self.item, pairs, self._demand)
+        for other in self.also:
+            theirs = other.jumps(unit, self.call, self.item, pairs)
+            if mine is not None and theirs is not None and mine.size.shape == theirs.size.shape:
+                mine = mine.or_larger(theirs)
+        return mine
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is a gradient."""
+        return self.item.kind.is_gradient
+
+    def open_decisions(self) -> dict[str, tuple[int, int]]:
+        """Operator -> how many of its decisions rounding can flip, of how many."""
+        return self.evidence.open_decisions
+
+    def least_spread(self) -> Tensor | None:
+        """The rounding of the last sum of a narrow value, as the arbiter shows it."""
+        arbiter, native = self.evidence.arbiter(), self._native()
+        if arbiter is None or len(arbiter) <= self.call or native is None:
+            return None
+        least = arbiter[self.call].least_noise.get(self.item)
+        # A sum in float64 has no such rounding.
+        narrow = native.dtype in WIDE and least is not None and least.shape == native.shape
+        return least if narrow else None
+
+    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+        """Where rounding of size `unit` decides between the reference's and this value."""
+        native = self._native()
+        if native is None or candidate.shape != native.shape:
+            return None
+        reference, candidate = promotable(native, candidate.to(native.device))
+        decided = self.evidence.decided(unit, self._demand)
+        runs = [run[self.call] for run in decided if len(run) > self.call]
+        margins = [
+            decision.margin(reference, candidate)
+            for run in runs
+            if (decision := run.decisions.get(self.item)) is not None
+        ]
+        known = [margin for margin in margins if margin is not None]
+        if runs and len(known) == len(runs):
+            # The distance between the two choices, compared with how far rounding moves it.
+            plain, *moved = known
+            moves = torch.stack([(margin - plain).double() for margin in moved])
+            spread = moves.square().mean(dim=0).sqrt()
+            near = plain.abs() <= MAX_Z * spread
+            if runs[0].decisions[self.item].kind in COMPARISONS:
+                # Either of two equal scores may be chosen, and a half may be rounded either way.
+                # But the result of a comparison is exact if rounding does not move its operands.
+                near &= spread > 0
+            return near & (reference != candidate)
+        # The decision is unknown: rounding decides where some run gives the candidate's value.
+        reached = torch.zeros_like(reference, dtype=torch.bool)
+        for run in runs:
+            value = self._complete(run)
+            if isinstance(value, torch.Tensor) and value.shape == reference.shape:
+                reached |= torch.eq(*promotable(value, candidate))
+        return reached & (reference != candidate)
+
+    def _native(self) -> Tensor | None:
+        value = self._complete(self.evidence.native[self.call])
+        return value if isinstance(value, torch.Tensor) else None
+
+    def _complete(self, seen: Observation) -> Any:
+        value = self.evidence.complete(seen, self.item)
+        return self._lifted.initial(self.item) if value is MISSING else value
+
+    def _wide_value(self, observations: list[Observation] | None) -> Tensor | None:
+        if observations is None or len(observations) <= self.call:
+            return None
+        value = self._complete(observations[self.call])
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.dtype in WIDE:
+            # A narrow value was not lifted, except for an unchanged initial value.
+            return value.to(WIDE[value.dtype]) if self.item.kind.is_afterwards else None
+        return value
+
+
+class GivenItem(ItemEvidence):
+    """Evidence with given values in float64: the arbiter and the lifted run."""
+
+    def __init__(
+        self,
+        evidence: Evidence[Program],
+        item: Item,
+        before: Any,
+        after: Any,
+        *,
+        lifted: Lifted = NO_LIFT,
+    ) -> None:
+        """`before` is the reference's value, `after` the candidate's."""
+        super().__init__(evidence, item, lifted=lifted)
+        self._pair = before, after
+
+    def arbiter(self) -> Tensor | None:
+        """The reference's value."""
+        value = self._pair[0]
+        return value if isinstance(value, torch.Tensor) else None
+
+    def lifted(self) -> Tensor | None:
+        """The candidate's value."""
+        before, after = self._pair
+        both = isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor)
+        return after if both and after.shape == before.shape else None
