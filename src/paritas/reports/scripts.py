@@ -405,7 +405,9 @@ class WrittenScript:
 
     @property
     def said(self) -> str:
-        """What it printed last; empty if it was not run."""
+        """What it printed last, before any warning of torch; empty if it was not run."""
+        if self.shows:
+            return SHOWN
         lines = self.output.strip().splitlines()
         if not lines:
             return "" if self.exit_code is None else "it prints nothing"
