@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -46,6 +47,9 @@ _COLLECTIVE_SECONDS = 1800
 def serve(seat: Seat, pipe: Connection, foreign: Iterable[Connection]) -> None:
     """Work as a rank until the pipe closes."""
     rank, ranks, backend, folder = seat
+    # A forked child inherits its parent's garbage. Finalizers would run here a second time, and may
+    # wait for locks that threads of the parent hold.
+    gc.freeze()
     for end in foreign:
         end.close()
     _keep_quiet(Path(folder) / f"rank{rank}.log")
