@@ -86,6 +86,9 @@ JUMP_GAIN = 4.0
 # Kernels may round more than predicted, as Winograd convolutions do. The outputs show how much,
 # and the noise of pairs of runs grows by at most this factor.
 MOST_KERNEL_NOISE = 4.0
+# Beyond relative noise of this size a smooth program no longer moves by opposite amounts, and the
+# rest of a pair would hide faults. bfloat16 reaches it without any larger gain.
+MOST_SHAKE = 2.0**-6
 _FIRST_PAIR_SEED = 1 << 16
 # Two native runs further apart than this many times the error of one differ by more than rounding.
 OWN_ERRORS = 4.0
@@ -336,7 +339,8 @@ class Evidence(Generic[P_co]):
             self._add_pair(known, plus, minus, demand)
             known.runs += 1
             if known.runs == 1:
-                known.gain *= self._kernel_noise(plus[0], minus[0])
+                gain = known.gain * self._kernel_noise(plus[0], minus[0])
+                known.gain = min(gain, max(JUMP_GAIN, MOST_SHAKE / unit))
         left, size = known.left.get((call, item)), known.size.get((call, item))
         if left is None or size is None:
             return None
