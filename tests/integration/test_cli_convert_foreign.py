@@ -215,7 +215,7 @@ def test_files_are_deleted_once_what_they_hold_is_converted(tmp_path):
     done = convert(tmp_path / "dump", "--to", "packed", "--delete")
     assert done.exit_code == 0, done.output
     assert "in 6 files of" in done.stdout
-    assert "its index is left" not in done.stdout
+    assert "its index is kept" not in done.stdout
     assert list((tmp_path / "dump").rglob("*.npy")) == []
     assert len(list(Dump.open(tmp_path / "dump_packed").records())) == 6
 
