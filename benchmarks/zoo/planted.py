@@ -1,0 +1,187 @@
+"""Plant faults in models of the zoo and count those that paritas finds, and the false alarms.
+
+    python -m benchmarks.zoo.planted OUT.jsonl --lists transformers timm --models 30
+    python -m benchmarks.zoo.planted OUT.jsonl --summary
+
+Each model is one process, forked from this one so that the libraries are imported once. Jobs that
+OUT has already are not run again. Half of the models (`run.half`) may be looked at when rules and
+limits are tuned; the other half is only counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import importlib
+import json
+import math
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.zoo.run import _ALARMS, _LISTS, half, targets
+
+_SOURCES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision", "zoo": "others"}
+_NAMES = ("target", "dtype", "train", "route", "compiler", "seed")
+
+
+def zoo(row):
+    return _SOURCES[row["target"].partition(":")[0]]
+
+
+def jobs(asked):
+    """The models of all zoos in turn, each half in turn, in the order of a hash of the name."""
+    queues = []
+    for name in asked.lists:
+        order = sorted(targets(name), key=lambda one: hashlib.sha256(one.encode()).hexdigest())
+        for which in ("tuned", "measured"):
+            if asked.half in {None, which}:
+                queues.append([one for one in order if half(one) == which][: asked.models])
+    # One route for each model first, so that a run that is cut short has many models.
+    for shift in range(len(asked.routes)):
+        for turn in range(max(map(len, queues), default=0)):
+            route = asked.routes[(turn + shift) % len(asked.routes)]
+            compiler = ("trusted", "foreign")[turn // 2 % 2] if route == "pass" else ""
+            for target in (queue[turn] for queue in queues if turn < len(queue)):
+                for dtype in asked.dtypes:
+                    yield {
+                        "target": target, "half": half(target), "dtype": dtype,
+                        "train": asked.train, "route": route, "compiler": compiler,
+                        "seed": asked.seed, "seconds": asked.seconds,
+                        "faults": asked.faults if route == "pass" else asked.mutants,
+                    }  # fmt: skip
+
+
+def key(row):
+    return tuple(row[name] for name in _NAMES)
+
+
+def run_one(job, out, gigabytes):
+    """Run a job in a fork of this process."""
+    child = os.fork()
+    if child == 0:
+        from benchmarks.zoo.planted_child import run_all
+
+        resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
+        resource.setrlimit(resource.RLIMIT_CPU, (4 * job["seconds"],) * 2)
+        sys.stderr = sys.stdout = open(os.devnull, "w")
+        run_all({**job, "out": str(out)})
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        with out.open("a") as file:
+            file.write(json.dumps({**job, "stage": "died", "reason": f"status {status}"}) + "\n")
+
+
+# --- Figures --------------------------------------------------------------------------------------
+
+
+def wilson(found, count, z=1.96):
+    """The lower end of Wilson's interval for a share."""
+    if not count:
+        return 0.0
+    share = found / count
+    middle = share + z * z / (2 * count)
+    width = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (middle - width) / (1 + z * z / count)
+
+
+def tally(rows):
+    """Faults by strength: how many were planted, found, and missed as `unstable` or otherwise."""
+    found = {}
+    for band in ("strong", "moderate"):
+        own = [row for row in rows if row["band"] == band and row["kind"] != "honest"]
+        caught = sum(row["status"] in _ALARMS for row in own)
+        unverified = sum(row["status"] == "unverified" for row in own)
+        found[band] = {
+            "planted": len(own), "found": caught, "unverified": unverified,
+            "unstable": sum(row["status"] == "unstable" for row in own),
+            "share": caught / len(own) if own else None, "at_least": wilson(caught, len(own)),
+        }  # fmt: skip
+    honest = [row for row in rows if row["kind"] == "honest" and "status" in row]
+    found["honest"] = {
+        "runs": len(honest),
+        "alarms": sum(row["status"] in _ALARMS and row["band"] == "weak" for row in honest),
+        "unstable": sum(row["status"] == "unstable" for row in honest),
+        "unverified": sum(row["status"] == "unverified" for row in honest),
+    }
+    found["models"] = len({row["target"] for row in rows})
+    return found
+
+
+def summary(rows):
+    """The figures, by half and group."""
+    faults = [row for row in rows if "kind" in row and "band" in row]
+    groups = collections.defaultdict(list)
+    for row in faults:
+        for group in (
+            "all", zoo(row), row["dtype"], f"{row['route']} {row['compiler']}".strip(),
+            "accuracy" if row.get("native_only") else "meaning",
+        ):  # fmt: skip
+            groups[group, row["half"]].append(row)
+    return {f"{group}, {which}": tally(own) for (group, which), own in sorted(groups.items())}
+
+
+def show(rows):
+    for name, figures in summary(rows).items():
+        parts = []
+        for band in ("strong", "moderate"):
+            one = figures[band]
+            parts.append(f"{band} {one['found']}/{one['planted']}")
+            parts.append(f"(unstable {one['unstable']}, unverified {one['unverified']})")
+        honest = figures["honest"]
+        parts.append(f"honest {honest['alarms']} alarms, {honest['unstable']} unstable,")
+        parts.append(f"{honest['unverified']} unverified of {honest['runs']}")
+        print(f"{name}: {figures['models']} models;", *parts)
+    stages = collections.Counter(row["stage"] for row in rows if "stage" in row)
+    print(dict(stages))
+    for row in rows:
+        missed = row.get("status") not in _ALARMS and row.get("kind") not in {None, "honest"}
+        alarm = row.get("status") in _ALARMS and row.get("kind") == "honest"
+        if row["half"] != "tuned" or not (alarm or (missed and row["band"] == "strong")):
+            continue
+        what = [row.get(one) for one in ("kind", "variant", "operator", "ordinal", "size", "item")]
+        print(*key(row), *what, f"{row['ratio']:.3g}", row.get("status"), row.get("findings"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--lists", nargs="+", default=list(_LISTS), choices=_LISTS)
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    parser.add_argument("--routes", nargs="+", default=["pass", "mutants"])
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--half", choices=["tuned", "measured"])
+    parser.add_argument("--models", type=int, default=15, help="of each half of each list")
+    parser.add_argument("--faults", type=int, default=6, help="of the pass, per model")
+    parser.add_argument("--mutants", type=int, default=12, help="of power, per model")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=int, default=120, help="of processor time, per job")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="in all")
+    parser.add_argument("--gigabytes", type=int, default=12)
+    parser.add_argument("--summary", action="store_true")
+    asked = parser.parse_args()
+    rows = []
+    if asked.out.exists():
+        rows = [json.loads(line) for line in asked.out.read_text().split("\n") if line]
+    if asked.summary:
+        show(rows)
+        return
+    known = {key(row) for row in rows if "stage" in row}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    for name in ("torch._dynamo", "torch._inductor.compile_fx", "paritas.checks.verify", "timm"):
+        importlib.import_module(name)  # before the first fork
+    for name in ("torchvision", "transformers"):
+        importlib.import_module(name)
+    deadline = time.monotonic() + 60 * asked.minutes
+    for job in jobs(asked):
+        if key(job) not in known and time.monotonic() < deadline:
+            print(*key(job), flush=True)
+            run_one(job, asked.out, asked.gigabytes)
+
+
+if __name__ == "__main__":
+    main()

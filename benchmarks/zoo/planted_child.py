@@ -1,0 +1,312 @@
+"""Faults planted in one model: strength measured by hand, then the verdict; one JSON row each.
+
+Two routes. "pass" uses a compiler with one mistake (`faulty_compiler`) and `paritas.verify` on what
+`torch.compile` returns. "mutants" uses the faults and the judge of `paritas.power`. The strength is
+measured here, without the judge: the error of the faulty program to the model in float64, over the
+error of the correct one, for the output, gradient or buffer where that is largest.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import random
+import time
+import traceback
+
+import torch
+from benchmarks.zoo import truth
+from benchmarks.zoo.child import build
+from torch import Tensor, fx
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+_ALARMS = {"different", "degraded"}
+# Attempts per fault that is wanted: many change nothing on these inputs.
+_ATTEMPTS = 4
+
+
+def band(ratio):
+    """Strong, moderate, or too weak to count."""
+    return "strong" if ratio > truth.FAULT else "moderate" if ratio > truth.NO_FAULT else "weak"
+
+
+def strength(found, exact, eager, least):
+    """The worst error over eager's own, and the item."""
+    worst, where = 0.0, ""
+    for name, true in exact.items():
+        if not true.numel():
+            continue
+        if name not in found or name not in eager:
+            return math.inf, name
+        ratio = truth._error(found[name], true) / max(truth._error(eager[name], true), least)
+        if ratio > worst:
+            worst, where = ratio, name
+    return worst, where
+
+
+def emit(row):
+    """Write one row; `job["out"]` names the file."""
+    row = dict(row)
+    with open(row.pop("out"), "a") as out:
+        out.write(json.dumps(row, default=str) + "\n")
+
+
+def findings(verdict):
+    return [
+        {"path": one.path, "status": str(one.status), "reason": one.reason[:160]}
+        for one in verdict.findings
+        if str(one.status) not in {"identical", "equivalent"}
+    ][:3]
+
+
+# --- A compiler with one mistake ------------------------------------------------------------------
+
+
+class Subject:
+    """The model, its inputs, and what is true about them."""
+
+    def __init__(self, model, args, kwargs, *, gradients=True):
+        self.model, self.args, self.kwargs = model, args, kwargs
+        self.gradients = gradients
+        self.exact = self._observe(copy.deepcopy(model).to(torch.float64), torch.float64)
+        self.eager = self._observe(copy.deepcopy(model))
+        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        self.least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
+
+    def _observe(self, model, dtype=None, run=None):
+        before = {name: value.clone() for name, value in model.named_buffers()}
+        args, kwargs = truth.move(self.args, dtype), truth.move(self.kwargs, dtype)
+        try:
+            found = truth.observe(model if run is None else run, model, args, kwargs, self.gradients)
+            found |= {
+                f"buffer {name}": value.detach().double().clone()
+                for name, value in model.named_buffers()
+                if value.is_floating_point() and not torch.equal(value, before[name])
+            }
+        finally:
+            model.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, value in model.named_buffers():
+                    value.copy_(before[name])
+        return found
+
+    def strength(self, run):
+        found = self._observe(self.model, run=run)
+        return strength(found, self.exact, self.eager, self.least)
+
+
+def draw_sites(sites, seed):
+    """Sites in random order, one of each kind in turn; every fourth is planted everywhere."""
+    draw = random.Random(seed)
+    groups = {}
+    for site in sites:
+        groups.setdefault(site.kind, []).append(site)
+    names = sorted(groups)
+    draw.shuffle(names)
+    while names:
+        for name in list(names):
+            group = groups[name]
+            site = group.pop(draw.randrange(len(group)))
+            if draw.random() < 0.25:
+                site = dataclasses.replace(site, ordinal=None)
+            yield site
+            if not group:
+                names.remove(name)
+
+
+def plant_by_pass(job, row, model, args, kwargs, deadline):
+    from benchmarks.zoo.faulty_compiler import NATIVE_ONLY, SIZED, FaultyCompiler
+
+    import paritas
+
+    torch._dynamo.config.allow_rnn = True
+    subject = Subject(model, args, kwargs)
+    compiler = FaultyCompiler()
+    compiled = torch.compile(model, backend=compiler.backend(job["compiler"]))
+    config = paritas.VerifyConfig(raise_on_mismatch=False)
+
+    def ask():
+        began = time.process_time()
+        verdict = paritas.verify(paritas.Inputs(args, kwargs), model, compiled, config)
+        spent = time.process_time() - began
+        return {"status": str(verdict.status), "cpu": spent, "findings": findings(verdict)}
+
+    ratio, where = subject.strength(compiled)
+    sites = compiler.sites()
+    honest = {"kind": "honest", "ratio": ratio, "item": where, "band": band(ratio)}
+    emit({**row, **honest, **ask(), "sites": len(sites)})
+    counted = 0
+    strengths = random.Random(f"{job['seed']} {job['target']}")
+    for number, site in enumerate(draw_sites(sites, f"{job['seed']} {job['target']}")):
+        if counted == job["faults"] or number == _ATTEMPTS * job["faults"]:
+            break
+        if time.process_time() > deadline:
+            return "out of time"
+        mine = {**row, "number": number, "native_only": site.kind in NATIVE_ONLY}
+        compiler.active = site
+        try:
+            ratio, where = subject.strength(compiled)
+            if site.kind in SIZED and truth.NO_FAULT < ratio < math.inf:
+                # Its effect is proportional to its size: give it a strength near the bars.
+                wanted = 2 * 20 ** strengths.random()
+                compiler.active = dataclasses.replace(site, size=site.size * wanted / ratio)
+                ratio, where = subject.strength(compiled)
+            mine |= {"ratio": ratio, "item": where, "band": band(ratio)}
+            mine |= dataclasses.asdict(compiler.active)
+            if mine["band"] != "weak":
+                counted += 1
+                mine |= ask()
+        except Exception as error:  # noqa: BLE001 - such a fault needs no verifier
+            mine |= {"band": "raises", "reason": f"{type(error).__name__}: {error!s:.200}"}
+            mine |= dataclasses.asdict(site)
+        finally:
+            compiler.active = None
+        emit(mine)
+    return "done"
+
+
+# --- The faults of paritas.power ------------------------------------------------------------------
+
+
+class _InFloat64(fx.Interpreter):
+    """A traced graph in float64, by rewriting the dtypes it states."""
+
+    def run_node(self, n):
+        value = super().run_node(n)
+        is_given = n.op in {"placeholder", "get_attr"}
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.double() if is_given and floats else value
+
+    def call_function(self, target, args, kwargs):
+        def widen(value):
+            return torch.float64 if value in _NARROW else value
+
+        args = [widen(value) if isinstance(value, torch.dtype) else value for value in args]
+        kwargs = {
+            name: widen(value) if isinstance(value, torch.dtype) else value
+            for name, value in kwargs.items()
+        }
+        if str(target) in {"aten._softmax.default", "aten._log_softmax.default"}:
+            args[2] = False  # half_to_float
+        return super().call_function(target, tuple(args), kwargs)
+
+
+_NARROW = {torch.float32, torch.bfloat16, torch.float16}
+
+
+def plant_by_power(job, row, model, args, kwargs, deadline):
+    import paritas
+    from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
+    from paritas.mutants.power import _call_positionally, rewritable, rewrite_call, turns
+    from paritas.mutants.programs import trace_program
+
+    given = paritas.Inputs(args, kwargs)
+    torch.manual_seed(job["seed"])
+    program = trace_program(
+        _call_positionally(model, given), [*args, *kwargs.values()], gradients=True, seed=0
+    )
+    names = [item.text for item in program.results]
+
+    def observe(run):
+        found = dict(zip(names, run(*program.fresh_inputs()), strict=True))
+        return {
+            name: value.detach().double()
+            for name, value in found.items()
+            if value.is_floating_point()
+        }
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        exact = observe(_InFloat64(program.module).run)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    eager = observe(program.module)
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
+    noise = program_noise(program)
+
+    def ask(mutant):
+        began = time.process_time()
+        verdict = judge_mutant(mutant, noise)
+        native = judge_mutant(mutant, noise, lift=False)
+        return {
+            "status": str(verdict.status), "native": str(native.status),
+            "cpu": time.process_time() - began, "findings": findings(verdict),
+        }  # fmt: skip
+
+    def attempt(mine, mutant):
+        """Whether it counts."""
+        try:
+            ratio, where = strength(observe(mutant), exact, eager, least)
+            mine |= {"ratio": ratio, "item": where, "band": band(ratio)}
+            if mine["band"] != "weak" or mine["kind"] == "honest":
+                mine |= ask(mutant)
+        except Exception as error:  # noqa: BLE001
+            mine |= {"band": "raises", "reason": f"{type(error).__name__}: {error!s:.200}"}
+        emit(mine)
+        return mine["band"] in {"strong", "moderate"}
+
+    for name in turns(rewritable(program), str, job["seed"])[:2]:
+        words, mutant = rewrite_call(program, name)
+        attempt({**row, "kind": "honest", "variant": words, "operator": name}, mutant)
+    counted = 0
+    order = turns(sites(program), lambda site: site.mutation, _seed(job))
+    for number, site in enumerate(order):
+        if counted == job["faults"] or number == _ATTEMPTS * job["faults"]:
+            break
+        if time.process_time() > deadline:
+            return "out of time"
+        mutant = plant(program, site)
+        if mutant is None:
+            continue
+        mine = {
+            **row, "kind": site.mutation, "variant": site.detail, "operator": site.node,
+            "backward": site.node in program.backward, "number": number,
+        }  # fmt: skip
+        counted += attempt(mine, mutant)
+    return "done"
+
+
+def _seed(job):
+    return random.Random(f"{job['seed']} {job['target']}").randrange(1 << 30)
+
+
+# --- One job --------------------------------------------------------------------------------------
+
+# Larger models take minutes, and have the same operators.
+MOST_PARAMETERS, MOST_MODULES = 12_000_000, 90
+
+
+def run_all(job):
+    """Emit the rows of one job; the last says how it ended."""
+    torch.set_num_threads(1)
+    try:
+        emit(run(job))
+    except Exception:  # noqa: BLE001 - a crash is a row
+        emit({**job, "stage": "crashed", "reason": traceback.format_exc()[-1500:]})
+
+
+def run(job):
+    """Emit the rows of one job and return the last."""
+    import paritas
+
+    row = dict(job)
+    began = time.process_time()
+    try:
+        model, args, kwargs = build(job["target"], train=job["train"])
+    except paritas.UsageError as error:
+        return {**row, "stage": "not built", "reason": str(error)[:300]}
+    many = sum(one.numel() for one in model.parameters())
+    modules = len(list(model.modules()))
+    if many > MOST_PARAMETERS or modules > MOST_MODULES:
+        return {**row, "stage": "too large", "reason": f"{many} parameters, {modules} modules"}
+    dtype = _DTYPES[job["dtype"]]
+    model = model.train(job["train"]).to(dtype=dtype)
+    args, kwargs = truth.move(args, dtype), truth.move(kwargs, dtype)
+    by = plant_by_pass if job["route"] == "pass" else plant_by_power
+    ended = by(job, row, model, args, kwargs, began + job["seconds"])
+    return {**row, "stage": ended, "parameters": many, "cpu": time.process_time() - began}
+
+
