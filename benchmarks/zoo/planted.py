@@ -14,6 +14,7 @@ import argparse
 import collections
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
@@ -32,27 +33,32 @@ def zoo(row):
     return _SOURCES[row["target"].partition(":")[0]]
 
 
+def _digest(target):
+    return hashlib.sha256(target.encode()).digest()
+
+
 def jobs(asked):
     """The models of all zoos in turn, each half in turn, in the order of a hash of the name."""
     queues = []
     for name in asked.lists:
-        order = sorted(targets(name), key=lambda one: hashlib.sha256(one.encode()).hexdigest())
-        for which in ("tuned", "measured"):
-            if asked.half in {None, which}:
-                queues.append([one for one in order if half(one) == which][: asked.models])
-    # One route for each model first, so that a run that is cut short has many models.
-    for shift in range(len(asked.routes)):
-        for turn in range(max(map(len, queues), default=0)):
-            route = asked.routes[(turn + shift) % len(asked.routes)]
-            compiler = ("trusted", "foreign")[turn // 2 % 2] if route == "pass" else ""
-            for target in (queue[turn] for queue in queues if turn < len(queue)):
-                for dtype in asked.dtypes:
-                    yield {
-                        "target": target, "half": half(target), "dtype": dtype,
-                        "train": asked.train, "route": route, "compiler": compiler,
-                        "seed": asked.seed, "seconds": asked.seconds,
-                        "faults": asked.faults if route == "pass" else asked.mutants,
-                    }  # fmt: skip
+        order = sorted(targets(name), key=_digest)
+        queues += [
+            [one for one in order if half(one) == which][: asked.models]
+            for which in ("tuned", "measured")
+            if asked.half in {None, which}
+        ]
+    for turn in range(max(map(len, queues), default=0)):
+        for target in (queue[turn] for queue in queues if turn < len(queue)):
+            for dtype, route in itertools.product(asked.dtypes, asked.routes):
+                if route == "compiler" and _digest(target)[1] % asked.one_in:
+                    continue
+                known = ("trusted", "foreign")[_digest(target)[2] % 2]
+                compiler = known if route == "compiler" else ""
+                yield {
+                    "target": target, "half": half(target), "dtype": dtype, "train": asked.train,
+                    "route": route, "compiler": compiler, "seed": asked.seed,
+                    "modules": asked.modules, "seconds": asked.seconds, "faults": asked.faults, "mutants": asked.mutants,
+                }  # fmt: skip
 
 
 def key(row):
@@ -67,7 +73,7 @@ def run_one(job, out, gigabytes):
 
         resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
         resource.setrlimit(resource.RLIMIT_CPU, (4 * job["seconds"],) * 2)
-        sys.stderr = sys.stdout = open(os.devnull, "w")
+        sys.stderr = sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  (until it ends)
         run_all({**job, "out": str(out)})
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -118,9 +124,13 @@ def summary(rows):
     groups = collections.defaultdict(list)
     for row in faults:
         for group in (
-            "all", zoo(row), row["dtype"], f"{row['route']} {row['compiler']}".strip(),
+            "all",
+            zoo(row),
+            row["dtype"],
+            f"{row['route']} {row['compiler']}".strip(),
+            f"faults of {row.get('source', 'pass')}",
             "accuracy" if row.get("native_only") else "meaning",
-        ):  # fmt: skip
+        ):
             groups[group, row["half"]].append(row)
     return {f"{group}, {which}": tally(own) for (group, which), own in sorted(groups.items())}
 
@@ -152,13 +162,15 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--lists", nargs="+", default=list(_LISTS), choices=_LISTS)
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
-    parser.add_argument("--routes", nargs="+", default=["pass", "mutants"])
+    parser.add_argument("--routes", nargs="+", default=["graph", "compiler"])
+    parser.add_argument("--one-in", type=int, default=4, help="models that are compiled, too")
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--half", choices=["tuned", "measured"])
     parser.add_argument("--models", type=int, default=15, help="of each half of each list")
-    parser.add_argument("--faults", type=int, default=6, help="of the pass, per model")
-    parser.add_argument("--mutants", type=int, default=12, help="of power, per model")
+    parser.add_argument("--faults", type=int, default=6, help="of the pass, per job")
+    parser.add_argument("--mutants", type=int, default=6, help="of power, per job")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--modules", type=int, default=80, help="larger models are left out")
     parser.add_argument("--seconds", type=int, default=120, help="of processor time, per job")
     parser.add_argument("--minutes", type=float, default=math.inf, help="in all")
     parser.add_argument("--gigabytes", type=int, default=12)

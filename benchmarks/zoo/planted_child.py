@@ -1,7 +1,8 @@
 """Faults planted in one model: strength measured by hand, then the verdict; one JSON row each.
 
-Two routes. "pass" uses a compiler with one mistake (`faulty_compiler`) and `paritas.verify` on what
-`torch.compile` returns. "mutants" uses the faults and the judge of `paritas.power`. The strength is
+Two routes. "compiler" uses a compiler with one mistake (`faulty_compiler`) and `paritas.verify` on
+what `torch.compile` returns. "graph" plants the faults of `paritas.power`, and those of the
+compiler pass, in the traced model, and judges them as `paritas.power` does. The strength is
 measured here, without the judge: the error of the faulty program to the model in float64, over the
 error of the correct one, for the output, gradient or buffer where that is largest.
 """
@@ -15,6 +16,7 @@ import math
 import random
 import time
 import traceback
+from pathlib import Path
 
 import torch
 from benchmarks.zoo import truth
@@ -25,6 +27,8 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torc
 _ALARMS = {"different", "degraded"}
 # Attempts per fault that is wanted: many change nothing on these inputs.
 _ATTEMPTS = 4
+# Faults above this strength are not judged a second time, without the lifted run.
+_GROSS = 1e4
 
 
 def band(ratio):
@@ -40,7 +44,8 @@ def strength(found, exact, eager, least):
             continue
         if name not in found or name not in eager:
             return math.inf, name
-        ratio = truth._error(found[name], true) / max(truth._error(eager[name], true), least)
+        own = max(truth.relative_error(eager[name], true), least)
+        ratio = truth.relative_error(found[name], true) / own
         if ratio > worst:
             worst, where = ratio, name
     return worst, where
@@ -49,7 +54,7 @@ def strength(found, exact, eager, least):
 def emit(row):
     """Write one row; `job["out"]` names the file."""
     row = dict(row)
-    with open(row.pop("out"), "a") as out:
+    with Path(row.pop("out")).open("a") as out:
         out.write(json.dumps(row, default=str) + "\n")
 
 
@@ -79,7 +84,9 @@ class Subject:
         before = {name: value.clone() for name, value in model.named_buffers()}
         args, kwargs = truth.move(self.args, dtype), truth.move(self.kwargs, dtype)
         try:
-            found = truth.observe(model if run is None else run, model, args, kwargs, self.gradients)
+            found = truth.observe(
+                model if run is None else run, model, args, kwargs, self.gradients
+            )
             found |= {
                 f"buffer {name}": value.detach().double().clone()
                 for name, value in model.named_buffers()
@@ -93,6 +100,7 @@ class Subject:
         return found
 
     def strength(self, run):
+        """Of what `run` computes, and the item where it is largest."""
         found = self._observe(self.model, run=run)
         return strength(found, self.exact, self.eager, self.least)
 
@@ -116,55 +124,77 @@ def draw_sites(sites, seed):
                 names.remove(name)
 
 
-def plant_by_pass(job, row, model, args, kwargs, deadline):
-    from benchmarks.zoo.faulty_compiler import NATIVE_ONLY, SIZED, FaultyCompiler
+def plant_sites(job, row, sites, measure, ask, deadline):
+    """Plant faults of the compiler pass.
 
-    import paritas
+    `measure` gives the strength of a site and the item where it is largest, `ask` the verdict.
+    """
+    from benchmarks.zoo.faulty_compiler import NATIVE_ONLY, SIZED
 
-    torch._dynamo.config.allow_rnn = True
-    subject = Subject(model, args, kwargs)
-    compiler = FaultyCompiler()
-    compiled = torch.compile(model, backend=compiler.backend(job["compiler"]))
-    config = paritas.VerifyConfig(raise_on_mismatch=False)
-
-    def ask():
-        began = time.process_time()
-        verdict = paritas.verify(paritas.Inputs(args, kwargs), model, compiled, config)
-        spent = time.process_time() - began
-        return {"status": str(verdict.status), "cpu": spent, "findings": findings(verdict)}
-
-    ratio, where = subject.strength(compiled)
-    sites = compiler.sites()
-    honest = {"kind": "honest", "ratio": ratio, "item": where, "band": band(ratio)}
-    emit({**row, **honest, **ask(), "sites": len(sites)})
+    seed = f"{job['seed']} {job['target']}"
+    strengths = random.Random(seed)
     counted = 0
-    strengths = random.Random(f"{job['seed']} {job['target']}")
-    for number, site in enumerate(draw_sites(sites, f"{job['seed']} {job['target']}")):
+    for number, drawn in enumerate(draw_sites(sites, seed)):
+        site = drawn
         if counted == job["faults"] or number == _ATTEMPTS * job["faults"]:
             break
         if time.process_time() > deadline:
             return "out of time"
         mine = {**row, "number": number, "native_only": site.kind in NATIVE_ONLY}
-        compiler.active = site
         try:
-            ratio, where = subject.strength(compiled)
+            ratio, where = measure(site)
             if site.kind in SIZED and truth.NO_FAULT < ratio < math.inf:
                 # Its effect is proportional to its size: give it a strength near the bars.
                 wanted = 2 * 20 ** strengths.random()
-                compiler.active = dataclasses.replace(site, size=site.size * wanted / ratio)
-                ratio, where = subject.strength(compiled)
+                site = dataclasses.replace(site, size=site.size * wanted / ratio)
+                ratio, where = measure(site)
             mine |= {"ratio": ratio, "item": where, "band": band(ratio)}
-            mine |= dataclasses.asdict(compiler.active)
             if mine["band"] != "weak":
                 counted += 1
-                mine |= ask()
+                mine |= ask(site, ratio)
         except Exception as error:  # noqa: BLE001 - such a fault needs no verifier
             mine |= {"band": "raises", "reason": f"{type(error).__name__}: {error!s:.200}"}
-            mine |= dataclasses.asdict(site)
+        emit(mine | dataclasses.asdict(site))
+    return "done"
+
+
+def plant_by_compiler(job, row, model, args, kwargs, deadline):
+    """Faults of a compiler behind `torch.compile`, judged by `verify`."""
+    from benchmarks.zoo.faulty_compiler import FaultyCompiler
+
+    import paritas
+
+    torch._dynamo.config.allow_rnn = True  # noqa: SLF001, TID251  (as users set it)
+    subject = Subject(model, args, kwargs)
+    compiler = FaultyCompiler()
+    compiled = torch.compile(model, backend=compiler.backend(job["compiler"]))
+    # Gradients that the program does not compute by itself cost as much again.
+    config = paritas.VerifyConfig(
+        raise_on_mismatch=False, verify_input_gradients=False, verify_double_backward=False
+    )
+
+    def measure(site):
+        compiler.active = site
+        try:
+            return subject.strength(compiled)
         finally:
             compiler.active = None
-        emit(mine)
-    return "done"
+
+    def ask(site, _=None):
+        compiler.active = site
+        began = time.process_time()
+        try:
+            verdict = paritas.verify(paritas.Inputs(args, kwargs), model, compiled, config)
+        finally:
+            compiler.active = None
+        spent = time.process_time() - began
+        return {"status": str(verdict.status), "cpu": spent, "findings": findings(verdict)}
+
+    ratio, where = measure(None)
+    sites = compiler.sites()
+    honest = {"kind": "honest", "ratio": ratio, "item": where, "band": band(ratio)}
+    emit({**row, **honest, **ask(None), "sites": len(sites)})
+    return plant_sites(job, row, sites, measure, ask, deadline)
 
 
 # --- The faults of paritas.power ------------------------------------------------------------------
@@ -196,7 +226,13 @@ class _InFloat64(fx.Interpreter):
 _NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
 
-def plant_by_power(job, row, model, args, kwargs, deadline):
+def plant_in_graph(job, row, model, args, kwargs, deadline):
+    """Faults of `paritas.power` and of the compiler pass in a traced graph, judged as power does.
+
+    There is nothing to compile, so that a fault costs a few runs of the model.
+    """
+    from benchmarks.zoo.faulty_compiler import FaultyProgram, Graph
+
     import paritas
     from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
     from paritas.mutants.power import _call_positionally, rewritable, rewrite_call, turns
@@ -227,34 +263,27 @@ def plant_by_power(job, row, model, args, kwargs, deadline):
     least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
     noise = program_noise(program)
 
-    def ask(mutant):
+    def measure(mutant):
+        return strength(observe(mutant), exact, eager, least)
+
+    def ask(mutant, ratio):
         began = time.process_time()
         verdict = judge_mutant(mutant, noise)
-        native = judge_mutant(mutant, noise, lift=False)
-        return {
-            "status": str(verdict.status), "native": str(native.status),
-            "cpu": time.process_time() - began, "findings": findings(verdict),
-        }  # fmt: skip
-
-    def attempt(mine, mutant):
-        """Whether it counts."""
-        try:
-            ratio, where = strength(observe(mutant), exact, eager, least)
-            mine |= {"ratio": ratio, "item": where, "band": band(ratio)}
-            if mine["band"] != "weak" or mine["kind"] == "honest":
-                mine |= ask(mutant)
-        except Exception as error:  # noqa: BLE001
-            mine |= {"band": "raises", "reason": f"{type(error).__name__}: {error!s:.200}"}
-        emit(mine)
-        return mine["band"] in {"strong", "moderate"}
+        found = {"status": str(verdict.status), "findings": findings(verdict)}
+        if ratio < _GROSS:
+            native = judge_mutant(mutant, noise, lift=False)
+            found |= {"native": str(native.status), "native_findings": findings(native)}
+        return {**found, "cpu": time.process_time() - began}
 
     for name in turns(rewritable(program), str, job["seed"])[:2]:
         words, mutant = rewrite_call(program, name)
-        attempt({**row, "kind": "honest", "variant": words, "operator": name}, mutant)
+        ratio, where = measure(mutant)
+        honest = {"kind": "honest", "ratio": ratio, "item": where, "band": band(ratio)}
+        emit({**row, **honest, **ask(mutant, ratio), "variant": words, "operator": name})
     counted = 0
     order = turns(sites(program), lambda site: site.mutation, _seed(job))
     for number, site in enumerate(order):
-        if counted == job["faults"] or number == _ATTEMPTS * job["faults"]:
+        if counted == job["mutants"] or number == _ATTEMPTS * job["mutants"]:
             break
         if time.process_time() > deadline:
             return "out of time"
@@ -262,11 +291,28 @@ def plant_by_power(job, row, model, args, kwargs, deadline):
         if mutant is None:
             continue
         mine = {
-            **row, "kind": site.mutation, "variant": site.detail, "operator": site.node,
-            "backward": site.node in program.backward, "number": number,
+            **row, "source": "power", "kind": site.mutation, "variant": site.detail,
+            "operator": site.node, "backward": site.node in program.backward, "number": number,
+            "native_only": site.mutation == "internal_downcast",
         }  # fmt: skip
-        counted += attempt(mine, mutant)
-    return "done"
+        try:
+            ratio, where = measure(mutant)
+            mine |= {"ratio": ratio, "item": where, "band": band(ratio)}
+            if mine["band"] != "weak":
+                counted += 1
+                mine |= ask(mutant, ratio)
+        except Exception as error:  # noqa: BLE001
+            mine |= {"band": "raises", "reason": f"{type(error).__name__}: {error!s:.200}"}
+        emit(mine)
+    graph = Graph(program.module, backward=program.backward)
+    return plant_sites(
+        job,
+        {**row, "source": "pass"},
+        list(graph.sites),
+        lambda site: measure(FaultyProgram(graph, site)),
+        lambda site, ratio: ask(FaultyProgram(graph, site), ratio),
+        deadline,
+    )
 
 
 def _seed(job):
@@ -275,8 +321,7 @@ def _seed(job):
 
 # --- One job --------------------------------------------------------------------------------------
 
-# Larger models take minutes, and have the same operators.
-MOST_PARAMETERS, MOST_MODULES = 12_000_000, 90
+MOST_PARAMETERS = 12_000_000
 
 
 def run_all(job):
@@ -300,13 +345,11 @@ def run(job):
         return {**row, "stage": "not built", "reason": str(error)[:300]}
     many = sum(one.numel() for one in model.parameters())
     modules = len(list(model.modules()))
-    if many > MOST_PARAMETERS or modules > MOST_MODULES:
+    if many > MOST_PARAMETERS or modules > job["modules"]:
         return {**row, "stage": "too large", "reason": f"{many} parameters, {modules} modules"}
     dtype = _DTYPES[job["dtype"]]
     model = model.train(job["train"]).to(dtype=dtype)
     args, kwargs = truth.move(args, dtype), truth.move(kwargs, dtype)
-    by = plant_by_pass if job["route"] == "pass" else plant_by_power
+    by = plant_by_compiler if job["route"] == "compiler" else plant_in_graph
     ended = by(job, row, model, args, kwargs, began + job["seconds"])
     return {**row, "stage": ended, "parameters": many, "cpu": time.process_time() - began}
-
-
