@@ -26,6 +26,7 @@ from pathlib import Path
 from benchmarks.zoo.run import _ALARMS, _LISTS, half, targets
 
 _SOURCES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision", "zoo": "others"}
+_LEFT_OUT = {"too large", "not built"}
 _NAMES = ("target", "dtype", "train", "route", "compiler", "seed")
 
 
@@ -39,8 +40,8 @@ def _digest(target):
 
 def jobs(asked):
     """The models of all zoos in turn, each half in turn, in the order of a hash of the name."""
-    queues = []
-    for name in asked.lists:
+    queues = [[one] for one in asked.targets]
+    for name in asked.lists if not asked.targets else ():
         order = sorted(targets(name), key=_digest)
         queues += [
             [one for one in order if half(one) == which][: asked.models]
@@ -57,7 +58,8 @@ def jobs(asked):
                 yield {
                     "target": target, "half": half(target), "dtype": dtype, "train": asked.train,
                     "route": route, "compiler": compiler, "seed": asked.seed,
-                    "modules": asked.modules, "seconds": asked.seconds, "faults": asked.faults, "mutants": asked.mutants,
+                    "modules": asked.modules,
+                    "seconds": asked.seconds, "faults": asked.faults, "mutants": asked.mutants,
                 }  # fmt: skip
 
 
@@ -80,6 +82,7 @@ def run_one(job, out, gigabytes):
     if status:
         with out.open("a") as file:
             file.write(json.dumps({**job, "stage": "died", "reason": f"status {status}"}) + "\n")
+    return json.loads(out.read_text().rstrip().rpartition("\n")[2])
 
 
 # --- Figures --------------------------------------------------------------------------------------
@@ -161,6 +164,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--lists", nargs="+", default=list(_LISTS), choices=_LISTS)
+    parser.add_argument("--targets", nargs="+", default=[], help="these models, not the lists")
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--routes", nargs="+", default=["graph", "compiler"])
     parser.add_argument("--one-in", type=int, default=4, help="models that are compiled, too")
@@ -189,10 +193,14 @@ def main():
     for name in ("torchvision", "transformers"):
         importlib.import_module(name)
     deadline = time.monotonic() + 60 * asked.minutes
+    left_out = {row["target"] for row in rows if row.get("stage") in _LEFT_OUT}
     for job in jobs(asked):
-        if key(job) not in known and time.monotonic() < deadline:
-            print(*key(job), flush=True)
-            run_one(job, asked.out, asked.gigabytes)
+        if key(job) in known or job["target"] in left_out or time.monotonic() > deadline:
+            continue
+        print(*key(job), flush=True)
+        last = run_one(job, asked.out, asked.gigabytes)
+        if last["stage"] in _LEFT_OUT:
+            left_out.add(job["target"])
 
 
 if __name__ == "__main__":

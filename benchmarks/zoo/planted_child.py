@@ -129,7 +129,7 @@ def plant_sites(job, row, sites, measure, ask, deadline):
 
     `measure` gives the strength of a site and the item where it is largest, `ask` the verdict.
     """
-    from benchmarks.zoo.faulty_compiler import NATIVE_ONLY, SIZED
+    from benchmarks.zoo.mistakes import NATIVE_ONLY, SIZED
 
     seed = f"{job['seed']} {job['target']}"
     strengths = random.Random(seed)
@@ -226,6 +226,53 @@ class _InFloat64(fx.Interpreter):
 _NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
 
+class TracedSubject:
+    """The model as one traced graph, forward and backward, with its noise."""
+
+    def __init__(self, model, args, kwargs, seed):
+        import paritas
+        from paritas.mutants.planting import program_noise
+        from paritas.mutants.power import _call_positionally
+        from paritas.mutants.programs import trace_program
+
+        torch.manual_seed(seed)
+        call = _call_positionally(model, paritas.Inputs(args, kwargs))
+        self.program = trace_program(call, [*args, *kwargs.values()], gradients=True, seed=0)
+        torch.set_default_dtype(torch.float64)
+        try:
+            self.exact = self._observe(_InFloat64(self.program.module).run)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        self.eager = self._observe(self.program.module)
+        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        self.least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
+        self.noise = program_noise(self.program)
+
+    def _observe(self, run):
+        values = run(*self.program.fresh_inputs())
+        return {
+            item.text: value.detach().double()
+            for item, value in zip(self.program.results, values, strict=True)
+            if value.is_floating_point()
+        }
+
+    def strength(self, mutant):
+        """Of a mutant, and the item where it is largest."""
+        return strength(self._observe(mutant), self.exact, self.eager, self.least)
+
+    def ask(self, mutant, ratio):
+        """The verdict of power, and what the native run alone would say."""
+        from paritas.mutants.planting import judge_mutant
+
+        began = time.process_time()
+        verdict = judge_mutant(mutant, self.noise)
+        found = {"status": str(verdict.status), "findings": findings(verdict)}
+        if ratio < _GROSS:
+            native = judge_mutant(mutant, self.noise, lift=False)
+            found |= {"native": str(native.status), "native_findings": findings(native)}
+        return {**found, "cpu": time.process_time() - began}
+
+
 def plant_in_graph(job, row, model, args, kwargs, deadline):
     """Faults of `paritas.power` and of the compiler pass in a traced graph, judged as power does.
 
@@ -233,57 +280,37 @@ def plant_in_graph(job, row, model, args, kwargs, deadline):
     """
     from benchmarks.zoo.faulty_compiler import FaultyProgram, Graph
 
-    import paritas
-    from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
-    from paritas.mutants.power import _call_positionally, rewritable, rewrite_call, turns
-    from paritas.mutants.programs import trace_program
+    from paritas.mutants.power import rewritable, rewrite_call, turns
 
-    given = paritas.Inputs(args, kwargs)
-    torch.manual_seed(job["seed"])
-    program = trace_program(
-        _call_positionally(model, given), [*args, *kwargs.values()], gradients=True, seed=0
-    )
-    names = [item.text for item in program.results]
-
-    def observe(run):
-        found = dict(zip(names, run(*program.fresh_inputs()), strict=True))
-        return {
-            name: value.detach().double()
-            for name, value in found.items()
-            if value.is_floating_point()
-        }
-
-    torch.set_default_dtype(torch.float64)
-    try:
-        exact = observe(_InFloat64(program.module).run)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    eager = observe(program.module)
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
-    noise = program_noise(program)
-
-    def measure(mutant):
-        return strength(observe(mutant), exact, eager, least)
-
-    def ask(mutant, ratio):
-        began = time.process_time()
-        verdict = judge_mutant(mutant, noise)
-        found = {"status": str(verdict.status), "findings": findings(verdict)}
-        if ratio < _GROSS:
-            native = judge_mutant(mutant, noise, lift=False)
-            found |= {"native": str(native.status), "native_findings": findings(native)}
-        return {**found, "cpu": time.process_time() - began}
-
+    subject = TracedSubject(model, args, kwargs, job["seed"])
+    program = subject.program
     for name in turns(rewritable(program), str, job["seed"])[:2]:
         words, mutant = rewrite_call(program, name)
-        ratio, where = measure(mutant)
+        ratio, where = subject.strength(mutant)
         honest = {"kind": "honest", "ratio": ratio, "item": where, "band": band(ratio)}
-        emit({**row, **honest, **ask(mutant, ratio), "variant": words, "operator": name})
-    counted = 0
+        emit({**row, **honest, **subject.ask(mutant, ratio), "variant": words, "operator": name})
+    if plant_mutants(job, row, subject, deadline) == "out of time":
+        return "out of time"
+    graph = Graph(program.module, backward=program.backward)
+    return plant_sites(
+        job,
+        {**row, "source": "pass"},
+        list(graph.sites),
+        lambda site: subject.strength(FaultyProgram(graph, site)),
+        lambda site, ratio: subject.ask(FaultyProgram(graph, site), ratio),
+        deadline,
+    )
+
+
+def plant_mutants(job, row, subject, deadline):
+    """Plant the faults of `paritas.power`."""
+    from paritas.mutants.planting import plant, sites
+    from paritas.mutants.power import turns
+
+    program, counted = subject.program, 0
     order = turns(sites(program), lambda site: site.mutation, _seed(job))
-    for number, site in enumerate(order):
-        if counted == job["mutants"] or number == _ATTEMPTS * job["mutants"]:
+    for number, site in enumerate(order[: _ATTEMPTS * job["mutants"]]):
+        if counted == job["mutants"]:
             break
         if time.process_time() > deadline:
             return "out of time"
@@ -296,23 +323,15 @@ def plant_in_graph(job, row, model, args, kwargs, deadline):
             "native_only": site.mutation == "internal_downcast",
         }  # fmt: skip
         try:
-            ratio, where = measure(mutant)
+            ratio, where = subject.strength(mutant)
             mine |= {"ratio": ratio, "item": where, "band": band(ratio)}
             if mine["band"] != "weak":
                 counted += 1
-                mine |= ask(mutant, ratio)
+                mine |= subject.ask(mutant, ratio)
         except Exception as error:  # noqa: BLE001
             mine |= {"band": "raises", "reason": f"{type(error).__name__}: {error!s:.200}"}
         emit(mine)
-    graph = Graph(program.module, backward=program.backward)
-    return plant_sites(
-        job,
-        {**row, "source": "pass"},
-        list(graph.sites),
-        lambda site: measure(FaultyProgram(graph, site)),
-        lambda site, ratio: ask(FaultyProgram(graph, site), ratio),
-        deadline,
-    )
+    return "done"
 
 
 def _seed(job):
