@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import collections
 import hashlib
-import importlib
 import itertools
 import json
 import math
@@ -23,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.zoo.run import _ALARMS, _LISTS, half, targets
+from benchmarks.zoo.run import _ALARMS, _LISTS, half, import_once, targets
 
 _SOURCES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision", "zoo": "others"}
 _LEFT_OUT = {"too large", "not built"}
@@ -187,11 +186,7 @@ def main():
         show(rows)
         return
     known = {key(row) for row in rows if "stage" in row}
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    for name in ("torch._dynamo", "torch._inductor.compile_fx", "paritas.checks.verify", "timm"):
-        importlib.import_module(name)  # before the first fork
-    for name in ("torchvision", "transformers"):
-        importlib.import_module(name)
+    import_once()
     deadline = time.monotonic() + 60 * asked.minutes
     left_out = {row["target"] for row in rows if row.get("stage") in _LEFT_OUT}
     for job in jobs(asked):

@@ -359,7 +359,7 @@ def run(job):
     row = dict(job)
     began = time.process_time()
     try:
-        model, args, kwargs = build(job["target"], train=job["train"])
+        model, args, kwargs = build(job["target"], train=job["train"], seed=job["seed"])
     except paritas.UsageError as error:
         return {**row, "stage": "not built", "reason": str(error)[:300]}
     many = sum(one.numel() for one in model.parameters())
