@@ -352,8 +352,8 @@ class Evidence(Generic[P_co]):
         # A decision flips in at most one run of a pair: its squared effect is twice the mean
         # square. Then one of the two deviations remains; smooth ones cancel almost completely.
         moves = known.moves.get((call, item), [])
-        pairs = torch.stack(moves) if len(moves) == known.runs else None
-        return Jumps((2 * left / known.runs).sqrt(), left > size / 2, pairs)
+        sampled = torch.stack(moves) if len(moves) == known.runs else None
+        return Jumps((2 * left / known.runs).sqrt(), left > size / 2, sampled)
 
     def _kernel_noise(self, plus: Observation, minus: Observation) -> float:
         """The rounding of the native run relative to the predicted one, at least 1."""
