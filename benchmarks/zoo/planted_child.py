@@ -75,7 +75,8 @@ class Subject:
     def __init__(self, model, args, kwargs, *, gradients=True):
         self.model, self.args, self.kwargs = model, args, kwargs
         self.gradients = gradients
-        self.exact = self._observe(copy.deepcopy(model).to(torch.float64), torch.float64)
+        with truth.grouped_products():
+            self.exact = self._observe(copy.deepcopy(model).to(torch.float64), torch.float64)
         self.eager = self._observe(copy.deepcopy(model))
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         self.least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
