@@ -98,7 +98,10 @@ def wilson(found, count, z=1.96):
 
 
 def tally(rows):
-    """Faults by strength: how many were planted, found, and missed as `unstable` or otherwise."""
+    """Faults by strength: how many were planted, found, and missed as `unstable` or otherwise.
+
+    `natively` is what the native run alone finds, of the faults below `planted_child._GROSS`.
+    """
     found = {}
     for band in ("strong", "moderate"):
         own = [row for row in rows if row["band"] == band and row["kind"] != "honest"]
@@ -108,6 +111,10 @@ def tally(rows):
             "planted": len(own), "found": caught, "unverified": unverified,
             "unstable": sum(row["status"] == "unstable" for row in own),
             "share": caught / len(own) if own else None, "at_least": wilson(caught, len(own)),
+            "natively": [
+                sum(row["native"] in _ALARMS for row in own if "native" in row),
+                sum("native" in row for row in own),
+            ],
         }  # fmt: skip
     honest = [row for row in rows if row["kind"] == "honest" and "status" in row]
     found["honest"] = {
@@ -143,7 +150,8 @@ def show(rows):
         for band in ("strong", "moderate"):
             one = figures[band]
             parts.append(f"{band} {one['found']}/{one['planted']}")
-            parts.append(f"(unstable {one['unstable']}, unverified {one['unverified']})")
+            parts.append(f"(unstable {one['unstable']}, unverified {one['unverified']},")
+            parts.append(f"natively {one['natively'][0]}/{one['natively'][1]})")
         honest = figures["honest"]
         parts.append(f"honest {honest['alarms']} alarms, {honest['unstable']} unstable,")
         parts.append(f"{honest['unverified']} unverified of {honest['runs']}")
@@ -178,11 +186,14 @@ def main():
     parser.add_argument("--minutes", type=float, default=math.inf, help="in all")
     parser.add_argument("--gigabytes", type=int, default=12)
     parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the figures of the summary to this file")
     asked = parser.parse_args()
     rows = []
     if asked.out.exists():
         rows = [json.loads(line) for line in asked.out.read_text().split("\n") if line]
-    if asked.summary:
+    if asked.json:
+        asked.json.write_text(json.dumps(summary(rows), indent=1) + "\n")
+    if asked.summary or asked.json:
         show(rows)
         return
     known = {key(row) for row in rows if "stage" in row}
