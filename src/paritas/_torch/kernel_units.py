@@ -2,7 +2,7 @@
 
 Inductor calls the C++ compiler once for each kernel. Three quarters of each call are the same: the
 compiler reads torch's headers and links torch's libraries. In one unit, with the same source files
-and the same flags, sixteen kernels take a fifth of the time.
+and the same flags, sixteen kernels take less than a third of the time.
 
 This only saves time. Where a kernel cannot share a unit, or torch builds kernels in another way
 than expected, torch builds it itself.
@@ -20,10 +20,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch._inductor.async_compile
-import torch._inductor.codecache
-import torch._inductor.cpp_builder
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
@@ -31,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _asked = contextvars.ContextVar("paritas_one_unit", default=False)
 _PENDING = "_paritas_pending_kernels"
+_ARGUMENTS = ["self", "argtypes", "source_code"]
 # Fewer kernels than this are left to torch.
 _LEAST_KERNELS = 2
 # Beyond this, a unit takes more memory than it saves time.
@@ -47,8 +44,7 @@ def one_unit() -> Iterator[None]:
     If torch has several threads or processes for compiling, it uses these instead: they build the
     kernels of a graph at the same time.
     """
-    _install()
-    token = _asked.set(True)
+    token = _asked.set(_install())
     try:
         yield
     finally:
@@ -57,29 +53,36 @@ def one_unit() -> Iterator[None]:
 
 def can_share_units() -> bool:
     """Whether this torch builds its kernels in the way that is expected here."""
-    cache = torch._inductor.codecache.CppPythonBindingsCodeCache
-    taken = inspect.signature(cache.load_pybinding_async).parameters
+    try:
+        from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+        from torch._inductor.codecache import CppPythonBindingsCodeCache, _worker_compile_cpp
+    except ImportError:
+        return False
+    build = getattr(CppPythonBindingsCodeCache, "load_pybinding_async", None)
     return (
-        "submit_fn" in taken
-        and cache.entry_function == "kernel"
-        and "PyInit_{entry_func}(void)" in cache.suffix_template
-        and callable(torch._inductor.codecache._worker_compile_cpp)
+        all(map(callable, (AsyncCompile.wait, get_compile_threads, _worker_compile_cpp, build)))
+        and "submit_fn" in inspect.signature(build).parameters
+        and [*inspect.signature(AsyncCompile.cpp_pybinding).parameters] == _ARGUMENTS
+        and CppPythonBindingsCodeCache.entry_function == "kernel"
+        and "PyInit_{entry_func}(void)" in CppPythonBindingsCodeCache.suffix_template
     )
 
 
 @functools.cache
-def _install() -> None:
+def _install() -> bool:
     """Defer Inductor's kernels to the end of their graph, in contexts that asked for it."""
-    kind = torch._inductor.async_compile.AsyncCompile
-    build, wait = kind.cpp_pybinding, kind.wait
+    if not can_share_units():
+        return False
+    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+
+    build, wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
 
     @functools.wraps(build)
     def defer(self: Any, argtypes: list[str], source_code: str) -> Any:
-        threads = torch._inductor.async_compile.get_compile_threads()
-        if not _asked.get() or threads > 1 or _DIRECTIVE.search(source_code):
-            return build(self, argtypes, source_code)
-        kernel = _Kernel(functools.partial(build, self, argtypes, source_code), argtypes)
-        kernel.source = source_code
+        alone = functools.partial(build, self, argtypes, source_code)
+        if not _asked.get() or get_compile_threads() > 1 or _DIRECTIVE.search(source_code):
+            return alone()
+        kernel = _Kernel(alone, argtypes, source_code)
         vars(self).setdefault(_PENDING, []).append(kernel)
         return kernel
 
@@ -93,8 +96,9 @@ def _install() -> None:
                 scope[name] = value.loaded()
         wait(self, scope)
 
-    kind.cpp_pybinding = defer  # type: ignore[method-assign]
-    kind.wait = wait_for_all  # type: ignore[method-assign]
+    AsyncCompile.cpp_pybinding = defer  # type: ignore[method-assign]
+    AsyncCompile.wait = wait_for_all  # type: ignore[method-assign]
+    return True
 
 
 @dataclasses.dataclass
@@ -110,7 +114,7 @@ class _Kernel:
 
     build: Callable[[], Any]
     argtypes: list[str]
-    source: str = ""
+    source: str
     module: ModuleType | None = None
 
     def loaded(self) -> Any:
@@ -158,16 +162,19 @@ def _build_together(kernels: list[_Kernel]) -> None:
 
 def _part_of(kernel: _Kernel) -> _Part | None:
     """What torch would build for a kernel; None if it is built already, or in several steps."""
-    cache = torch._inductor.codecache.CppPythonBindingsCodeCache
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+    from torch._inductor.cpp_builder import CppBuilder
+
     builders: list[Any] = []
 
     def take(work: Any) -> None:
         builders.extend(work.args[1])
 
-    before = set(cache.cache)
-    cache.load_pybinding_async(kernel.argtypes, kernel.source, submit_fn=take)
-    for key in set(cache.cache) - before:
-        del cache.cache[key]  # it is asked for again, by us or by torch
+    known = CppPythonBindingsCodeCache.cache
+    before = set(known)
+    CppPythonBindingsCodeCache.load_pybinding_async(kernel.argtypes, kernel.source, submit_fn=take)
+    for key in set(known) - before:
+        del known[key]  # it is requested again, by us or by torch
     if len(builders) != 1:
         return None
     (builder,) = builders
@@ -176,17 +183,17 @@ def _part_of(kernel: _Kernel) -> _Part | None:
     if not key.isidentifier() or not path.exists():
         return None
     options = builder._build_option
-    command = torch._inductor.cpp_builder.CppBuilder("o", "i", options).get_command_line()
+    command = CppBuilder("o", "i", options).get_command_line()
     return _Part(kernel, key, path, options, command)
 
 
 def _build_unit(parts: list[_Part]) -> None:
-    code = torch._inductor.codecache
+    from torch._inductor import codecache as code
+    from torch._inductor.cpp_builder import CppBuilder, get_name_and_dir_from_output_file_path
+
     key, path = code.write(_unit_source(parts), "unit.cpp", extra=parts[0].command)
-    name, folder = torch._inductor.cpp_builder.get_name_and_dir_from_output_file_path(path)
-    builder = torch._inductor.cpp_builder.CppBuilder(
-        name=name, sources=path, BuildOption=parts[0].options, output_dir=folder
-    )
+    name, folder = get_name_and_dir_from_output_file_path(path)
+    builder = CppBuilder(name=name, sources=path, BuildOption=parts[0].options, output_dir=folder)
     code._worker_compile_cpp(str(Path(code.get_lock_dir(), f"{key}.lock")), (builder,))
     for part in parts:
         kind = type(part.entry, (code.CppPythonBindingsCodeCache,), {"entry_function": part.entry})
