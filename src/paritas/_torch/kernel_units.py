@@ -58,7 +58,7 @@ def can_share_units() -> bool:
         from torch._inductor.codecache import CppPythonBindingsCodeCache, _worker_compile_cpp
     except ImportError:
         return False
-    build = getattr(CppPythonBindingsCodeCache, "load_pybinding_async", None)
+    build: Any = getattr(CppPythonBindingsCodeCache, "load_pybinding_async", None)
     return (
         all(map(callable, (AsyncCompile.wait, get_compile_threads, _worker_compile_cpp, build)))
         and "submit_fn" in inspect.signature(build).parameters
@@ -196,7 +196,8 @@ def _build_unit(parts: list[_Part]) -> None:
     builder = CppBuilder(name=name, sources=path, BuildOption=parts[0].options, output_dir=folder)
     code._worker_compile_cpp(str(Path(code.get_lock_dir(), f"{key}.lock")), (builder,))
     for part in parts:
-        kind = type(part.entry, (code.CppPythonBindingsCodeCache,), {"entry_function": part.entry})
+        bases = (code.CppPythonBindingsCodeCache,)
+        kind: Any = type(part.entry, bases, {"entry_function": part.entry})
         module = kind._load_library(builder.get_target_file_path(), key)
         part.kernel.module = module
         # The same kernel in another graph of this process.
