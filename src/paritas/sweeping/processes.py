@@ -660,7 +660,7 @@ def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> _Mes
         from paritas._torch.kernel_units import one_unit
 
         torch.set_num_threads(place.threads)
-        with one_unit():  # the same machine code for each kernel, for half of a run's time
+        with one_unit():  # the same kernels, built in a third of the time
             verdict, seen = verify_run(task.run, tell)
     except MemoryError as error:
         return _raised(RunEnd.OUT_OF_MEMORY, in_one_line(error), "use smaller inputs")
