@@ -128,7 +128,9 @@ def measure(model, args, kwargs, compile_it, *, gradients, autocast=None):
     least = max(torch.finfo(one).eps for one in (*dtypes, autocast or torch.float32))
     rows = []
     for name, true in exact.items():
-        if name not in eager or name not in compiled or not true.numel():
+        if not true.numel():
+            continue
+        if name not in eager or name not in compiled:
             rows.append({"name": name, "ratio": math.inf, "missing": True})
             continue
         ours, theirs = _error(compiled[name], true), _error(eager[name], true)
