@@ -27,6 +27,9 @@ USUAL_SIZES = {
     "ffn": FFN,
     "vocabulary": VOCABULARY,
     "layers": LAYERS,
+    "experts": 4,
+    "experts_used": 2,
+    "groups": 1,
 }
 _POSITIONS, _QUERIES, _EXPERTS, _IMAGE_PATCHES = 512, 12, 4, 4
 _WIDEST_LIST = 256
@@ -60,7 +63,7 @@ positions: max_position|n_positions|max_(source|target)_positions|position_embed
 positions: max_seq|max_2d|max_len
 queries: num_quer|num_object|num_latents|num_query_tokens|num_denoising|n_queries|num_proposals
 width: dim$|dims$|hidden|channel|rank|width|embed|filter|dimension|_size$|_sizes$|inner|d_model
-width: features$|proj|planes|_size_|dim_|state_size|upsample_groups
+width: features$|pos_feats|proj|planes|_size_|dim_|state_size|upsample_groups
 """
 _PATTERNS = [
     (kind, re.compile(pattern))
@@ -71,6 +74,7 @@ _MAIN_LAYERS = re.compile(
 )
 _LAYER_KINDS = {"layer_types": ["full_attention"], "mlp_layer_types": ["dense", "sparse"]}
 _MEDIA_TOKEN = re.compile(r"(image|video|audio)_token_(id|index)$")
+_GROWTH = re.compile(r"(width|depth)_(coefficient|multiplier)$")
 _OFF = re.compile(r"dropout|drop_path|layerdrop|drop_rate|dropout_rate|_pdrop$|stochastic_depth")
 
 
@@ -125,6 +129,7 @@ class Manner(NamedTuple):
         deep_lists: lists of numbers of blocks stay unchanged.
         no_cache: no cache, for classes with a cache that does not fit their layers.
         own_images: images keep their size.
+        own_widths: widths and heads keep their sizes, and only depth is reduced.
     """
 
     proportional: bool | None = None
@@ -134,6 +139,7 @@ class Manner(NamedTuple):
     deep_lists: bool = False
     no_cache: bool = False
     own_images: bool = False
+    own_widths: bool = False
 
 
 MANNERS = (
@@ -146,6 +152,8 @@ MANNERS = (
     Manner(deep_lists=True),
     Manner(no_cache=True),
     Manner(own_images=True),
+    Manner(own_widths=True),
+    Manner(own_widths=True, own_images=True, deep_lists=True, layers=8),
 )
 
 
@@ -201,7 +209,9 @@ class _Planner:
         ]
         self._off()
         self._layers()
-        if bool(lists) if proportional is None else proportional:
+        if self.manner.own_widths:
+            self._unscaled()
+        elif bool(lists) if proportional is None else proportional:
             self._divide_widths(lists)
         else:
             self._equal_widths()
@@ -348,6 +358,8 @@ class _Planner:
                     self._set(field, WIDTH)
                 elif value in ffns:
                     self._set(field, FFN)
+                elif 2 * value in mains:
+                    self._set(field, WIDTH // 2)
                 else:
                     self._set(field, _even(value, main))
         for path, node in self.nodes.items():
@@ -392,6 +404,12 @@ class _Planner:
         for field in self._of("main", "width"):
             if _whole(field.value) and field.value in widths:
                 self._set(field, widths[field.value])
+
+    def _unscaled(self) -> None:
+        """Turn off the factors by which a family of models grows."""
+        for field in self.fields:
+            if _GROWTH.search(field.name) and isinstance(field.value, float) and field.value > 1:
+                self._set(field, 1.0)
 
     def _fill(self) -> None:
         """Fill settings that have no default."""
@@ -494,18 +512,25 @@ class _Planner:
             self._set(field, min(field.value, least))
 
     def _images(self) -> None:
+        """Images of few patches; parts that share a size of image share the new one."""
+        sides: dict[int, int] = {}
+        sized: list[tuple[Field, list[int]]] = []
         for path, node in self.nodes.items():
             image, patch = node.get("image_size"), node.get("patch_size")
             window = node.get("window_size", 1)
             staged = any(n in node for n in ("depths", "hidden_sizes")) or not _whole(window)
             if not patch or not image or staged or self.manner.own_images:
                 continue
-            sides = _flat(patch) if _numbers(patch) else [patch]
-            if not all(map(_whole, sides)) or not (_whole(image) or _numbers(image)):
+            patches = _flat(patch) if _numbers(patch) else [patch]
+            if not all(map(_whole, patches)) or not (_whole(image) or _numbers(image)):
                 continue
-            side = max(_IMAGE_PATCHES, window) * max(sides[-2:])
-            if max(_flat(image)) > side:
-                self._set(Field(path, "image_size", image), _map(image, lambda _, to=side: to))
+            largest, side = max(_flat(image)), max(_IMAGE_PATCHES, window) * max(patches[-2:])
+            sides[largest] = max(sides.get(largest, 0), side)
+            sized.append((Field(path, "image_size", image), _flat(image)))
+        for field, image in sized:
+            side = sides[max(image)]
+            if max(image) > side:
+                self._set(field, _map(field.value, lambda _, to=side: to))
 
     def _rotary(self) -> None:
         """The sections of a rotary embedding add up to half of the head's rotated part."""
@@ -644,9 +669,30 @@ def _same(one: Any, other: Any) -> bool:
         return False
 
 
+_OUTPUTS = re.compile(r"^out(put)?_(hidden_size|dim|size|channels)$|^proj(ection)?_(dim|size)$")
+
+
+def with_outputs(config: Any, changes: Changes) -> Changes | None:
+    """Give what the parts put out the width of the words; None if it has that already."""
+    texts = [path for path, _ in parts_of(config) if path and "text" in path[-1]]
+    if not texts:
+        return None
+    made = build(type(config), config, changes)
+    sizes = dict(parts_of(made))
+    width = getattr(sizes[texts[0]], "hidden_size", None)
+    more = dict(changes)
+    for field in fields_of(made):
+        if _OUTPUTS.match(field.name) and field.path != texts[0] and _whole(field.value):
+            more[field.path] = {**more.get(field.path, {}), field.name: width}
+    return None if more == changes or width is None else more
+
+
+_COMMON = {"initializer_range": 0.02, "initializer_factor": 1.0, "layer_norm_eps": 1e-6}
+
+
 def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Changes | None:
     """Add a setting that a class expects in a part; None if no size is known for it."""
-    size = USUAL_SIZES.get(Field((), name, None).kind)
+    size = _COMMON.get(name, USUAL_SIZES.get(Field((), name, None).kind))
     path = next((p for p, one in parts_of(config) if type(one).__name__ == owner), None)
     if size is None or path is None or name in changes.get(path, {}):
         return None

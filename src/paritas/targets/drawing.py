@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from paritas.targets.configurations import fields_of, parts_of
+from paritas.targets.documented import Documented, read_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     Maker = Callable[["Drawing"], Any]
 
 BATCH, TOKENS, SAMPLES, FRAMES = 2, 16, 8000, 64
+_MOST_LAYOUTS = 32
 _SIDE, _LARGE_SIDE, _CHOICES, _LONG_WAVE = 64, 224, 3, 24000
 _MOST_FRAMES, _LARGE_MERGE = 4096, 8
 _WORDS = 100  # the size of an unknown vocabulary
+_UNKNOWN_SIZE = 4  # of an axis in the documentation
 _SPECIAL = re.compile(r"(token_id|token_index|token_ids)$")
 
 _IMAGES = ("pixel_values", "pixel_values_images", "image", "flattened_patches")
@@ -34,6 +37,8 @@ _COMPANIONS = (
     *("merge_sizes", "image_merge_sizes", "input_features_mask", "feature_attention_mask"),
     *("bbox", "mm_token_type_ids"),
 )
+# Masks of what a model sees entirely by default.
+_MASKS = ("pixel_attention_mask", "input_features_mask", "feature_attention_mask")
 _SERIES = (
     *("past_time_features", "past_observed_mask", "future_values", "future_time_features"),
     "static_categorical_features",
@@ -59,6 +64,8 @@ class Drawing:
     Attributes:
         drawn: the arguments drawn so far.
         counts: placeholders in each row of tokens, by modality.
+        documented: the shapes that the documentation of the model gives, by argument.
+        names: the arguments to draw in this attempt.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -69,8 +76,11 @@ class Drawing:
             (".".join(name.removesuffix("_config") for name in path), part)
             for path, part in parts_of(self.config)
         ]
+        self.documented = read_shapes(cast("Any", model).forward, {*self.takes})
         self.drawn: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
+        self.names: list[str] = []
+        self._sizes: dict[tuple[str, int], int] = {}
         self._layout: dict[str, int] = {}
 
     # --- Which arguments to draw ---
@@ -82,15 +92,24 @@ class Drawing:
             LookupError: the model needs an argument that is not known here.
         """
         wanted = self._names()
+        bare = [n for n in wanted if self._is_needed(n) or n not in _MASKS]
         needed = [name for name in wanted if self._is_needed(name)]
-        for names in [wanted] if needed == wanted else [wanted, needed]:
+        tried: list[list[str]] = []
+        for names in (wanted, bare, needed):
+            if names in tried:
+                continue
+            tried.append(names)
             layouts = {name: len(_LAYOUTS[name]) for name in names if name in _LAYOUTS}
-            if "input_ids" in names and self.codebooks > 1:
-                layouts["input_ids"] = len(_CODES)
-            for chosen in itertools.product(*map(range, layouts.values())):
+            if self.codebooks > 1:
+                codes = [n for n in ("decoder_input_ids", "input_ids") if n in names]
+                layouts |= dict.fromkeys(codes[:1], len(_CODES))
+            # The likely ones first: those in which few arguments have an unusual layout.
+            choices = sorted(itertools.product(*map(range, layouts.values())), key=sum)
+            for chosen in choices[:_MOST_LAYOUTS]:
                 self._layout = dict(zip(layouts, chosen, strict=True))
+                self.names, self._sizes = names, {}
                 try:
-                    yield self._draw(names)
+                    yield self._draw()
                 except (AttributeError, TypeError, ValueError, KeyError, RuntimeError):
                     if not layouts:
                         raise
@@ -126,6 +145,7 @@ class Drawing:
         media = (*_IMAGES, *_VIDEOS, *_AUDIO, "hidden_states")
         has_media = any(n in names for n in media)
         names += [n for n in _COMPANIONS if has_media or n == "bbox"]
+        names += [n for n in ("visual_embeds",) if "input_ids" in names]
         if "Entity" in type(self.model).__name__:
             names += [n for n in takes if n.startswith("entity_")]
         if "past_values" in names:
@@ -136,9 +156,9 @@ class Drawing:
     def _has_words(self) -> bool:
         return hasattr(self.config, "vocab_size")
 
-    def _draw(self, names: list[str]) -> dict[str, Any]:
+    def _draw(self) -> dict[str, Any]:
         self.counts, self.drawn = {}, {}
-        for name in names:
+        for name in self.names:
             value = self.draw(name)
             if value is not None:
                 self.drawn[name] = value
@@ -151,11 +171,46 @@ class Drawing:
             LookupError: the argument is not known here.
         """
         if name in _LAYOUTS:
-            return _LAYOUTS[name][self._layout.get(name, 0)](self)
-        maker = _MAKERS.get(name) or _by_name(name)
-        if maker is None:
+            value = _LAYOUTS[name][self._layout.get(name, 0)](self)
+        elif maker := _MAKERS.get(name) or self._by_documentation(name) or _by_name(name):
+            value = maker(self)
+        else:
             raise _UnknownArgumentError(name)
-        return maker(self)
+        for (of, axis), size in self._sizes.items():
+            if of == name and isinstance(value, torch.Tensor):
+                value = _with_size(value, axis, size)
+        return value
+
+    def _by_documentation(self, name: str) -> Maker | None:
+        found = self.documented.get(name)
+        if found is None or not found.sizes:
+            return None
+        return lambda self: _documented(self, name, found)
+
+    def resize(self, drawn: dict[str, Any], before: int, after: int) -> dict[str, Any] | None:
+        """Draw again, with another size where an argument has this one; None if none has it.
+
+        The last axis is the likeliest and the batch stays.
+        """
+        for axis in (-1, 1, 2, 3):
+            for name, value in drawn.items():
+                if not isinstance(value, torch.Tensor) or axis >= value.ndim:
+                    continue
+                place = axis % value.ndim if value.ndim else 0
+                if place == 0 or value.shape[place] != before or (name, place) in self._sizes:
+                    continue
+                self._sizes[name, place] = after
+                self.names = [*self.names, *(n for n in drawn if n not in self.names)]
+                return self._draw()
+        return None
+
+    def without(self, drawn: dict[str, Any], name: str) -> dict[str, Any]:
+        """Draw again without an argument; embeddings take the place of tokens."""
+        self.names = [one for one in drawn if one != name]
+        embeds = name.replace("input_ids", "inputs_embeds")
+        if embeds in self.takes and embeds not in self.names:
+            self.names.append(embeds)
+        return self._draw()
 
     def recount(self, drawn: dict[str, Any], kind: str, each: int) -> dict[str, Any]:
         """The same arguments with another number of placeholders in each row."""
@@ -275,11 +330,12 @@ class Drawing:
         """The placeholder token for one feature of an image, a video or a sound."""
         words = {"image": ("image", "img", "media"), "audio": ("audio", "speech", "sound")}
         endings = ("token_id", "token_index", "pad_token_id", "placeholder_id", "patch_id")
-        for word in words.get(kind, (kind,)):
-            for ending in (*endings, "context_token_id"):
-                value = getattr(self.config, f"{word}_{ending}", None)
-                if isinstance(value, int):
-                    return value
+        for _, part in self.parts:
+            for word in words.get(kind, (kind,)):
+                for ending in (*endings, "context_token_id"):
+                    value = getattr(part, f"{word}_{ending}", None)
+                    if isinstance(value, int):
+                        return value
         return None
 
     def count_features(self, kind: str) -> int:
@@ -295,7 +351,7 @@ class Drawing:
             if rows and rows % BATCH == 0:
                 return rows // BATCH
         names = ("{}_seq_length", "mm_tokens_per_{}", "num_{}_tokens", "{}_seq_len")
-        return self.number(*(name.format(kind) for name in names), default=0)
+        return self.number(*(name.format(kind) for name in names), default=1)
 
     def _count_rows(self, ask: Callable[..., Any]) -> int:
         takes = inspect.signature(ask).parameters
@@ -506,7 +562,10 @@ _LAYOUTS: dict[str, tuple[Maker, ...]] = {
     **dict.fromkeys(_IMAGES[:3], tuple(_pixels(index) for index in range(len(_PIXELS)))),
     **dict.fromkeys(_VIDEOS, (_video, _image, _one_image_of_several, _patches)),
     "hidden_states": (lambda self: _hidden(self), _image),  # noqa: PLW0108 - defined below
-    "inputs": (lambda self: self.words((BATCH, TOKENS)), _image, _video, _wave_by_channel),
+    "inputs": (
+        *(lambda self: self.words((BATCH, TOKENS)), _image, _video, _wave_by_channel),
+        *(_wave, _spectrogram_by_time),
+    ),
     "input_features": (_spectrogram, _spectrogram_by_time, _spectrogram_as_image, _wave),
     "input_values": (_wave, _wave_by_channel, _spectrogram_by_time, _spectrogram, _long_wave),
     "past_values": (_past_values, _past_row, _past_list),
@@ -555,10 +614,11 @@ def _places(self: Drawing) -> torch.Tensor:
 
 def _sound_mask(self: Drawing) -> torch.Tensor | None:
     sound = self.drawn.get("input_features")
-    if sound is None or sound.ndim != len(("batch", "bins", "frames")):
+    if not isinstance(sound, torch.Tensor):
         return None
-    by_time = sound.shape[-1] == _mels(self)
-    return torch.ones(BATCH, sound.shape[1 if by_time else 2], dtype=torch.long)
+    by_time = _LAYOUTS["input_features"][self._layout.get("input_features", 0)]
+    frames = sound.shape[1 if by_time is _spectrogram_by_time else -1]
+    return torch.ones(BATCH, frames, dtype=torch.long)
 
 
 def _boxes(self: Drawing) -> torch.Tensor:
@@ -610,7 +670,14 @@ def _entities(_: Drawing) -> torch.Tensor:
 
 _MAKERS: dict[str, Maker] = {
     "input_ids": Drawing.tokens,
-    "decoder_input_ids": lambda self: self.words((BATCH, TOKENS), decoder=True),
+    "decoder_input_ids": lambda self: self.words(
+        _CODES[self._layout.get("decoder_input_ids", 0)](self.codebooks), decoder=True
+    ),
+    "attention_mask": lambda self: torch.ones_like(
+        self.drawn.get("input_ids", torch.ones(BATCH, TOKENS, dtype=torch.long))
+    ),
+    "visual_attention_mask": lambda _: torch.ones(BATCH, 4, dtype=torch.long),
+    "visual_token_type_ids": lambda _: torch.ones(BATCH, 4, dtype=torch.long),
     "inputs_embeds": lambda self: torch.randn(BATCH, TOKENS, _width(self)),
     "encoder_hidden_states": _encoded,
     "image_grid_thw": _thw,
@@ -659,6 +726,58 @@ _MAKERS: dict[str, Maker] = {
     ),
     "lang_ids": lambda _: torch.zeros(BATCH, dtype=torch.long),
 }
+
+
+def _with_size(value: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    if value.is_floating_point():
+        return torch.randn(*value.shape[:axis], size, *value.shape[axis + 1 :])
+    return value.index_select(axis, torch.arange(size) % value.shape[axis])
+
+
+# The sizes that documentation names; other names are settings.
+_SIZES: tuple[tuple[re.Pattern[str], Maker], ...] = (
+    (re.compile(r"^(batch|bsz|b$|num_images|num_videos)"), lambda _: BATCH),
+    (re.compile(r"num_choices"), lambda _: _CHOICES),
+    (
+        re.compile(r"(sequence|seq|text|target|source|tgt|episode|token)s?_?(length|len)"),
+        lambda _: TOKENS,
+    ),
+    (re.compile(r"^(num_)?channels$"), _channels),
+    (re.compile(r"^(image_)?(height|size|h)$"), lambda self: _sides(self)[0]),
+    (re.compile(r"^(image_)?(width|w)$"), lambda self: _sides(self)[1]),
+    (
+        re.compile(r"^(hidden_size|embed(ding)?_(dim|size)|d_model|hidden_dim)$"),
+        lambda self: _width(self),
+    ),
+    (re.compile(r"^num_patches$"), lambda self: (_sides(self)[0] // _patch(self)) ** 2),
+)
+
+
+def _documented(self: Drawing, name: str, found: Documented) -> torch.Tensor:
+    """A tensor of the documented shape and kind."""
+    shape = tuple(_documented_size(self, size) for size in found.sizes)
+    kind = found.kind or ("long" if name.endswith(("_ids", "mask")) else "float")
+    if "mask" in name:
+        whole = {"bool": torch.bool, "float": torch.float32}.get(kind, torch.long)
+        return torch.ones(shape, dtype=whole)
+    if kind == "bool":
+        return torch.rand(shape) < 0.5  # noqa: PLR2004 - as often true as false
+    if kind == "float":
+        return torch.randn(shape)
+    if "position" in name or "timestep" in name:
+        return torch.arange(shape[-1]).expand(shape).contiguous()
+    if name.endswith("_ids") and "type" not in name:
+        return self.words(shape)
+    return torch.randint(0, 2, shape)
+
+
+def _documented_size(self: Drawing, size: str) -> int:
+    if size.isdecimal():
+        return int(size)
+    for pattern, maker in _SIZES:
+        if pattern.search(size):
+            return int(maker(self))
+    return self.number(re.sub(r".*\bconfig\.", "", size), default=_UNKNOWN_SIZE)
 
 
 def _by_name(name: str) -> Maker | None:

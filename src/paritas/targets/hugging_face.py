@@ -12,13 +12,9 @@ import copy
 import difflib
 import importlib
 import inspect
-import itertools
-import linecache
 import logging
 import os
-import re
 import time
-import traceback
 import types
 import typing
 import warnings
@@ -31,6 +27,7 @@ from paritas.execution.subjects import Inputs
 from paritas.targets import configurations, parse_target
 from paritas.targets.chance import turn_off
 from paritas.targets.drawing import Drawing
+from paritas.targets.repairs import names_in_error, repair_changes, repair_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,9 +38,8 @@ if TYPE_CHECKING:
 MOST_PARAMETERS = 5_000_000
 _TOO_MANY_PARAMETERS = 60_000_000  # larger models are not built
 _MOST_ATTEMPTS = 24
-_MOST_LAYOUTS = 40
 _MOST_SECONDS = 60  # after which nothing new is tried
-_MOST_REPAIRS = 4
+_MOST_REPAIRS = 6
 _STAGES = ("configuration", "model", "inputs", "call")
 
 
@@ -126,13 +122,28 @@ def _usual_config(library: ModuleType, cls: Any, factory: str) -> Any:
         if composed is not None:
             make, *parts = composed
             return getattr(config, make)(*(getattr(library, part)() for part in parts))
-        return config()
+        return _with_parts(config())
     except Exception as error:
         raise UsageError(
             f"{factory!r}: {config.__name__} cannot be made without settings: "
             f"{in_one_line(error)}; build the model in your own function and name it as "
             "module:function"
         ) from error
+
+
+def _with_parts(config: Any) -> Any:
+    """Fill optional parts: a class that takes images is tried with its vision part."""
+    known = getattr(type(config), "sub_configs_defaults", None) or {}
+    missing = {name: spec for name, spec in known.items() if getattr(config, name, config) is None}
+    for name, spec in missing.items():
+        with contextlib.suppress(Exception):  # it stays without this part
+            part = spec.get_config_class()(**spec.init_kwargs)
+            config = type(config)(**{**_parts(config), name: part})
+    return config
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    return {name: one for name, one in vars(config).items() if configurations.is_config(one)}
 
 
 def _check_settings(cls: Any, usual: Any, asked: dict[str, Any], factory: str) -> None:
@@ -165,10 +176,6 @@ class Failure(NamedTuple):
         return in_one_line(error)
 
 
-_SECTIONS = re.compile(r"split_sizes to sum exactly to (\d+) .* split_sizes=\[([\d, ]+)\]")
-_MISSING = re.compile(r"'(\w+Config)' object has no attribute '(\w+)'")
-
-
 class _Search:
     """Attempts at one class, from the smallest configuration to less changed ones."""
 
@@ -182,6 +189,7 @@ class _Search:
         self.factory = factory
         self.state = torch.get_rng_state()
         self.attempts = 0
+        self.may_reduce = True
         self.deadline = time.monotonic() + _MOST_SECONDS
 
     def run(self) -> tuple[torch.nn.Module, Inputs | None]:
@@ -197,6 +205,7 @@ class _Search:
                 changes = self._plan(usual, manner)
                 if any(changes == before for _, before, _ in failures):
                     continue
+                self.may_reduce = not manner.own_widths
                 found = self.attempt(changes)
                 if not isinstance(found, Failure):
                     return found
@@ -206,6 +215,7 @@ class _Search:
             message = str(failures[0][0].error).lower()
             if "config" not in message or time.monotonic() > self.deadline:
                 break
+        self.may_reduce = True
         furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
         found = self.relent(furthest, changes)
         if not isinstance(found, Failure):
@@ -234,21 +244,13 @@ class _Search:
             for _ in range(_MOST_REPAIRS):
                 self.attempts += 1
                 found = self._attempt(changes)
-                more = self._repaired(changes, found) if isinstance(found, Failure) else None
+                more = None
+                if isinstance(found, Failure):
+                    more = repair_changes(self.usual, changes, found.error)
                 if not more:
                     return found
                 changes = more
             return found
-
-    def _repaired(self, changes: configurations.Changes, failure: Failure) -> Any:
-        """Add what the error says is missing; None if the error does not help."""
-        message = str(failure.error)
-        if found := _MISSING.search(message):
-            return configurations.with_missing(self.usual, changes, found[1], found[2])
-        if found := _SECTIONS.search(message):
-            sections = [int(one) for one in found[2].split(",")]
-            return configurations.with_sections(self.usual, changes, sections, int(found[1]))
-        return None
 
     def _attempt(self, changes: configurations.Changes) -> _Built | Failure:
         try:
@@ -290,7 +292,9 @@ class _Search:
             if total <= MOST_PARAMETERS:
                 return changes
             largest = max(parameters, key=lambda one: one.numel())
-            more = configurations.reduce(self._config(changes), changes, largest.shape)
+            more = None
+            if self.may_reduce:
+                more = configurations.reduce(self._config(changes), changes, largest.shape)
             if more is None:
                 if total > _TOO_MANY_PARAMETERS:
                     shape = tuple(largest.shape)
@@ -313,7 +317,7 @@ class _Search:
                 for name in node
                 if (path, name) not in dropped
             ]
-            named = _names_in_error(failure.error.__cause__ or failure.error)
+            named = names_in_error(failure.error.__cause__ or failure.error)
             options.sort(key=lambda one: -named.get(one[1], 0))
             better = None
             for path, name in options:
@@ -363,7 +367,7 @@ def _find_inputs(model: torch.nn.Module, deadline: float) -> Any:
     first: Failure | None = None
     drawing = Drawing(model)
     try:
-        for drawn in itertools.islice(drawing.attempts(), _MOST_LAYOUTS):
+        for drawn in drawing.attempts():
             found = _call_repairing(model, drawing, drawn)
             if isinstance(found, Inputs):
                 return found
@@ -379,10 +383,13 @@ def _call_repairing(model: torch.nn.Module, drawing: Drawing, kwargs: dict[str, 
     """Return these inputs, perhaps repaired by what the model's error says, or the failure."""
     first = error = _call(model, kwargs)
     for _ in range(_MOST_REPAIRS):
-        repaired = None if error is None else _repaired(drawing, kwargs, error)
-        if repaired is None:
+        if error is None:
             break
-        kwargs, error = repaired, _call(model, repaired)
+        with contextlib.suppress(StopIteration, RuntimeError, ValueError, KeyError, IndexError):
+            kwargs = next(repair_inputs(drawing, kwargs, error))
+            error = _call(model, kwargs)
+            continue
+        break
     return Inputs(kwargs=kwargs) if error is None else Failure(3, first or error)
 
 
@@ -401,54 +408,6 @@ def _has_tensor(found: Any) -> bool:
     if isinstance(found, dict):
         return any(map(_has_tensor, found.values()))
     return isinstance(found, list | tuple) and any(map(_has_tensor, found))
-
-
-_COUNTED = re.compile(
-    r"(\w+) features and \w+ tokens do not match.*?tokens: (\d+).*?features:? (\d+)", re.DOTALL
-)
-
-
-def _repaired(drawing: Drawing, kwargs: dict[str, Any], error: Exception) -> Any:
-    """Add what the error says is missing; None if the error does not help."""
-    found = _COUNTED.search(str(error))
-    if found is not None and "input_ids" in kwargs:
-        return _with_counts(drawing, kwargs, found[1].lower(), int(found[3]))
-    named = _names_in_error(error, before=6)
-    missing = [n for n, p in drawing.takes.items() if n not in kwargs and p.default is None]
-    for name in sorted((n for n in missing if n in named), key=lambda n: -named[n]):
-        if name in {"labels", "past_key_values", "inputs_embeds", "decoder_inputs_embeds"}:
-            continue
-        drawing.drawn = kwargs
-        with contextlib.suppress(Exception):  # it cannot be drawn
-            if (value := drawing.draw(name)) is not None:
-                return {**kwargs, name: value}
-    return None
-
-
-def _with_counts(drawing: Drawing, kwargs: dict[str, Any], kind: str, features: int) -> Any:
-    """Use as many placeholders as the model has features."""
-    batch = kwargs["input_ids"].shape[0]
-    if kind not in {"image", "video", "audio"} or features % batch:
-        return None
-    if drawing.counts.get(kind) == features // batch:
-        return None
-    return drawing.recount(kwargs, kind, features // batch)
-
-
-def _names_in_error(error: BaseException, before: int = 0) -> dict[str, int]:
-    """Names in an error or in the lines that raised it, with weights: the nearest counts most."""
-    words: dict[str, int] = {}
-    frames = traceback.extract_tb(error.__traceback__)
-    for weight, frame in enumerate(frames, 1):
-        if frame.filename == __file__ or "site-packages/torch/" in frame.filename:
-            continue
-        last = frame.lineno or 0
-        lines = [linecache.getline(frame.filename, n) for n in range(last - before, last)]
-        for word in re.findall(r"\w+", "".join([*lines, frame.line or ""])):
-            words[word] = max(words.get(word, 0), weight)
-    for word in re.findall(r"\w+", str(error)):
-        words[word] = 1000
-    return words
 
 
 @contextlib.contextmanager
