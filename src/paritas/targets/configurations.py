@@ -33,6 +33,7 @@ USUAL_SIZES = {
 }
 _POSITIONS, _QUERIES, _EXPERTS, _IMAGE_PATCHES = 512, 12, 4, 4
 _WIDEST_LIST = 256
+_PLAIN_IMAGE = 64  # the side of an image without patches
 _SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
 
 # The kinds of sizes, by the names of settings. The first match decides; several lines of one kind
@@ -74,7 +75,7 @@ _MAIN_LAYERS = re.compile(
 )
 _LAYER_KINDS = {"layer_types": ["full_attention"], "mlp_layer_types": ["dense", "sparse"]}
 _MEDIA_TOKEN = re.compile(r"(image|video|audio)_token_(id|index)$")
-_GROWTH = re.compile(r"(width|depth)_(coefficient|multiplier)$")
+_GROWTH = re.compile(r"depth_(coefficient|multiplier)$")
 _OFF = re.compile(r"dropout|drop_path|layerdrop|drop_rate|dropout_rate|_pdrop$|stochastic_depth")
 
 
@@ -462,10 +463,13 @@ class _Planner:
                 most = self._heads(path) or 1
                 heads = self.made.get(path, {}).get("num_attention_heads", most)
                 self._set(field, max(4, value * most * now // main // heads))
-            elif kind == "heads" and _numbers(value) and _whole(made.get("embed_dim")):
-                first = _flat(value)[0]
-                if made["embed_dim"] % first or made["embed_dim"] // first < _SMALLEST_HEAD:
-                    self._set(Field(path, "embed_dim", node["embed_dim"]), first * 8)
+            elif kind == "heads" and _numbers(value) and _whole(node.get("embed_dim")):
+                # Widths double from stage to stage like heads; the first stage decides.
+                unit = math.gcd(*value)
+                if node["embed_dim"] % value[0] == 0 and node["embed_dim"] > WIDTH // 2:
+                    self._set(field, _map(value, lambda v, by=unit: v // by))
+                    width = Field(path, "embed_dim", node["embed_dim"])
+                    self._set(width, value[0] // unit * HEAD)
 
     # --- Vocabularies, experts, images, rotary angles ---
 
@@ -516,10 +520,16 @@ class _Planner:
         sides: dict[int, int] = {}
         sized: list[tuple[Field, list[int]]] = []
         for path, node in self.nodes.items():
-            image, patch = node.get("image_size"), node.get("patch_size")
+            tubelet = node.get("tubelet_size")
+            image, patch = node.get("image_size"), node.get("patch_size") or tubelet
+            self._frames(path, tubelet)
             window = node.get("window_size", 1)
             staged = any(n in node for n in ("depths", "hidden_sizes")) or not _whole(window)
-            if not patch or not image or staged or self.manner.own_images:
+            if not image or self.manner.own_images:
+                continue
+            if not patch and _whole(image) and image > _PLAIN_IMAGE:
+                self._set(Field(path, "image_size", image), _PLAIN_IMAGE)
+            if not patch or staged:
                 continue
             patches = _flat(patch) if _numbers(patch) else [patch]
             if not all(map(_whole, patches)) or not (_whole(image) or _numbers(image)):
@@ -531,6 +541,12 @@ class _Planner:
             side = sides[max(image)]
             if max(image) > side:
                 self._set(field, _map(field.value, lambda _, to=side: to))
+
+    def _frames(self, path: tuple[str, ...], tubelet: Any) -> None:
+        frames = self.nodes[path].get("num_frames")
+        deep = max(_flat(tubelet)[0] if _numbers(tubelet) or _whole(tubelet) else 1, 1)
+        if tubelet and _whole(frames) and frames > 2 * deep:
+            self._set(Field(path, "num_frames", frames), 2 * deep)
 
     def _rotary(self) -> None:
         """The sections of a rotary embedding add up to half of the head's rotated part."""
@@ -669,6 +685,27 @@ def _same(one: Any, other: Any) -> bool:
         return False
 
 
+def with_lists(config: Any, changes: Changes) -> Changes | None:
+    """Lists in place of tuples, for classes that join them to lists; None if there are none."""
+    more = dict(changes)
+    for path, part in parts_of(config):
+        node = {**{f.name: f.value for f in fields_of(part) if not f.path}, **changes.get(path, {})}
+        lists = {n: list(v) for n, v in node.items() if isinstance(v, tuple)}
+        if lists:
+            more[path] = {**changes.get(path, {}), **lists}
+    return None if more == changes else more
+
+
+def with_multiple(changes: Changes, size: int, unit: int) -> Changes | None:
+    """A multiple of a unit wherever a changed setting has this size; None if none has it."""
+    up = -(-size // unit) * unit
+    more = {
+        path: {n: up if _whole(v) and v == size else v for n, v in node.items()}
+        for path, node in changes.items()
+    }
+    return None if more == changes else more
+
+
 _OUTPUTS = re.compile(r"^out(put)?_(hidden_size|dim|size|channels)$|^proj(ection)?_(dim|size)$")
 
 
@@ -687,12 +724,19 @@ def with_outputs(config: Any, changes: Changes) -> Changes | None:
     return None if more == changes or width is None else more
 
 
-_COMMON = {"initializer_range": 0.02, "initializer_factor": 1.0, "layer_norm_eps": 1e-6}
+_COMMON = {
+    "initializer_range": 0.02,
+    "initializer_factor": 1.0,
+    "layer_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_dropout": 0.0,
+}
 
 
 def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Changes | None:
     """Add a setting that a class expects in a part; None if no size is known for it."""
-    size = _COMMON.get(name, USUAL_SIZES.get(Field((), name, None).kind))
+    kind = Field((), name, None).kind
+    size = _COMMON.get(name, USUAL_SIZES.get(kind, WIDTH if kind == "width" else None))
     path = next((p for p, one in parts_of(config) if type(one).__name__ == owner), None)
     if size is None or path is None or name in changes.get(path, {}):
         return None

@@ -12,6 +12,7 @@ import copy
 import difflib
 import importlib
 import inspect
+import itertools
 import logging
 import os
 import time
@@ -26,6 +27,7 @@ from paritas.errors import UsageError, in_one_line
 from paritas.execution.subjects import Inputs
 from paritas.targets import configurations, parse_target
 from paritas.targets.chance import turn_off
+from paritas.targets.configurations import parts_of
 from paritas.targets.drawing import Drawing
 from paritas.targets.repairs import names_in_error, repair_changes, repair_inputs
 
@@ -40,6 +42,7 @@ _TOO_MANY_PARAMETERS = 60_000_000  # larger models are not built
 _MOST_ATTEMPTS = 24
 _MOST_SECONDS = 60  # after which nothing new is tried
 _MOST_REPAIRS = 6
+_MOST_SECONDS_FOR_INPUTS = 10  # with all modalities; then with fewer
 _STAGES = ("configuration", "model", "inputs", "call")
 
 
@@ -137,7 +140,7 @@ def _with_parts(config: Any) -> Any:
     missing = {name: spec for name, spec in known.items() if getattr(config, name, config) is None}
     for name, spec in missing.items():
         with contextlib.suppress(Exception):  # it stays without this part
-            part = spec.get_config_class()(**spec.init_kwargs)
+            part = spec.get_config_class(spec.model_type)(**spec.init_kwargs)
             config = type(config)(**{**_parts(config), name: part})
     return config
 
@@ -159,10 +162,11 @@ def _check_settings(cls: Any, usual: Any, asked: dict[str, Any], factory: str) -
 
 
 class Failure(NamedTuple):
-    """The stage in which an attempt failed, and the error."""
+    """The stage in which an attempt failed, the error, and those of other inputs."""
 
     stage: int
     error: Exception
+    others: tuple[Exception, ...] = ()
 
     def __str__(self) -> str:
         return f"{_STAGES[self.stage]}: {self.cause}"
@@ -208,9 +212,9 @@ class _Search:
                 self.may_reduce = not manner.own_widths
                 found = self.attempt(changes)
                 if not isinstance(found, Failure):
-                    return found
+                    return self.without_cache(found, usual)
                 failures.append((found, changes, usual))
-                if time.monotonic() > self.deadline:
+                if self._is_for_a_part(found) or time.monotonic() > self.deadline:
                     break
             message = str(failures[0][0].error).lower()
             if "config" not in message or time.monotonic() > self.deadline:
@@ -234,8 +238,30 @@ class _Search:
 
     def _owners(self) -> list[Any]:
         """The configuration and its parts: a class may need a part instead."""
-        parts = [value for value in vars(self.usual).values() if configurations.is_config(value)]
-        return [self.usual, *([] if self.asked else parts)]
+        parts = [] if self.asked else [part for path, part in parts_of(self.usual) if path]
+
+        def likeness(part: Any) -> int:
+            pairs = zip(self.cls.__name__, type(part).__name__, strict=False)
+            return -sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+        return [self.usual, *sorted(parts, key=likeness)]
+
+    def _is_for_a_part(self, failure: Failure) -> bool:
+        """Whether the class reads a setting that only a part of this configuration can have."""
+        missing = f"'{type(self.usual).__name__}' object has no attribute"
+        composed = any(path for path, _ in parts_of(self.usual))
+        return composed and failure.stage == 1 and missing in str(failure.error)
+
+    def without_cache(self, built: _Built, usual: Any) -> _Built:
+        """The model without a cache, if only that lets gradients flow."""
+        model, inputs = built
+        if inputs is None or self.asked or _backward_error(model, inputs) is None:
+            return built
+        self.may_reduce = True
+        found = self.attempt(self._plan(usual, configurations.Manner(no_cache=True)))
+        if isinstance(found, Failure) or found[1] is None:
+            return built
+        return built if _backward_error(found[0], found[1]) else found
 
     def attempt(self, changes: configurations.Changes) -> _Built | Failure:
         """Return the model and its inputs, or the failure."""
@@ -244,15 +270,24 @@ class _Search:
             for _ in range(_MOST_REPAIRS):
                 self.attempts += 1
                 found = self._attempt(changes)
-                more = None
-                if isinstance(found, Failure):
-                    more = repair_changes(self.usual, changes, found.error)
-                if not more:
-                    return found
+                more = self._repaired(changes, found) if isinstance(found, Failure) else None
+                if more is None:
+                    break
                 changes = more
+            if isinstance(found, Failure) and _STAGES[found.stage] in {"inputs", "call"}:
+                least = self._attempt(changes, least=True)
+                return found if isinstance(least, Failure) else least
             return found
 
-    def _attempt(self, changes: configurations.Changes) -> _Built | Failure:
+    def _repaired(
+        self, changes: configurations.Changes, failure: Failure
+    ) -> configurations.Changes | None:
+        for error in (failure.error, *failure.others):
+            if (more := repair_changes(self.usual, changes, error)) is not None:
+                return more
+        return None
+
+    def _attempt(self, changes: configurations.Changes, *, least: bool = False) -> _Built | Failure:
         try:
             config = self._config(changes)
         except Exception as error:  # noqa: BLE001 - reported if no other attempt works
@@ -264,7 +299,9 @@ class _Search:
             model = self.cls(config).eval()
         except Exception as error:  # noqa: BLE001 - as above
             return Failure(1, error)
-        inputs = None if self.model_alone else _find_inputs(model, self.deadline)
+        inputs = None
+        if not self.model_alone:
+            inputs = _find_inputs(model, self.deadline, least=least)
         if isinstance(inputs, Failure):
             return inputs
         torch.set_rng_state(self.state)
@@ -362,35 +399,39 @@ class _TooLargeError(Exception):
         super().__init__(f"{total:,} parameters, the largest of shape {shape}")
 
 
-def _find_inputs(model: torch.nn.Module, deadline: float) -> Any:
+def _find_inputs(model: torch.nn.Module, deadline: float, *, least: bool) -> Any:
     """Return the first inputs that the model accepts, or the failure of the first ones drawn."""
-    first: Failure | None = None
+    errors: list[Exception] = []
     drawing = Drawing(model)
+    until = deadline if least else min(deadline, time.monotonic() + _MOST_SECONDS_FOR_INPUTS)
     try:
-        for drawn in drawing.attempts():
-            found = _call_repairing(model, drawing, drawn)
-            if isinstance(found, Inputs):
-                return found
-            first = first or found
-            if time.monotonic() > deadline:
+        for drawn in drawing.attempts(least=least):
+            found = _call_repairing(model, drawing, drawn, errors)
+            if found is not None:
+                return _padded(model, drawing, found)
+            if time.monotonic() > until:
                 break
     except LookupError as error:
         return Failure(2, error)
-    return first or Failure(2, ValueError("any argument"))
+    if not errors:
+        return Failure(2, ValueError("any argument"))
+    return Failure(3, errors[0], tuple(errors[1:]))
 
 
-def _call_repairing(model: torch.nn.Module, drawing: Drawing, kwargs: dict[str, Any]) -> Any:
-    """Return these inputs, perhaps repaired by what the model's error says, or the failure."""
-    first = error = _call(model, kwargs)
+def _call_repairing(
+    model: torch.nn.Module, drawing: Drawing, kwargs: dict[str, Any], errors: list[Exception]
+) -> Inputs | None:
+    """Return these inputs, perhaps repaired by what the model's error says; or note the errors."""
     for _ in range(_MOST_REPAIRS):
+        error = _call(model, kwargs)
         if error is None:
-            break
-        with contextlib.suppress(StopIteration, RuntimeError, ValueError, KeyError, IndexError):
+            return Inputs(kwargs=kwargs)
+        errors.append(error)
+        try:
             kwargs = next(repair_inputs(drawing, kwargs, error))
-            error = _call(model, kwargs)
-            continue
-        break
-    return Inputs(kwargs=kwargs) if error is None else Failure(3, first or error)
+        except Exception:  # noqa: BLE001 - no repair is known, or its arguments cannot be drawn
+            return None
+    return None
 
 
 def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
@@ -399,15 +440,49 @@ def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
             found = model(**copy.deepcopy(kwargs))
     except Exception as error:  # noqa: BLE001 - reported if no other inputs work
         return error
-    return None if _has_tensor(found) else ValueError("its output holds no tensor")
+    return (
+        None
+        if next(_tensors(found), None) is not None
+        else ValueError("its output holds no tensor")
+    )
 
 
-def _has_tensor(found: Any) -> bool:
+def _padded(model: torch.nn.Module, drawing: Drawing, inputs: Inputs) -> Inputs:
+    """Pad a row and mask it, if the model accepts that and its outputs stay finite."""
+    padded = drawing.pad(inputs.kwargs)
+    if padded is None:
+        return inputs
+    try:
+        with torch.no_grad():
+            found = list(_tensors(model(**copy.deepcopy(padded))))
+    except Exception:  # noqa: BLE001 - it takes no such mask
+        return inputs
+    finite = all(bool(one.isfinite().all()) for one in found)
+    return Inputs(kwargs=padded) if found and finite else inputs
+
+
+def _backward_error(model: torch.nn.Module, inputs: Inputs) -> Exception | None:
+    model = copy.deepcopy(model).eval()
+    try:
+        found = [
+            one for one in _tensors(model(**copy.deepcopy(inputs.kwargs))) if one.requires_grad
+        ]
+        if found:
+            torch.autograd.backward(found, [torch.ones_like(one) for one in found])
+    except Exception as error:  # noqa: BLE001 - the caller tries another configuration
+        return error
+    return None
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
     if isinstance(found, torch.Tensor):
-        return True
-    if isinstance(found, dict):
-        return any(map(_has_tensor, found.values()))
-    return isinstance(found, list | tuple) and any(map(_has_tensor, found))
+        yield found
+    elif isinstance(found, dict):
+        for one in found.values():
+            yield from _tensors(one)
+    elif isinstance(found, list | tuple):
+        for one in found:
+            yield from _tensors(one)
 
 
 @contextlib.contextmanager

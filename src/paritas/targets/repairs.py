@@ -45,6 +45,7 @@ _SIZES = tuple(
 _SECTIONS = re.compile(r"split_sizes to sum exactly to (\d+) .* split_sizes=\[([\d, ]+)\]")
 _MISSING = re.compile(r"'(\w+Config)' object has no attribute '(\w+)'")
 _EQUAL = re.compile(r"`([\w.]+)` \((\d+)\) must (?:equal|match|be equal to) [^(]*\((\d+)\)")
+_DIVISIBLE = re.compile(r"\((\d+)\) must be divisible by \w+ \((\d+)\)")
 _LARGEST_SIZE = 32768
 _NAMED = 1000  # the weight of a name in the message itself
 _NEVER_DRAWN = {"labels", "past_key_values", "inputs_embeds", "decoder_inputs_embeds"}
@@ -118,22 +119,39 @@ def repair_changes(
     """Change the configuration as the error says."""
     inner = error.__cause__
     message = f"{error} {inner}" if inner is not None else str(error)
-    if found := _MISSING.search(message):
-        return configurations.with_missing(usual, changes, found[1], found[2])
-    if found := _SECTIONS.search(message):
-        sections = [int(one) for one in found[2].split(",")]
-        return configurations.with_sections(usual, changes, sections, int(found[1]))
     if "mrope_section" in names_in_error(error) and "None" in message:
         return configurations.with_sections(usual, changes, [2, 3, 3], configurations.HEAD // 2)
-    if (found := _COUNTED.search(message)) and found[2] == found[3]:
-        return configurations.with_outputs(usual, changes)
-    if found := _EQUAL.search(message):
-        *path, name = found[1].split(".")
-        node = changes.get(tuple(path), {})
-        if node.get(name) == int(found[3]):
-            return None
-        return {**changes, tuple(path): {**node, name: int(found[3])}}
+    if "concatenate list (not" in message:
+        return configurations.with_lists(usual, changes)
+    for pattern, repair in _CONFIGURED:
+        if found := pattern.search(message):
+            return repair(usual, changes, found)
     return None
+
+
+def _with_sections(usual: Any, changes: Any, found: re.Match[str]) -> Any:
+    sections = [int(one) for one in found[2].split(",")]
+    return configurations.with_sections(usual, changes, sections, int(found[1]))
+
+
+def _with_equal(_: Any, changes: Any, found: re.Match[str]) -> Any:
+    *path, name = found[1].split(".")
+    node, size = changes.get(tuple(path), {}), int(found[3])
+    return None if node.get(name) == size else {**changes, tuple(path): {**node, name: size}}
+
+
+def _with_outputs(usual: Any, changes: Any, found: re.Match[str]) -> Any:
+    # As many features as places, so their widths differ.
+    return configurations.with_outputs(usual, changes) if found[2] == found[3] else None
+
+
+_CONFIGURED: tuple[tuple[re.Pattern[str], Any], ...] = (
+    (_MISSING, lambda u, c, found: configurations.with_missing(u, c, found[1], found[2])),
+    (_SECTIONS, _with_sections),
+    (_COUNTED, _with_outputs),
+    (_DIVISIBLE, lambda _, c, found: configurations.with_multiple(c, int(found[1]), int(found[2]))),
+    (_EQUAL, _with_equal),
+)
 
 
 def names_in_error(error: BaseException, before: int = 0) -> dict[str, int]:
