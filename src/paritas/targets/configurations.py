@@ -166,10 +166,26 @@ def plan(config: Any, manner: Manner = MANNERS[0]) -> Changes:
         for name in vars(part).keys() - _asked_by(part)
     }
     planned = _Planner(list(fields_of(config)), manner).changes()
+    if not manner.own_widths:
+        _add_sections(config, planned)
     return {
         path: {name: value for name, value in node.items() if (path, name) not in computed}
         for path, node in planned.items()
     }
+
+
+def _add_sections(config: Any, planned: Changes) -> None:
+    """Sections of the rotary angles, for classes that have them with a default for wide heads."""
+    for path, part in parts_of(config):
+        made = planned.get(path, {})
+        rope = made.get("rope_parameters", getattr(part, "rope_parameters", None))
+        names = getattr(type(part), "ignore_keys_at_rope_validation", None) or ()
+        if "mrope_section" not in names or not isinstance(rope, dict) or "mrope_section" in rope:
+            continue
+        half = (made.get("head_dim") or HEAD) // 2
+        sections = [(half + 2) // 3, (half + 2) // 3]
+        rope = {**rope, "mrope_section": [*sections, half - sum(sections)]}
+        planned.setdefault(path, {})["rope_parameters"] = rope
 
 
 def _asked_by(config: Any) -> set[str]:
@@ -523,7 +539,7 @@ class _Planner:
             tubelet = node.get("tubelet_size")
             image, patch = node.get("image_size"), node.get("patch_size") or tubelet
             self._frames(path, tubelet)
-            window = node.get("window_size", 1)
+            window: Any = node.get("window_size", 1)
             staged = any(n in node for n in ("depths", "hidden_sizes")) or not _whole(window)
             if not image or self.manner.own_images:
                 continue
@@ -683,45 +699,6 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except Exception:  # noqa: BLE001 - values that cannot be compared count as different
         return False
-
-
-def with_lists(config: Any, changes: Changes) -> Changes | None:
-    """Lists in place of tuples, for classes that join them to lists; None if there are none."""
-    more = dict(changes)
-    for path, part in parts_of(config):
-        node = {**{f.name: f.value for f in fields_of(part) if not f.path}, **changes.get(path, {})}
-        lists = {n: list(v) for n, v in node.items() if isinstance(v, tuple)}
-        if lists:
-            more[path] = {**changes.get(path, {}), **lists}
-    return None if more == changes else more
-
-
-def with_multiple(changes: Changes, size: int, unit: int) -> Changes | None:
-    """A multiple of a unit wherever a changed setting has this size; None if none has it."""
-    up = -(-size // unit) * unit
-    more = {
-        path: {n: up if _whole(v) and v == size else v for n, v in node.items()}
-        for path, node in changes.items()
-    }
-    return None if more == changes else more
-
-
-_OUTPUTS = re.compile(r"^out(put)?_(hidden_size|dim|size|channels)$|^proj(ection)?_(dim|size)$")
-
-
-def with_outputs(config: Any, changes: Changes) -> Changes | None:
-    """Give what the parts put out the width of the words; None if it has that already."""
-    texts = [path for path, _ in parts_of(config) if path and "text" in path[-1]]
-    if not texts:
-        return None
-    made = build(type(config), config, changes)
-    sizes = dict(parts_of(made))
-    width = getattr(sizes[texts[0]], "hidden_size", None)
-    more = dict(changes)
-    for field in fields_of(made):
-        if _OUTPUTS.match(field.name) and field.path != texts[0] and _whole(field.value):
-            more[field.path] = {**more.get(field.path, {}), field.name: width}
-    return None if more == changes or width is None else more
 
 
 _COMMON = {

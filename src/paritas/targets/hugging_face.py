@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 MOST_PARAMETERS = 5_000_000
 _TOO_MANY_PARAMETERS = 60_000_000  # larger models are not built
 _MOST_ATTEMPTS = 24
-_MOST_SECONDS = 60  # after which nothing new is tried
+_MOST_SECONDS = 30  # of processor time, after which nothing new is tried
 _MOST_REPAIRS = 6
-_MOST_SECONDS_FOR_INPUTS = 10  # with all modalities; then with fewer
+_MOST_SECONDS_FOR_INPUTS = 6  # with all modalities; then with fewer
 _STAGES = ("configuration", "model", "inputs", "call")
 
 
@@ -194,7 +194,7 @@ class _Search:
         self.state = torch.get_rng_state()
         self.attempts = 0
         self.may_reduce = True
-        self.deadline = time.monotonic() + _MOST_SECONDS
+        self.deadline = time.process_time() + _MOST_SECONDS
 
     def run(self) -> tuple[torch.nn.Module, Inputs | None]:
         """Return the first model that can be called.
@@ -214,10 +214,12 @@ class _Search:
                 if not isinstance(found, Failure):
                     return self.without_cache(found, usual)
                 failures.append((found, changes, usual))
-                if self._is_for_a_part(found) or time.monotonic() > self.deadline:
+                if _is_final(found):
+                    raise self.refusal(found)
+                if self._is_for_a_part(found) or time.process_time() > self.deadline:
                     break
             message = str(failures[0][0].error).lower()
-            if "config" not in message or time.monotonic() > self.deadline:
+            if "config" not in message or time.process_time() > self.deadline:
                 break
         self.may_reduce = True
         furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
@@ -347,7 +349,7 @@ class _Search:
     def relent(self, failure: Failure, changes: configurations.Changes) -> _Built | Failure:
         """Drop single changes, beginning with those that the error names."""
         dropped: set[tuple[tuple[str, ...], str]] = set()
-        while self.attempts < _MOST_ATTEMPTS and time.monotonic() < self.deadline:
+        while self.attempts < _MOST_ATTEMPTS and time.process_time() < self.deadline:
             options = [
                 (path, name)
                 for path, node in changes.items()
@@ -377,7 +379,9 @@ class _Search:
         """The error for a class that cannot be built, with what to do instead."""
         name, cause = self.cls.__name__, failure.cause
         own = "pass a function that makes its inputs with --inputs module:function"
-        if _STAGES[failure.stage] == "inputs":
+        if isinstance(failure.error, ImportError):
+            reason = f"{name} needs a package that is not installed: {cause}"
+        elif _STAGES[failure.stage] == "inputs":
             reason = f"paritas cannot draw {failure.error} for {name}; {own}"
         elif _STAGES[failure.stage] == "call":
             reason = (
@@ -394,6 +398,13 @@ class _Search:
         return refusal
 
 
+def _is_final(failure: Failure) -> bool:
+    """Whether no other configuration helps: an unknown argument, or a package that is missing."""
+    return isinstance(failure.error, LookupError | ImportError) and (
+        _STAGES[failure.stage] == "inputs" or isinstance(failure.error, ImportError)
+    )
+
+
 class _TooLargeError(Exception):
     def __init__(self, total: int, shape: tuple[int, ...]) -> None:
         super().__init__(f"{total:,} parameters, the largest of shape {shape}")
@@ -403,13 +414,13 @@ def _find_inputs(model: torch.nn.Module, deadline: float, *, least: bool) -> Any
     """Return the first inputs that the model accepts, or the failure of the first ones drawn."""
     errors: list[Exception] = []
     drawing = Drawing(model)
-    until = deadline if least else min(deadline, time.monotonic() + _MOST_SECONDS_FOR_INPUTS)
+    until = deadline if least else min(deadline, time.process_time() + _MOST_SECONDS_FOR_INPUTS)
     try:
         for drawn in drawing.attempts(least=least):
             found = _call_repairing(model, drawing, drawn, errors)
             if found is not None:
                 return _padded(model, drawing, found)
-            if time.monotonic() > until:
+            if time.process_time() > until:
                 break
     except LookupError as error:
         return Failure(2, error)

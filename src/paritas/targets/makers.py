@@ -324,6 +324,12 @@ def _time_features(self: Drawing, steps: int) -> torch.Tensor:
     return torch.randn(BATCH, steps, self.number("num_time_features", default=0) or 1)
 
 
+def _frequency(self: Drawing) -> Any:
+    kind = str(self.takes["freq"].annotation)
+    listed = "Sequence" in kind or "list" in kind or "Tensor" not in kind
+    return [0] * BATCH if listed else torch.zeros(BATCH, 1, dtype=torch.long)
+
+
 def _numbered_patches(self: Drawing) -> torch.Tensor:
     """Patches that begin with their row and column."""
     plain = _channels(self) * _patch(self) ** 2
@@ -375,8 +381,11 @@ MAKERS: dict[str, Maker] = {
         self, self.number("prediction_length", default=8)
     ),
     "past_observed_mask": lambda self: torch.ones_like(self.drawn["past_values"]),
+    "past_values_padding": lambda self: torch.zeros_like(
+        self.drawn["past_values"], dtype=torch.long
+    ),
     "future_values": _future_values,
-    "freq": lambda _: [0] * BATCH,
+    "freq": _frequency,
     "task_inputs": lambda self: torch.randint(
         1, WORDS, (BATCH, self.number("task_seq_len", default=77))
     ),
@@ -441,6 +450,13 @@ def documented_tensor(self: Drawing, name: str, found: Documented) -> torch.Tens
 
 
 def _documented_size(self: Drawing, size: str) -> int:
+    total = 1
+    for part in re.split(r"\s*[*x]\s+", size):
+        total *= _documented_factor(self, part.strip())
+    return total
+
+
+def _documented_factor(self: Drawing, size: str) -> int:
     if size.isdecimal():
         return int(size)
     for pattern, maker in _SIZES:
@@ -455,8 +471,6 @@ def maker_by_name(name: str) -> Maker | None:
         return lambda self: self.words((BATCH, TOKENS))
     if name.endswith("attention_mask"):
         return lambda _: torch.ones(BATCH, TOKENS, dtype=torch.long)
-    if name.endswith("_padding"):
-        return lambda self: torch.zeros_like(self.drawn["past_values"], dtype=torch.long)
     if name.endswith(("_embeds", "embeddings", "hidden", "hidden_states")):
         return lambda self: torch.randn(BATCH, TOKENS, _width(self))
     return None

@@ -122,10 +122,11 @@ def repair_changes(
     if "mrope_section" in names_in_error(error) and "None" in message:
         return configurations.with_sections(usual, changes, [2, 3, 3], configurations.HEAD // 2)
     if "concatenate list (not" in message:
-        return configurations.with_lists(usual, changes)
+        return _with_lists(usual, changes)
     for pattern, repair in _CONFIGURED:
         if found := pattern.search(message):
-            return repair(usual, changes, found)
+            more: configurations.Changes | None = repair(usual, changes, found)
+            return more
     return None
 
 
@@ -142,14 +143,60 @@ def _with_equal(_: Any, changes: Any, found: re.Match[str]) -> Any:
 
 def _with_outputs(usual: Any, changes: Any, found: re.Match[str]) -> Any:
     # As many features as places, so their widths differ.
-    return configurations.with_outputs(usual, changes) if found[2] == found[3] else None
+    return _with_output_widths(usual, changes) if found[2] == found[3] else None
+
+
+def _with_lists(config: Any, changes: configurations.Changes) -> configurations.Changes | None:
+    """Lists in place of tuples, for classes that join them to lists; None if there are none."""
+    more = dict(changes)
+    for path, part in configurations.parts_of(config):
+        node = {
+            **{f.name: f.value for f in configurations.fields_of(part) if not f.path},
+            **changes.get(path, {}),
+        }
+        lists = {n: list(v) for n, v in node.items() if isinstance(v, tuple)}
+        if lists:
+            more[path] = {**changes.get(path, {}), **lists}
+    return None if more == changes else more
+
+
+def _with_multiple(
+    changes: configurations.Changes, size: int, unit: int
+) -> configurations.Changes | None:
+    """A multiple of a unit wherever a changed setting has this size; None if none has it."""
+    up = -(-size // unit) * unit
+    more = {
+        path: {n: up if type(v) is int and v == size else v for n, v in node.items()}
+        for path, node in changes.items()
+    }
+    return None if more == changes else more
+
+
+_OUTPUTS = re.compile(r"^out(put)?_(hidden_size|dim|size|channels)$|^proj(ection)?_(dim|size)$")
+
+
+def _with_output_widths(
+    config: Any, changes: configurations.Changes
+) -> configurations.Changes | None:
+    """Give what the parts put out the width of the words; None if it has that already."""
+    texts = [path for path, _ in configurations.parts_of(config) if path and "text" in path[-1]]
+    if not texts:
+        return None
+    made = configurations.build(type(config), config, changes)
+    sizes = dict(configurations.parts_of(made))
+    width = getattr(sizes[texts[0]], "hidden_size", None)
+    more = dict(changes)
+    for field in configurations.fields_of(made):
+        if _OUTPUTS.match(field.name) and field.path != texts[0] and type(field.value) is int:
+            more[field.path] = {**more.get(field.path, {}), field.name: width}
+    return None if more == changes or width is None else more
 
 
 _CONFIGURED: tuple[tuple[re.Pattern[str], Any], ...] = (
     (_MISSING, lambda u, c, found: configurations.with_missing(u, c, found[1], found[2])),
     (_SECTIONS, _with_sections),
     (_COUNTED, _with_outputs),
-    (_DIVISIBLE, lambda _, c, found: configurations.with_multiple(c, int(found[1]), int(found[2]))),
+    (_DIVISIBLE, lambda _, c, found: _with_multiple(c, int(found[1]), int(found[2]))),
     (_EQUAL, _with_equal),
 )
 
