@@ -559,7 +559,7 @@ class _Planner:
                 self._set(field, _map(field.value, lambda _, to=side: to))
 
     def _frames(self, path: tuple[str, ...], tubelet: Any) -> None:
-        frames = self.nodes[path].get("num_frames")
+        frames: Any = self.nodes[path].get("num_frames")
         deep = max(_flat(tubelet)[0] if _numbers(tubelet) or _whole(tubelet) else 1, 1)
         if tubelet and _whole(frames) and frames > 2 * deep:
             self._set(Field(path, "num_frames", frames), 2 * deep)
