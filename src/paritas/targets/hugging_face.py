@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MOST_PARAMETERS = 5_000_000
 _TOO_MANY_PARAMETERS = 60_000_000  # larger models are not built
 _MOST_ATTEMPTS = 24
-_MOST_SECONDS = 30  # of processor time, after which nothing new is tried
+_MOST_SECONDS = 30  # of the processor; a busy machine does not change what is found
 _MOST_REPAIRS = 6
 _MOST_SECONDS_FOR_INPUTS = 6  # with all modalities; then with fewer
 _STAGES = ("configuration", "model", "inputs", "call")
@@ -194,7 +194,7 @@ class _Search:
         self.state = torch.get_rng_state()
         self.attempts = 0
         self.may_reduce = True
-        self.deadline = time.process_time() + _MOST_SECONDS
+        self.deadline = time.thread_time() + _MOST_SECONDS
 
     def run(self) -> tuple[torch.nn.Module, Inputs | None]:
         """Return the first model that can be called.
@@ -216,10 +216,10 @@ class _Search:
                 failures.append((found, changes, usual))
                 if _is_final(found):
                     raise self.refusal(found)
-                if self._is_for_a_part(found) or time.process_time() > self.deadline:
+                if self._is_for_a_part(found) or time.thread_time() > self.deadline:
                     break
             message = str(failures[0][0].error).lower()
-            if "config" not in message or time.process_time() > self.deadline:
+            if "config" not in message or time.thread_time() > self.deadline:
                 break
         self.may_reduce = True
         furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
@@ -257,13 +257,15 @@ class _Search:
     def without_cache(self, built: _Built, usual: Any) -> _Built:
         """The model without a cache, if only that lets gradients flow."""
         model, inputs = built
-        if inputs is None or self.asked or _backward_error(model, inputs) is None:
-            return built
-        self.may_reduce = True
-        found = self.attempt(self._plan(usual, configurations.Manner(no_cache=True)))
-        if isinstance(found, Failure) or found[1] is None:
-            return built
-        return built if _backward_error(found[0], found[1]) else found
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            if inputs is None or self.asked or _backward_error(model, inputs) is None:
+                return built
+            self.may_reduce = True
+            found = self.attempt(self._plan(usual, configurations.Manner(no_cache=True)))
+            if isinstance(found, Failure) or found[1] is None:
+                return built
+            return built if _backward_error(found[0], found[1]) else found
 
     def attempt(self, changes: configurations.Changes) -> _Built | Failure:
         """Return the model and its inputs, or the failure."""
@@ -349,7 +351,7 @@ class _Search:
     def relent(self, failure: Failure, changes: configurations.Changes) -> _Built | Failure:
         """Drop single changes, beginning with those that the error names."""
         dropped: set[tuple[tuple[str, ...], str]] = set()
-        while self.attempts < _MOST_ATTEMPTS and time.process_time() < self.deadline:
+        while self.attempts < _MOST_ATTEMPTS and time.thread_time() < self.deadline:
             options = [
                 (path, name)
                 for path, node in changes.items()
@@ -414,13 +416,13 @@ def _find_inputs(model: torch.nn.Module, deadline: float, *, least: bool) -> Any
     """Return the first inputs that the model accepts, or the failure of the first ones drawn."""
     errors: list[Exception] = []
     drawing = Drawing(model)
-    until = deadline if least else min(deadline, time.process_time() + _MOST_SECONDS_FOR_INPUTS)
+    until = deadline if least else min(deadline, time.thread_time() + _MOST_SECONDS_FOR_INPUTS)
     try:
         for drawn in drawing.attempts(least=least):
             found = _call_repairing(model, drawing, drawn, errors)
             if found is not None:
                 return _padded(model, drawing, found)
-            if time.process_time() > until:
+            if time.thread_time() > until:
                 break
     except LookupError as error:
         return Failure(2, error)

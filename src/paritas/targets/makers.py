@@ -469,6 +469,8 @@ def maker_by_name(name: str) -> Maker | None:
     """How to draw an argument without an entry, by the end of its name."""
     if name.endswith("_ids"):
         return lambda self: self.words((BATCH, TOKENS))
+    if name.endswith("_id"):
+        return lambda _: torch.zeros(BATCH, 1, dtype=torch.long)
     if name.endswith("attention_mask"):
         return lambda _: torch.ones(BATCH, TOKENS, dtype=torch.long)
     if name.endswith(("_embeds", "embeddings", "hidden", "hidden_states")):
