@@ -66,12 +66,14 @@ def repair_inputs(
         unwanted = found[1] or found[2]
         if unwanted in kwargs and len(kwargs) + ("inputs_embeds" in drawing.takes) > 1:
             yield drawing.without(kwargs, unwanted)
-    if (more := _with_missing(drawing, kwargs, error)) is not None:
+    if (more := _with_missing(drawing, kwargs, error, clearly=True)) is not None:
         yield more
     for before, after in _sizes_in(message):
         resized = drawing.resize(kwargs, before, after)
         if resized is not None:
             yield resized
+    if (more := _with_missing(drawing, kwargs, error, clearly=False)) is not None:
+        yield more
 
 
 def _sizes_in(message: str) -> Iterator[tuple[int, int]]:
@@ -87,10 +89,12 @@ def _sizes_in(message: str) -> Iterator[tuple[int, int]]:
             yield before, after
 
 
-def _with_missing(drawing: Drawing, kwargs: dict[str, Any], error: Exception) -> Any:
-    """Draw an argument that the error or the lines around it name."""
+def _with_missing(
+    drawing: Drawing, kwargs: dict[str, Any], error: Exception, *, clearly: bool
+) -> Any:
+    """Draw an argument that the error names, or, less clearly, the lines that raised it."""
     named = names_in_error(error, before=6)
-    if "None" not in str(error):
+    if clearly and "None" not in str(error):
         named = {name: weight for name, weight in named.items() if weight == _NAMED}
     missing = [n for n, p in drawing.takes.items() if n not in kwargs and p.default is None]
     for name in sorted((n for n in missing if n in named), key=lambda n: -named[n]):
