@@ -207,6 +207,15 @@ class EmbeddedModel(TextModel):
         return self.table(input_ids) + position_ids[..., None]
 
 
+class QuietModel(TextModel):
+    """Only the lines around its error name what is missing."""
+
+    def forward(self, input_ids=None, position_ids=None):
+        if position_ids is None:
+            raise ValueError("something is missing")
+        return self.table(input_ids) + position_ids[..., None]
+
+
 class PartSpec:
     model_type, init_kwargs = "stages", {}
 
@@ -280,6 +289,7 @@ def library(monkeypatch):
         LongModel,
         ClashingModel,
         EmbeddedModel,
+        QuietModel,
         OptionalModel,
         RecurrentModel,
         FixedModel,
@@ -337,7 +347,9 @@ def test_an_argument_is_drawn_in_its_documented_shape():
     assert model(**inputs.kwargs).shape[:2] == (2, 16)
 
 
-@pytest.mark.parametrize("name", ["WideModel", "LongModel", "ClashingModel", "EmbeddedModel"])
+@pytest.mark.parametrize(
+    "name", ["WideModel", "LongModel", "ClashingModel", "EmbeddedModel", "QuietModel"]
+)
 def test_what_the_error_asks_for_is_given(name):
     model, inputs = build_model(f"hf:{name}")
     assert torch.isfinite(model(**inputs.kwargs)).all()
