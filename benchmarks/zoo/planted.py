@@ -196,10 +196,13 @@ def main():
     if asked.summary or asked.json:
         show(rows)
         return
-    known = {key(row) for row in rows if "stage" in row}
+    # With a larger limit, models that were too large are tried again.
+    ended = [row for row in rows if "stage" in row]
+    ended = [r for r in ended if r["stage"] != "too large" or r["modules"] >= asked.modules]
+    known = {key(row) for row in ended}
     import_once()
     deadline = time.monotonic() + 60 * asked.minutes
-    left_out = {row["target"] for row in rows if row.get("stage") in _LEFT_OUT}
+    left_out = {row["target"] for row in ended if row["stage"] in _LEFT_OUT}
     for job in jobs(asked):
         if key(job) in known or job["target"] in left_out or time.monotonic() > deadline:
             continue
