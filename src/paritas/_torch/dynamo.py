@@ -125,6 +125,17 @@ def room_for_entries() -> Iterator[None]:
         yield
 
 
+def count_graph_breaks() -> int:
+    """The graph breaks of this process so far: code that Dynamo left to eager."""
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def run_as_it_is(graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """A backend that runs graphs unchanged."""
+    del example_inputs
+    return graph.forward
+
+
 class CountingBackend:
     """A backend that runs graphs unchanged and counts them: does Dynamo capture anything?"""
 
