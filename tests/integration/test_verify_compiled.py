@@ -200,16 +200,16 @@ def widened_outside(x: torch.Tensor) -> torch.Tensor:
 
 
 def with_a_cast_at_a_graph_break(x: torch.Tensor) -> torch.Tensor:
-    return widened_outside(x.sin()).cos()
+    return widened_outside(x.softmax(-1)).exp().softmax(-1)
 
 
-@pytest.mark.parametrize("fault", [0.0, 1e-5])
+@pytest.mark.parametrize("fault", [0.0, 1e-4])
 def test_a_cast_that_dynamo_leaves_to_eager_is_not_a_fault_of_the_compiler(fault: float) -> None:
     def candidate(x: torch.Tensor) -> torch.Tensor:
-        return widened_outside(x.sin() * (1 + fault)).cos()
+        return widened_outside(x.softmax(-1) * (1 + fault)).exp().softmax(-1)
 
     torch.manual_seed(0)
     compiled = torch.compile(candidate, backend="aot_eager_decomp_partition")
-    verdict = verdict_on([torch.randn(256)], with_a_cast_at_a_graph_break, compiled)
+    verdict = verdict_on([torch.randn(4, 8)], with_a_cast_at_a_graph_break, compiled)
     assert verdict.passed == (not fault), str(verdict)
-    assert any("between the compiled graphs" in note for note in verdict.notes)
+    assert any("between the compiled graphs" in note for note in verdict.notes), str(verdict)

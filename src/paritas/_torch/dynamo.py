@@ -102,8 +102,9 @@ def is_compiled_in_place(function: Any) -> bool:
 
 
 def is_made_by_compile(value: Any) -> bool:
-    """Whether a function is the result of `torch.compile`."""
-    return getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
+    """Whether a function is the result of `torch.compile`, and not of `torch.compiler.disable`."""
+    is_wrapper = getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
+    return is_wrapper and not getattr(value, "_torchdynamo_disable", False)
 
 
 def original_of(function: Any) -> Any:
