@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
 
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation, Expansion, Option, expand
-from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Members, Number
+from paritas.partition.configuration.inputs import make_call
+from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Number
+from paritas.partition.library import annotation_for
 from paritas.partition.proofs import indices, operators
 from paritas.partition.proofs.algebra import OutsideTheoryError
-from paritas.partition.proofs.definitions import Definition, define
+from paritas.partition.proofs.definitions import Definition, define, tensors_by_name
 from paritas.partition.proofs.indices import LENGTH, ONE, Poly, constant, symbol
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import lifted, validate
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Divided, Group, OperatorCall, Place, Range, Recipe
+from paritas.placement.recipes import (
+    Divided,
+    Group,
+    OperatorCall,
+    Place,
+    Range,
+    Recipe,
+    tensors_in,
+)
 from paritas.results.findings import Status
 from paritas.results.placements import Once, Partial, Replicate, Role, Shard
 
-assert operators  # registers the definitions
+if TYPE_CHECKING:
+    from paritas.partition.configuration.inputs import VerifyConfig
+
+# Importing them registers the definitions.
+FAMILIES = operators.FAMILIES
 
 ProofStatus = Literal["proved", "refuted", "not decided"]
 
@@ -38,12 +53,14 @@ class Counterexample(msgspec.Struct, frozen=True, kw_only=True):
         ranks: the number of ranks.
         seed: of the check.
         reason: what the check says.
+        values: of the tensors, if there are few.
     """
 
     shapes: dict[str, tuple[int, ...]]
     ranks: int
     seed: int
     reason: str
+    values: dict[str, Any] = {}
 
 
 class RuleProof(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +85,55 @@ class RuleProof(msgspec.Struct, frozen=True, kw_only=True):
     certificate: dict[str, Any] | None = None
     counterexample: Counterexample | None = None
     seconds: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """The result in one line."""
+        if self.status == "proved":
+            parts = "parts of any size" if self.parts == "any" else "parts of equal size"
+            return (
+                f"proved over the reals, forward and backward, for all lengths and ranks, {parts}"
+            )
+        if self.counterexample is None:
+            return f"not decided: {self.reason}"
+        example = self.counterexample
+        shapes = ", ".join(f"{list(shape)}" for shape in example.shapes.values())
+        return f"refuted on {shapes} over {example.ranks} ranks: {example.reason}"
+
+
+def prove(
+    config: VerifyConfig,
+    *,
+    annotation: str | Annotation | None = None,
+    ranks: int = 2,
+    seed: int = 0,
+) -> tuple[RuleProof, ...]:
+    """Decide whether a rule is right for every shape and every number of ranks.
+
+    A rule is proved if both sides have the same normal form over the real numbers. It is refuted if
+    the numerical check finds it wrong on some shape, which is then the counterexample. Otherwise it
+    is not decided, and the reason names what the theory does not have.
+
+    Args:
+        config: the operator, its arguments and the options; without options, all of the rule. Each
+            dimension of length 1 stays of length 1, and other numbers stay as they are.
+        annotation: the rule; by default the registered one, or the library's.
+        ranks: the number of ranks of the numerical check, which each proof must pass too.
+
+    Raises:
+        UsageError: the operator or its rule cannot be found, or an option cannot be split.
+    """
+    config = config.as_used()
+    function = resolve_operator(config.fsig, config.import_customized_func)
+    call = make_call(config, function, seed=seed)
+    rule = Annotation.parse(annotation) if isinstance(annotation, str) else annotation
+    rule = rule or annotation_for(call.name, call.args, call.kwargs)
+    rule = rule or annotation_for(call.function, call.args, call.kwargs)
+    if rule is None:
+        raise UsageError(f"no rule is known for {call.name}: pass annotation=")
+    prover = Prover(call, rule, ranks, seed)
+    asked = [Option.of(dict(option)) for option in config.parti_options] or rule.options(call)
+    return tuple(prover.decide(option) for option in asked)
 
 
 # --- From a rule and a call to a claim ------------------------------------------------------------
@@ -258,6 +324,52 @@ def _role_words(role: Role, name: str) -> RoleWords:
     raise OutsideTheoryError(f"the placement of {name}: {role}")
 
 
+# --- Certificates ---------------------------------------------------------------------------------
+
+VERSION = 1
+
+
+def _certificate(
+    proof: RuleProof, claim: Claim, parts: str, forms: tuple[str, ...], claims: _Claims
+) -> dict[str, Any]:
+    """All that `checker` needs, as JSON data."""
+    definition = claims.definition.call
+    outputs = [
+        {
+            "shape": output.shape,
+            "index": output.index,
+            "term": output.term,
+            "role": role,
+            "written": output.written,
+            "normal form": form,
+        }
+        for (output, role), form in zip(claim.outputs, forms, strict=True)
+    ]
+    certificate = {
+        "paritas certificate": VERSION,
+        "operator": proof.operator,
+        "rule": proof.rule,
+        "split by": proof.split_by,
+        "arguments": {
+            name: repr(value)
+            for name, value in definition.bound.values.items()
+            if not tensors_in(value)
+        },
+        "parts": parts,
+        "assumes": definition.assumes,
+        "tensors": {
+            name: {"sizes": sizes, "role": role} for name, (sizes, role) in claim.tensors.items()
+        },
+        "numbers": claim.numbers,
+        "requires": claim.requires,
+        "outputs": outputs,
+        "compared with torch": {"version": str(torch.__version__), "elements": claims.elements},
+    }
+    # Tuples become lists, as in a file.
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(certificate))
+    return decoded
+
+
 # --- The decision ---------------------------------------------------------------------------------
 
 
@@ -334,12 +446,139 @@ class Prover:
             return msgspec.structs.replace(result, reason=proof.reason)
         parts, forms = proof
         return msgspec.structs.replace(
-            result, status="proved", parts=parts, reason="; ".join(forms)
+            result,
+            status="proved",
+            parts=parts,
+            reason="; ".join(forms),
+            certificate=_certificate(result, claim, parts, forms, self._claims),
         )
 
     def refute(self, recipe: Recipe) -> Counterexample | None:
         """The smallest shapes on which the numerical check finds the split wrong."""
+        try:
+            expansion = expand(self.annotation.signature, self.call)
+        except UsageError:
+            return None
+        given = self._fails(self.call, recipe, self.ranks)
+        found: Counterexample | None = None
+        tried = 0
+        for call, ranks in _smaller_calls(self.call, expansion, recipe.identifier, self.ranks):
+            if tried >= _MOST_TRIED or (given is None and tried >= _MOST_TRIED_IN_VAIN):
+                break
+            found = self._fails_again(call, recipe.identifier, ranks)
+            tried += 1
+            if found is not None:
+                return found
+        return given
+
+    def _fails_again(
+        self, call: OperatorCall, identifier: str, ranks: int
+    ) -> Counterexample | None:
+        """Check the same split of another call."""
+        try:
+            for option in self.annotation.options(call):
+                asked = dataclasses.replace(option, num=ranks)
+                recipe = self.annotation.recipe(call, asked)
+                if recipe.identifier == identifier:
+                    return self._fails(call, recipe, ranks)
+        except UsageError:  # not for these sizes
+            pass
         return None
 
+    def _fails(self, call: OperatorCall, recipe: Recipe, ranks: int) -> Counterexample | None:
+        try:
+            verdict = check_recipe(call, recipe, ranks, seed=self.seed)
+        except UsageError:
+            return None
+        if verdict.status not in (Status.DIFFERENT, Status.DEGRADED):
+            return None
+        worst = verdict.failures[0]
+        tensors = tensors_by_name(call)
+        small = sum(tensor.numel() for tensor in tensors.values()) <= _MOST_VALUES
+        return Counterexample(
+            shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
+            values={n: t.tolist() for n, t in tensors.items() if not t.is_complex()}
+            if small
+            else {},
+            ranks=ranks,
+            seed=self.seed,
+            reason=f"{worst.path}: {worst.reason or worst.status}",
+        )
 
-__all__ = ["Callable", "Iterator", "Members", "UsageError", "itertools", "torch"]
+
+# --- Smaller shapes for the same rule -------------------------------------------------------------
+
+_MOST_TRIED = 8
+_MOST_TRIED_IN_VAIN = 4
+_MOST_VALUES = 256
+
+
+def _smaller_calls(
+    call: OperatorCall, expansion: Expansion, identifier: str, ranks: int
+) -> Iterator[tuple[OperatorCall, int]]:
+    """The call with other lengths, from the smallest to the given ones.
+
+    Each length is short, or as given: an operator may need it to be what it is.
+    """
+    lengths = {
+        name: length for name, length in expansion.lengths.items() if length > 1 and name != "_"
+    }
+    own = [size for size in (ranks, ranks + 1, 2 * ranks) if size != lengths.get(identifier)]
+    others = [name for name in lengths if name != identifier]
+    small = {name: sorted({2, lengths[name]}) for name in others}
+    all_small = {name: sizes[0] for name, sizes in small.items()}
+    for size in own:
+        yield resized(call, expansion, {**all_small, identifier: size}), ranks
+    for size in own:
+        yield resized(call, expansion, {identifier: size}), ranks
+    for name in others:
+        yield resized(call, expansion, {name: 2, identifier: own[-1]}), ranks
+
+
+def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]) -> OperatorCall:
+    """The call with other lengths of identifiers; values are repeated or left out."""
+    known = {**expansion.lengths, **lengths}
+    args, kwargs = list(call.args), dict(call.kwargs)
+
+    def size(dim: Dim) -> int:
+        return math.prod(int(f.name) if f.is_number else known.get(f.name, 1) for f in dim.factors)
+
+    def tensor(value: Any, dims: tuple[Dim, ...]) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(tensor(item, dims) for item in value)
+        if not isinstance(value, torch.Tensor) or value.dim() != len(dims):
+            return value
+        for at, dim in enumerate(dims):
+            if dim.factors[0].name == ANY_LENGTH or value.shape[at] == 1:
+                continue
+            order = torch.arange(size(dim), device=value.device) % value.shape[at]
+            value = value.index_select(at, order)
+        return value
+
+    for operand in expansion.inputs:
+        if operand.place is not None and operand.dims is not None:
+            holder: Any = kwargs if isinstance(operand.place, str) else args
+            holder[operand.place] = tensor(holder[operand.place], operand.dims)
+    for name in set(kwargs) & set(lengths):
+        kwargs[name] = lengths[name]
+    for number in expansion.signature.numbers:
+        if isinstance(number, Number):
+            _set_number(args, kwargs, number, size(number.dim))
+        elif isinstance(number, Bounds) and number.name in lengths:
+            holder = kwargs if isinstance(number.end, str) else args
+            shift = lengths[number.name] - expansion.lengths[number.name]
+            holder[number.end] = holder[number.end] + shift
+    return dataclasses.replace(call, args=tuple(args), kwargs=kwargs)
+
+
+def _set_number(args: list[Any], kwargs: dict[str, Any], number: Number, value: int) -> None:
+    holder: Any = kwargs if isinstance(number.place, str) else args
+    if isinstance(number.place, str) and number.place not in kwargs:
+        return
+    old = holder[number.place]
+    if number.item is None:
+        holder[number.place] = value if old != -1 else old
+    elif old[number.item] != -1:
+        items = list(old)
+        items[number.item] = value
+        holder[number.place] = type(old)(items) if isinstance(old, tuple | list) else items

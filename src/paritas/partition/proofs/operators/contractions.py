@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def _matmul(call: SymbolicCall) -> Array:
 
 
 def _added(call: SymbolicCall, result: Array, added: Array) -> Array:
-    """beta times a tensor that broadcasts, plus alpha times the result."""
+    """Beta times a tensor that broadcasts, plus alpha times the result."""
     beta, alpha = number_term(call.get("beta", 1)), number_term(call.get("alpha", 1))
     for size, whole in zip(reversed(added.shape), reversed(result.shape), strict=False):
         if size != ONE:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from paritas.partition.library.registry import positive_dims, rule_of, shipped
 from paritas.partition.library.elementwise import broadcasting, same
+from paritas.partition.library.registry import positive_dims, rule_of, shipped
 from paritas.partition.proofs.algebra import OutsideTheoryError, Term
 from paritas.partition.proofs.definitions import (
     Array,

@@ -30,7 +30,6 @@ from paritas.partition.proofs.indices import (
     floor_divide,
     multiply,
     remainder,
-    symbol,
 )
 from paritas.partition.proofs.operators.elementwise import along
 
