@@ -334,11 +334,12 @@ def _certificate(
 ) -> dict[str, Any]:
     """All that `checker` needs, as JSON data."""
     definition = claims.definition.call
+    drawn: dict[str, Any] = {}
     outputs = [
         {
             "shape": output.shape,
             "index": output.index,
-            "term": output.term,
+            "term": _with_draws(output.term, claim, drawn),
             "role": role,
             "written": output.written,
             "normal form": form,
@@ -358,7 +359,8 @@ def _certificate(
         "parts": parts,
         "assumes": definition.assumes,
         "tensors": {
-            name: {"sizes": sizes, "role": role} for name, (sizes, role) in claim.tensors.items()
+            name: {"sizes": sizes, "role": role}
+            for name, (sizes, role) in {**claim.tensors, **drawn}.items()
         },
         "numbers": claim.numbers,
         "requires": claim.requires,
@@ -368,6 +370,22 @@ def _certificate(
     # Tuples become lists, as in a file.
     decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(certificate))
     return decoded
+
+
+def _with_draws(term: Any, claim: Claim, drawn: dict[str, Any]) -> Any:
+    """A term in which random tensors are arguments, of which each rank has its part."""
+    if not isinstance(term, tuple):
+        return term
+    if term[:1] != ("draw",):
+        return tuple(_with_draws(part, claim, drawn) for part in term)
+    whole = {
+        f"{n}.{at}": s for n, (sizes, _) in claim.tensors.items() for at, s in enumerate(sizes)
+    }
+    split = {f"{n}.{role[1]}" for n, (_, role) in claim.tensors.items() if role[0] == "shard"}
+    sizes = tuple(indices.replace(size, whole, {}) for size in term[2])
+    dims = [at for at, size in enumerate(term[2]) if split & set(indices.atoms(size))]
+    drawn[f"draw {term[1]}"] = (sizes, ("shard", dims[0]) if dims else ("replicate",))
+    return ("read", f"draw {term[1]}", term[3])
 
 
 # --- The decision ---------------------------------------------------------------------------------
