@@ -21,6 +21,7 @@ derivative), so terms with the same normal form also have the same gradients.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -100,10 +101,8 @@ def _merged(left: Factors, right: Factors) -> Factors:
 def _sorted(powers: Mapping[Atom, int]) -> Factors:
     kept = []
     for atom, power in powers.items():
-        if atom[0] == "first" and power > 1:
-            power = 1  # it is 0 or 1
-        if power:
-            kept.append((atom, power))
+        if power:  # the first rank counts or does not: its powers are equal
+            kept.append((atom, min(power, 1) if atom[0] == "first" else power))
     return tuple(sorted(kept, key=order))
 
 
@@ -383,18 +382,8 @@ class Normaliser:
             return number(Fraction(term[1]))
         if kind == "int":
             return of_index(self.index(term[1], env, ranges))
-        if kind == "add":
-            return total(*(self.normal(one, env, ranges) for one in term[1]))
-        if kind == "mul":
-            result = number(1)
-            for one in term[1]:
-                result = product(result, self.normal(one, env, ranges))
-            return result
-        if kind == "inv":
-            return inverse(self.normal(term[1], env, ranges))
-        if kind == "fn":
-            args = tuple(self.normal(one, env, ranges) for one in term[2])
-            return factor(("fn", term[1], args))
+        if kind in ("add", "mul", "inv", "fn"):
+            return self._arithmetic(term, env, ranges)
         if kind == "read":
             return self._side.read(term[1], self._places(term[2], env, ranges))
         if kind == "draw":
@@ -402,6 +391,16 @@ class Normaliser:
         if kind == "fun":
             return self._function(term, env, ranges)
         return self._reduction(term, env, ranges)
+
+    def _arithmetic(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
+        kind = term[0]
+        parts = (term[1],) if kind == "inv" else term[-1]
+        values = tuple(self.normal(one, env, ranges) for one in parts)
+        if kind == "add":
+            return total(*values)
+        if kind == "mul":
+            return functools.reduce(product, values, number(1))
+        return inverse(values[0]) if kind == "inv" else factor(("fn", term[1], values))
 
     def _places(
         self, places: tuple[Poly, ...], env: Mapping[Atom, Poly], ranges: Ranges
@@ -417,12 +416,9 @@ class Normaliser:
         length = self.index(size, env, ranges)
         if length == ONE:
             return self.normal(body, {**env, name: ZERO}, ranges)
-        tiled = self._side.tile(self.fresh(), length)
-        if tiled is None:
-            fresh = self.fresh()
-            binders, at = ((fresh, length),), symbol(fresh)
-        else:
-            binders, at = tiled
+        fresh = self.fresh()
+        own: tuple[tuple[Binder, ...], Poly] = (((fresh, length),), symbol(fresh))
+        binders, at = self._side.tile(fresh, length) or own
         inner = self.normal(body, {**env, name: at}, {**ranges, **dict(binders)})
         if kind == "sum":
             return summed(binders, inner)

@@ -47,7 +47,7 @@ class Poly(frozenset):  # type: ignore[type-arg]
         return Poly(add((*self, *other)))
 
     def __sub__(self, other: Any) -> Poly:
-        return self + number(-1) * other
+        return Poly(add((*self, *((monomial, -value) for monomial, value in other))))
 
     def __mul__(self, other: Any) -> Poly:
         pairs = itertools.product(self, other)
@@ -74,16 +74,15 @@ class Poly(frozenset):  # type: ignore[type-arg]
         return self.each(replaced)
 
     def divide(self, by: Poly) -> tuple[Poly, Poly]:
-        """The terms that a single product divides, divided, and the other terms."""
         if len(by) != 1:
             return (number(1), number(0)) if self == by else (number(0), self)
         ((divisor, value),) = by
-        whole, rest = [], []
+        found: tuple[list[Any], list[Any]] = ([], [])
         for monomial, size in self:
             left = frozenset(add((*monomial, *((atom, -power) for atom, power in divisor))))
             fits = size % value == 0 and all(power > 0 for _, power in left)
-            (whole if fits else rest).append((left, size // value) if fits else (monomial, size))
-        return Poly(add(whole)), Poly(add(rest))
+            found[not fits].append((left, size // value) if fits else (monomial, size))
+        return Poly(add(found[0])), Poly(add(found[1]))
 
     def floor(self, kind: str, by: Poly, ranges: Any) -> Poly:
         whole, rest = self.divide(by)
@@ -346,7 +345,8 @@ class Checker:
     def reduction(self, kind: str, rest: Any, where: Any, size: Poly, *, local: bool) -> list[Any]:
         k, rank = f"%c{next(COUNT)}", f"%c{next(COUNT)}"
         unit, left = size.divide(self.length)
-        binders, at = ((k, size),), name(k)
+        binders: Any = ((k, size),)
+        at = name(k)
         if size == number(1):
             binders, at = (), number(0)
         elif not local and unit and not left:  # over the parts of all ranks

@@ -1,9 +1,9 @@
-"""Operators written as index algebra: the call with symbolic sizes, and what definitions are made of.
+"""Operators written as index algebra: a call with symbolic sizes, and the parts of definitions.
 
-A definition says which elements of the arguments each element of a result depends on, and how. Where
-it is not worth writing out what is computed (a softmax, a sort), the operator itself is taken as an
-unknown function of the slices that it needs: `softmax(x, -1)[i, j]` is `softmax(x[i, :])[j]`. So each
-term can be evaluated: `validation` does it, and compares the result with torch.
+A definition says which elements of the arguments each element of a result depends on, and how.
+Where it is not worth writing out what is computed (a softmax, a sort), the operator itself is taken
+as an unknown function of the slices that it needs: `softmax(x, -1)[i, j]` is `softmax(x[i, :])[j]`.
+So each term can be evaluated: `validation` does it, and compares the result with torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,9 @@ from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError, Term
 from paritas.partition.proofs.indices import ONE, ZERO, Poly, symbol
 from paritas.partition.proofs.splits import DefinedOutput
-from paritas.placement.recipes import OperatorCall, Place
+
+if TYPE_CHECKING:
+    from paritas.placement.recipes import OperatorCall, Place
 
 # --- Tensors with symbolic sizes ------------------------------------------------------------------
 
@@ -213,10 +215,11 @@ class SymbolicCall:
         return own
 
     def run(self, values: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Call the operator with other values of some parameters; the items of lists as `name[0]`."""
+        """Call the operator with other values of parameters; items of lists as `name[0]`."""
         args, kwargs = list(self.call.args), dict(self.call.kwargs)
         self.written = {}
-        for name, value in values.items():
+        for name, given in values.items():
+            value = given
             if name.startswith("running_") and isinstance(value, torch.Tensor):
                 value = self.written[name] = value.detach().clone()
             base, bracket, at = name.partition("[")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.definitions import Definition, define, tensors_by_name
 from paritas.partition.proofs.indices import LENGTH, ONE, Poly, constant, symbol
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
-from paritas.partition.proofs.validation import lifted, validate
+from paritas.partition.proofs.validation import DisagreementError, lifted, validate
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import (
     Divided,
@@ -262,7 +263,7 @@ class _Claims:
 
     def _value(self, place: Place, item: int | None) -> Any:
         call = self.call
-        value = call.kwargs.get(place) if isinstance(place, str) else call.args[place]
+        value: Any = call.kwargs.get(place) if isinstance(place, str) else call.args[place]
         return value if item is None else value[item]
 
     def _bounds(
@@ -398,6 +399,8 @@ class Prover:
     Attributes:
         ranks: the number of ranks of the numerical check.
         check: whether a proof is also checked numerically.
+        disagreement: how the definition of the operator and torch disagree on this call; empty if
+            they agree, None if there is no definition.
     """
 
     call: OperatorCall
@@ -409,10 +412,12 @@ class Prover:
     def __post_init__(self) -> None:
         self._claims: _Claims | None = None
         self._outside = ""
+        self.disagreement: str | None = ""
         try:
             self._claims = _Claims(self.call, self.annotation)
         except OutsideTheoryError as error:
             self._outside = str(error)
+            self.disagreement = str(error) if isinstance(error, DisagreementError) else None
 
     def decide(self, option: Option) -> RuleProof:
         """Decide one option."""
@@ -478,13 +483,10 @@ class Prover:
         except UsageError:
             return None
         given = self._fails(self.call, recipe, self.ranks)
-        found: Counterexample | None = None
-        tried = 0
-        for call, ranks in _smaller_calls(self.call, expansion, recipe.identifier, self.ranks):
-            if tried >= _MOST_TRIED or (given is None and tried >= _MOST_TRIED_IN_VAIN):
-                break
+        most = _MOST_TRIED if given is not None else _MOST_TRIED_IN_VAIN
+        smaller = _smaller_calls(self.call, expansion, recipe.identifier, self.ranks)
+        for call, ranks in itertools.islice(smaller, most):
             found = self._fails_again(call, recipe.identifier, ranks)
-            tried += 1
             if found is not None:
                 return found
         return given
@@ -561,22 +563,13 @@ def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]
     def size(dim: Dim) -> int:
         return math.prod(int(f.name) if f.is_number else known.get(f.name, 1) for f in dim.factors)
 
-    def tensor(value: Any, dims: tuple[Dim, ...]) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(tensor(item, dims) for item in value)
-        if not isinstance(value, torch.Tensor) or value.dim() != len(dims):
-            return value
-        for at, dim in enumerate(dims):
-            if dim.factors[0].name == ANY_LENGTH or value.shape[at] == 1:
-                continue
-            order = torch.arange(size(dim), device=value.device) % value.shape[at]
-            value = value.index_select(at, order)
-        return value
-
     for operand in expansion.inputs:
         if operand.place is not None and operand.dims is not None:
             holder: Any = kwargs if isinstance(operand.place, str) else args
-            holder[operand.place] = tensor(holder[operand.place], operand.dims)
+            lengths_of = [
+                None if dim.factors[0].name == ANY_LENGTH else size(dim) for dim in operand.dims
+            ]
+            holder[operand.place] = _resized_tensor(holder[operand.place], lengths_of)
     for name in set(kwargs) & set(lengths):
         kwargs[name] = lengths[name]
     for number in expansion.signature.numbers:
@@ -587,6 +580,19 @@ def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]
             shift = lengths[number.name] - expansion.lengths[number.name]
             holder[number.end] = holder[number.end] + shift
     return dataclasses.replace(call, args=tuple(args), kwargs=kwargs)
+
+
+def _resized_tensor(value: Any, sizes: Sequence[int | None]) -> Any:
+    """A tensor, or those of a list, with other sizes; None and 1 stay."""
+    if isinstance(value, list | tuple):
+        return type(value)(_resized_tensor(item, sizes) for item in value)
+    if not isinstance(value, torch.Tensor) or value.dim() != len(sizes):
+        return value
+    for at, size in enumerate(sizes):
+        if size is not None and value.shape[at] != 1:
+            order = torch.arange(size, device=value.device) % value.shape[at]
+            value = value.index_select(at, order)
+    return value
 
 
 def _set_number(args: list[Any], kwargs: dict[str, Any], number: Number, value: int) -> None:

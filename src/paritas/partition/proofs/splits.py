@@ -2,9 +2,9 @@
 
 A split replaces an index of the whole by a rank and an index within its part: `i = o(r) + j`, where
 the part of rank r begins at `o(r)` and has `m(r)` elements. Nothing else is known about the parts
-than that they follow each other and make up the whole, so what is shown holds for every length, every
-number of ranks and parts of unequal size. If that fails, the parts are taken to be equal: `m` for
-all ranks, `o(r) = r m`.
+than that they follow each other and make up the whole, so what is shown holds for every length,
+every number of ranks and parts of unequal size. If that fails, the parts are taken to be equal: `m`
+for all ranks, `o(r) = r m`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Claim:
         tensors: for each argument, its sizes in terms of lengths, and its role.
         numbers: for each number that depends on a length, its value on the whole and on a rank.
         outputs: the results, and their roles.
-        requires: what sizes must satisfy for the operator to run: `("same", a, b)` or `("keep", a)`,
-            a size that a split must leave as it is.
+        requires: what sizes must satisfy for the operator to run: `("same", a, b)`, or
+            `("keep", a)`, a size that a split must leave as it is.
     """
 
     tensors: Mapping[str, tuple[tuple[Poly, ...], RoleWords]]
@@ -163,7 +163,7 @@ class _Comparison:
                     unit = indices.quotient(whole, length)
                     if unit is None:
                         raise OutsideTheoryError(
-                            f"dimension {at} of {name} is split, but is not a multiple of the length"
+                            f"dimension {at} of {name}, which is not a multiple of the length"
                         )
                     local = indices.multiply(self.part, unit)
                     self.offsets[name] = (at, indices.multiply(self.offset, unit))

@@ -1,26 +1,29 @@
 """Comparing a definition with torch: its terms are evaluated, and so are their gradients.
 
 A definition is never trusted. Before anything is proved about a call, elements of its results are
-computed from the definition and compared with what the operator returns, and so are their gradients.
+computed from the definition and compared with what torch returns, and so are their gradients.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.errors import in_one_line
 from paritas.partition.proofs.algebra import OutsideTheoryError, Term
 from paritas.partition.proofs.definitions import Definition, flat, tensors_by_name
-from paritas.partition.proofs.indices import Atom, Poly
-from paritas.partition.proofs.splits import DefinedOutput
-from paritas.placement.recipes import OperatorCall
+
+if TYPE_CHECKING:
+    from paritas.partition.proofs.indices import Atom, Poly
+    from paritas.partition.proofs.splits import DefinedOutput
+    from paritas.placement.recipes import OperatorCall
 
 # How many elements of each result are compared.
 ELEMENTS = 3
@@ -69,7 +72,7 @@ def validate(definition: Definition, *, elements: int = ELEMENTS, seed: int = 0)
         if name not in written:
             raise OutsideTheoryError(f"an operator that writes to its argument {name}")
     compared = 0
-    places = random.Random(seed)  # noqa: S311  (not for secrets)
+    places = random.Random(seed)
     real = iter(run.results)
     for output in definition.outputs:
         value = next(real) if output.written is None else run.after[output.written]
@@ -234,9 +237,7 @@ class _Evaluation:
     def index(self, poly: Poly, env: Mapping[Atom, int]) -> int:
         total = 0
         for monomial, value in poly:
-            for one in monomial:
-                value *= self._atom(one, env)
-            total += value
+            total += value * math.prod(self._atom(one, env) for one in monomial)
         return total
 
     def _atom(self, one: Atom, env: Mapping[Atom, int]) -> int:
@@ -257,10 +258,9 @@ class _Evaluation:
             return torch.tensor(float(Fraction(term[1])), dtype=torch.float64)
         if kind == "int":
             return torch.tensor(self.index(term[1], env))
-        if kind == "read":
-            return self._tensors[term[1]][tuple(self.index(p, env) for p in term[2])]
-        if kind == "draw":
-            return self._draws[term[1]][tuple(self.index(p, env) for p in term[3])]
+        if kind in ("read", "draw"):
+            tensors = self._tensors if kind == "read" else self._draws
+            return tensors[term[1]][tuple(self.index(p, env) for p in term[-1])]
         if kind in ("add", "mul"):
             values = [self.number(one, env) for one in term[1]]
             total = values[0]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError, Term
@@ -26,6 +24,9 @@ from paritas.partition.proofs.definitions import (
 )
 from paritas.partition.proofs.indices import ONE, ZERO, Poly, constant, floor_divide, symbol
 from paritas.partition.proofs.operators.elementwise import broadcast_sizes
+
+if TYPE_CHECKING:
+    import torch
 
 # --- Products -------------------------------------------------------------------------------------
 
@@ -273,7 +274,7 @@ def _attention(call: SymbolicCall) -> list[Array]:
         raise OutsideTheoryError("attention with dropout")
     mask = call.tensor("attn_mask")
     if call.get("enable_gqa"):
-        key, value = (_shared_heads(call, query, one) for one in (key, value))
+        key, value = (_shared_heads(query, one) for one in (key, value))
     count = max(query.dim, key.dim, value.dim)
     names = letters(count)
     rows = None if call.get("is_causal") else "q"
@@ -288,7 +289,7 @@ def _attention(call: SymbolicCall) -> list[Array]:
     return by_slices(call, layouts, [[*names[:-2], rows, "v"]])
 
 
-def _shared_heads(call: SymbolicCall, query: Array, own: Array) -> Array:
+def _shared_heads(query: Array, own: Array) -> Array:
     """Heads of keys that several heads of queries share, repeated."""
     heads, mine = query.shape[-3], own.shape[-3]
     share = floor_divide(heads, mine, {})
@@ -365,7 +366,7 @@ def _convolve_planes(call: SymbolicCall, arrays: list[torch.Tensor], space: int)
     whole, kernel = call.get("x"), call.get("weight")
     plane = arrays[0].reshape(1, 1, *whole.shape[whole.dim() - space :])
     weight = arrays[1].reshape(1, 1, *kernel.shape[2:])
-    settings = {"x": plane, "weight": weight}
+    settings: dict[str, Any] = {"x": plane, "weight": weight}
     if "groups" in call.bound.values:
         settings["groups"] = 1
     if "bias" in call.bound.values:

@@ -139,7 +139,9 @@ def _dropout(call: SymbolicCall) -> Array | list[Array]:
         drawn = call.run({"x": torch.ones_like(value)})
     channels = {"dropout1d": 1, "dropout2d": 2, "dropout3d": 3}.get(word, 0)
     kept = x.dim - channels
-    call.draws["factor"] = drawn[0][(..., *[0] * channels)]
+    for _ in range(channels):
+        drawn[0] = drawn[0].select(-1, 0)
+    call.draws["factor"] = drawn[0]
     call.assumes.append("each rank draws its part of the random numbers of the whole")
     shape = x.shape[:kept]
     result = Array(x.shape, lambda *at: times(x[at], ("draw", "factor", shape, at[:kept])))
