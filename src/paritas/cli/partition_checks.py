@@ -223,7 +223,7 @@ def check(
         proofs = _prove(call, annotation, rule, chosen, options)
     verdict = _unverified(call.name, f"nothing to check: {NO_SPLIT}")
     if rows:
-        verdict = Verdict.merge([*(row.verdict for row in rows), *map(_proof_verdict, proofs)])
+        verdict = _with_proofs(Verdict.merge(row.verdict for row in rows), proofs)
     notes = (f"tensors drawn with seed {call.seed}", *verdict.notes)
     named = f"rule ({source}): {'; '.join(rule) or 'none'}"
     verdict = msgspec.structs.replace(verdict, strict=options.strict, notes=(named, *notes))
@@ -377,18 +377,24 @@ def _prove(
     return tuple(proofs)
 
 
-def _proof_verdict(proof: RuleProof) -> Verdict:
+def _with_proofs(verdict: Verdict, proofs: tuple[RuleProof, ...]) -> Verdict:
     """A proof passes; a counterexample is a difference; anything else is not verified."""
-    note = f"split by {proof.split_by}: {proof.words}"
-    if proof.status == "proved":
-        return Verdict(findings=(), notes=(note,))
-    finding = Finding(
-        item=harness(f"proof of the split by {proof.split_by}"),
-        aspect=Aspect.HARNESS if proof.counterexample is None else Aspect.VALUE,
-        status=Status.UNVERIFIED if proof.counterexample is None else Status.DIFFERENT,
-        reason=proof.words,
+    findings = [
+        Finding(
+            item=harness(f"proof of the split by {proof.split_by}"),
+            aspect=Aspect.HARNESS if proof.counterexample is None else Aspect.VALUE,
+            status=Status.UNVERIFIED if proof.counterexample is None else Status.DIFFERENT,
+            reason=proof.words,
+        )
+        for proof in proofs
+        if proof.status != "proved"
+    ]
+    notes = [f"split by {proof.split_by}: {proof.words}" for proof in proofs]
+    return msgspec.structs.replace(
+        verdict,
+        findings=(*verdict.findings, *findings),
+        notes=(*verdict.notes, *notes),
     )
-    return Verdict(findings=(finding,), notes=(note,))
 
 
 def write_certificates(checked: CheckedOperator, folder: Path) -> None:

@@ -186,7 +186,8 @@ def _change(made, what):
     elif what == "another dimension":
         made["tensors"]["1"]["role"] = ["shard", 0]
     elif what == "another operator":
-        made["outputs"][0]["term"] = ["mul", [["num", "2"], ["read", "2", [[[["%o1"], 1]]]]]]
+        first_column = [[[["%o0"], 1]], []]
+        made["outputs"][0]["term"] = ["read", "0", first_column]
 
 
 @pytest.mark.parametrize(
@@ -246,15 +247,15 @@ def test_a_split_that_is_not_decided_is_unverified():
     assert "not decided: an embedding with scale_grad_by_freq" in shown
 
 
+@pytest.mark.slow
 def test_claims_of_dtensor_are_decided():
-    x, target = torch.randn(4, 6), torch.randn(4, 6)
+    x, target = torch.randn(4), torch.randn(4)
     proofs = list(prove_dtensor(torch.nn.functional.mse_loss, (x, target)))
     found = {proof.rule: proof.status for proof in proofs}
 
     assert found == {
         "R, R -> R": "proved",
         "S(0), S(0) -> P(avg)": "refuted",  # the gradient is divided by the size of the part
-        "S(1), S(1) -> P(avg)": "refuted",
     }
 
 
