@@ -5,6 +5,9 @@ With `r` the arbiter, `c` the candidate, `s` the spread of the reference under i
 
     d = max(s, rms(s) / 2, |e - r| / 2, rms(e - r) / 2) + u |r| / 2     and     z = |c - r| / d.
 
+Once a lifted run has settled the meaning, 0.8 rms(e - r) replaces rms(e - r) / 2: only accuracy is
+left to judge, and twice the reference's own error is not a loss that anyone should look into.
+
 The candidate fails where any z exceeds 12, or the root mean square of z exceeds 2.5 over the whole
 tensor or over one slice along an axis. Nothing here is an absolute tolerance: multiply a program's
 output by any factor and every z stays as it was. A wide plateau of constants (8-24 and 1.5-4) gives
@@ -50,6 +53,9 @@ def root_mean_square(parts: Iterable[Tensor]) -> float:
 
 MAX_Z = 12.0
 RMS_Z = 2.5
+# The share of the reference's own typical error that counts as noise, before and after a lifted run
+# has settled the meaning. The second lets twice that error pass: 2 / 0.8 = RMS_Z.
+OWN_SHARE, OWN_SHARE_SETTLED = 0.5, 0.8
 # A spread above this share of the value's scale means that rounding decides the value itself.
 KNIFE_EDGE_SHARE = 0.1
 # Elements per chunk: on the CPU few enough for the caches, on a device many enough to
@@ -81,19 +87,82 @@ class Jumps:
     Attributes:
         size: how far, per element.
         decides: where a decision causes it, and not a noise so large that it is asymmetric.
+        pairs: how far each run of each pair moved a sample of the elements (pair, run, element);
+            None if unknown.
     """
 
     size: Tensor
     decides: Tensor
+    pairs: Tensor | None = None
 
     def or_larger(self, other: Jumps) -> Jumps:
         """The elementwise maximum of two."""
         size = torch.maximum(self.size, other.size)
-        return Jumps(size, self.decides | other.decides)
+        both = [one.pairs for one in (self, other) if one.pairs is not None]
+        pairs = torch.cat(both) if len(both) == 2 else None  # noqa: PLR2004
+        return Jumps(size, self.decides | other.decides, pairs)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Jumps:
         """Apply a change of shape to both tensors."""
         return Jumps(change(self.size), change(self.decides))
+
+
+# Few elements are fitted by any few runs, and many are as good as all.
+LEAST_SAMPLE, MOST_SAMPLE = 64, 1 << 17
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """Some elements of a tensor, always the same, evenly spread over it."""
+    step = max(1, tensor.numel() // MOST_SAMPLE)
+    return tensor.detach().reshape(-1)[:: step | 1].double().cpu()  # odd: in no step with rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Unexplained:
+    """What remains of an error after the best combination of what decisions did in other runs.
+
+    Attributes:
+        error: the rms of the rest.
+        usual: the median of the same figure for the runs themselves, each explained by the others.
+        most: the largest of these.
+    """
+
+    error: float
+    usual: float
+    most: float
+
+
+def unexplained(candidate: Tensor, truth: Tensor, pairs: Tensor) -> Unexplained | None:
+    """How much of a candidate's error is not what decisions near their threshold do.
+
+    A decision that flips moves a value by a fixed pattern, however large. So a flip in the
+    candidate is a combination of the movements of perturbed runs, and only rounding remains; other
+    errors remain as they are. If there are too many decisions for that, a run is not explained by
+    the others either. None if there are too few elements to tell.
+    """
+    error = sample(candidate) - sample(truth)
+    runs = pairs.flatten(0, 1)
+    if error.numel() < LEAST_SAMPLE or not bool(torch.isfinite(error).all()):
+        return None
+    # The other run of a pair has the opposite noise and would explain it.
+    rests = [
+        _rest(moved, torch.cat([pairs[:place], pairs[place + 1 :]]).flatten(0, 1))
+        for place, pair in enumerate(pairs)
+        for moved in pair
+    ]
+    rests.sort()
+    return Unexplained(_rest(error, runs), rests[len(rests) // 2], rests[-1])
+
+
+def _rest(moved: Tensor, others: Tensor) -> float:
+    """The rms of what no combination of `others` gives."""
+    if others.numel():
+        # Orthonormal directions, without those that are mere rounding of the largest.
+        _, sizes, directions = torch.linalg.svd(others, full_matrices=False)
+        directions = directions[sizes > sizes[0] * UNIT_F64 * len(sizes)]
+        for _ in range(2):  # the second time removes what rounding left of the first
+            moved = moved - directions.T @ (directions @ moved)
+    return rms(moved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +173,7 @@ class Noise:
         unit: unit roundoff of the compared values themselves (the u|r|/2 term).
         step: smallest representable step around zero: underflow is rounding too.
         own_error: rms(e - r), or 0 without an arbiter.
+        own_share: the share of it that counts as noise everywhere.
         reference: e, if its error counts element by element: rounding errors that add up with one
             sign, as on equal inputs, are larger than perturbed runs show.
         spread: s, one value per element, or None if the program was not perturbed.
@@ -118,6 +188,7 @@ class Noise:
     unit: float
     step: float = 0.0
     own_error: float = 0.0
+    own_share: float = OWN_SHARE
     reference: Tensor | None = None
     spread: Tensor | None = None
     jumps: Jumps | None = None
@@ -148,7 +219,10 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, noise = as_reals(candidate, arbiter, noise)
     scale = rms(arbiter)
-    floor = max(rms(noise.spread) if noise.spread is not None else 0.0, noise.own_error) / 2
+    floor = max(
+        rms(noise.spread) / 2 if noise.spread is not None else 0.0,
+        noise.own_error * noise.own_share,
+    )
     usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
     total = ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
     own = arbiter if noise.reference is None else noise.reference
