@@ -1,0 +1,265 @@
+"""invariants(): do the ways of running one model that must agree, agree?
+
+Both ways are runs of one model, so the arbiter is exact for both: first in float64, where they
+agree to the last bits or are wrong; then in the dtype of the run, against measured noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.checks.comparer import Comparer
+from paritas.errors import UsageError, in_one_line
+from paritas.execution.evidence import Demand, Evidence
+from paritas.execution.observation import RunConditions, RunOptions, running_subject
+from paritas.execution.saved_state import RandomState
+from paritas.execution.subject_runs import SubjectLift, SubjectProgram
+from paritas.execution.subjects import Inputs, VerifyConfig, input_sets, inspect_subject
+from paritas.numerics.checkers import AutomaticValueChecker, FullValueChecker
+from paritas.relations.catalogue import chosen
+from paritas.relations.locating import ModuleLog, first_wrong, first_wrong_token
+from paritas.relations.relation import Case, CheckedModel, DoesNotApply, NotPromised
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.invariants import InvariantsReport, Promise, RelationRow
+from paritas.results.items import CALL, Item, ItemKind, harness, output
+from paritas.results.progress import shows_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paritas.execution.observation import Observation
+    from paritas.execution.subjects import Subject
+    from paritas.relations.relation import Relation, Way
+
+_LONGEST_REASON = 240
+
+
+@shows_progress
+def invariants(
+    model: Any,
+    inputs: Any,
+    *,
+    only: Sequence[str] | str | None = None,
+    candidate: Any = None,
+    strict: bool = False,
+    seed: int = 0,
+    target: str = "",
+    on_progress: Callable[[str], None] | None = None,
+) -> InvariantsReport:
+    """Check relations between ways of running one model that must agree.
+
+    Args:
+        model: an `nn.Module` or a callable, in the mode in which it is used.
+        inputs: as for `verify`: a list of positional inputs, a dict of keyword arguments, or
+            `Inputs(args, kwargs)`.
+        only: names of relations, or `serving`, `training` or `own`; by default, all that apply.
+        candidate: a compiled or otherwise changed form of the model: it runs the other ways, and
+            the model itself the plain ones.
+        strict: count `unstable` as a failure.
+        seed: seed of the perturbed runs.
+        target: the name of the model in the report.
+        on_progress: called with a short text before each step that may take long.
+
+    Returns:
+        A report with a row for each relation. A relation that the model does not promise has a row
+        with the reason, and is not a failure.
+
+    Raises:
+        UsageError: the inputs are not valid, or there is no relation of a name in `only`.
+    """
+    sets = input_sets(inputs)
+    if len(sets) != 1:
+        raise UsageError(f"invariants takes one set of inputs, got {len(sets)}")
+    names = [only] if isinstance(only, str) else only
+    relations = chosen(names)
+    began = time.monotonic()
+    tell = on_progress or (lambda _: None)
+    rng = RandomState.now()
+    try:
+        check = _Check(model, candidate, sets[0], strict=strict, seed=seed)
+        rows = []
+        for relation in relations:
+            tell(f"checking {relation.name}")
+            rows.append(check.run(relation))
+    finally:
+        rng.restore()
+    return InvariantsReport(
+        rows=tuple(rows), target=target, strict=strict, seconds=time.monotonic() - began
+    )
+
+
+class _Check:
+    """All relations of one model on one set of inputs."""
+
+    def __init__(
+        self, model: Any, candidate: Any, inputs: Inputs, *, strict: bool, seed: int
+    ) -> None:
+        self.checked = CheckedModel(model, inputs)
+        self.reference = inspect_subject(model, "reference", "model")
+        self.candidate = self.reference
+        if candidate is not None:
+            state = self.reference.state
+            self.candidate = inspect_subject(candidate, "candidate", "candidate", state)
+        self.rng = RandomState.now()
+        self.strict = strict
+        self.seed = seed
+        self._known: dict[Any, Evidence[SubjectProgram]] = {}
+        self._demands: dict[Any, Demand] = {}
+
+    def run(self, relation: Relation) -> RelationRow:
+        """Check one relation; what it raises is a row, never an exception."""
+        began = time.monotonic()
+        promise: Promise = "checked"
+        reason, verdicts = "", []
+        try:
+            for case in relation.cases(self.checked):
+                verdicts.append(self._verdict(relation, case))
+        except DoesNotApply as why:
+            promise, reason = "does not apply", str(why)
+        except NotPromised as why:
+            promise, reason = "not promised", str(why)
+        except Exception as error:  # noqa: BLE001  (an unverified row reports it)
+            verdicts.append(self._unverified(relation, "", error))
+        if verdicts:
+            promise = "checked"
+        elif promise == "checked":
+            promise, reason = "does not apply", "it has no cases for this model"
+        verdict = Verdict.merge(verdicts) if verdicts else Verdict()
+        return RelationRow(
+            relation=relation.name,
+            about=relation.about,
+            promise=promise,
+            reason=reason,
+            verdict=msgspec.structs.replace(verdict, strict=self.strict),
+            seconds=time.monotonic() - began,
+        )
+
+    def _unverified(self, relation: Relation, label: str, error: Exception) -> Verdict:
+        item = Item(ItemKind.HARNESS, "run").in_graph(relation.name)
+        finding = Finding(
+            item=item.under(label) if label else item,
+            aspect=Aspect.HARNESS,
+            status=Status.UNVERIFIED,
+            reason=f"it raised {in_one_line(error, _LONGEST_REASON)}",
+        )
+        return Verdict(findings=(finding,), coverage=Coverage())
+
+    # --- One case ---
+
+    def _verdict(self, relation: Relation, case: Case) -> Verdict:
+        evidence = self._evidence(case)
+        error = evidence.native[0].error
+        if error is not None:
+            return self._unverified(relation, case.label, error)
+        if evidence.depends_on_draws():
+            raise DoesNotApply("its result depends on random numbers that it draws")
+        program = dataclasses.replace(
+            evidence.program, subject=self._subject(self.candidate, case.actual, case)
+        )
+        mine = program.run(RunOptions())[0]
+        if mine.error is not None:
+            if isinstance(mine.error, NotImplementedError):
+                raise NotPromised(f"it raises {in_one_line(mine.error, _LONGEST_REASON)}")
+            return self._unverified(relation, case.label, mine.error)
+        sides = SubjectLift(evidence, program.subject, notes=evidence.notes)
+        config = self._config(relation)
+        demand = self._demands.setdefault(_key(case), Demand(settles=False))
+        collected = Comparer(sides, demand, config, 0, CALL).compare(evidence.native[0], mine)
+        findings = [
+            self._named(self._located(finding, case, evidence, sides), relation, case)
+            for finding in collected.findings
+        ]
+        collected.notes += evidence.notes
+        collected.findings = findings
+        return collected.verdict(strict=self.strict)
+
+    def _evidence(self, case: Case) -> Evidence[SubjectProgram]:
+        key = _key(case)
+        if key not in self._known:
+            program = SubjectProgram(
+                self._subject(self.reference, case.expected, case),
+                self.checked.inputs if case.inputs is None else case.inputs,
+                self.rng,
+                RunConditions(gradients=False, seed=self.seed, changing=frozenset()),
+            )
+            self._known[key] = Evidence(program, seed=self.seed)
+        return self._known[key]
+
+    @staticmethod
+    def _subject(subject: Subject, way: Way, case: Case) -> Subject:
+        model = subject.call
+
+        def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            with torch.set_grad_enabled(case.trains):
+                return dict(way(model, Inputs(args, kwargs)))
+
+        return dataclasses.replace(subject, call=call, is_module=False)
+
+    @staticmethod
+    def _config(relation: Relation) -> VerifyConfig:
+        checker = FullValueChecker() if relation.bitwise else AutomaticValueChecker()
+        return VerifyConfig(
+            value_checker=checker,
+            verify_gradients=False,
+            verify_mutation=False,
+            verify_state=False,
+            verify_aliasing=False,
+            verify_rng=False,
+            verify_second_call=False,
+            raise_on_mismatch=False,
+        )
+
+    @staticmethod
+    def _named(finding: Finding, relation: Relation, case: Case) -> Finding:
+        item = finding.item.in_graph(relation.name)
+        item = item.under(case.label) if case.label else item
+        return msgspec.structs.replace(finding, item=item)
+
+    # --- Where a difference starts ---
+
+    def _located(
+        self, finding: Finding, case: Case, evidence: Evidence[SubjectProgram], sides: SubjectLift
+    ) -> Finding:
+        """Add the first wrong token and module to a finding that fails in float64."""
+        if finding.status is not Status.DIFFERENT or finding.aspect is not Aspect.VALUE:
+            return finding
+        arbiter, lifted = evidence.arbiter(), sides.runs()
+        if case.size is None or arbiter is None or lifted is None or self.candidate.is_compiled:
+            return finding
+        values = [
+            run[0].value(finding.item) for run in (arbiter, evidence.native, lifted)
+        ]
+        place = None
+        if all(isinstance(one, torch.Tensor) and one.dim() > 1 for one in values):
+            place = first_wrong_token(*values, evidence.unit)
+        if place is not None:
+            row, token = place
+            words = f"first wrong at row {row}, token {token} (from 0, of {case.size[1]})"
+            reason = f"{finding.reason}; {words}" if finding.reason else words
+            finding = msgspec.structs.replace(finding, reason=reason)
+        try:
+            origin = self._first_wrong(case, evidence, sides)
+        except Exception as error:  # noqa: BLE001  (a place is an extra: the verdict stands)
+            evidence.notes.append(f"no module was located: {in_one_line(error, 120)}")
+            return finding
+        return msgspec.structs.replace(finding, origin=origin)
+
+    def _first_wrong(
+        self, case: Case, evidence: Evidence[SubjectProgram], sides: SubjectLift
+    ) -> Any:
+        model = self.checked.model
+        logs = [ModuleLog(model, case.size or (0, 0)) for _ in range(3)]
+        evidence.run(RunOptions(watch=logs[1]))
+        evidence.run(RunOptions(wide=True, mode=evidence.lift_mode(), watch=logs[0]))
+        sides.program.run(RunOptions(wide=True, mode=evidence.lift_mode(), watch=logs[2]))
+        return first_wrong(logs[0], logs[1], logs[2], evidence.unit)
+
+
+def _key(case: Case) -> Any:
+    """Cases with the same plain way and the same inputs share its runs."""
+    return case.expected, id(case.inputs)
