@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 def built_in() -> dict[str, Relation]:
     """The relations of paritas, by name."""
+    from paritas.relations.caches import CACHES
+    from paritas.relations.generation import GENERATION
     from paritas.relations.serving import SERVING
 
-    return {one.name: one for one in SERVING}
+    return {one.name: one for one in (*SERVING, *CACHES, *GENERATION)}
 
 
 def all_relations() -> dict[str, Relation]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +15,16 @@ from paritas.relations.relation import (
     RelationFamily,
     computing,
 )
-from paritas.relations.token_models import config_parts, spans
+from paritas.relations.token_models import (
+    KEYS_AND_VALUES,
+    config_parts,
+    has_cache,
+    pad_token,
+    spans,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 PADDING = 3
 
 
-def _case(tokens: TokenModel, actual: Way, label: str = "") -> Case:
+def plain_case(tokens: TokenModel, actual: Way, label: str = "") -> Case:
     """A case against one plain call."""
     return Case(tokens.whole, actual, label, tokens.inputs, tokens.size)
 
@@ -38,7 +43,7 @@ def _case(tokens: TokenModel, actual: Way, label: str = "") -> Case:
 # --- Decoding with a cache ------------------------------------------------------------------------
 
 
-def _in_chunks(tokens: TokenModel, sizes: list[int]) -> Way:
+def in_chunks(tokens: TokenModel, sizes: list[int]) -> Way:
     """Run the sequence in chunks, each after the cache of those before."""
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
@@ -54,9 +59,9 @@ def _in_chunks(tokens: TokenModel, sizes: list[int]) -> Way:
 def _cached_decoding(checked: CheckedModel) -> Iterator[Case]:
     tokens = checked.tokens
     tokens.require_cache()
-    yield _case(tokens, _in_chunks(tokens, [1]), "token by token")
+    yield plain_case(tokens, in_chunks(tokens, [1]), "token by token")
     half = tokens.size[1] // 2
-    yield _case(tokens, _in_chunks(tokens, [half, 1]), "after a prompt")
+    yield plain_case(tokens, in_chunks(tokens, [half, 1]), "after a prompt")
 
 
 def _chunked_prefill(checked: CheckedModel) -> Iterator[Case]:
@@ -73,32 +78,28 @@ def _chunked_prefill(checked: CheckedModel) -> Iterator[Case]:
     }
     for label, sizes in plans.items():
         if len(spans(sizes, total)) > 1:
-            yield _case(tokens, _in_chunks(tokens, sizes), label)
+            yield plain_case(tokens, in_chunks(tokens, sizes), label)
 
 
 # --- Padding --------------------------------------------------------------------------------------
 
 
-def _padded(tokens: TokenModel, left: int, right: int) -> Way:
+def padded(tokens: TokenModel, left: int, right: int) -> Way:
     """Add padding to all rows, masked, with the positions that the tokens have without it."""
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         ids = tokens.ids(inputs)
         rows, total = ids.shape
-        pad = ids.new_full((rows, 1), _pad_token(tokens))
-        padded = torch.cat([pad.expand(-1, left), ids, pad.expand(-1, right)], dim=1)
+        pad = ids.new_full((rows, 1), pad_token(tokens.config))
+        longer = torch.cat([pad.expand(-1, left), ids, pad.expand(-1, right)], dim=1)
         places = torch.arange(-left, total + right, device=ids.device).clamp(min=0)
-        mask = torch.zeros_like(padded)
+        mask = torch.zeros_like(longer)
         mask[:, left : left + total] = 1
         own = slice(left, left + total)
+        # Padding on the right moves no token.
+        moved = tokens.positions_of(places[None], rows) if left else {}
         with computing(own=own):
-            output = tokens.call(
-                model,
-                inputs,
-                padded,
-                **{tokens.mask: mask},
-                **tokens.positions_of(places[None], rows),
-            )
+            output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
         return {tokens.value: tokens.value_of(output)[:, own]}
 
     return way
@@ -111,9 +112,9 @@ def _padded_and_decoded(tokens: TokenModel) -> Way:
         ids = tokens.ids(inputs)
         rows, total = ids.shape
         half = total // 2
-        pad = ids.new_full((rows, PADDING), _pad_token(tokens))
-        padded = torch.cat([pad, ids], dim=1)
-        mask = torch.ones_like(padded)
+        pad = ids.new_full((rows, PADDING), pad_token(tokens.config))
+        longer = torch.cat([pad, ids], dim=1)
+        mask = torch.ones_like(longer)
         mask[:, :PADDING] = 0
         places = torch.arange(-PADDING, total, device=ids.device).clamp(min=0)[None]
         cache, found = None, []
@@ -122,14 +123,16 @@ def _padded_and_decoded(tokens: TokenModel) -> Way:
             span = slice(first, stop + PADDING)
             own = slice(PADDING, None) if start == 0 else slice(None)
             given = {} if cache is None else {tokens.cache: cache}
+            # A state has no places to mask: its mask is about the tokens of the call alone.
+            if cache is None or tokens.cache == KEYS_AND_VALUES:
+                given[tokens.mask] = mask[:, : stop + PADDING]
             with computing(tokens=slice(start, stop), own=own):
                 output = tokens.call(
                     model,
                     inputs,
-                    padded[:, span],
+                    longer[:, span],
                     use_cache=True,
                     **given,
-                    **{tokens.mask: mask[:, : stop + PADDING]},
                     **tokens.positions_of(places[:, span], rows),
                 )
             found.append(tokens.value_of(output)[:, own])
@@ -144,7 +147,7 @@ def _padded_encoder(tokens: TokenModel) -> Way:
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         ids = inputs.kwargs["input_ids"]
-        pad = ids.new_full((ids.shape[0], PADDING), _pad_token(tokens))
+        pad = ids.new_full((ids.shape[0], PADDING), pad_token(tokens.config))
         mask = torch.cat([torch.ones_like(ids), torch.zeros_like(pad)], dim=1)
         longer = {**inputs.kwargs, "input_ids": torch.cat([ids, pad], dim=1)}
         longer.pop("attention_mask", None)
@@ -154,14 +157,6 @@ def _padded_encoder(tokens: TokenModel) -> Way:
         return {tokens.value: tokens.value_of(output)}
 
     return way
-
-
-def _pad_token(tokens: TokenModel) -> int:
-    for part in config_parts(tokens.config):
-        found = getattr(part, "pad_token_id", None)
-        if isinstance(found, int) and found >= 0:
-            return found
-    return 0
 
 
 def _padding(checked: CheckedModel) -> Iterator[Case]:
@@ -177,31 +172,22 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
     if not tokens.mask and not pads_encoder:
         raise DoesNotApply("no attention_mask in its signature")
     if tokens.mask:
-        yield _case(tokens, _padded(tokens, 0, PADDING), "right")
+        yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
         if _left_padding_is_promised(tokens):
-            yield _case(tokens, _padded(tokens, PADDING, 0), "left")
-            if _has_cache(tokens):
-                yield _case(tokens, _padded_and_decoded(tokens), "left, then decoded")
+            yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
+            if has_cache(tokens):
+                yield plain_case(tokens, _padded_and_decoded(tokens), "left, then decoded")
     if pads_encoder:
-        yield _case(tokens, _padded_encoder(tokens), "of the encoder, right")
+        yield plain_case(tokens, _padded_encoder(tokens), "of the encoder, right")
 
 
 def _left_padding_is_promised(tokens: TokenModel) -> bool:
     """Whether positions can be given, or there are none: padding on the left moves tokens."""
     if tokens.positions:
-        return True
-    named = ("max_position_embeddings", "n_positions", "rope_theta", "rope_parameters")
+        return tokens.counts_from_zero()
     parts = list(config_parts(tokens.config))
-    has_positions = any(getattr(part, name, None) is not None for part in parts for name in named)
-    return bool(parts) and not has_positions
-
-
-def _has_cache(tokens: TokenModel) -> bool:
-    try:
-        tokens.require_cache()
-    except (DoesNotApply, NotPromised):
-        return False
-    return True
+    settings = {name for part in parts for name, value in vars(part).items() if value is not None}
+    return bool(parts) and not any("position" in name or "rope" in name for name in settings)
 
 
 # --- Rows -----------------------------------------------------------------------------------------
@@ -261,13 +247,16 @@ def _row_cases(checked: CheckedModel) -> Iterator[Case]:
     if tokens.size[0] == 1:
         raise DoesNotApply("the inputs have one row: pass at least 2")
     _check_rows_promised(tokens)
-    yield _case(tokens, _rows_alone(tokens), "each row alone")
-    yield _case(tokens, _rows_in_order(tokens, _reversed), "rows in reverse order")
-    yield _case(tokens, _with_other_rows(tokens), "beside other rows")
+    yield plain_case(tokens, _rows_alone(tokens), "each row alone")
+    yield plain_case(tokens, _rows_in_order(tokens, _reversed), "rows in reverse order")
+    yield plain_case(tokens, _with_other_rows(tokens), "beside other rows")
 
 
 def _check_rows_promised(tokens: TokenModel) -> None:
     for part in config_parts(tokens.config):
+        books = getattr(part, "num_codebooks", None)
+        if isinstance(books, int) and books > 1:
+            raise NotPromised(f"several rows are the codebooks of one sequence (num_codebooks={books})")
         for name in ("expert_capacity", "moe_capacity", "capacity_factor"):
             if getattr(part, name, None) is not None:
                 raise NotPromised(f"rows compete for the experts' capacity ({name})")
@@ -299,7 +288,7 @@ def _logits_to_keep(checked: CheckedModel) -> Iterator[Case]:
     tokens = checked.tokens
     if not tokens.keep:
         raise DoesNotApply("no logits_to_keep in its signature")
-    yield _case(tokens, _kept(tokens))
+    yield plain_case(tokens, _kept(tokens))
 
 
 # --- Later tokens ---------------------------------------------------------------------------------
@@ -329,7 +318,7 @@ def _causality(checked: CheckedModel) -> Iterator[Case]:
     if not tokens.cache:
         raise NotPromised("no cache in its signature, so it need not be causal")
     tokens.require_causal()
-    yield _case(tokens, _with_other_ends(tokens))
+    yield plain_case(tokens, _with_other_ends(tokens))
 
 
 SERVING: tuple[Relation, ...] = tuple(

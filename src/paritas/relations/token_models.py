@@ -6,7 +6,6 @@ those of transformers; a model of your own that uses them is checked in the same
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOKENS = ("decoder_input_ids", "input_ids")
-_CACHES = ("past_key_values", "cache_params", "state", "cache")
+KEYS_AND_VALUES = "past_key_values"
+_CACHES = (KEYS_AND_VALUES, "cache_params", "state", "cache")
 _KEEPS = ("logits_to_keep", "num_logits_to_keep")
 _VALUES = ("logits", "prediction_logits", "last_hidden_state", "hidden_states")
 # Arguments that paritas sets itself, so that the caller's own are not needed.
@@ -61,7 +61,7 @@ class TokenModel:
         self.model = model
         original = original_of(model)
         self.config: Any = getattr(original, "config", None)
-        self.takes = _parameters(original)
+        self.takes = _all_parameters(original)
         given = _by_name(self.takes, inputs)
         self.tokens = self._find_tokens(given)
         decodes = self.tokens.startswith("decoder_")
@@ -206,6 +206,25 @@ class TokenModel:
         """The plain way: all tokens in one call, without a cache."""
         return {self.value: self.value_of(self.call(model, inputs, self.ids(inputs)))}
 
+    def counts_from_zero(self) -> bool:
+        """Whether positions can be given, and the first token's is 0 unless they are.
+
+        Some models count from another number, or have more than one position for each token.
+        """
+        if not self.positions:
+            return False
+        ids = self.ids(self.inputs)
+        places = torch.arange(self.size[1], device=ids.device)[None]
+        given = {**self._uncached(), **self.positions_of(places, self.size[0])}
+        try:
+            plain, explicit = (
+                self.value_of(self._try(self.context, ids, **more))
+                for more in (self._uncached(), given)
+            )
+        except Exception:  # noqa: BLE001  (positions of another form; nothing is claimed)
+            return False
+        return torch.equal(plain, explicit)
+
     # --- The cache ---
 
     def require_cache(self) -> None:
@@ -213,19 +232,12 @@ class TokenModel:
         if not self.cache or "use_cache" not in self.takes:
             raise DoesNotApply("no cache in its signature")
         self.require_causal()
-        if self.cached_start is None:
-            raise DoesNotApply("it returns no cache")
+        if self.first_cache() is None:
+            raise DoesNotApply("it returns no cache, though use_cache=True")
 
-    @property
-    def cached_start(self) -> Any:
-        """The cache that it returns for the first token; None if it returns none."""
-        if not hasattr(self, "_start"):
-            ids = self.ids(self.inputs)[:, :1]
-            self._start: Any = None
-            # What a later call raises is reported by the relation that makes it.
-            with contextlib.suppress(Exception):
-                self._start = self.cache_of(self._try(self.context, ids, use_cache=True))
-        return self._start
+    def first_cache(self) -> Any:
+        """A new cache with the first token in it; None if the model returns none."""
+        return self.cache_of(self._try(self.context, self.ids(self.inputs)[:, :1], use_cache=True))
 
     def cache_of(self, output: Any) -> Any:
         """The cache in an output, or None."""
@@ -264,6 +276,18 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise DoesNotApply(f"its signature cannot be read: {error}") from error
+
+
+def _all_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of `forward`, and those that it hands on to the model inside by **kwargs."""
+    own = _parameters(model)
+    inner = getattr(model, "base_model", None)
+    hands_on = any(one.kind is one.VAR_KEYWORD for one in own.values())
+    if not hands_on or inner is None or inner is model:
+        return own
+    known = ("use_cache", *_CACHES, "attention_mask", "position_ids")
+    more = {name: one for name, one in _parameters(inner).items() if name in known}
+    return {**more, **own}
 
 
 def _by_name(takes: Mapping[str, inspect.Parameter], inputs: Inputs) -> dict[str, Any]:
@@ -322,7 +346,8 @@ def config_parts(config: Any) -> Iterator[Any]:
         return
     yield config
     for name, value in vars(config).items():
-        if name.endswith("_config") and hasattr(value, "__dict__") and not isinstance(value, type):
+        is_config = name.endswith("_config") or hasattr(value, "model_type")
+        if is_config and hasattr(value, "__dict__") and not isinstance(value, type):
             yield from config_parts(value)
 
 
@@ -349,7 +374,7 @@ def non_causal_flag(config: Any, model: Any) -> str:
 
 def _is_base_of_decoder(model: Any) -> bool:
     """Whether a model without a head has a cache, as the base of a decoder has."""
-    takes = _parameters(original_of(model))
+    takes = _all_parameters(original_of(model))
     return any(name in takes for name in _CACHES) and "use_cache" in takes
 
 
@@ -361,3 +386,21 @@ def spans(sizes: Sequence[int], total: int) -> list[tuple[int, int]]:
         found.append((start, min(start + size, total)))
         start, place = start + size, place + 1
     return found
+
+
+def has_cache(tokens: TokenModel) -> bool:
+    """Whether a model promises to continue from a cache."""
+    try:
+        tokens.require_cache()
+    except (DoesNotApply, NotPromised):
+        return False
+    return True
+
+
+def pad_token(config: Any) -> int:
+    """The token for padding; 0 if the configuration has none."""
+    for part in config_parts(config):
+        found = getattr(part, "pad_token_id", None)
+        if isinstance(found, int) and found >= 0:
+            return found
+    return 0
