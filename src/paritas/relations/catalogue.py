@@ -17,8 +17,9 @@ def built_in() -> dict[str, Relation]:
     from paritas.relations.caches import CACHES
     from paritas.relations.generation import GENERATION
     from paritas.relations.serving import SERVING
+    from paritas.relations.training import TRAINING
 
-    return {one.name: one for one in (*SERVING, *CACHES, *GENERATION)}
+    return {one.name: one for one in (*SERVING, *CACHES, *GENERATION, *TRAINING)}
 
 
 def all_relations() -> dict[str, Relation]:

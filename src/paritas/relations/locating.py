@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -54,7 +54,7 @@ class ModuleLog(contextlib.AbstractContextManager["ModuleLog"]):
         self._calls: dict[str, int] = {}
         self._pending: dict[str, list[tuple[str, Tensor]]] = {}
 
-    def __enter__(self) -> ModuleLog:
+    def __enter__(self) -> Self:
         """Add the hooks."""
         for path, module in self.model.named_modules():
             self._handles += [
@@ -83,7 +83,7 @@ class ModuleLog(contextlib.AbstractContextManager["ModuleLog"]):
         return hook
 
     def _after(self, path: str) -> Any:
-        def hook(_: nn.Module, args: Any, output: Any) -> None:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
             nth = self._calls.get(path, 0)
             self._calls[path] = nth + 1
             found = [*self._pending.pop(path, []), *enumerate(_floats(output))]
@@ -160,7 +160,7 @@ def first_wrong(expected: ModuleLog, native: ModuleLog, actual: ModuleLog, unit:
     }
     suspects = dict.fromkeys((key[0], key[1]) for key in expected.values if key in wrong)
     for path, nth in suspects:
-        kinds = {kind.partition(" ")[0] for place, call, kind in wrong if (place, call) == (path, nth)}
+        kinds = {key[2].partition(" ")[0] for key in wrong if key[:2] == (path, nth)}
         if kinds == {"out"}:
             return _origin(expected.model, path)
     outputs = [key for key in expected.values if key in wrong and key[2].startswith("out")]
@@ -169,7 +169,8 @@ def first_wrong(expected: ModuleLog, native: ModuleLog, actual: ModuleLog, unit:
 
 def _origin(model: nn.Module, path: str) -> Origin:
     module = model.get_submodule(path)
-    return Origin(kind=OriginKind.MODULE, name=path or "the model itself", operator=type(module).__name__)
+    name = path or "the model itself"
+    return Origin(kind=OriginKind.MODULE, name=name, operator=type(module).__name__)
 
 
 def _differs(

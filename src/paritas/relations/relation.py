@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +50,7 @@ class Case:
         inputs: the inputs of both ways; None for the caller's.
         size: batch and number of tokens of the whole, if the values have these two axes.
         trains: whether the ways differentiate the model.
+        draws_alike: both ways draw the same random numbers, so that dropout may be on.
     """
 
     expected: Way
@@ -60,6 +59,7 @@ class Case:
     inputs: Inputs | None = None
     size: tuple[int, int] | None = None
     trains: bool = False
+    draws_alike: bool = False
 
 
 class CheckedModel:
@@ -136,15 +136,12 @@ class Piece:
 
 
 _ALL = slice(None)
-_piece: contextvars.ContextVar[Piece] = contextvars.ContextVar(
-    "_piece", default=Piece(_ALL, _ALL, _ALL)
-)
+_WHOLE = Piece(_ALL, _ALL, _ALL)
+_piece: contextvars.ContextVar[Piece] = contextvars.ContextVar("_piece")
 
 
 @contextlib.contextmanager
-def computing(
-    *, rows: Any = _ALL, tokens: Any = _ALL, own: Any = _ALL
-) -> Iterator[None]:
+def computing(*, rows: Any = _ALL, tokens: Any = _ALL, own: Any = _ALL) -> Iterator[None]:
     """Say which part of the whole the calls in this block compute, to locate a difference."""
     token = _piece.set(Piece(rows, tokens, own))
     try:
@@ -155,7 +152,7 @@ def computing(
 
 def current_piece() -> Piece:
     """The part of the whole that is being computed."""
-    return _piece.get()
+    return _piece.get(_WHOLE)
 
 
 # --- Relations of the user ------------------------------------------------------------------------
@@ -229,8 +226,3 @@ def own_relations() -> dict[str, Relation]:
 def forget_relation(name: str) -> None:
     """Remove a relation of the user."""
     _own.pop(name, None)
-
-
-def tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors among some values."""
-    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}

@@ -142,6 +142,32 @@ def _padded_and_decoded(tokens: TokenModel) -> Way:
     return way
 
 
+def _of_unequal_lengths(tokens: TokenModel) -> Way:
+    """Rows of different lengths in one batch, padded on the left as for batched generation."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        ids = tokens.ids(inputs)
+        rows, total = ids.shape
+        lengths = [max(1, total - PADDING * (row % 2) - row // 2) for row in range(rows)]
+        longer = torch.full_like(ids, pad_token(tokens.config))
+        mask, places = torch.zeros_like(ids), torch.zeros_like(ids)
+        for row, length in enumerate(lengths):
+            longer[row, total - length :] = ids[row, :length]
+            mask[row, total - length :] = 1
+            places[row, total - length :] = torch.arange(length, device=ids.device)
+        moved = {tokens.positions: places} if tokens.positions else {}
+        with computing(tokens=slice(0, 0), own=slice(0, 0)):
+            output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
+        value = tokens.value_of(output)
+        # A shorter row has no values for its last tokens.
+        whole = tokens.whole(model, inputs)[tokens.value].clone()
+        for row, length in enumerate(lengths):
+            whole[row, :length] = value[row, total - length :]
+        return {tokens.value: whole}
+
+    return way
+
+
 def _padded_encoder(tokens: TokenModel) -> Way:
     """Add masked padding after the encoder's tokens."""
 
@@ -177,6 +203,8 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
             yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
             if has_cache(tokens):
                 yield plain_case(tokens, _padded_and_decoded(tokens), "left, then decoded")
+                unequal = _of_unequal_lengths(tokens)
+                yield plain_case(tokens, unequal, "left, rows of unequal length")
     if pads_encoder:
         yield plain_case(tokens, _padded_encoder(tokens), "of the encoder, right")
 
@@ -256,7 +284,7 @@ def _check_rows_promised(tokens: TokenModel) -> None:
     for part in config_parts(tokens.config):
         books = getattr(part, "num_codebooks", None)
         if isinstance(books, int) and books > 1:
-            raise NotPromised(f"several rows are the codebooks of one sequence (num_codebooks={books})")
+            raise NotPromised(f"rows are the codebooks of one sequence (num_codebooks={books})")
         for name in ("expert_capacity", "moe_capacity", "capacity_factor"):
             if getattr(part, name, None) is not None:
                 raise NotPromised(f"rows compete for the experts' capacity ({name})")

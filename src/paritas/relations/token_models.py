@@ -103,9 +103,7 @@ class TokenModel:
         """Whether the tokens are a decoder's, beside an encoder's inputs."""
         return self.tokens.startswith("decoder_")
 
-    def _find_context(
-        self, given: dict[str, Any], ids: Tensor
-    ) -> tuple[dict[str, Any], Tensor]:
+    def _find_context(self, given: dict[str, Any], ids: Tensor) -> tuple[dict[str, Any], Tensor]:
         """The arguments beside the tokens; of a model for text and images, the text alone."""
         ours = {*_OURS, *_KEEPS, self.tokens, self.mask, self.positions, self.cache}
         rest = {name: value for name, value in given.items() if name not in ours}
@@ -310,10 +308,10 @@ def _is_ids(value: Any) -> bool:
 
 
 def _copied(context: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: map_leaves(value, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
-        for name, value in context.items()
-    }
+    def copied(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    return {name: map_leaves(value, copied) for name, value in context.items()}
 
 
 def as_named(output: Any) -> dict[str, Any]:
