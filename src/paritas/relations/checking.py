@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from paritas.checks.comparer import Comparer
+from paritas.checks.failures import Explainer
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence, Notes
 from paritas.execution.observation import RunConditions, RunOptions
@@ -117,6 +118,7 @@ class _Check:
         self.seed = seed
         self._known: dict[Any, Evidence[SubjectProgram]] = {}
         self._demands: dict[Any, Demand] = {}
+        self._explained: set[str] = set()
 
     def run(self, relation: Relation) -> RelationRow:
         """Check one relation; what it raises is a row, never an exception."""
@@ -175,15 +177,20 @@ class _Check:
         sides = SubjectLift(evidence, program.subject, notes=Notes())
         config = self._config(relation)
         demand = self._demands.setdefault(_key(case), Demand(settles=False))
-        collected = Comparer(sides, demand, config, 0, CALL).compare(evidence.native[0], mine)
+        comparer = Comparer(sides, demand, config, 0, CALL)
+        if relation.name in self._explained:
+            comparer.explainer = Explainer(left=0)
+        collected = comparer.compare(evidence.native[0], mine)
         if not collected.passes and self._is_rounding_of_buffers(evidence, sides):
             sides = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
             collected = Comparer(sides, demand, config, 0, CALL).compare(evidence.native[0], mine)
             collected.notes.append(_BUFFERS_NOTE)
-        findings = [
-            self._named(self._located(finding, case, evidence, sides), relation, case)
-            for finding in collected.findings
-        ]
+        findings = collected.findings
+        if not collected.passes and relation.name not in self._explained:
+            # The cases of a relation that fail, fail at one place.
+            self._explained.add(relation.name)
+            findings = [self._located(finding, case, evidence, sides) for finding in findings]
+        findings = [self._named(finding, relation, case) for finding in findings]
         collected.notes += [*evidence.notes, *sides.notes]
         collected.findings = findings
         return collected.verdict(strict=self.strict)

@@ -10,7 +10,10 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from paritas.errors import UsageError
+from paritas.numerics.contents import leaves, map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +156,35 @@ def computing(*, rows: Any = _ALL, tokens: Any = _ALL, own: Any = _ALL) -> Itera
 def current_piece() -> Piece:
     """The part of the whole that is being computed."""
     return _piece.get(_WHOLE)
+
+
+# --- Rows of any inputs ---------------------------------------------------------------------------
+
+
+def batch_of(inputs: Inputs) -> int:
+    """The number of rows that all tensors of the inputs have.
+
+    Raises:
+        DoesNotApply: they have different first axes, or there is no tensor.
+    """
+    sizes = {
+        leaf.shape[0]
+        for _, leaf in leaves([inputs.args, inputs.kwargs])
+        if isinstance(leaf, torch.Tensor) and leaf.dim()
+    }
+    if len(sizes) != 1:
+        raise DoesNotApply("its inputs have no common batch axis")
+    return int(sizes.pop())
+
+
+def rows_of(inputs: Inputs, rows: Any) -> Inputs:
+    """Some rows of all tensors of the inputs."""
+
+    def select(leaf: Any) -> Any:
+        return leaf[rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
+
+    args, kwargs = map_leaves(list(inputs.args), select), map_leaves(inputs.kwargs, select)
+    return dataclasses.replace(inputs, args=tuple(args), kwargs=kwargs)
 
 
 # --- Relations of the user ------------------------------------------------------------------------

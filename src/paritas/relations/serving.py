@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.numerics.contents import leaves
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -13,7 +14,9 @@ from paritas.relations.relation import (
     NotPromised,
     Relation,
     RelationFamily,
+    batch_of,
     computing,
+    rows_of,
 )
 from paritas.relations.token_models import (
     KEYS_AND_VALUES,
@@ -270,14 +273,61 @@ def _reversed(rows: int) -> list[int]:
     return list(range(rows))[::-1]
 
 
+def _any_row_cases(checked: CheckedModel) -> Iterator[Case]:
+    """The same for a model on anything else than tokens: all outputs that have rows."""
+    total = batch_of(checked.inputs)
+    if total == 1:
+        raise DoesNotApply("the inputs have one row: pass at least 2")
+
+    def outputs(model: Any, inputs: Inputs, rows: int) -> dict[str, Tensor]:
+        found = {
+            path or "output": leaf
+            for path, leaf in leaves(model(*inputs.args, **inputs.kwargs))
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dim()
+        }
+        return {path: leaf for path, leaf in found.items() if leaf.shape[0] == rows}
+
+    def whole(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        return outputs(model, inputs, total)
+
+    def alone(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        rows = [outputs(model, rows_of(inputs, slice(row, row + 1)), 1) for row in range(total)]
+        shapes = {path: leaf.shape[1:] for path, leaf in whole(model, inputs).items()}
+        return {
+            path: torch.cat([row[path] for row in rows])
+            for path, shape in shapes.items()
+            if all(path in row and row[path].shape[1:] == shape for row in rows)
+        }
+
+    def backwards(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        order = torch.arange(total).flip(0)
+        found = outputs(model, rows_of(inputs, order), total)
+        return {path: leaf[order] for path, leaf in found.items()}
+
+    yield Case(whole, alone, "each row alone")
+    yield Case(whole, backwards, "rows in reverse order")
+
+
 def _row_cases(checked: CheckedModel) -> Iterator[Case]:
-    tokens = checked.tokens
+    try:
+        tokens = checked.tokens
+    except DoesNotApply:
+        if _has_tokens(checked):
+            raise
+        yield from _any_row_cases(checked)
+        return
     if tokens.size[0] == 1:
         raise DoesNotApply("the inputs have one row: pass at least 2")
     _check_rows_promised(tokens)
     yield plain_case(tokens, _rows_alone(tokens), "each row alone")
     yield plain_case(tokens, _rows_in_order(tokens, _reversed), "rows in reverse order")
     yield plain_case(tokens, _with_other_rows(tokens), "beside other rows")
+
+
+def _has_tokens(checked: CheckedModel) -> bool:
+    """Whether there are token ids among the inputs, which rows of other inputs may belong to."""
+    given = [*checked.inputs.args, *checked.inputs.kwargs.values()]
+    return any(isinstance(one, torch.Tensor) and one.dtype is torch.int64 for one in given)
 
 
 def _check_rows_promised(tokens: TokenModel) -> None:

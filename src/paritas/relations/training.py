@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paritas._torch.dynamo import original_of
-from paritas.numerics.contents import leaves, map_leaves
+from paritas.numerics.contents import leaves
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -21,6 +21,8 @@ from paritas.relations.relation import (
     NotPromised,
     Relation,
     RelationFamily,
+    batch_of,
+    rows_of,
 )
 from paritas.relations.token_models import TokenModel, as_named
 
@@ -65,14 +67,7 @@ class Lesson:
         with contextlib.suppress(DoesNotApply):
             self.tokens = checked.tokens
         self.inputs = checked.inputs if self.tokens is None else self.tokens.inputs
-        sizes = {
-            leaf.shape[0]
-            for _, leaf in leaves([self.inputs.args, self.inputs.kwargs])
-            if isinstance(leaf, torch.Tensor) and leaf.dim()
-        }
-        if len(sizes) != 1:
-            raise DoesNotApply("its inputs have no common batch axis")
-        self.rows = sizes.pop()
+        self.rows = batch_of(self.inputs)
         self.labelled = self._has_labels()
 
     def _has_labels(self) -> bool:
@@ -123,12 +118,8 @@ class Lesson:
         if self.tokens is not None:
             output = self.tokens.call(model, inputs, self.tokens.ids(inputs)[rows], rows=rows)
             return self.tokens.value_of(output).square().sum()
-
-        def select(leaf: Any) -> Any:
-            return leaf[rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
-
-        args, kwargs = map_leaves(list(inputs.args), select), map_leaves(inputs.kwargs, select)
-        output = model(*args, **kwargs)
+        some = rows_of(inputs, rows)
+        output = model(*some.args, **some.kwargs)
         parts = [leaf for _, leaf in leaves(output) if _is_trained(leaf)]
         if not parts:
             raise DoesNotApply("none of its outputs can be differentiated")

@@ -56,7 +56,7 @@ class RelationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not failing:
             return self.about
         more = f" and {counted(len(failing) - 1, 'other case')}" if len(failing) > 1 else ""
-        first = failing[0]
+        first = next((one for one in failing if one.origin is not None), failing[0])
         case = first.item.option or first.item.name
         module = first.origin.name if first.origin is not None else ""
         where = f"; first in {module}" if module else ""
@@ -122,18 +122,19 @@ def invariants_headline(report: InvariantsReport) -> str:
     checked, failing = report.checked, report.failures
     if not checked:
         return "unverified: no relation applies to this model, so nothing was compared"
-    total = counted(len(checked), "relation")
     left = len(report.rows) - len(checked)
     others = f"; {left} not promised or not applicable" if left else ""
     if failing:
         counts = Counter(row.verdict.status for row in failing)
         words = [f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one]]
         status = failing[0].verdict.status.value
-        return f"{status}: {len(failing)} of {total} fail ({', '.join(words)}){others}"
+        verb = "fails" if len(failing) == 1 else "fail"
+        of = f"{len(failing)} of {len(checked)} relations"
+        return f"{status}: {of} {verb} ({', '.join(words)}){others}"
     gravest = max((row.verdict.status for row in checked), key=lambda one: one.gravity)
     warning = " (unstable is a warning, not a failure)" if gravest is Status.UNSTABLE else ""
-    word = "holds" if len(checked) == 1 else "hold"
-    return f"{gravest.value}: {total} {word}{warning}{others}"
+    verb = "holds" if len(checked) == 1 else "hold"
+    return f"{gravest.value}: {counted(len(checked), 'relation')} {verb}{warning}{others}"
 
 
 def invariants_lines(report: InvariantsReport) -> Iterator[str]:
