@@ -18,7 +18,7 @@ config = FSMTConfig(
     decoder_ffn_dim=64,
 )
 torch.manual_seed(0)
-model = FSMTForConditionalGeneration(config).double().eval()
+model = FSMTForConditionalGeneration(config).eval()
 source, target = torch.randint(3, 64, (1, 6)), torch.randint(3, 64, (1, 6))
 other = target.clone()
 other[:, -1] = (target[:, -1] - 2) % 60 + 3  # another last token
@@ -35,4 +35,4 @@ def moved(**how):
 with torch.no_grad():
     default, uncached = moved(), moved(use_cache=False)
 print(f"first logits move by {default:.1e}; with use_cache=False by {uncached:.1e}")
-sys.exit(default > 1e-9 > uncached)
+sys.exit(default > 1e-5 > uncached)

@@ -325,10 +325,11 @@ class Step(Faulty):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the layer."""
-        y = torch.tanh(self.linear(x))
+        y = self.linear(x)
         if self.has("counts its calls"):
             self.calls += 1
             y = y * (1 + 0.01 * self.calls)
+        y = torch.tanh(y)
         if self.training and self.has("remembers a mean"):
             self.mean = y.detach().mean(dim=(0, 1))
         if self.mean is not None:
@@ -396,7 +397,7 @@ class Trained(Faulty):
         if self.has("count ignored"):
             count = own
         if self.has("divided twice") and num_items_in_batch is not None:
-            count = count * len(input_ids)
+            count = count * own
         if self.has("padding counted"):
             count = labels[:, 1:].numel() if num_items_in_batch is None else count
         loss = losses.sum() / count

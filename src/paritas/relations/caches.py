@@ -18,6 +18,7 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     computing,
+    computing_nothing,
 )
 from paritas.relations.serving import plain_case
 from paritas.relations.token_models import KEYS_AND_VALUES, TokenModel, spans
@@ -43,8 +44,7 @@ def _other_tokens(ids: Tensor, start: int, stop: int) -> Tensor:
 def _run_others(tokens: TokenModel, model: Any, inputs: Inputs, start: int, cache: Any) -> Any:
     """Run tokens after a cache that are not those of the sequence; the cache afterwards."""
     others = _other_tokens(tokens.ids(inputs), start, start + GUESSED)
-    # Nothing of it belongs to the whole.
-    with computing(tokens=slice(0, 0), own=slice(0, 0)):
+    with computing_nothing():
         output = tokens.call(model, inputs, others, use_cache=True, **{tokens.cache: cache})
     found = tokens.cache_of(output)
     return cache if found is None else found

@@ -17,7 +17,7 @@ import torch
 from paritas.checks.comparer import Comparer
 from paritas.checks.failures import Explainer
 from paritas.errors import UsageError, in_one_line
-from paritas.execution.evidence import Demand, Evidence, Notes
+from paritas.execution.evidence import Demand, Evidence, Notes, WideDefault, run_quietly
 from paritas.execution.observation import RunConditions, RunOptions
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
@@ -36,8 +36,10 @@ from paritas.results.progress import shows_progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paritas.execution.observation import Observation
     from paritas.execution.subjects import Subject
     from paritas.relations.relation import Relation, Way
+    from paritas.results.findings import Origin
 
 _LONGEST_REASON = 240
 _BUFFER_RUNS = 3
@@ -189,7 +191,7 @@ class _Check:
         if not collected.passes and relation.name not in self._explained:
             # The cases of a relation that fail, fail at one place.
             self._explained.add(relation.name)
-            findings = [self._located(finding, case, evidence, sides) for finding in findings]
+            findings = [self._located(one, case, evidence, sides, mine) for one in findings]
         findings = [self._named(finding, relation, case) for finding in findings]
         collected.notes += [*evidence.notes, *sides.notes]
         collected.findings = findings
@@ -269,15 +271,22 @@ class _Check:
     # --- Where a difference starts ---
 
     def _located(
-        self, finding: Finding, case: Case, evidence: Evidence[SubjectProgram], sides: SubjectLift
+        self,
+        finding: Finding,
+        case: Case,
+        evidence: Evidence[SubjectProgram],
+        sides: SubjectLift,
+        mine: Observation,
     ) -> Finding:
         """Add the first wrong token and module to a finding that fails in float64."""
         if finding.status is not Status.DIFFERENT or finding.aspect is not Aspect.VALUE:
             return finding
-        arbiter, lifted = evidence.arbiter(), sides.runs()
-        if case.size is None or arbiter is None or lifted is None or self.candidate.is_compiled:
+        if case.size is None or self.candidate.is_compiled:
             return finding
-        values = [run[0].value(finding.item) for run in (arbiter, evidence.native, lifted)]
+        wide = evidence.arbiter() is not None
+        native = evidence.native
+        runs = [evidence.arbiter(), native, sides.runs()] if wide else [native, native, [mine]]
+        values = [None if run is None else run[0].value(finding.item) for run in runs]
         place = None
         if all(isinstance(one, torch.Tensor) and one.dim() > 1 for one in values):
             place = first_wrong_token(*values, evidence.unit)
@@ -287,21 +296,33 @@ class _Check:
             reason = f"{finding.reason}; {words}" if finding.reason else words
             finding = msgspec.structs.replace(finding, reason=reason)
         try:
-            origin = self._first_wrong(case, evidence, sides)
+            origin = self._first_wrong(case.size, evidence, sides, wide=wide)
         except Exception as error:  # noqa: BLE001  (a place is an extra: the verdict stands)
             evidence.notes.append(f"no module was located: {in_one_line(error, 120)}")
             return finding
         return msgspec.structs.replace(finding, origin=origin)
 
     def _first_wrong(
-        self, case: Case, evidence: Evidence[SubjectProgram], sides: SubjectLift
-    ) -> Any:
+        self,
+        size: tuple[int, int],
+        evidence: Evidence[SubjectProgram],
+        sides: SubjectLift,
+        *,
+        wide: bool,
+    ) -> Origin | None:
+        """Run both ways once more, in float64 if that is possible, and compare their modules."""
         model = self.checked.model
-        logs = [ModuleLog(model, case.size or (0, 0)) for _ in range(3)]
-        evidence.run(RunOptions(watch=logs[1]))
-        evidence.run(RunOptions(wide=True, mode=evidence.lift_mode(), watch=logs[0]))
-        sides.program.run(RunOptions(wide=True, mode=evidence.lift_mode(), watch=logs[2]))
-        return first_wrong(logs[0], logs[1], logs[2], evidence.unit)
+        expected = ModuleLog(model, size)
+        native, actual = (ModuleLog(model, size, expected) for _ in range(2))
+
+        def options(log: ModuleLog) -> RunOptions:
+            mode = evidence.lift_mode() if wide else None
+            return RunOptions(wide=wide, mode=mode, watch=log)
+
+        evidence.run(options(expected))
+        evidence.run(RunOptions(watch=native))
+        run_quietly(sides.program, options(actual), WideDefault())
+        return first_wrong(expected, native, actual, evidence.unit)
 
 
 class _ShakenBuffers(contextlib.AbstractContextManager[None]):

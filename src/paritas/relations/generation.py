@@ -18,7 +18,7 @@ from paritas.relations.relation import (
     NotPromised,
     Relation,
     RelationFamily,
-    computing,
+    computing_nothing,
 )
 from paritas.relations.serving import PADDING, padded, plain_case
 from paritas.relations.token_models import TokenModel, config_parts, pad_token
@@ -193,8 +193,7 @@ def _packed(tokens: TokenModel) -> Way:
         ids = tokens.ids(inputs)
         rows, total = ids.shape
         places = torch.arange(total, device=ids.device).repeat(rows)[None]
-        # No module has this layout: rows are in the axis of the tokens.
-        with computing(tokens=slice(0, 0), own=slice(0, 0)):
+        with computing_nothing():  # rows are in the axis of the tokens
             output = tokens.call(model, inputs, ids.reshape(1, -1), **{tokens.positions: places})
         value = tokens.value_of(output)
         return {tokens.value: value.reshape(rows, total, *value.shape[2:])}

@@ -45,9 +45,19 @@ class ModuleLog(contextlib.AbstractContextManager["ModuleLog"]):
         values: in the order in which the modules finished.
     """
 
-    def __init__(self, model: nn.Module, size: tuple[int, int]) -> None:
-        """`size` is the batch and the number of tokens of the whole."""
+    def __init__(
+        self, model: nn.Module, size: tuple[int, int], like: ModuleLog | None = None
+    ) -> None:
+        """Record nothing yet.
+
+        Args:
+            model: the model whose modules are watched.
+            size: the batch and the number of tokens of the whole.
+            like: the log of the plain way, which shows the axes of each value.
+        """
         self.model = model
+        self.axes: dict[Key, int] = {} if like is None else like.axes
+        self._learns = like is None
         self.size = size
         self.values: dict[Key, _Canvas] = {}
         self._handles: list[RemovableHandle] = []
@@ -95,8 +105,11 @@ class ModuleLog(contextlib.AbstractContextManager["ModuleLog"]):
 
     def _place(self, key: Key, value: Tensor, piece: Piece) -> None:
         whole = torch.zeros(self.size, dtype=torch.int64)[piece.rows][:, piece.tokens]
-        aligned = _aligned(value, (whole.shape[0], whole.shape[1]), piece.own)
-        if aligned is None:
+        size = (whole.shape[0], whole.shape[1])
+        if self._learns and key not in self.axes:
+            self.axes[key] = _token_axis(value, size)
+        aligned = _aligned(value, size, piece.own, self.axes.get(key, UNKNOWN))
+        if aligned is None or not whole.numel():
             return
         canvas = self.values.get(key)
         if canvas is None:
@@ -129,23 +142,46 @@ def _floats(value: Any) -> Iterator[Tensor]:
             yield from _floats(one)
 
 
-def _aligned(value: Tensor, size: tuple[int, int], own: Any) -> Tensor | None:
-    """The value with batch and tokens as its first axes; None if they cannot be recognised."""
+# The first axis may hold batch and tokens together; the axis may be unknown.
+TOGETHER, UNKNOWN = 0, -1
+
+
+def _token_axis(value: Tensor, size: tuple[int, int]) -> int:
+    """The axis of the tokens, in a call on the whole."""
     rows, tokens = size
-    # How many tokens the call itself had, with its padding: any number that `own` selects from.
     for axis in (1, 2):
+        if value.dim() > axis and value.shape[0] in {1, rows} and value.shape[axis] == tokens:
+            return axis
+    return TOGETHER if value.dim() and value.shape[0] == rows * tokens else UNKNOWN
+
+
+def _aligned(value: Tensor, size: tuple[int, int], own: Any, axis: int) -> Tensor | None:
+    """The value with batch and tokens as its first axes; None if it does not have both."""
+    rows, tokens = size
+    if axis == UNKNOWN:
+        return None
+    if axis == TOGETHER:
+        if not value.dim() or not rows or value.shape[0] % rows:
+            return None
+        moved = value.reshape(rows, -1, *value.shape[1:])
+    else:
         if value.dim() <= axis or value.shape[0] not in {1, rows}:
-            continue
-        moved = value.movedim(axis, 1)[:, own]
-        if moved.shape[1] == tokens:
-            return moved.expand(rows, *moved.shape[1:])
-    if value.dim() and value.shape[0] == rows * tokens and own == slice(None):
-        return value.reshape(rows, tokens, *value.shape[1:])
-    return None
+            return None
+        moved = value.movedim(axis, 1)
+        moved = moved.expand(rows, *moved.shape[1:])
+    if isinstance(own, torch.Tensor):
+        own = own.to(value.device)
+        if int(own.max()) >= moved.shape[1]:
+            return None
+        return moved[torch.arange(rows, device=value.device)[:, None], own]
+    moved = moved[:, own]
+    return moved if moved.shape[1] == tokens else None
 
 
-def first_wrong(expected: ModuleLog, native: ModuleLog, actual: ModuleLog, unit: float) -> Origin:
-    """The first module whose output is wrong although its inputs are right.
+def first_wrong(
+    expected: ModuleLog, native: ModuleLog, actual: ModuleLog, unit: float
+) -> Origin | None:
+    """The first module whose output is wrong although its inputs are right; None if none is wrong.
 
     Args:
         expected: the values of the plain way in float64.
@@ -164,7 +200,7 @@ def first_wrong(expected: ModuleLog, native: ModuleLog, actual: ModuleLog, unit:
         if kinds == {"out"}:
             return _origin(expected.model, path)
     outputs = [key for key in expected.values if key in wrong and key[2].startswith("out")]
-    return _origin(expected.model, outputs[0][0] if outputs else "")
+    return _origin(expected.model, outputs[0][0]) if outputs else None
 
 
 def _origin(model: nn.Module, path: str) -> Origin:

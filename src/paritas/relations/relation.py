@@ -130,7 +130,8 @@ class Piece:
     Attributes:
         rows: the rows of the whole batch, in the order of the call.
         tokens: the tokens of the whole sequence.
-        own: the same tokens in the call's own sequence, which may have padding.
+        own: the same tokens in the call's own sequence, which may have padding: a slice, or for
+            each row the places of its tokens.
     """
 
     rows: Any
@@ -151,6 +152,11 @@ def computing(*, rows: Any = _ALL, tokens: Any = _ALL, own: Any = _ALL) -> Itera
         yield
     finally:
         _piece.reset(token)
+
+
+def computing_nothing() -> contextlib.AbstractContextManager[None]:
+    """Say that the calls in this block compute nothing of the whole."""
+    return computing(tokens=slice(0, 0), own=slice(0, 0))
 
 
 def current_piece() -> Piece:

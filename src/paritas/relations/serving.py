@@ -16,6 +16,7 @@ from paritas.relations.relation import (
     RelationFamily,
     batch_of,
     computing,
+    computing_nothing,
     rows_of,
 )
 from paritas.relations.token_models import (
@@ -139,7 +140,8 @@ def _padded_and_decoded(tokens: TokenModel) -> Way:
                     **tokens.positions_of(places[:, span], rows),
                 )
             found.append(tokens.value_of(output)[:, own])
-            cache = tokens.cache_of(output) or cache
+            made = tokens.cache_of(output)
+            cache = cache if made is None else made
         return {tokens.value: torch.cat(found, dim=1)}
 
     return way
@@ -159,11 +161,15 @@ def _of_unequal_lengths(tokens: TokenModel) -> Way:
             mask[row, total - length :] = 1
             places[row, total - length :] = torch.arange(length, device=ids.device)
         moved = {tokens.positions: places} if tokens.positions else {}
-        with computing(tokens=slice(0, 0), own=slice(0, 0)):
+        shortest = min(lengths)
+        starts = torch.tensor([total - length for length in lengths])
+        own = starts[:, None] + torch.arange(shortest)
+        with computing(tokens=slice(0, shortest), own=own):
             output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
         value = tokens.value_of(output)
         # A shorter row has no values for its last tokens.
-        whole = tokens.whole(model, inputs)[tokens.value].clone()
+        with computing_nothing():
+            whole = tokens.whole(model, inputs)[tokens.value].clone()
         for row, length in enumerate(lengths):
             whole[row, :length] = value[row, total - length :]
         return {tokens.value: whole}
@@ -261,9 +267,9 @@ def _with_other_rows(tokens: TokenModel) -> Way:
         for row in range(tokens.size[0]):
             others = ids.roll(1, dims=1)
             others[row] = ids[row]
-            own = torch.arange(tokens.size[0]) == row
-            value = tokens.value_of(tokens.call(model, inputs, others))
-            found.append(value[own])
+            with computing_nothing():  # the other rows are not those of the whole
+                value = tokens.value_of(tokens.call(model, inputs, others))
+            found.append(value[row : row + 1])
         return {tokens.value: torch.cat(found)}
 
     return way
