@@ -329,6 +329,8 @@ class Step(Faulty):
         if self.has("counts its calls"):
             self.calls += 1
             y = y * (1 + 0.01 * self.calls)
+        if self.has("stays in training mode") and self.training:
+            y = y * 1.1
         y = torch.tanh(y)
         if self.training and self.has("remembers a mean"):
             self.mean = y.detach().mean(dim=(0, 1))
@@ -350,18 +352,11 @@ class Step(Faulty):
             y = y * kept
         return x + y
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if self.has("loads one weight not"):
-            state = {**state, f"{prefix}linear.weight": self.linear.weight.detach()}
-        if self.has("loads weights transposed"):
-            state = {**state, f"{prefix}linear.weight": state[f"{prefix}linear.weight"].T}
-        super()._load_from_state_dict(state, prefix, *rest)
-
     def train(self, mode: bool = True) -> Step:
         """Switch the mode."""
-        if self.has("stays in training mode") and not mode and self.training:
-            self.calls = 1
-            self.mean = torch.full((WIDTH,), 0.01)
+        if self.has("stays in training mode"):
+            mode = mode or self.calls > 0
+            self.calls = int(mode)
         return super().train(mode)
 
 
@@ -408,6 +403,11 @@ class Trained(Faulty):
 
     def load_state_dict(self, state: Any, *rest: Any, **more: Any) -> Any:
         """Load."""
+        state, weight = dict(state), "layers.1.linear.weight"
+        if self.has("loads one weight not"):
+            state[weight] = self.get_parameter(weight).detach()
+        if self.has("loads weights transposed"):
+            state[weight] = state[weight].T
         done = super().load_state_dict(state, *rest, **more)
         if self.has("tie lost when loaded"):
             self.head.weight = nn.Parameter(self.head.weight.detach().clone())

@@ -78,7 +78,11 @@ CASES = [
 UNPLACED = {KEEP, CROP, REORDER, PREFIX}
 
 
-@pytest.mark.parametrize(("kind", "module", "fault", "relation"), CASES)
+# Each takes a second of one core; the default run has every fifth.
+WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
+
+
+@pytest.mark.parametrize(("kind", "module", "fault", "relation"), CASES if WHOLE else CASES[::5])
 def test_a_planted_fault_is_found_by_its_relation(
     kind: str, module: str, fault: str, relation: str
 ) -> None:
@@ -112,10 +116,10 @@ TRAINING_CASES = [
     ("layers.1", "counts its calls", "checkpointing"),
     ("layers.1", "counts its calls", "resume"),
     ("layers.0", "buffer that is not saved", "resume"),
-    ("layers.0", "loads one weight not", "resume"),
+    ("", "loads one weight not", "resume"),
     ("", "tie lost when loaded", "resume"),
-    ("layers.1", "loads one weight not", "round-trip"),
-    ("layers.1", "loads weights transposed", "round-trip"),
+    ("", "loads one weight not", "round-trip"),
+    ("", "loads weights transposed", "round-trip"),
     ("", "tie lost when loaded", "round-trip"),
     ("", "loaded in half precision", "round-trip"),
     ("layers.1", "remembers a mean", "eval-after-train"),
@@ -134,7 +138,9 @@ TRAINING = (
 )
 
 
-@pytest.mark.parametrize(("module", "fault", "relation"), TRAINING_CASES)
+@pytest.mark.parametrize(
+    ("module", "fault", "relation"), TRAINING_CASES if WHOLE else TRAINING_CASES[::3]
+)
 def test_a_planted_fault_in_training_is_found(module: str, fault: str, relation: str) -> None:
     model = plant(Trained(), fault, module)
     report = paritas.invariants(model, tokens(), only=[relation])
