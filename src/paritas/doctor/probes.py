@@ -38,7 +38,7 @@ def accumulation() -> None:
 
     x = _draw_values(4, 64)
     call = UnperturbedCall("mm", ATEN.mm.default, (x, x.t()), {}, x @ x.t())
-    shapes = [None if one is None else tuple(one.shape) for one in accumulation(call)]
+    shapes = [tuple(one.shape) for one in accumulation(call) if isinstance(one, torch.Tensor)]
     expect("amplitudes of a product", shapes, [(4, 4)])
 
 
