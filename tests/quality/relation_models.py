@@ -230,7 +230,7 @@ class Block(Faulty):
 
 
 class Decoder(Faulty):
-    """The whole model; `kind` is attention, window or recurrent."""
+    """The whole model; `kind` is attention, window, absolute (positions) or recurrent."""
 
     def __init__(self, kind: str = "attention", seed: int = 0) -> None:
         super().__init__()
@@ -239,11 +239,13 @@ class Decoder(Faulty):
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         make = {
             "attention": Attention,
+            "absolute": Attention,
             "window": lambda layer: Attention(layer, 4),
             "recurrent": Recurrence,
         }[kind]
         self.layers = nn.ModuleList(Block(make(layer)) for layer in range(2))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.places = nn.Embedding(2 * TOKENS, WIDTH) if kind == "absolute" else None
         self.kept: Any = None
 
     def forward(
@@ -263,6 +265,8 @@ class Decoder(Faulty):
             cache = self.kept = self.kept or cache
         places = self._places(input_ids, position_ids, attention_mask, cache)
         x = self.embed(input_ids)
+        if self.places is not None:
+            x = x + self.places(places)
         if self.has("padding token changes others") and attention_mask is not None:
             x = x + 0.01 * (1 - attention_mask[:, -x.shape[1] :, None]).sum(dim=1, keepdim=True)
         for layer in self.layers:

@@ -47,7 +47,10 @@ CASES = [
     ("attention", ATTENTION, "mask not extended", PADDING),
     ("attention", "", "positions start again", DECODING),
     ("attention", "", "positions one too far", DECODING),
-    ("attention", "", "positions of the first row", PADDING),
+    ("absolute", "", "positions of the first row", PADDING),
+    ("absolute", "", "given positions ignored", PADDING),
+    ("absolute", "", "positions start again", DECODING),
+    ("absolute", "", "positions one too far", CHUNKS),
     ("attention", "", "position of a chunk repeated", CHUNKS),
     ("attention", "", "padding token changes others", PADDING),
     ("attention", "", "cache of the last call used", DECODING),
@@ -99,7 +102,7 @@ def test_a_planted_fault_is_found_by_its_relation(
         assert origin.name == module, str(report)
 
 
-@pytest.mark.parametrize("kind", ["attention", "window", "recurrent"])
+@pytest.mark.parametrize("kind", ["attention", "window", "absolute", "recurrent"])
 def test_a_right_model_holds_all_serving_relations(kind: str) -> None:
     report = paritas.invariants(Decoder(kind).eval(), tokens(), only=SERVING)
     assert report.passed, str(report)
