@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from torch import nn
 
 from paritas.checks.comparer import Comparer
 from paritas.checks.failures import Explainer
@@ -120,7 +121,8 @@ class _Check:
         self.seed = seed
         self._known: dict[Any, Evidence[SubjectProgram]] = {}
         self._demands: dict[Any, Demand] = {}
-        self._explained: set[str] = set()
+        # Relation -> the first wrong module, once a case of it has failed.
+        self._origins: dict[str, Origin | None] = {}
 
     def run(self, relation: Relation) -> RelationRow:
         """Check one relation; what it raises is a row, never an exception."""
@@ -137,9 +139,12 @@ class _Check:
             verdicts.append(self._unverified(relation, "", error))
         if verdicts:
             promise = "checked"
+            if reason:  # some cases do not apply
+                skipped = Coverage(skipped=(f"{relation.name}: {reason}",))
+                verdicts.append(Verdict(coverage=skipped))
         elif promise == "checked":
             promise, reason = "does not apply", "it has no cases for this model"
-        verdict = Verdict.merge(verdicts) if verdicts else Verdict()
+        verdict = _merged(verdicts)
         return RelationRow(
             relation=relation.name,
             about=relation.about,
@@ -162,6 +167,9 @@ class _Check:
     # --- One case ---
 
     def _verdict(self, relation: Relation, case: Case) -> Verdict:
+        # Looking for what a model promises calls it, and it may remember its last call.
+        self.reference.state.touch()
+        self.reference.state.restore()
         evidence = self._evidence(case)
         error = evidence.native[0].error
         if error is not None:
@@ -179,22 +187,30 @@ class _Check:
         sides = SubjectLift(evidence, program.subject, notes=Notes())
         config = self._config(relation)
         demand = self._demands.setdefault(_key(case), Demand(settles=False))
+        is_first = relation.name not in self._origins
         comparer = Comparer(sides, demand, config, 0, CALL)
-        if relation.name in self._explained:
+        if not is_first:
             comparer.explainer = Explainer(left=0)
         collected = comparer.compare(evidence.native[0], mine)
-        if not collected.passes and self._is_rounding_of_buffers(evidence, sides):
-            sides = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
-            collected = Comparer(sides, demand, config, 0, CALL).compare(evidence.native[0], mine)
-            collected.notes.append(_BUFFERS_NOTE)
-        findings = collected.findings
-        if not collected.passes and relation.name not in self._explained:
-            # The cases of a relation that fail, fail at one place.
-            self._explained.add(relation.name)
-            findings = [self._located(one, case, evidence, sides, mine) for one in findings]
-        findings = [self._named(finding, relation, case) for finding in findings]
+        if not collected.passes:
+            if is_first:  # the cases of a relation that fail, fail at one place
+                self._origins[relation.name] = self._origin(case, evidence, sides)
+            origin = self._origins[relation.name]
+            if self._is_rounding_of_buffers(evidence, sides, origin):
+                del self._origins[relation.name]
+                sides = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
+                comparer = Comparer(sides, demand, config, 0, CALL)
+                collected = comparer.compare(evidence.native[0], mine)
+                collected.notes.append(_BUFFERS_NOTE)
+            elif is_first:
+                collected.findings = [
+                    self._located(finding, relation, case, evidence, sides, mine)
+                    for finding in collected.findings
+                ]
+        collected.findings = [
+            self._named(finding, relation, case) for finding in collected.findings
+        ]
         collected.notes += [*evidence.notes, *sides.notes]
-        collected.findings = findings
         return collected.verdict(strict=self.strict)
 
     def _evidence(self, case: Case) -> Evidence[SubjectProgram]:
@@ -240,16 +256,21 @@ class _Check:
         return msgspec.structs.replace(finding, item=item)
 
     def _is_rounding_of_buffers(
-        self, evidence: Evidence[SubjectProgram], sides: SubjectLift
+        self, evidence: Evidence[SubjectProgram], sides: SubjectLift, origin: Origin | None
     ) -> bool:
         """Whether the two ways differ in float64 no more than the rounding of buffers explains.
+
+        Only the buffers of the first wrong module count.
 
         A buffer holds what was computed when the model was built, in its dtype. A way that reads
         the buffer and a way that computes the same numbers then differ by that rounding, also in
         float64.
         """
         arbiter, lifted = evidence.arbiter(), sides.runs()
-        shaken = _ShakenBuffers(self.checked.model, evidence.unit, self.seed)
+        module = self.checked.model
+        if origin is not None and origin.name and isinstance(module, nn.Module):
+            module = module.get_submodule(origin.name)
+        shaken = _ShakenBuffers(module, evidence.unit, self.seed)
         if arbiter is None or lifted is None or not shaken.has_any:
             return False
         moved = [
@@ -273,15 +294,18 @@ class _Check:
     def _located(
         self,
         finding: Finding,
+        relation: Relation,
         case: Case,
         evidence: Evidence[SubjectProgram],
         sides: SubjectLift,
         mine: Observation,
     ) -> Finding:
-        """Add the first wrong token and module to a finding that fails in float64."""
+        """Add the first wrong module and token to a value that computes something else."""
         if finding.status is not Status.DIFFERENT or finding.aspect is not Aspect.VALUE:
             return finding
-        if case.size is None or self.candidate.is_compiled:
+        origin = self._origins[relation.name]
+        finding = msgspec.structs.replace(finding, origin=origin)
+        if case.size is None:
             return finding
         wide = evidence.arbiter() is not None
         native = evidence.native
@@ -295,23 +319,30 @@ class _Check:
             words = f"first wrong at row {row}, token {token} (from 0, of {case.size[1]})"
             reason = f"{finding.reason}; {words}" if finding.reason else words
             finding = msgspec.structs.replace(finding, reason=reason)
-        try:
-            origin = self._first_wrong(case.size, evidence, sides, wide=wide)
-        except Exception as error:  # noqa: BLE001  (a place is an extra: the verdict stands)
-            evidence.notes.append(f"no module was located: {in_one_line(error, 120)}")
-            return finding
-        return msgspec.structs.replace(finding, origin=origin)
+        return finding
 
+    def _origin(
+        self, case: Case, evidence: Evidence[SubjectProgram], sides: SubjectLift
+    ) -> Origin | None:
+        """The first wrong module; None if it is not known."""
+        model = self.checked.model
+        if case.size is None or self.candidate.is_compiled or not isinstance(model, nn.Module):
+            return None
+        try:
+            return self._first_wrong(model, case.size, evidence, sides)
+        except Exception as error:  # noqa: BLE001  (a place is an extra: the verdict stands)
+            sides.notes.append(f"no module was located: {in_one_line(error, 120)}")
+            return None
+
+    @staticmethod
     def _first_wrong(
-        self,
+        model: nn.Module,
         size: tuple[int, int],
         evidence: Evidence[SubjectProgram],
         sides: SubjectLift,
-        *,
-        wide: bool,
     ) -> Origin | None:
         """Run both ways once more, in float64 if that is possible, and compare their modules."""
-        model = self.checked.model
+        wide = evidence.arbiter() is not None
         expected = ModuleLog(model, size)
         native, actual = (ModuleLog(model, size, expected) for _ in range(2))
 
@@ -325,11 +356,22 @@ class _Check:
         return first_wrong(expected, native, actual, evidence.unit)
 
 
+def _merged(verdicts: list[Verdict]) -> Verdict:
+    """One verdict; a part that only lists what was skipped is not a failure."""
+    judged = [one for one in verdicts if one.findings]
+    merged = Verdict.merge(judged)
+    coverage = merged.coverage
+    for one in verdicts:
+        if not one.findings:
+            coverage += one.coverage
+    return msgspec.structs.replace(merged, coverage=coverage)
+
+
 class _ShakenBuffers(contextlib.AbstractContextManager[None]):
     """Moves the floating buffers of a model by about a rounding error, each time by another."""
 
     def __init__(self, model: Any, unit: float, seed: int) -> None:
-        self._model = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+        self._model = model if isinstance(model, nn.Module) else nn.Module()
         self._unit = unit
         self._random = torch.Generator().manual_seed(seed)
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []

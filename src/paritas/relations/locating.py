@@ -205,8 +205,7 @@ def first_wrong(
 
 def _origin(model: nn.Module, path: str) -> Origin:
     module = model.get_submodule(path)
-    name = path or "the model itself"
-    return Origin(kind=OriginKind.MODULE, name=name, operator=type(module).__name__)
+    return Origin(kind=OriginKind.MODULE, name=path, operator=type(module).__name__)
 
 
 def _differs(

@@ -58,8 +58,9 @@ class RelationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         more = f" and {counted(len(failing) - 1, 'other case')}" if len(failing) > 1 else ""
         first = next((one for one in failing if one.origin is not None), failing[0])
         case = first.item.option or first.item.name
-        module = first.origin.name if first.origin is not None else ""
-        where = f"; first in {module}" if module else ""
+        where = ""
+        if first.origin is not None:
+            where = f"; first in {first.origin.name or 'the model itself'}"
         return f"{case}{more}: {first.reason or first.aspect.value}{where}"
 
 
