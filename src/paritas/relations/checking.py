@@ -97,6 +97,7 @@ def invariants(  # noqa: PLR0913
         for relation in relations:
             tell(f"checking {relation.name}")
             rows.append(check.run(relation))
+        rows += check.unrestored()
     finally:
         rng.restore()
     return InvariantsReport(
@@ -153,6 +154,27 @@ class _Check:
             verdict=msgspec.structs.replace(verdict, strict=self.strict),
             seconds=time.monotonic() - began,
         )
+
+    def unrestored(self) -> list[RelationRow]:
+        """A row if something of the model could not be restored between runs."""
+        failures = {**self.reference.state.failures, **self.candidate.state.failures}
+        findings = tuple(
+            Finding(
+                item=Item(ItemKind.STATE, name),
+                aspect=Aspect.HARNESS,
+                status=Status.UNVERIFIED,
+                reason=reason,
+            )
+            for name, reason in failures.items()
+        )
+        about = "every run starts from the same state"
+        row = RelationRow(
+            relation="same-start",
+            about=about,
+            promise="checked",
+            verdict=Verdict(findings=findings),
+        )
+        return [row] if findings else []
 
     def _unverified(self, relation: Relation, label: str, error: Exception) -> Verdict:
         item = Item(ItemKind.HARNESS, "run").in_graph(relation.name)
