@@ -220,8 +220,8 @@ class _Check:
             origin = self._origins[relation.name]
             if self._is_rounding_of_buffers(evidence, sides, origin):
                 del self._origins[relation.name]
-                sides = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
-                comparer = Comparer(sides, demand, config, 0, CALL)
+                natively = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
+                comparer = Comparer(natively, demand, config, 0, CALL)
                 collected = comparer.compare(evidence.native[0], mine)
                 collected.notes.append(_BUFFERS_NOTE)
             elif is_first:
@@ -253,7 +253,9 @@ class _Check:
 
         def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
             with torch.set_grad_enabled(case.trains):
-                return dict(way(model, Inputs(args, kwargs)))
+                found = dict(way(model, Inputs(args, kwargs)))
+            # A slice and a concatenation have other strides, which nobody promises.
+            return {name: _contiguous(value) for name, value in found.items()}
 
         return dataclasses.replace(subject, call=call, is_module=False)
 
@@ -376,6 +378,10 @@ class _Check:
         evidence.run(RunOptions(watch=native))
         run_quietly(sides.program, options(actual), WideDefault())
         return first_wrong(expected, native, actual, evidence.unit)
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def _merged(verdicts: list[Verdict]) -> Verdict:
