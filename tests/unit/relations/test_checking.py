@@ -153,11 +153,11 @@ def test_numbers_stored_in_a_buffer_and_computed_again_are_not_a_fault(own):
             self.register_buffer("table", torch.exp(-self.rate.detach()))
 
     def stored(model, inputs):
-        return {"y": inputs.args[0] * model.table}
+        return {"y": inputs.args[0] * model.table * model.table}
 
     @own("decay", expected=stored)
     def computed(model, inputs):
-        return {"y": inputs.args[0] * torch.exp(-model.rate)}
+        return {"y": inputs.args[0] * torch.exp(-2 * model.rate)}
 
     torch.manual_seed(0)
     report = paritas.invariants(Table(), [torch.randn(5, 8)], only="decay")
