@@ -552,6 +552,13 @@ def inductor() -> None:
     expect("the same outside", current_settings()["max_fusion_size"], before["max_fusion_size"])
 
 
+def kernel_units() -> None:
+    """Inductor's C++ kernels can be built in one unit."""
+    from paritas._torch.kernel_units import can_share_units
+
+    expect("whether kernels can share a unit", can_share_units())
+
+
 def passes() -> None:
     """Every stage of the compiler at which passes run can be observed."""
     from paritas._torch.passes import listening_to_passes
