@@ -20,6 +20,7 @@ __all__ = [
     "FullValueChecker",
     "GraphReport",
     "Inputs",
+    "InvariantsReport",
     "MismatchError",
     "Origin",
     "ParitasError",
@@ -34,9 +35,11 @@ __all__ = [
     "compare",
     "guard",
     "guard_everywhere",
+    "invariants",
     "judge",
     "power",
     "record",
+    "relation",
     "sweep",
     "verify",
     "verify_graph",
@@ -52,6 +55,7 @@ _HOMES = {
     "FullValueChecker": "paritas.numerics.checkers",
     "GraphReport": "paritas.results.graph_reports",
     "Inputs": "paritas.execution.subjects",
+    "InvariantsReport": "paritas.results.invariants",
     "MismatchError": "paritas.errors",
     "Origin": "paritas.results.findings",
     "ParitasError": "paritas.errors",
@@ -66,9 +70,11 @@ _HOMES = {
     "compare": "paritas.comparison.compare",
     "guard": "paritas.checks.guard",
     "guard_everywhere": "paritas.checks.guard",
+    "invariants": "paritas.relations.checking",
     "judge": "paritas.numerics.judge",
     "power": "paritas.mutants.power",
     "record": "paritas.recording.record",
+    "relation": "paritas.relations.relation",
     "sweep": "paritas.sweeping.sweep",
     "verify": "paritas.checks.verify",
     "verify_graph": "paritas.graphs.verify",
@@ -94,9 +100,12 @@ if TYPE_CHECKING:
     from paritas.parallel.verify import verify_parallel
     from paritas.recording.capture import capture
     from paritas.recording.record import record
+    from paritas.relations.checking import invariants
+    from paritas.relations.relation import relation
     from paritas.results.comparisons import Comparison
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
+    from paritas.results.invariants import InvariantsReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
     from paritas.sweeping.sweep import sweep

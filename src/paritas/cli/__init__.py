@@ -63,6 +63,7 @@ def load_settings(ctx: click.Context, group: click.Group, command: str) -> Setti
 _HOMES = {
     "demo": "paritas.cli.demo:demo",
     "verify": "paritas.cli.verify:verify",
+    "invariants": "paritas.cli.invariants:invariants",
     "sweep": "paritas.cli.sweep:sweep",
     "run": "paritas.cli.run:run",
     "inspect": "paritas.cli.inspect:inspect",
