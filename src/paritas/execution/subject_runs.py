@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import CountingBackend, room_for_entries
+from paritas._torch.dynamo import CountingBackend, original_of, room_for_entries
 from paritas._torch.global_state import quietly, taking_stance
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
@@ -248,7 +249,10 @@ class SubjectLift:
         used = frozenset(evidence.dtypes)
         if self.candidate.is_compiled:
             backend = lifted_backend(
-                self.candidate.call, self.candidate.backends[0], evidence.dtype, used
+                self.candidate.family or self.candidate.call,
+                self.candidate.backends[0],
+                evidence.dtype,
+                used,
             )
             with room_for_entries(), taking_stance("default", backend=backend):
                 seen = self._run_wide()
@@ -317,11 +321,23 @@ class SubjectLift:
         if not self.candidate.is_compiled:
             return False
         if self._graphs is None:
-            backend = CountingBackend()
+            backend = _counting_backend(self.candidate)
             with room_for_entries(), taking_stance("default", backend=backend):
                 self.program.run(RunOptions(forward_once=True))
             self._graphs = backend.graphs
         return self._graphs == 0 and bool(self.evidence.dtype_log())
+
+
+# Programs of one family that run the same code are captured once.
+_COUNTING: weakref.WeakKeyDictionary[Any, dict[Any, CountingBackend]] = weakref.WeakKeyDictionary()
+
+
+def _counting_backend(candidate: Subject) -> CountingBackend:
+    if candidate.family is None:
+        return CountingBackend()
+    original = original_of(candidate.call)
+    code = getattr(original, "__code__", type(original))
+    return _COUNTING.setdefault(candidate.family, {}).setdefault(code, CountingBackend())
 
 
 # --- The reference once more ----------------------------------------------------------------------
