@@ -115,6 +115,16 @@ def original_of(function: Any) -> Any:
     return function
 
 
+def uncompiled(function: Any) -> Any:
+    """The same program without the `torch.compile` around it; `function` itself if there is none.
+
+    What is compiled inside of it stays compiled.
+    """
+    if is_compiled_in_place(function):
+        return function._call_impl
+    return original_of(function)
+
+
 def compile_like(function: Any, other: Callable[..., Any]) -> Any:
     """Compile `other` as `function` is compiled: by the same backend, with the same options.
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from paritas._torch.dynamo import original_of
+from paritas._torch.dynamo import backends_of, original_of, uncompiled
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.cut_models import Rest, Side
 from paritas.checks.failures import Explainer, FailedPair
@@ -29,7 +30,6 @@ from paritas.execution.blocks import (
 )
 from paritas.execution.evidence import OWN_ERRORS, Demand, Evidence
 from paritas.execution.observation import (
-    INPUT,
     MOST_KEPT,
     OUTPUT,
     RunOptions,
@@ -43,6 +43,7 @@ from paritas.execution.subjects import ForeignProgram, Inputs, inspect_subject
 from paritas.numerics import criterion
 from paritas.numerics.automatic import RUNS, NoEvidence
 from paritas.numerics.bits import is_inexact
+from paritas.numerics.contents import map_leaves
 from paritas.numerics.flattening import flattened
 from paritas.numerics.metrics import promotable
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
@@ -218,7 +219,7 @@ class BlocksCheck:
             UsageError: a model has no blocks, or the candidate has others than the reference.
         """
         ours = dict(reachable_modules(reference, original_of))
-        if original_of(reference) is not reference:
+        if backends_of(reference):
             raise UsageError("by='blocks' needs a reference that is not compiled")
         if isinstance(candidate, ForeignProgram):
             raise UsageError(f"by='blocks' cannot enter a candidate of {candidate.name}")
@@ -240,7 +241,7 @@ class BlocksCheck:
                 )
         self.reference = Side(reference, reference, ours, blocks)
         others = {name: known[name] for name in blocks}
-        self.candidate = Side(candidate, original_of(candidate), theirs, others)
+        self.candidate = Side(candidate, uncompiled(candidate), theirs, others)
         self.config = dataclasses.replace(config, raise_on_mismatch=False)
         self.tell = tell
         self.failed: list[FailedPair] = []
@@ -290,7 +291,8 @@ class _OneCheck:
         if not self.config.enabled:
             note = "comparison was switched off (enabled=False); both sides ran"
             return Verdict(coverage=Coverage(), notes=(note,), enabled=False)
-        self._report_changed(prints)
+        if self._report_changed(prints):
+            return self._verdict(recorder)
         if whole.natives[0].error is None:
             self._check_pieces(whole, recorder)
         noise = ComposedNoise(
@@ -371,6 +373,7 @@ class _OneCheck:
             if evidence is None or evidence.native[0].error is not None:
                 return
             self._check_replay(label, call, one)
+            call.keep_returned(evidence.native[0])
             arbiter = evidence.arbiter() if keeps_errors else None
         if arbiter is not None:
             self.errors[call.name, call.number] = dict(_errors(evidence.native[0], arbiter[0]))
@@ -390,6 +393,9 @@ class _OneCheck:
         reference = inspect_subject(pair[0], "reference", "framework_model")
         candidate = inspect_subject(pair[1], "candidate", "compiled_model", reference.state)
         candidate = dataclasses.replace(candidate, family=self.check.candidate.given)
+        if not upstream:  # nothing is differentiated, but the model may write to these values
+            detached = map_leaves([list(inputs.args), inputs.kwargs], _detached)
+            inputs = Inputs(tuple(detached[0]), detached[1])
         rng.restore()
         one = Verification(reference, candidate, inputs, config, 0, lambda _: None)
         one.conditions = dataclasses.replace(
@@ -397,7 +403,10 @@ class _OneCheck:
             upstream=upstream,
             gradients=one.conditions.gradients and bool(upstream),
         )
-        verdict = one.run()
+        with warnings.catch_warnings():
+            # Dynamo reads the gradients of all inputs; those of a block need not be leaves.
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+            verdict = one.run()
         self._take(verdict, label, names or {})
         if not verdict.passed and len(self.check.failed) == 0 and not names:
             self.check.failed.append(FailedPair(*pair, [inputs]))
@@ -425,11 +434,6 @@ class _OneCheck:
         """Check that a block alone computes what it computed inside of the model."""
         returned = flattened(bring_back(call.result), OUTPUT).leaves
         expected = {output(path): leaf for path, leaf in returned.items()}
-        if not call.inputs_twice and one.conditions.gradients:
-            expected |= {
-                gradient(f"{INPUT}{path}"): parked.back()
-                for (_, path), parked in call.returned.items()
-            }
         self._check_values(label, expected, one)
 
     def _check_values(self, label: str, expected: Mapping[Item, Any], one: Verification) -> None:
@@ -504,12 +508,15 @@ class _OneCheck:
         item = harness(label).during(0, self.number)
         self.out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
 
-    def _report_changed(self, prints: _Fingerprints) -> None:
-        for name in prints.changed():
+    def _report_changed(self, prints: _Fingerprints) -> bool:
+        """Whether a call has changed parameters; they cannot be restored."""
+        changed = prints.changed()
+        for name in changed:
             item = Item(ItemKind.STATE_AFTER_CALL, name).during(0, self.number)
             reason = "a call changes this parameter, which a check by blocks does not copy"
             advice = "it was not restored; check the whole model with by='whole'"
             self.out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
+        return bool(changed)
 
     def _verdict(self, recorder: Recorder) -> Verdict:
         cut = [name for name in recorder.blocks if name not in recorder.uncut]
@@ -533,6 +540,10 @@ class _OneCheck:
             notes.append(_FUSIONS)
         self.out.notes[:0] = notes
         return self.out.verdict(strict=self.config.strict)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _errors(native: Observation, arbiter: Observation) -> Iterator[tuple[str, Parked]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.dynamo import compile_like
-from paritas.execution.block_runs import bring_back
+from paritas.execution.block_runs import bring_back, version_of
 from paritas.execution.blocks import (
     RESULTS,
     ReachedInsideError,
@@ -22,6 +22,7 @@ from paritas.execution.blocks import (
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.observation import INPUT, OUTPUT, cotangent
 from paritas.execution.subjects import Inputs, inspect_subject
+from paritas.numerics.contents import leaves, map_leaves
 from paritas.numerics.flattening import flattened
 from paritas.results.items import Item, output
 
@@ -84,12 +85,15 @@ class Rest:
         self.uncut: dict[str, str] = {}
         self._inputs = inputs
         self._left_out: dict[str, frozenset[int | str]] = {}
+        self._written: set[str] = set()
 
     def inputs(self) -> Inputs:
         """The inputs of the model, and the results of its blocks."""
         results = {
             name: [bring_back(call.result) for call in calls] for name, calls in self.calls.items()
         }
+        # A leaf that requires grad cannot be written to.
+        results |= {name: map_leaves(results[name], _not_a_leaf) for name in self._written}
         return Inputs(self._inputs.args, {**self._inputs.kwargs, RESULTS: results})
 
     @contextlib.contextmanager
@@ -97,8 +101,7 @@ class Rest:
         """The rest of both models, while their blocks are replaced by cuts."""
         with self._cut_side(self.reference, {}) as (mine, cuts):
             same = self.candidate.call is self.reference.call
-            known = cuts if same else {}
-            with self._cut_side(self.candidate, known) as (theirs, _):
+            with self._cut_side(self.candidate, cuts) as (theirs, _):
                 yield mine, self.candidate.like(mine if same else theirs)
 
     @contextlib.contextmanager
@@ -142,7 +145,9 @@ class Rest:
             rng.restore()
             try:
                 with torch.no_grad():
+                    given = inputs.kwargs[RESULTS]
                     _, taken = rest(*inputs.args, **inputs.kwargs)
+                self._written |= {name for name, one in given.items() if _is_written(one)}
             except ReachedInsideError:
                 raise
             except Exception:
@@ -151,7 +156,7 @@ class Rest:
                 return {}  # the check itself shows what the candidate raises
             finally:
                 state.restore()
-            return find_passages(inputs.kwargs[RESULTS], taken)
+            return find_passages(given, taken)
 
     def upstream(self, native: Observation, seed: int) -> dict[Item, Tensor]:
         """The upstream gradients of the model's outputs, and of what the blocks get."""
@@ -173,8 +178,8 @@ class Rest:
         }
         for calls in self.calls.values():
             for call in calls:
-                leaves = flattened(bring_back([call.args, call.kwargs]), _taken_path(call)).leaves
-                found |= {output(path): leaf for path, leaf in leaves.items()}
+                taken = flattened(bring_back([call.args, call.kwargs]), _taken_path(call)).leaves
+                found |= {output(path): leaf for path, leaf in taken.items()}
         return found
 
     def release(self, call: BlockCall) -> None:
@@ -198,6 +203,19 @@ class Rest:
                     place = f"{INPUT}[{RESULTS!r}][{call.name!r}][{call.number}]{path}"
                     names[place] = f"result of {call.name}{number} {path}".rstrip()
         return names
+
+
+def _not_a_leaf(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+        return leaf
+    with torch.enable_grad():
+        return leaf.view_as(leaf)
+
+
+def _is_written(results: Any) -> bool:
+    """Whether copies have been written to since they were made."""
+    tensors = [leaf for _, leaf in leaves(results) if isinstance(leaf, torch.Tensor)]
+    return any(version_of(tensor) > 0 for tensor in tensors)
 
 
 def _inner_path(item: Item) -> str:

@@ -19,9 +19,9 @@ from paritas.execution.observation import INPUT, OUTPUT, Observation, RunOptions
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import Inputs
 from paritas.numerics.bits import is_inexact
-from paritas.numerics.contents import contents, map_leaves
+from paritas.numerics.contents import contents, leaves, map_leaves
 from paritas.numerics.flattening import flattened, is_dense
-from paritas.results.items import Item, output
+from paritas.results.items import Item, gradient, output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -49,16 +49,10 @@ class Parked:
         self._value = copied.to("cpu").requires_grad_(tensor.requires_grad)
 
     def back(self) -> Tensor:
-        """The tensor, on its device; it may share memory with this copy.
-
-        If it requires grad it is not a leaf: the model may write to it.
-        """
+        """The tensor, on its device; it may share memory with this copy."""
         value = self._value.detach().to(self._device)
         value = value.expand(self._shape) if value.shape != self._shape else value
-        if not self._value.requires_grad:
-            return value
-        with torch.enable_grad():
-            return value.requires_grad_().view_as(value)
+        return value.requires_grad_(self._value.requires_grad)
 
 
 class Garage:
@@ -146,9 +140,8 @@ class BlockCall:
         buffers: its parked buffers before, if it was called before.
         result: what it returned, parked.
         upstream: output -> its upstream gradient, parked.
-        returned: (0 for positional or 1 for keyword, path) -> the gradient that it returned for
-            that argument, parked.
-        inputs_twice: an argument was given twice; the gradients of its places were added.
+        returned: (0 for positional or 1 for keyword, path) -> the gradient that it computes for
+            that argument, parked; known once it has run alone.
     """
 
     name: str
@@ -161,12 +154,19 @@ class BlockCall:
     result: Any = None
     upstream: dict[Item, Parked] = dataclasses.field(default_factory=dict)
     returned: dict[tuple[int, str], Parked] = dataclasses.field(default_factory=dict)
-    inputs_twice: bool = False
 
     @property
     def is_random(self) -> bool:
         """Whether it drew random numbers."""
         return not self.draws[0].same_torch(self.draws[1])
+
+    def keep_returned(self, native: Observation) -> None:
+        """Keep the gradients of its arguments, from a run of the block alone."""
+        for place, tree in enumerate((self.args, self.kwargs)):
+            for path, _ in leaves(tree):
+                value = native.gradients.get(gradient(f"{INPUT}{path}"))
+                if value is not None:
+                    self.returned[place, path] = Parked(value)
 
     def inputs(self) -> Inputs:
         """Its inputs, on their devices."""
@@ -256,7 +256,7 @@ class Recorder(_Hooks):
     def enter_block(
         self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Copy the arguments, and hand over aliases that show the gradients returned for them."""
+        """Copy the arguments."""
         number = len(self.calls[name])
         now = RandomState.of_torch()
         call = BlockCall(
@@ -268,37 +268,21 @@ class Recorder(_Hooks):
             draws=(now, now),
             buffers=self._garage.park_tree(dict(block.named_buffers())) if number else {},
         )
-        aliases: dict[int, Tensor] = {}
-        places = (list(args), 0), (kwargs, 1)
-        for tree, place in places:
-            for path, leaf in contents(tree):
-                if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
-                    continue
-                call.inputs_twice |= id(leaf) in aliases
-                if torch.is_grad_enabled() and is_dense(leaf) and id(leaf) not in aliases:
-                    aliases[id(leaf)] = alias = leaf.view_as(leaf)
-                    alias.register_hook(self._keep_in(call.returned, (place, path)))
-
-        def handed(leaf: Any) -> Any:
-            return aliases.get(id(leaf), leaf)
-
-        given = tuple(map_leaves(list(args), handed)), map_leaves(kwargs, handed)
-        opened = call, given, _marks(*given), {id(alias) for alias in aliases.values()}
-        return opened, *given
+        given = args, kwargs
+        return (call, given, _marks(*given)), *given
 
     def leave_block(
         self, name: str, opened: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
         """Copy the result, and watch for its upstream gradients."""
-        call, given, marks, aliases = opened
+        call, given, marks = opened
         now = _marks(*given)
         written = [path for path in {**marks, **now} if marks.get(path) != now.get(path)]
         if written:
             self.uncut[name] = f"it writes to its argument {written[0]}"
-        # A tensor that goes through unchanged gets the gradients of both its uses.
-        result = map_leaves(
-            result, lambda leaf: leaf.view_as(leaf) if id(leaf) in aliases else leaf
-        )
+        # A tensor that goes through unchanged would show the gradients of both its uses.
+        own = {id(leaf) for tree in given for _, leaf in leaves(tree)}
+        result = _map_tuples(result, lambda leaf: leaf.view_as(leaf) if id(leaf) in own else leaf)
         call.result = self._garage.park_tree(result)
         call.draws = call.draws[0], RandomState.of_torch()
         watched: set[int] = set()
@@ -310,10 +294,30 @@ class Recorder(_Hooks):
         return result
 
     def _keep_in(self, table: dict[Any, Parked], key: Any) -> Callable[[Tensor], None]:
-        def keep(gradient: Tensor) -> None:
-            table[key] = Parked(gradient)
+        def keep(value: Tensor) -> None:
+            table[key] = Parked(value)
 
         return keep
+
+
+def _with_others(
+    args: tuple[Any, ...], kwargs: dict[str, Any], other: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with other tensors; lists and objects stay the same: a block may write to them."""
+    return (
+        tuple(_map_tuples(value, other) for value in args),
+        {key: _map_tuples(value, other) for key, value in kwargs.items()},
+    )
+
+
+def _map_tuples(value: Any, other: Callable[[Any], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return other(value)
+    if type(value) is not tuple:
+        return value
+    mapped = tuple(_map_tuples(one, other) for one in value)
+    same = all(new is old for new, old in zip(mapped, value, strict=True))
+    return value if same else mapped
 
 
 def _marks(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -364,9 +368,7 @@ class Shaken(_Hooks):
                 moved[id(leaf)] = _moved(leaf, None, seed + len(moved))
             return moved[id(leaf)]
 
-        kept = list(args), kwargs  # keeps them alive, which identifies them
-        given = tuple(map_leaves(kept[0], move)), map_leaves(kept[1], move)
-        return (number, seed), *given
+        return (number, seed), *_with_others(args, kwargs, move)
 
     def leave_block(
         self, name: str, opened: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import fnmatch
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from paritas._torch.tensors import INTERNALS
 from paritas.errors import UsageError, did_you_mean
+from paritas.execution.reachable import original_of
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
 
@@ -205,7 +207,8 @@ class Cut(nn.Module):
         """
         nn.Module.__init__(self)
         for key, value in vars(block).items():
-            if key not in INTERNALS:
+            # Some libraries replace the method `forward` of single modules.
+            if key not in INTERNALS and key != "forward":
                 self.__dict__[key] = value
         self.cut_name = name
         self.cut_left_out = left_out
@@ -229,10 +232,26 @@ class Cut(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """Refuse what only the block has."""
-        block = self.__dict__["cut_block"]()
+        known = self.__dict__.get("cut_block")
+        block = None if known is None else known()
         if block is not None and hasattr(block, name):
             raise ReachedInsideError(self.__dict__["cut_name"], name)
         return nn.Module.__getattr__(self, name)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Refuse a module of a block that is a container."""
+        raise ReachedInsideError(self.cut_name, f"[{place!r}]")
+
+    def __iter__(self) -> Iterator[Any]:
+        """Refuse the modules of a block that is a container."""
+        raise ReachedInsideError(self.cut_name, "its modules")
+
+    def __len__(self) -> int:
+        """Refuse the number of modules of a block that is a container."""
+        raise ReachedInsideError(self.cut_name, "its modules")
+
+    def __bool__(self) -> bool:
+        return True
 
 
 @torch.compiler.disable
@@ -248,10 +267,17 @@ Cut.__call__ = nn.Module.__call__
 
 def make_cut(block: nn.Module, name: str, left_out: frozenset[int | str] = frozenset()) -> Cut:
     """A cut that is also an instance of the block's class."""
-    kind: Any = type(f"Cut{type(block).__name__}", (Cut, type(block)), {"__module__": __name__})
-    made: Cut = kind.__new__(kind)
+    block = original_of(block)
+    kind = _cut_class(type(block))
+    made = kind.__new__(kind)
     Cut.__init__(made, block, name, left_out)
     return made
+
+
+@functools.cache
+def _cut_class(block: type) -> type[Cut]:
+    # One class for all cuts of a class: compiled code depends on it.
+    return type(f"Cut{block.__name__}", (Cut, block), {"__module__": __name__})
 
 
 @contextlib.contextmanager

@@ -248,12 +248,9 @@ class SubjectLift:
         evidence.tell("running the candidate in float64 (a compiler works on the first call)")
         used = frozenset(evidence.dtypes)
         if self.candidate.is_compiled:
-            backend = lifted_backend(
-                self.candidate.family or self.candidate.call,
-                self.candidate.backends[0],
-                evidence.dtype,
-                used,
-            )
+            family = self.candidate.family
+            family = self.candidate.call if family is None else family
+            backend = lifted_backend(family, self.candidate.backends[0], evidence.dtype, used)
             with room_for_entries(), taking_stance("default", backend=backend):
                 seen = self._run_wide()
             self._graphs = backend.graphs or None  # native code may compile even if wide code fails
