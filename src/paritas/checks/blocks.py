@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from paritas._torch.dynamo import backends_of, original_of, uncompiled
+from paritas._torch.memory import is_out_of_memory
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.cut_models import Rest, Side
 from paritas.checks.failures import Explainer, FailedPair
@@ -265,7 +266,6 @@ class _OneCheck:
         self.errors: dict[tuple[str, int], dict[str, Parked]] = {}
         # Parameter -> the sum of its gradients in all pieces, and the parameter itself.
         self.summed: dict[int, tuple[Tensor, Tensor]] = {}
-        self.seen_of: set[int] = set()
 
     def run(self) -> Verdict:
         check = self.check
@@ -322,7 +322,9 @@ class _OneCheck:
         rest = Rest(self.check.reference, self.check.candidate, self.inputs, calls)
         try:
             rest.look_for_passages(self.rng)
-        except Exception as error:  # noqa: BLE001  (a finding says that it cannot be cut)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             reason = f"without its blocks, the model raises {in_one_line(error, 120)}"
             self._unverified(BETWEEN, reason, _NO_CUT_ADVICE)
             return
@@ -457,7 +459,6 @@ class _OneCheck:
     def _add_gradients(self, subject: Subject, native: Observation) -> None:
         for name, parameter in subject.state.tensors.items():
             value = native.gradients.get(gradient(name))
-            self.seen_of.add(id(parameter))
             if value is not None:
                 kept = keep_gradient(value).double()
                 known = self.summed.get(id(parameter))
