@@ -262,7 +262,9 @@ class _OneCheck:
         self.number = number
         self.rng = RandomState.now()
         self.out = CollectedFindings()
+        # What pieces note and skip -> the pieces.
         self.notes: dict[str, list[str]] = collections.defaultdict(list)
+        self.skipped: dict[str, list[str]] = collections.defaultdict(list)
         self.errors: dict[tuple[str, int], dict[str, Parked]] = {}
         # Parameter -> the sum of its gradients in all pieces, and the parameter itself.
         self.summed: dict[int, tuple[Tensor, Tensor]] = {}
@@ -500,7 +502,7 @@ class _OneCheck:
             self.out.findings.append(msgspec.structs.replace(finding, item=item))
         self.out.compared += verdict.coverage.compared
         for skipped in verdict.coverage.skipped:
-            self.notes[f"not compared: {skipped}"].append(label)
+            self.skipped[skipped].append(label)
         self.out.unmatched += [f"{label}: {one}" for one in verdict.coverage.unmatched]
         for note in verdict.notes:
             self.notes[note].append(label)
@@ -521,13 +523,8 @@ class _OneCheck:
 
     def _verdict(self, recorder: Recorder) -> Verdict:
         cut = [name for name in recorder.blocks if name not in recorder.uncut]
-        for note, labels in self.notes.items():
-            others = f" and {counted(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
-            text = f"{labels[0]}{others}: {note}"
-            if note.startswith("not compared: "):
-                self.out.skipped.append(text.replace("not compared: ", "", 1))
-            else:
-                self.out.notes.append(text)
+        self.out.notes += _with_labels(self.notes)
+        self.out.skipped += _with_labels(self.skipped)
         first = (
             f"checked by blocks: {counted(len(cut), 'block')} ({enumerated(cut, _MOST_NAMED)}), "
             "what lies between them, and the whole model natively"
@@ -541,6 +538,13 @@ class _OneCheck:
             notes.append(_FUSIONS)
         self.out.notes[:0] = notes
         return self.out.verdict(strict=self.config.strict)
+
+
+def _with_labels(texts: Mapping[str, list[str]]) -> Iterator[str]:
+    """Each text once, with the pieces that it is about."""
+    for text, labels in texts.items():
+        others = f" and {counted(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
+        yield f"{labels[0]}{others}: {text}"
 
 
 def _detached(leaf: Any) -> Any:
