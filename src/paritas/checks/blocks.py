@@ -564,8 +564,9 @@ def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> boo
     """Whether two native runs differ by no more than the error of one of them."""
     arbiter = evidence.arbiter()
     true = None if arbiter is None else arbiter[0].value(item)
-    known = [one for one in (value, alone, true) if is_inexact(one)]
-    if len(known) < 3 or not value.shape == alone.shape == true.shape:  # noqa: PLR2004
+    if true is None or not all(map(is_inexact, (value, alone, true))):
+        return False
+    if not value.shape == alone.shape == true.shape:
         return False
     apart = criterion.rms_difference(value, alone)
     return apart <= OWN_ERRORS * criterion.rms_difference(alone, true)

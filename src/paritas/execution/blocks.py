@@ -197,6 +197,9 @@ class Cut(nn.Module):
     parameters and submodules.
     """
 
+    # The block's class may replace it, for example to recompute activations.
+    __call__ = nn.Module.__call__
+
     def __init__(self, block: nn.Module, name: str, left_out: frozenset[int | str]) -> None:
         """Cut a block out.
 
@@ -254,21 +257,18 @@ class Cut(nn.Module):
         return True
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _advance(before: RandomState, after: RandomState) -> None:
     """Move the generators as the block does, unless they draw other numbers in this run."""
     if before.same_torch(RandomState.of_torch()):
         after.restore()
 
 
-# The block's class may replace it, for example to recompute activations.
-Cut.__call__ = nn.Module.__call__
-
-
 def make_cut(block: nn.Module, name: str, left_out: frozenset[int | str] = frozenset()) -> Cut:
     """A cut that is also an instance of the block's class."""
     block = original_of(block)
-    kind = _cut_class(type(block))
+    own: Any = type(block)
+    kind = _cut_class(own)
     made = kind.__new__(kind)
     Cut.__init__(made, block, name, left_out)
     return made
@@ -277,7 +277,9 @@ def make_cut(block: nn.Module, name: str, left_out: frozenset[int | str] = froze
 @functools.cache
 def _cut_class(block: type) -> type[Cut]:
     # One class for all cuts of a class: compiled code depends on it.
-    return type(f"Cut{block.__name__}", (Cut, block), {"__module__": __name__})
+    made: Any = type(f"Cut{block.__name__}", (Cut, block), {"__module__": __name__})
+    kind: type[Cut] = made
+    return kind
 
 
 @contextlib.contextmanager
