@@ -116,6 +116,29 @@ def original_of(function: Any) -> Any:
     return function
 
 
+def uncompiled(function: Any) -> Any:
+    """The same program without the `torch.compile` around it; `function` itself if there is none.
+
+    What is compiled inside of it stays compiled.
+    """
+    if is_compiled_in_place(function):
+        return function._call_impl
+    return original_of(function)
+
+
+def compile_like(function: Any, other: Callable[..., Any]) -> Any:
+    """Compile `other` as `function` is compiled: by the same backend, with the same options.
+
+    Dynamo keeps compiled code with the code of a class and checks its assumptions at each call, so
+    modules that differ only in their weights are compiled once.
+    """
+    for context in _find_contexts(function):
+        made: Any = context(other)
+        return made
+    message = f"{function!r:.80} is not a result of torch.compile"
+    raise UnsupportedTorchError(message)
+
+
 @contextlib.contextmanager
 def room_for_entries() -> Iterator[None]:
     """Temporarily raise Dynamo's recompile limit."""

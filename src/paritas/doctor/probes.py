@@ -188,6 +188,19 @@ def lifting() -> None:
     expect("its gradient in float64", float((slope - wanted).abs().max()) < 1e-14)  # noqa: PLR2004
 
 
+def memory() -> None:
+    """Errors that say that memory ran out are recognized, with the size that was needed."""
+    from paritas._torch.memory import bytes_asked, free_bytes, is_out_of_memory
+
+    try:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    except RuntimeError as error:
+        expect("an allocation that is too large", is_out_of_memory(error))
+        expect("its size", bytes_asked(error), 1 << 60)
+    free = free_bytes(torch.device("cpu"))
+    expect("free memory", free is None or free > 0)
+
+
 def modules() -> None:
     """Tensors of a module can be replaced without registering them."""
     from paritas._torch.tensors import INTERNALS, tensor_slots
@@ -531,6 +544,28 @@ def compiled() -> None:
     names = [backend_name(backend) for backend in backends_of(run)]
     expect("backends of a compiled function", names, ["eager"])
     expect("the function that was compiled", original_of(run) is _wave)
+
+
+def compiled_alike() -> None:
+    """A part of a compiled module is compiled like the module, and equal parts only once."""
+    from paritas._torch.dynamo import compile_like, uncompiled
+
+    count = 0
+
+    def backend(graph: Any, example_inputs: Any) -> Any:
+        nonlocal count
+        del example_inputs
+        count += 1
+        return graph.forward
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    run = torch.compile(model, backend=backend)
+    for part in model:
+        compile_like(run, part)(torch.ones(1, 2))
+    expect("compilations of two equal modules", count, 1)
+    model.compile(backend=backend)
+    uncompiled(model)(torch.ones(1, 2))
+    expect("compilations of a module without its compiler", count, 1)
 
 
 def fusion_options() -> None:

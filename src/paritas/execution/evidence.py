@@ -256,6 +256,8 @@ class Evidence(Generic[P_co]):
         """The reference in float64, call by call, or None if that is not possible."""
         if not self._is_asked:
             self._is_asked = True
+            if not self._program.can_be_lifted:
+                return None
             if self.is_narrow:
                 quick = self._program.quick_wide()
                 self._arbiter = self._lifted() if quick is None else [quick]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from paritas._torch.dynamo import (
     CountingBackend,
     count_graph_breaks,
+    original_of,
     room_for_entries,
     run_as_it_is,
 )
@@ -255,9 +257,9 @@ class SubjectLift:
         evidence.tell("running the candidate in float64 (a compiler works on the first call)")
         used = frozenset(evidence.dtypes)
         if self.candidate.is_compiled:
-            backend = lifted_backend(
-                self.candidate.call, self.candidate.backends[0], evidence.dtype, used
-            )
+            family = self.candidate.family
+            family = self.candidate.call if family is None else family
+            backend = lifted_backend(family, self.candidate.backends[0], evidence.dtype, used)
             before = count_graph_breaks()
             with room_for_entries(), taking_stance("default", backend=backend), one_unit():
                 seen = self._run_wide()
@@ -297,7 +299,8 @@ class SubjectLift:
         arbiter = evidence.arbiter()
         if not evidence.casts or arbiter is None:
             return False
-        backend = lifted_backend(self.candidate.call, run_as_it_is, evidence.dtype, used)
+        family = self.candidate.call if self.candidate.family is None else self.candidate.family
+        backend = lifted_backend(family, run_as_it_is, evidence.dtype, used)
         with room_for_entries(), taking_stance("default", backend=backend):
             (seen,) = run_quietly(
                 self.program, RunOptions(wide=True, forward_once=True), WideDefault()
@@ -353,11 +356,23 @@ class SubjectLift:
         if not self.candidate.is_compiled:
             return False
         if self._graphs is None:
-            backend = CountingBackend()
+            backend = _counting_backend(self.candidate)
             with room_for_entries(), taking_stance("default", backend=backend):
                 self.program.run(RunOptions(forward_once=True))
             self._graphs = backend.graphs
         return self._graphs == 0 and bool(self.evidence.dtype_log())
+
+
+# Programs of one family that run the same code are captured once.
+_COUNTING: weakref.WeakKeyDictionary[Any, dict[Any, CountingBackend]] = weakref.WeakKeyDictionary()
+
+
+def _counting_backend(candidate: Subject) -> CountingBackend:
+    if candidate.family is None:
+        return CountingBackend()
+    original = original_of(candidate.call)
+    code = getattr(original, "__code__", type(original))
+    return _COUNTING.setdefault(candidate.family, {}).setdefault(code, CountingBackend())
 
 
 # --- The reference once more ----------------------------------------------------------------------
