@@ -1,0 +1,725 @@
+"""judge_kernel(): does a kernel compute what its reference computes, on more than one input?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas.checks.comparer import CollectedFindings
+from paritas.errors import UsageError
+from paritas.execution.observation import input_tensors
+from paritas.execution.saved_state import RandomState
+from paritas.execution.subjects import Inputs, VerifyConfig, usable_device
+from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
+from paritas.kernels.comparing import (
+    RemoteLift,
+    calls_reference,
+    compare_call,
+    encode_inputs,
+    ended_verdict,
+    forbidden_calls,
+    outside_findings,
+    setting_findings,
+    stand_in,
+)
+from paritas.kernels.references import KernelTask, RefusedCase
+from paritas.kernels.sides import load_side, parse_side, resolve_inputs
+from paritas.kernels.wire import WireError, decode, encode
+from paritas.kernels.workers import CandidateEnded, CandidateProcess, Nursery
+from paritas.numerics.metrics import bitwise_equal
+from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.items import Item, ItemKind, harness
+from paritas.results.kernels import (
+    CaseEnd,
+    CaseFamily,
+    KernelReport,
+    KernelRow,
+    TaskRating,
+)
+from paritas.results.progress import Progress, shows_progress
+from paritas.results.wording import counted, enumerated
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.kernels.references import ReferenceRun
+    from paritas.kernels.sides import SideName
+
+DEFAULT_CASES = 40
+# A candidate that ends its process this often is not called again.
+_MOST_RESTARTS = 3
+# Only the first failing cases are diagnosed: that takes longer than judging them.
+_MOST_EXPLAINED = 2
+_GIB = 1 << 30
+PROMISES = {
+    "shapes": CaseFamily.SIZES,
+    "layouts": CaseFamily.LAYOUTS,
+    "dtypes": CaseFamily.DTYPES,
+    "weights": CaseFamily.WEIGHTS,
+    "finite": CaseFamily.NONFINITE,
+    "aliases": CaseFamily.ALIASES,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelOptions:
+    """How a kernel is judged.
+
+    Attributes:
+        cases: how many cases are made.
+        seconds: after this time no further case is begun.
+        call_seconds: the time limit of one call of the candidate.
+        seed: of everything that is drawn.
+        device: where both sides run.
+        fixed: what the task promises not to change: names of `PROMISES`.
+        forbid: operators that the candidate must not call.
+        gradients: compare gradients of inputs and parameters too.
+        memory: how many bytes the candidate may allocate; 0 for no limit.
+        strict: count unstable findings as failures.
+        stop_early: end at the first case that fails.
+    """
+
+    cases: int = DEFAULT_CASES
+    seconds: float = 120.0
+    call_seconds: float = 20.0
+    seed: int = 0
+    device: str = "cpu"
+    fixed: frozenset[str] = frozenset()
+    forbid: tuple[str, ...] = ()
+    gradients: bool = False
+    memory: int = 8 * _GIB
+    strict: bool = False
+    stop_early: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.fixed - PROMISES.keys())
+        if unknown:
+            raise UsageError(f"fixed={unknown[0]!r}: known are {', '.join(PROMISES)}")
+        if self.cases < 1:
+            raise UsageError(f"the number of cases must be 1 or more, got {self.cases}")
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedCase:
+    """A case with what the reference computed on it.
+
+    Attributes:
+        case: the case.
+        run: the reference's run.
+        row: the result; None as long as it is not judged.
+    """
+
+    case: KernelCase
+    run: ReferenceRun
+    row: KernelRow | None = None
+
+
+# --- The public function --------------------------------------------------------------------------
+
+
+@shows_progress
+def judge_kernel(
+    reference: str | os.PathLike[str] | Callable[..., Any],
+    candidate: str | os.PathLike[str] | Callable[..., Any],
+    options: KernelOptions | None = None,
+    *,
+    inputs: str | Callable[[], Any] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> KernelReport:
+    """Judge a kernel that may cheat against its reference, on many cases.
+
+    The candidate runs in a process of its own, which never holds the reference's outputs.
+
+    Args:
+        reference: `file.py` with a class `Model`, `file.py:name`, `package.module:name`, an
+            operator such as `aten.softmax.int`, or a function or class of an importable module.
+        candidate: the same; in a file, the class `ModelNew`.
+        options: how many cases, what the task promises, limits; see `KernelOptions`.
+        inputs: makes the inputs, or the name of a function that does; by default the function
+            `get_inputs` beside the reference, or torch's own samples for an operator.
+        on_progress: called with a short text before each step that may take long.
+
+    Returns:
+        The report, true if the candidate computes what the reference computes.
+
+    Raises:
+        UsageError: the reference or the candidate cannot be found, or the inputs are not valid.
+    """
+    with KernelJudge(reference, options, inputs=inputs, on_progress=on_progress) as judge:
+        return judge.judge(candidate)
+
+
+class KernelJudge:
+    """A task, and a process from which candidates are started: for many candidates of one task.
+
+    Attributes:
+        options: how candidates are judged.
+        task: the reference with its inputs.
+    """
+
+    def __init__(
+        self,
+        reference: str | os.PathLike[str] | Callable[..., Any],
+        options: KernelOptions | None = None,
+        *,
+        inputs: str | Callable[[], Any] | None = None,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
+        """Load the reference, run it on every case, and keep what it computes.
+
+        Raises:
+            UsageError: the reference or its inputs cannot be used.
+        """
+        self.options = options or KernelOptions()
+        self.tell = on_progress or (lambda _: None)
+        self._nursery = shared_nursery()
+        usable_device(self.options.device)
+        rng = RandomState.now()
+        try:
+            name = parse_side(reference, "REFERENCE")
+            make = resolve_inputs(inputs)
+            self.tell("loading the reference")
+            side = load_side(name, is_candidate=False)
+            self.task = KernelTask(side, make, device=self.options.device, seed=self.options.seed)
+            self.refused: list[str] = []
+            self._cases: list[JudgedCase] | None = None
+        finally:
+            rng.restore()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget the cases."""
+        self._cases = None
+
+    @quietly()
+    def judge(self, candidate: str | os.PathLike[str] | Callable[..., Any]) -> KernelReport:
+        """Judge one candidate."""
+        began = time.monotonic()
+        name = parse_side(candidate, "CANDIDATE")
+        rng = RandomState.now()
+        try:
+            with self._grad_mode():
+                prepared = self.cases()
+                with _Judgement(self, name, prepared, began) as one:
+                    return one.run()
+        finally:
+            rng.restore()
+
+    def cases(self) -> list[JudgedCase]:
+        """The cases that the reference accepts, in the order of the calls, with its runs."""
+        if self._cases is None:
+            self.tell("making cases")
+            with self._grad_mode():
+                self._cases = self._make_cases()
+        return self._cases
+
+    def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.set_grad_enabled(self.options.gradients)
+
+    def _make_cases(self) -> list[JudgedCase]:
+        """Take cases from all families in turn, until there are enough."""
+        runs: dict[int, ReferenceRun] = {}
+        taken: list[KernelCase] = []
+        families = list(self._families())
+        while families and len(taken) < self.options.cases:
+            for family in list(families):
+                case = self._next_accepted(family, runs)
+                if case is None:
+                    families.remove(family)
+                else:
+                    taken.append(case)
+                if len(taken) >= self.options.cases:
+                    break
+        if not taken:
+            reason = self.refused[0] if self.refused else "there are no inputs"
+            raise UsageError(f"the reference accepts none of its inputs: {reason}")
+        ordered = in_calling_order(taken, self.options.seed)
+        return [JudgedCase(case, runs[id(case)]) for case in ordered]
+
+    def _families(self) -> Iterator[Iterator[KernelCase]]:
+        for number, given in enumerate(self.task.given):
+            maker = CaseMaker(
+                self._requiring_grad(given),
+                self._again(number),
+                has_weights=self.task.has_weights,
+                has_modes=self.task.has_modes,
+                seed=self.options.seed + number,
+            )
+            found = maker.all_families()
+            for family, cases in found.items():
+                # Of further sets of inputs, the given values and a few others are enough.
+                if number == 0 or family in {CaseFamily.GIVEN, CaseFamily.VALUES}:
+                    yield cases
+
+    def _again(self, number: int) -> Callable[[int], Inputs] | None:
+        make = self.task.again(number)
+        if make is None:
+            return None
+        return lambda seed: self._requiring_grad(make(seed))
+
+    def _requiring_grad(self, inputs: Inputs) -> Inputs:
+        if not self.options.gradients:
+            return inputs
+        for _, tensor in input_tensors(inputs):
+            if tensor.is_floating_point() and tensor.is_leaf:
+                tensor.requires_grad_()
+        return inputs
+
+    def _next_accepted(
+        self, family: Iterator[KernelCase], runs: dict[int, ReferenceRun]
+    ) -> KernelCase | None:
+        for case in family:
+            try:
+                encode_inputs(case.inputs)
+                runs[id(case)] = self.task.run(case, gradients=self.options.gradients)
+            except RefusedCase as refusal:
+                self.refused.append(f"{case.name}: {refusal}")
+            except WireError as error:
+                raise UsageError(f"an input of the task: {error}") from error
+            else:
+                return case
+        return None
+
+
+# --- One candidate --------------------------------------------------------------------------------
+
+
+class _Judgement:
+    """Judges one candidate on the cases of a task."""
+
+    def __init__(
+        self, judge: KernelJudge, name: SideName, cases: list[JudgedCase], began: float
+    ) -> None:
+        self.judge, self.name, self.cases = judge, name, cases
+        self.options, self.task = judge.options, judge.task
+        self.began = began
+        self.config = VerifyConfig(
+            raise_on_mismatch=False,
+            verify_gradients=self.options.gradients,
+            verify_second_call=False,
+            verify_input_gradients=False,
+            verify_double_backward=False,
+            strict=self.options.strict,
+            seed=self.options.seed,
+        )
+        self.rows: list[KernelRow] = []
+        self.notes: list[str] = []
+        self.process: CandidateProcess | None = None
+        self.restarts = 0
+        self._made: tuple[int, str] | None = None
+        self._weights: Any = None
+        self._stand: Any = None
+        self._names: dict[str, str] = {}
+        self._counts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def run(self) -> KernelReport:
+        from paritas.kernels.vacuous import rate_task
+
+        if self._load():
+            self._call_all()
+        rating = TaskRating()
+        failed = any(not row.status.passes() and not row.is_limit for row in self.rows)
+        if not failed:
+            rating = rate_task(self.cases)
+            only_given = [one for one in rating.given_accepts if one not in rating.accepts]
+            if only_given:
+                self.notes.append(
+                    f"with the given inputs alone, this task accepts {enumerated(only_given, 5)}"
+                )
+        return KernelReport(
+            reference=self.task.side.name.shown,
+            candidate=self.name.shown,
+            rows=tuple(self.rows),
+            refused=tuple(self.judge.refused),
+            rating=rating,
+            notes=tuple(dict.fromkeys(self.notes)),
+            promises=tuple(sorted(self.options.fixed)),
+            strict=self.options.strict,
+            seconds=round(time.monotonic() - self.began, 3),
+        )
+
+    # --- The process of the candidate -------------------------------------------------------------
+
+    def _load(self) -> bool:
+        """Start the candidate; whether it can be called."""
+        self.judge.tell("loading the candidate")
+        collected = CollectedFindings()
+        try:
+            loaded = self._start()
+            if loaded["error"]:
+                return self._failed_to_load(loaded["error"])
+            collected.take(setting_findings(loaded["settings"], "importing the candidate"))
+            collected.take(self._outside(loaded, is_load=True))
+            self._construct(self.cases[0].case)
+        except CandidateEnded as ended:
+            return self._failed_to_load(ended.how)
+        except _CannotConstructError as error:
+            return self._failed_to_load(str(error))
+        if collected.findings:
+            verdict = collected.verdict(strict=self.options.strict)
+            self._add("loading the candidate", CaseFamily.LOADING, verdict)
+        return True
+
+    def _start(self) -> dict[str, Any]:
+        self._end()
+        self.process = CandidateProcess(
+            self.name,
+            self.judge._nursery,  # noqa: SLF001  (the judge's own helper)
+            device=self.options.device,
+            memory=self.options.memory,
+            seconds=max(60.0, self.options.call_seconds * 10),
+        )
+        self._made = self._weights = None
+        return self.process.loaded
+
+    def _end(self) -> None:
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    def _failed_to_load(self, reason: str) -> bool:
+        collected = CollectedFindings(compared=1)
+        words = f"the candidate cannot be loaded: {reason}"
+        collected.add(harness("candidate"), Aspect.EXCEPTION, Status.DIFFERENT, words)
+        verdict = collected.verdict(strict=self.options.strict)
+        self._add("loading the candidate", CaseFamily.LOADING, verdict, ended=CaseEnd.RAISED)
+        return False
+
+    def _construct(self, case: KernelCase) -> None:
+        """Make the candidate's module for a case, unless it is there already."""
+        key = case.construction, case.dtype
+        if self._made == key:
+            return
+        assert self.process is not None  # noqa: S101  (for the type checker)
+        made = self.process.construct(
+            self.task.init,
+            self.options.seed + case.construction,
+            self.options.call_seconds * 3,
+            case.dtype if self.task.side.is_module_class else "",
+        )
+        if made["error"]:
+            raise _CannotConstructError(made["error"])
+        own: dict[str, Tensor] = decode(made["state"])
+        reference = self.task.state((case.construction, case.dtype, 0, None))
+        self._names = match_weights(reference, own)
+        self._stand = stand_in({self._names.get(name, name): v for name, v in own.items()})
+        self._made, self._weights = key, None
+        changed = setting_findings(made["settings"], "constructing the candidate")
+        if changed.findings:
+            self._add(
+                "constructing the candidate",
+                CaseFamily.LOADING,
+                changed.verdict(strict=self.options.strict),
+            )
+
+    def _set_weights(self, case: KernelCase) -> CollectedFindings:
+        """Give the candidate the parameters of the reference of this case."""
+        collected = CollectedFindings()
+        key = self.task.key(case)
+        if self._weights == (key[0], key[1], key[2]) or self.process is None:
+            return collected
+        state = self.task.state(key)
+        values = {name: state[theirs] for name, theirs in self._names.items()}
+        answer = {"error": None}
+        if values:
+            order = {"do": "state", "state": encode(values)}
+            answer = self.process.ask(order, self.options.call_seconds)
+        self._weights = (key[0], key[1], key[2])
+        if answer["error"]:
+            collected.compared += 1
+            reason = f"the candidate's parameters cannot be set: {answer['error']}"
+            collected.add(harness("candidate"), Aspect.STRUCTURE, Status.DIFFERENT, reason)
+        return collected
+
+    def _without_counterpart(self, case: KernelCase) -> list[str]:
+        """Floating parameters of the reference that the candidate does not have."""
+        if not case.weights:
+            return []
+        known = set(self._names.values())
+        state = self.task.state(self.task.key(case))
+        return [
+            name for name, one in state.items() if name not in known and one.is_floating_point()
+        ]
+
+    # --- The cases --------------------------------------------------------------------------------
+
+    def _call_all(self) -> None:
+        for number, judged in enumerate(self.cases):
+            self.judge.tell(Progress("judging cases", number, len(self.cases)))
+            if time.monotonic() - self.began > self.options.seconds:
+                left = counted(len(self.cases) - number, "case")
+                self.notes.append(f"{left} not judged: the time limit was reached")
+                break
+            if self.restarts > _MOST_RESTARTS:
+                self._not_called(judged.case)
+                continue
+            row = self._judge_case(judged)
+            self.cases[number] = dataclasses.replace(judged, row=row)
+            failing = not row.status.passes(strict=self.options.strict) and not row.is_limit
+            if failing and self.options.stop_early:
+                self.notes.append("ended at the first case that fails")
+                return
+        given = next((one for one in self.cases if one.case.name == "as given"), None)
+        if given is not None and self.restarts <= _MOST_RESTARTS:
+            self._watched(given)
+
+    def _not_called(self, case: KernelCase) -> None:
+        collected = CollectedFindings()
+        reason = f"not called: the candidate ended its process {self.restarts} times"
+        collected.add(harness("candidate"), Aspect.HARNESS, Status.UNVERIFIED, reason)
+        verdict = collected.verdict(strict=self.options.strict)
+        self._add(case.name, case.family, verdict, shapes=case.shapes, ended=CaseEnd.NOT_CALLED)
+
+    def _judge_case(self, judged: JudgedCase) -> KernelRow:
+        case = judged.case
+        missing = self._without_counterpart(case)
+        if missing and case.family is CaseFamily.WEIGHTS:
+            return self._add(case.name, case.family, _no_counterpart(missing), shapes=case.shapes)
+        collected = CollectedFindings()
+        try:
+            self._construct_again(case)
+            collected.take(self._set_weights(case))
+            record = self._call(case)
+            collected.take(self._compare(judged, record))
+        except CandidateEnded as ended:
+            return self._ended(case, ended)
+        except _CannotConstructError as error:
+            collected.compared += 1
+            reason = f"the candidate cannot be constructed: {error}"
+            collected.add(harness("candidate"), Aspect.EXCEPTION, Status.DIFFERENT, reason)
+            verdict = collected.verdict(strict=self.options.strict)
+            return self._add(
+                case.name, case.family, verdict, shapes=case.shapes, ended=CaseEnd.RAISED
+            )
+        except WireError as error:
+            collected.compared += 1
+            reason = f"the candidate's process sent a record that cannot be read: {error}"
+            collected.add(harness("candidate"), Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            record = {}
+        return self._add(
+            case.name,
+            case.family,
+            collected.verdict(strict=self.options.strict),
+            shapes=case.shapes,
+            ended=CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED,
+            seconds=float(record.get("seconds", 0.0)),
+            is_empty=any(not t.numel() for _, t in input_tensors(case.inputs)),
+        )
+
+    def _construct_again(self, case: KernelCase) -> None:
+        if self.process is None or self.process.is_gone:
+            loaded = self._start()
+            if loaded["error"]:
+                raise _CannotConstructError(loaded["error"])
+        self._construct(case)
+
+    def _call(self, case: KernelCase, **further: Any) -> dict[str, Any]:
+        assert self.process is not None  # noqa: S101  (for the type checker)
+        self._counts += 1
+        order = {
+            "do": "call",
+            "inputs": encode_inputs(case.inputs),
+            "seed": (self.options.seed * 7919 + self._counts * 104729) % (1 << 31),
+            "pattern": self._counts % 2,
+            "train": case.train if case.train is not None else self._own_mode(case),
+            "reuse": case.reuse,
+            "grad": self.options.gradients,
+            "cotangents": self.options.seed,
+            "native": "float32",
+            "wide": None,
+            **further,
+        }
+        return self.process.ask(order, self.options.call_seconds)
+
+    def _own_mode(self, case: KernelCase) -> bool | None:
+        """The mode of the reference, which a case before may have changed in the candidate."""
+        if not self.task.side.is_module_class:
+            return None
+        return bool(getattr(self.task.subject(case).call, "training", True))
+
+    def _compare(self, judged: JudgedCase, record: dict[str, Any]) -> CollectedFindings:
+        case, run = judged.case, judged.run
+        assert self.process is not None  # noqa: S101  (for the type checker)
+
+        def ask(inputs: Inputs, wide: dict[str, Any]) -> dict[str, Any] | None:
+            try:
+                return self._call(dataclasses.replace(case, inputs=inputs, reuse=False), wide=wide)
+            except CandidateEnded:
+                self.restarts += 1
+                return None
+
+        lift = RemoteLift(
+            run.evidence, self._stand, ask, self._names, self.process.loaded["extensions"]
+        )
+        # Notes are about this candidate, not about the reference.
+        run.evidence.notes.clear()
+        failed = sum(not row.status.passes() for row in self.rows)
+        collected = compare_call(
+            run, record, lift, self._names, self.config, explains=failed < _MOST_EXPLAINED
+        )
+        collected.take(self._outside(record))
+        return collected
+
+    def _outside(self, record: dict[str, Any], *, is_load: bool = False) -> CollectedFindings:
+        assert self.process is not None  # noqa: S101  (for the type checker)
+        own = self.name.file
+        if is_load:  # builds write files
+            reads = [event for event in record["outside"] if event[0] == "reads"]
+            record = {**record, "outside": reads}
+        return outside_findings(
+            record,
+            reference_file=self.task.side.file,
+            own_file=own or self.task.side.file,
+            temporary=self.process.temporary,
+        )
+
+    def _ended(self, case: KernelCase, ended: CandidateEnded) -> KernelRow:
+        self.restarts += 1
+        timed_out = ended.kind == "timed out"
+        return self._add(
+            case.name,
+            case.family,
+            ended_verdict(ended.how, timed_out=timed_out, log=ended.log),
+            shapes=case.shapes,
+            ended=CaseEnd.TIMED_OUT if timed_out else CaseEnd.CRASHED,
+        )
+
+    def _watched(self, given: JudgedCase) -> None:
+        """Call it again with poisoned memory, and look at what it calls."""
+        for pattern in (0, 1):
+            case = dataclasses.replace(
+                given.case,
+                name=f"as given, uninitialised memory filled ({'NaN' if not pattern else 'large'})",
+                family=CaseFamily.MEMORY,
+            )
+            collected = CollectedFindings()
+            try:
+                self._construct_again(case)
+                collected.take(self._set_weights(case))
+                record = self._call(case, watch=True, profile=True, pattern=pattern)
+                collected.take(self._compare(JudgedCase(case, given.run), record))
+                collected.take(calls_reference(record, self.task.side.code_names))
+                collected.take(forbidden_calls(record, self.options.forbid))
+            except CandidateEnded as ended:
+                self._ended(case, ended)
+                continue
+            except (_CannotConstructError, WireError):
+                continue
+            verdict = collected.verdict(strict=self.options.strict)
+            self._add(case.name, case.family, verdict, shapes=case.shapes)
+
+    def _add(
+        self,
+        name: str,
+        family: CaseFamily,
+        verdict: Verdict,
+        *,
+        shapes: str = "",
+        ended: CaseEnd = CaseEnd.RETURNED,
+        seconds: float = 0.0,
+        is_empty: bool = False,
+    ) -> KernelRow:
+        status = verdict.status
+        promised = {PROMISES[one] for one in self.options.fixed}
+        # Refusing a tensor without elements harms nobody; a wrong result of one does.
+        is_limit = family in promised or (is_empty and ended is CaseEnd.RAISED)
+        row = KernelRow(
+            case=name,
+            family=family,
+            inputs=shapes,
+            status=status,
+            ended=ended,
+            is_limit=is_limit and not status.passes(strict=self.options.strict),
+            verdict=verdict,
+            seconds=round(seconds, 6),
+        )
+        self.rows.append(row)
+        return row
+
+
+class _CannotConstructError(Exception):
+    """The candidate's constructor raises."""
+
+
+def _no_counterpart(missing: list[str]) -> Verdict:
+    finding = Finding(
+        item=Item(ItemKind.STATE, missing[0]),
+        aspect=Aspect.STRUCTURE,
+        status=Status.DIFFERENT,
+        reason=(
+            f"{counted(len(missing), 'parameter')} of the reference ({enumerated(missing, 3)}) "
+            "cannot be set in the candidate: no parameter has its name and shape, or its value"
+        ),
+        advice="keep the parameters, or promise fixed weights",
+    )
+    from paritas.results.findings import Coverage
+
+    return Verdict(findings=(finding,), coverage=Coverage(compared=1))
+
+
+def match_weights(reference: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, str]:
+    """The candidate's name of each parameter -> the reference's: by name, or by value."""
+    names = {
+        name: name
+        for name, value in own.items()
+        if name in reference and reference[name].shape == value.shape
+    }
+    left = {name: value for name, value in reference.items() if name not in names}
+    for name, value in own.items():
+        if name in names:
+            continue
+        same = [
+            theirs
+            for theirs, one in left.items()
+            if one.shape == value.shape
+            and one.dtype is value.dtype
+            and bitwise_equal(one.detach().cpu(), value.detach().cpu())
+        ]
+        if len(same) == 1:
+            names[name] = same[0]
+            del left[same[0]]
+    return names
+
+
+# --- One nursery for the whole process ------------------------------------------------------------
+
+_lock = threading.Lock()
+_nurseries: list[Nursery] = []
+
+
+def shared_nursery() -> Nursery:
+    """The nursery of this process; it is started on first use and ends with the process."""
+    import atexit
+
+    with _lock:
+        if not _nurseries:
+            _nurseries.append(Nursery())
+            atexit.register(stop_nursery)
+        return _nurseries[0]
+
+
+def stop_nursery() -> None:
+    """End the nursery and all candidates' processes."""
+    with _lock:
+        while _nurseries:
+            _nurseries.pop().stop()
