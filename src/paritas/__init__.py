@@ -20,6 +20,9 @@ __all__ = [
     "FullValueChecker",
     "GraphReport",
     "Inputs",
+    "KernelJudge",
+    "KernelOptions",
+    "KernelReport",
     "MismatchError",
     "Origin",
     "ParitasError",
@@ -35,6 +38,7 @@ __all__ = [
     "guard",
     "guard_everywhere",
     "judge",
+    "judge_kernel",
     "power",
     "record",
     "sweep",
@@ -52,6 +56,9 @@ _HOMES = {
     "FullValueChecker": "paritas.numerics.checkers",
     "GraphReport": "paritas.results.graph_reports",
     "Inputs": "paritas.execution.subjects",
+    "KernelJudge": "paritas.kernels.judge",
+    "KernelOptions": "paritas.kernels.judge",
+    "KernelReport": "paritas.results.kernels",
     "MismatchError": "paritas.errors",
     "Origin": "paritas.results.findings",
     "ParitasError": "paritas.errors",
@@ -67,6 +74,7 @@ _HOMES = {
     "guard": "paritas.checks.guard",
     "guard_everywhere": "paritas.checks.guard",
     "judge": "paritas.numerics.judge",
+    "judge_kernel": "paritas.kernels.judge",
     "power": "paritas.mutants.power",
     "record": "paritas.recording.record",
     "sweep": "paritas.sweeping.sweep",
@@ -84,6 +92,7 @@ if TYPE_CHECKING:
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.execution.subjects import Inputs, VerifyConfig
     from paritas.graphs.verify import verify_graph
+    from paritas.kernels.judge import KernelJudge, KernelOptions, judge_kernel
     from paritas.mutants.power import power
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
@@ -97,6 +106,7 @@ if TYPE_CHECKING:
     from paritas.results.comparisons import Comparison
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
+    from paritas.results.kernels import KernelReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
     from paritas.sweeping.sweep import sweep

@@ -64,6 +64,7 @@ _HOMES = {
     "demo": "paritas.cli.demo:demo",
     "verify": "paritas.cli.verify:verify",
     "sweep": "paritas.cli.sweep:sweep",
+    "kernel": "paritas.cli.kernel:kernel",
     "run": "paritas.cli.run:run",
     "inspect": "paritas.cli.inspect:inspect",
     "convert": "paritas.cli.convert:convert",

@@ -22,7 +22,7 @@ from paritas.numerics.contents import map_leaves
 from paritas.results.kernels import CaseFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Generator, Tensor
 
@@ -322,35 +322,10 @@ class CaseMaker:
 
     def _sizes(self) -> Iterator[KernelCase]:
         """One group of equal dimensions at a time gets another size."""
-        groups = self._dimension_groups()
+        groups = dimension_groups(self._tensors)
         makers = [self._resized(group) for group in groups]
         for cases in itertools.zip_longest(*makers):
             yield from (case for case in cases if case is not None)
-
-    def _dimension_groups(self) -> list[tuple[str, int, frozenset[tuple[str, int]]]]:
-        """Dimensions that are likely to change together: name, size, (input, dimension)."""
-        places = [
-            (path, dim, size)
-            for path, tensor in self._tensors.items()
-            for dim, size in enumerate(tensor.shape)
-        ]
-        found: dict[frozenset[tuple[str, int]], tuple[str, int]] = {}
-        for key in (
-            lambda _path, _dim, size: (size,),
-            lambda _path, dim, size: (size, dim),
-            lambda path, dim, size: (size, dim - self._tensors[path].dim()),
-            lambda path, dim, size: (size, path, dim),
-        ):
-            together: dict[Any, list[tuple[str, int, int]]] = {}
-            for place in places:
-                together.setdefault(key(*place), []).append(place)
-            for members in together.values():
-                group = frozenset((path, dim) for path, dim, _ in members)
-                path, dim, size = members[0]
-                found.setdefault(group, (f"dimension {dim} of {path}", size))
-        ordered = [(name, size, group) for group, (name, size) in found.items()]
-        # Those that are equal everywhere first, then the first dimensions: batches.
-        return sorted(ordered, key=lambda one: min(dim for _, dim in one[2]))
 
     def _resized(self, group: tuple[str, int, frozenset[tuple[str, int]]]) -> Iterator[KernelCase]:
         name, size, places = group
@@ -443,6 +418,34 @@ class CaseMaker:
             if inputs is not None:
                 name = f"{left} and {right} are one tensor"
                 yield KernelCase(name, CaseFamily.ALIASES, inputs)
+
+
+def dimension_groups(
+    tensors: Mapping[str, Tensor],
+) -> list[tuple[str, int, frozenset[tuple[str, int]]]]:
+    """Dimensions that are likely to change together: name, size, (input, dimension)."""
+    places = [
+        (path, dim, size)
+        for path, tensor in tensors.items()
+        for dim, size in enumerate(tensor.shape)
+    ]
+    found: dict[frozenset[tuple[str, int]], tuple[str, int]] = {}
+    for key in (
+        lambda _path, _dim, size: (size,),
+        lambda _path, dim, size: (size, dim),
+        lambda path, dim, size: (size, dim - tensors[path].dim()),
+        lambda path, dim, size: (size, path, dim),
+    ):
+        together: dict[Any, list[tuple[str, int, int]]] = {}
+        for place in places:
+            together.setdefault(key(*place), []).append(place)
+        for members in together.values():
+            group = frozenset((path, dim) for path, dim, _ in members)
+            path, dim, size = members[0]
+            found.setdefault(group, (f"dimension {dim} of {path}", size))
+    ordered = [(name, size, group) for group, (name, size) in found.items()]
+    # Those that are equal everywhere first, then the first dimensions: batches.
+    return sorted(ordered, key=lambda one: min(dim for _, dim in one[2]))
 
 
 def other_sizes(size: int) -> list[int]:

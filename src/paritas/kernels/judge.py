@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,10 +27,11 @@ from paritas.kernels.comparing import (
     setting_findings,
     stand_in,
 )
+from paritas.kernels.forking import shared_nursery
 from paritas.kernels.references import KernelTask, RefusedCase
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError, decode, encode
-from paritas.kernels.workers import CandidateEnded, CandidateProcess, Nursery
+from paritas.kernels.workers import CandidateEnded, CandidateProcess
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import Item, ItemKind, harness
@@ -40,6 +40,7 @@ from paritas.results.kernels import (
     CaseFamily,
     KernelReport,
     KernelRow,
+    KernelTiming,
     TaskRating,
 )
 from paritas.results.progress import Progress, shows_progress
@@ -48,6 +49,7 @@ from paritas.results.wording import counted, enumerated
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -86,6 +88,9 @@ class KernelOptions:
         memory: how many bytes the candidate may allocate; 0 for no limit.
         strict: count unstable findings as failures.
         stop_early: end at the first case that fails.
+        rate_task: plant faults in the reference, and count those that the given inputs show.
+        timing: after the verdict, time both sides: `warm` or `cold` caches; empty for no timing.
+        script: where to write a script that shows the smallest failing case.
     """
 
     cases: int = DEFAULT_CASES
@@ -99,6 +104,9 @@ class KernelOptions:
     memory: int = 8 * _GIB
     strict: bool = False
     stop_early: bool = False
+    rate_task: bool = False
+    timing: str = ""
+    script: Path | None = None
 
     def __post_init__(self) -> None:
         unknown = sorted(self.fixed - PROMISES.keys())
@@ -164,6 +172,7 @@ class KernelJudge:
     Attributes:
         options: how candidates are judged.
         task: the reference with its inputs.
+        nursery: the process from which candidates are started.
     """
 
     def __init__(
@@ -181,7 +190,7 @@ class KernelJudge:
         """
         self.options = options or KernelOptions()
         self.tell = on_progress or (lambda _: None)
-        self._nursery = shared_nursery()
+        self.nursery = shared_nursery()
         usable_device(self.options.device)
         rng = RandomState.now()
         try:
@@ -333,30 +342,156 @@ class _Judgement:
         self._end()
 
     def run(self) -> KernelReport:
-        from paritas.kernels.vacuous import rate_task
-
         if self._load():
             self._call_all()
-        rating = TaskRating()
-        failed = any(not row.status.passes() and not row.is_limit for row in self.rows)
-        if not failed:
-            rating = rate_task(self.cases)
-            only_given = [one for one in rating.given_accepts if one not in rating.accepts]
-            if only_given:
-                self.notes.append(
-                    f"with the given inputs alone, this task accepts {enumerated(only_given, 5)}"
-                )
+            self._check_registrations()
+        rating = self._rate()
+        timing = self._time() if self.options.timing else None
+        smallest, script = self._shrink() if self.options.script is not None else ("", "")
         return KernelReport(
             reference=self.task.side.name.shown,
             candidate=self.name.shown,
             rows=tuple(self.rows),
             refused=tuple(self.judge.refused),
             rating=rating,
+            timing=timing,
             notes=tuple(dict.fromkeys(self.notes)),
             promises=tuple(sorted(self.options.fixed)),
+            smallest=smallest,
+            script=script,
             strict=self.options.strict,
             seconds=round(time.monotonic() - self.began, 3),
         )
+
+    @property
+    def _failed(self) -> list[KernelRow]:
+        return [
+            row
+            for row in self.rows
+            if not row.is_limit and not row.status.passes(strict=self.options.strict)
+        ]
+
+    def _rate(self) -> TaskRating:
+        """What the task is worth; a kernel that fails has shown that it is worth something."""
+        from paritas.kernels.vacuous import plant_faults, rate_task
+
+        rating = TaskRating()
+        if not self._failed or self.options.rate_task:
+            rating = rate_task(self.cases)
+            only_given = [one for one in rating.given_accepts if one not in rating.accepts]
+            if only_given:
+                self.notes.append(
+                    f"with the given inputs alone, this task accepts {enumerated(only_given, 5)}"
+                )
+        if self.options.rate_task:
+            self.judge.tell("planting faults in the reference")
+            rating = plant_faults(rating, self.cases, self.options.seed)
+        return rating
+
+    def _check_registrations(self) -> None:
+        """Check what a custom operator registers beside its kernel."""
+        case = next((one.case for one in self.cases if one.case.name == "as given"), None)
+        if case is None or self.process is None or self.process.is_gone:
+            return
+        order = {"do": "opcheck", "inputs": encode_inputs(case.inputs)}
+        try:
+            found = self.process.ask(order, self.options.call_seconds * 3)["results"]
+        except CandidateEnded as ended:
+            found = {"opcheck": ended.how}
+        if not found:
+            return
+        collected = CollectedFindings(compared=len(found))
+        for name, problem in found.items():
+            status = Status.DIFFERENT if problem else Status.IDENTICAL
+            item = Item(ItemKind.NAMED, f"torch.library.opcheck {name}")
+            collected.add(item, Aspect.STRUCTURE, status, problem or "passes")
+        verdict = collected.verdict(strict=self.options.strict)
+        self._add("registrations of the custom operator", CaseFamily.REGISTRATION, verdict)
+
+    def _time(self) -> KernelTiming | None:
+        """Time both sides in processes of their own, on the given inputs."""
+        from paritas.kernels.timing import timed
+
+        self.judge.tell("timing both sides")
+        case = next((one.case for one in self.cases if one.case.name == "as given"), None)
+        if case is None:
+            return None
+        try:
+            with (
+                self._timed_process(self.task.side.name, is_candidate=False) as theirs,
+                self._timed_process(self.name, is_candidate=True) as ours,
+            ):
+                given = encode_inputs(case.inputs)
+                found = timed(theirs, ours, given, is_cold=self.options.timing == "cold")
+        except (CandidateEnded, _CannotConstructError) as error:
+            found = str(error) or "a side ended its process"
+        if isinstance(found, str):
+            self.notes.append(f"there is no timing: {found}")
+            return None
+        return found
+
+    def _timed_process(self, name: SideName, *, is_candidate: bool) -> CandidateProcess:
+        process = CandidateProcess(
+            name,
+            self.judge.nursery,
+            device=self.options.device,
+            seconds=max(60.0, self.options.call_seconds * 10),
+            is_candidate=is_candidate,
+        )
+        if process.loaded["error"]:
+            process.close()
+            raise _CannotConstructError(process.loaded["error"])
+        made = process.construct(self.task.init, self.options.seed, self.options.call_seconds * 3)
+        if made["error"]:
+            process.close()
+            raise _CannotConstructError(made["error"])
+        return process
+
+    def _shrink(self) -> tuple[str, str]:
+        """The smallest failing case in words, and the path of the script that shows it."""
+        from paritas.kernels.smallest import FailingCase, case_script, smallest_failing
+        from paritas.reports.scripts import NoScriptError, write
+
+        failing = next((one for one in self.cases if one.row in self._failed), None)
+        assert self.options.script is not None  # noqa: S101  (for the type checker)
+        if failing is None:
+            return "", ""
+        self.judge.tell("making the failing case smaller")
+        case = smallest_failing(failing.case, self._still_fails, self.options.seconds / 2)
+        key = self.task.key(case)
+        try:
+            facts = FailingCase(
+                case=case,
+                reference=self.task.side.name,
+                candidate=self.name,
+                init=self.task.init,
+                state=self.task.state(key),
+                names=self._names,
+                seed=self.options.seed,
+                reason=_worst(failing.row),
+            )
+            script = case_script(facts)
+            written = write(script, self.options.script, seconds=120.0)
+        except NoScriptError as error:
+            self.notes.append(f"there is no script: {error}")
+            return f"{case.name}; {case.shapes}", ""
+        if not written.shows:
+            self.notes.append(f"the script does not show it by itself: {written.problem:.160}")
+        return f"{case.name}; {case.shapes}", str(written.path)
+
+    def _still_fails(self, case: KernelCase) -> bool:
+        try:
+            run = self.task.run(case, gradients=self.options.gradients)
+            self._construct_again(case)
+            self._set_weights(case)
+            record = self._call(case)
+            collected = self._compare(JudgedCase(case, run), record)
+        except RefusedCase:
+            return False
+        except (CandidateEnded, WireError, _CannotConstructError):
+            self.restarts += 1
+            return self.restarts <= _MOST_RESTARTS
+        return not collected.passes
 
     # --- The process of the candidate -------------------------------------------------------------
 
@@ -384,7 +519,7 @@ class _Judgement:
         self._end()
         self.process = CandidateProcess(
             self.name,
-            self.judge._nursery,  # noqa: SLF001  (the judge's own helper)
+            self.judge.nursery,
             device=self.options.device,
             memory=self.options.memory,
             seconds=max(60.0, self.options.call_seconds * 10),
@@ -661,6 +796,12 @@ class _CannotConstructError(Exception):
     """The candidate's constructor raises."""
 
 
+def _worst(row: KernelRow | None) -> str:
+    findings = () if row is None else row.verdict.findings
+    worst = max(findings, key=lambda one: one.status.gravity, default=None)
+    return "" if worst is None else worst.reason
+
+
 def _no_counterpart(missing: list[str]) -> Verdict:
     finding = Finding(
         item=Item(ItemKind.STATE, missing[0]),
@@ -699,27 +840,3 @@ def match_weights(reference: dict[str, Tensor], own: dict[str, Tensor]) -> dict[
             names[name] = same[0]
             del left[same[0]]
     return names
-
-
-# --- One nursery for the whole process ------------------------------------------------------------
-
-_lock = threading.Lock()
-_nurseries: list[Nursery] = []
-
-
-def shared_nursery() -> Nursery:
-    """The nursery of this process; it is started on first use and ends with the process."""
-    import atexit
-
-    with _lock:
-        if not _nurseries:
-            _nurseries.append(Nursery())
-            atexit.register(stop_nursery)
-        return _nurseries[0]
-
-
-def stop_nursery() -> None:
-    """End the nursery and all candidates' processes."""
-    with _lock:
-        while _nurseries:
-            _nurseries.pop().stop()

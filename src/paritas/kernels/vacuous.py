@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
+from paritas.errors import in_one_line
 from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.observation import input_tensors
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.kernels import CaseFamily, TaskRating, TrivialCandidate
+from paritas.results.power_reports import CAUGHT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,3 +136,33 @@ _TRIVIAL: dict[str, Any] = {
     "the input": _input,
     "the first case's output": _first_output,
 }
+
+
+# --- Planted faults -------------------------------------------------------------------------------
+
+_MOST_FAULTS, _MOST_SECONDS = 60, 30.0
+
+
+def plant_faults(rating: TaskRating, cases: Sequence[JudgedCase], seed: int) -> TaskRating:
+    """Plant faults in the reference, and count those that the given inputs show."""
+    from paritas.mutants.power import power
+
+    given = next((one for one in cases if one.case.family is CaseFamily.GIVEN), None)
+    if given is None:
+        return rating
+    try:
+        report = power(
+            given.case.inputs,
+            given.run.subject.call,
+            faults=_MOST_FAULTS,
+            seconds=_MOST_SECONDS,
+            gradients=False,
+            seed=seed,
+        )
+    except Exception as error:  # noqa: BLE001  (the rating says why there are none)
+        note = f"no faults could be planted: {in_one_line(error, 160)}"
+        return msgspec.structs.replace(rating, note=note)
+    # A fault that changes nothing on these inputs is one that the task cannot show.
+    planted = len(report.judged) + len(report.silent)
+    caught = sum(one.status in CAUGHT for one in report.judged)
+    return msgspec.structs.replace(rating, planted=planted, caught=caught)
