@@ -49,6 +49,7 @@ class KernelCase:
         train: training or evaluation mode; None for that of the construction.
         dtype: the dtype to convert modules to; empty for their own.
         reuse: call the candidate with the tensors of the call before, with other contents.
+        is_given: the inputs are exactly the given ones.
     """
 
     name: str
@@ -59,6 +60,7 @@ class KernelCase:
     train: bool | None = None
     dtype: str = ""
     reuse: bool = False
+    is_given: bool = False
 
     @property
     def shapes(self) -> str:
@@ -170,8 +172,11 @@ class CaseMaker:
         has_weights: bool,
         has_modes: bool,
         seed: int,
+        label: str = "",
     ) -> None:
+        """`label` is put before the names of cases, if there are several sets of inputs."""
         self.given, self.again = given, again
+        self.label = label
         self.has_weights, self.has_modes = has_weights, has_modes
         self.seed = seed
         self._generator = torch.Generator().manual_seed(seed + 1)
@@ -180,7 +185,7 @@ class CaseMaker:
 
     def all_families(self) -> dict[CaseFamily, Iterator[KernelCase]]:
         """The cases of each family, the most telling first."""
-        return {
+        families = {
             CaseFamily.GIVEN: self._given(),
             CaseFamily.MEMORY: self._memory(),
             CaseFamily.SIZES: self._sizes(),
@@ -192,6 +197,11 @@ class CaseMaker:
             CaseFamily.NONFINITE: self._nonfinite(),
             CaseFamily.ALIASES: self._aliases(),
         }
+        return {family: self._labelled(cases) for family, cases in families.items()}
+
+    def _labelled(self, cases: Iterator[KernelCase]) -> Iterator[KernelCase]:
+        for case in cases:
+            yield dataclasses.replace(case, name=f"{self.label}{case.name}")
 
     # --- Changing inputs --------------------------------------------------------------------------
 
@@ -232,7 +242,7 @@ class CaseMaker:
     # --- The families -----------------------------------------------------------------------------
 
     def _given(self) -> Iterator[KernelCase]:
-        yield KernelCase("as given", CaseFamily.GIVEN, self.given)
+        yield KernelCase("as given", CaseFamily.GIVEN, self.given, is_given=True)
         for number in (1, 2):
             other = self.other(number)
             if other is not None:
@@ -277,7 +287,8 @@ class CaseMaker:
         yield from case(
             "one large value", self._free(lambda t: _normal(t, generator) + 30 * one_hot(t))
         )
-        yield from case("indices at their ends", self._integers(_ends))
+        for last in self._possible_indices():
+            yield from case("indices at their ends", self._integers(lambda t, n=last: _ends(t, n)))
         yield from case("repeated indices", self._integers(lambda t: t.reshape(-1)[0].expand_as(t)))
         yield from case("all masked", self._booleans(value=True))
         yield from case("nothing masked", self._booleans(value=False))
@@ -291,6 +302,23 @@ class CaseMaker:
             self._free(lambda t: shuffled(t, (torch.arange(t.numel()) % 3 - 1).double())),
         )
         yield from case("denormal values", self._free(lambda t: _denormal(t, generator)))
+
+    def _possible_indices(self) -> list[int]:
+        """The largest index of a dimension of another input: those out of range are refused.
+
+        On other devices than the CPU, an index out of range ends the process: none is tried there.
+        """
+        integers = [
+            t for path, t in self._tensors.items() if self._characters[path].kind == "integers"
+        ]
+        if not integers:
+            return []
+        largest = max(int(t.max()) for t in integers)
+        others = [t for path, t in self._tensors.items() if t.is_floating_point()]
+        if any(t.device.type != "cpu" for t in integers):
+            return [largest]
+        sizes = {size - 1 for t in others for size in t.shape if size - 1 > largest}
+        return [*sorted(sizes, reverse=True), largest]
 
     def _integers(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
         return self.changed(
@@ -469,9 +497,9 @@ def _denormal(like: Tensor, generator: Generator) -> Tensor:
     return drawn.to(like.dtype).to(like.device)
 
 
-def _ends(tensor: Tensor) -> Tensor:
+def _ends(tensor: Tensor, last: int) -> Tensor:
     flat = tensor.reshape(-1)
-    ends = torch.stack([flat.max(), flat.min()])
+    ends = torch.stack([torch.full_like(flat[0], last), flat.min()])
     picks = torch.arange(flat.numel(), device=tensor.device) % 2
     return ends[picks].reshape(tensor.shape)
 
@@ -561,9 +589,9 @@ def in_calling_order(cases: list[KernelCase], seed: int) -> list[KernelCase]:
     # One construction after the other: a module is not constructed again for each call.
     first.sort(key=lambda case: (case.construction, case.dtype))
     ordered: list[KernelCase] = []
-    plain = [case for case in first if case.name == "as given"]
     for case in first:
         ordered.append(case)
-        if case in plain:
+        if case.is_given and reusing:
             ordered += reusing
+            reusing = []
     return [*ordered, *last]

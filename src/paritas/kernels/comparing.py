@@ -12,12 +12,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import Explainer
-from paritas.execution.evidence import Demand
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.observation import Observation
 from paritas.execution.subject_runs import SubjectLift
@@ -26,7 +24,7 @@ from paritas.kernels.wire import decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import ContainerKind, Opaque
 from paritas.results.findings import Aspect, Status, Verdict
-from paritas.results.items import CALL, Item, ItemKind, gradient, harness, output
+from paritas.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +136,7 @@ class RemoteLift(SubjectLift):
         extensions: Sequence[str],
     ) -> None:
         """`ask` calls the candidate with inputs in float64; it returns the record, or None."""
-        super().__init__(evidence, candidate, notes=evidence.notes)
+        super().__init__(evidence, candidate)
         self._ask, self._names, self._extensions = ask, names, extensions
 
     def _lift_candidate(self) -> list[Observation] | None:
@@ -188,11 +186,12 @@ def compare_call(
             advice = "return a plain torch.Tensor"
             collected.add(output(path), Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
         return collected
-    comparer = Comparer(sides, Demand(), config, 0, CALL)
+    comparer = Comparer(sides, run.demand, config, 0, CALL)
     if not explains:
         comparer.explainer = Explainer(left=0)
     collected = comparer.compare(run.native, mine)
-    collected.notes += run.evidence.notes
+    collected.notes += [*run.evidence.notes, *sides.notes]
+    collected.take(_memory_findings(run.native, mine))
     for paths, what in (
         (record.get("later", ()), "changes after the call has returned"),
         (record.get("overwritten", ()), "the result of the call before is overwritten by this one"),
@@ -201,6 +200,22 @@ def compare_call(
             collected.compared += 1
             advice = "return a new tensor, and wait for it"
             collected.add(output(path), Aspect.ALIAS, Status.DIFFERENT, what, advice)
+    return collected
+
+
+def _memory_findings(reference: Observation, candidate: Observation) -> CollectedFindings:
+    """Outputs that share memory, unlike the reference's; owning its memory is always right."""
+    collected = CollectedFindings(compared=1)
+    for other, item in in_order(candidate.aliases - reference.aliases):
+        reason = f"shares memory with {other}, unlike in the reference"
+        collected.add(item, Aspect.ALIAS, Status.DIFFERENT, reason, "return a new tensor")
+    for item, strides in candidate.strides.items():
+        theirs = reference.strides.get(item, ())
+        value = candidate.outputs[item]
+        repeats = [n for n, step in enumerate(strides) if step == 0 and value.shape[n] > 1]
+        if any(n >= len(theirs) or theirs[n] for n in repeats):
+            reason = f"strides {list(strides)}: its elements share memory"
+            collected.add(item, Aspect.ALIAS, Status.DIFFERENT, reason, "return a new tensor")
     return collected
 
 
@@ -229,6 +244,9 @@ def outside_findings(
     """Files that a call writes, and the reference's file if it is read."""
     collected = CollectedFindings()
     caches = _cache_folders(temporary)
+    if reference_file != own_file and reference_file in record.get("files", ()):
+        collected.notes.append("the candidate imports the reference's file")
+        reference_file = ""
     for action, what in record.get("outside", ()):
         path = _resolved(what)
         is_reference = bool(reference_file) and path == reference_file != own_file
@@ -352,8 +370,3 @@ _HARMLESS = {"torch.backends.cudnn.benchmark", "torch.get_num_threads()"}
 def encode_inputs(inputs: Inputs) -> dict[str, Any]:
     """The inputs of a case for the candidate's process."""
     return encode((list(inputs.args), inputs.kwargs))
-
-
-def tensor_leaves(values: Mapping[Item, Any]) -> dict[Item, Tensor]:
-    """The tensors among the outputs."""
-    return {item: one for item, one in values.items() if isinstance(one, torch.Tensor)}

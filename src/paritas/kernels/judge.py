@@ -267,6 +267,7 @@ class KernelJudge:
                 has_weights=self.task.has_weights,
                 has_modes=self.task.has_modes,
                 seed=self.options.seed + number,
+                label=f"sample {number + 1}: " if len(self.task.given) > 1 else "",
             )
             found = maker.all_families()
             for family, cases in found.items():
@@ -322,6 +323,8 @@ class _Judgement:
             verify_second_call=False,
             verify_input_gradients=False,
             verify_double_backward=False,
+            verify_aliasing=False,  # stricter and milder here: see `compare_call`
+            verify_requires_grad=True,
             strict=self.options.strict,
             seed=self.options.seed,
         )
@@ -390,7 +393,7 @@ class _Judgement:
 
     def _check_registrations(self) -> None:
         """Check what a custom operator registers beside its kernel."""
-        case = next((one.case for one in self.cases if one.case.name == "as given"), None)
+        case = next((one.case for one in self.cases if one.case.is_given), None)
         if case is None or self.process is None or self.process.is_gone:
             return
         order = {"do": "opcheck", "inputs": encode_inputs(case.inputs)}
@@ -413,7 +416,7 @@ class _Judgement:
         from paritas.kernels.timing import timed
 
         self.judge.tell("timing both sides")
-        case = next((one.case for one in self.cases if one.case.name == "as given"), None)
+        case = next((one.case for one in self.cases if one.case.is_given), None)
         if case is None:
             return None
         try:
@@ -614,7 +617,7 @@ class _Judgement:
             if failing and self.options.stop_early:
                 self.notes.append("ended at the first case that fails")
                 return
-        given = next((one for one in self.cases if one.case.name == "as given"), None)
+        given = next((one for one in self.cases if one.case.is_given), None)
         if given is not None and self.restarts <= _MOST_RESTARTS:
             self._watched(given)
 
@@ -706,8 +709,6 @@ class _Judgement:
         lift = RemoteLift(
             run.evidence, self._stand, ask, self._names, self.process.loaded["extensions"]
         )
-        # Notes are about this candidate, not about the reference.
-        run.evidence.notes.clear()
         failed = sum(not row.status.passes() for row in self.rows)
         collected = compare_call(
             run, record, lift, self._names, self.config, explains=failed < _MOST_EXPLAINED

@@ -33,7 +33,8 @@ def serve() -> NoReturn:
     import torch
 
     import paritas.kernels.observing
-    import paritas.kernels.sides  # noqa: F401
+    import paritas.kernels.sides
+    import paritas.kernels.timing  # noqa: F401
 
     torch.set_num_threads(1)
     import gc

@@ -53,6 +53,8 @@ PATTERNS = (float("nan"), -1.2345e30)
 # Functions that hand the memory of a tensor to code that no dispatch mode sees.
 _ESCAPES = {"data_ptr", "numpy", "__array__", "__dlpack__"}
 _MOST_JUNK = 12
+# Bound before a candidate can replace it.
+_wait_for_device = torch.accelerator.synchronize
 _MOST_NAMES = 200
 _LONGEST_TEXT = 400
 
@@ -538,7 +540,7 @@ def _widened(observer: Observer, wide: Any) -> Iterator[None]:
 
 def _synchronize(device: str) -> None:
     if not device.startswith("cpu"):
-        torch.accelerator.synchronize(device)
+        _wait_for_device(device)
 
 
 def facts_of(tensors: dict[str, Tensor]) -> list[list[Any]]:

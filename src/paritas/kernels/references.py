@@ -11,7 +11,7 @@ from torch import nn
 
 from paritas._torch.operator_samples import sample_calls
 from paritas.errors import UsageError, in_one_line
-from paritas.execution.evidence import Evidence
+from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import RunConditions, running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectProgram
@@ -42,11 +42,13 @@ class ReferenceRun:
         subject: the reference.
         native: what it computed.
         evidence: how far rounding moves it.
+        demand: the perturbed runs so far; they serve all candidates.
     """
 
     subject: Subject
     native: Observation
     evidence: Evidence[SubjectProgram]
+    demand: Demand
 
 
 class KernelTask:
@@ -195,7 +197,8 @@ class KernelTask:
         if not native.outputs:
             raise RefusedCase("the reference returns nothing")
         program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
-        return ReferenceRun(subject, native, Evidence(program, [native], self.seed))
+        evidence = Evidence(program, [native], self.seed)
+        return ReferenceRun(subject, native, evidence, Demand(settles=False))
 
 
 def redraw_weights(module: nn.Module, seed: int) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Larger than the last-level caches of the machines that kernels are timed on.
 _FLUSHED_BYTES = 1 << 26
 _WARM_UP = 3
+# Bound before a candidate can replace them.
+_clock, _synchronize = time.perf_counter, torch.accelerator.synchronize
 
 
 def measure(observer: Observer, order: dict[str, Any]) -> dict[str, Any]:
@@ -43,12 +45,12 @@ def measure(observer: Observer, order: dict[str, Any]) -> dict[str, Any]:
                 if flushed is not None:
                     flushed.fill_(1.0)
                 if on_device:
-                    torch.accelerator.synchronize(observer.device)
-                began = time.perf_counter()
+                    _synchronize(observer.device)
+                began = _clock()
                 result = observer.call(*inputs.args, **inputs.kwargs)
                 if on_device:
-                    torch.accelerator.synchronize(observer.device)
-                times.append(time.perf_counter() - began)
+                    _synchronize(observer.device)
+                times.append(_clock() - began)
                 del result
     except Exception as error:  # noqa: BLE001  (there is no timing then)
         return {"error": f"{type(error).__name__}: {error}"[:200], "times": []}
