@@ -57,7 +57,7 @@ _HOMES = {
     "GraphReport": "paritas.results.graph_reports",
     "Inputs": "paritas.execution.subjects",
     "KernelJudge": "paritas.kernels.judge",
-    "KernelOptions": "paritas.kernels.judge",
+    "KernelOptions": "paritas.kernels.options",
     "KernelReport": "paritas.results.kernels",
     "MismatchError": "paritas.errors",
     "Origin": "paritas.results.findings",
@@ -92,7 +92,8 @@ if TYPE_CHECKING:
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.execution.subjects import Inputs, VerifyConfig
     from paritas.graphs.verify import verify_graph
-    from paritas.kernels.judge import KernelJudge, KernelOptions, judge_kernel
+    from paritas.kernels.judge import KernelJudge, judge_kernel
+    from paritas.kernels.options import KernelOptions
     from paritas.mutants.power import power
     from paritas.numerics.checkers import (
         AllCloseValueChecker,

@@ -7,7 +7,8 @@ import functools
 import pytest
 
 from conftest import WHOLE
-from paritas.kernels.judge import KernelJudge, KernelOptions
+from paritas.kernels.judge import KernelJudge
+from paritas.kernels.options import KernelOptions
 from paritas.results.findings import Status
 from quality import kernel_candidates, kernel_candidates_further, kernel_references
 from quality.kernel_registry import CHEATS, HONEST
@@ -16,7 +17,7 @@ assert kernel_candidates
 assert kernel_candidates_further
 REFERENCES = kernel_references.__file__
 # One of several is enough for most tests; the whole corpus has them all.
-_EVERY = 1 if WHOLE else 9
+_EVERY = 1 if WHOLE else 14
 
 
 def _sampled(table: dict[str, list[str]], every: int) -> list[tuple[str, str]]:
@@ -30,8 +31,8 @@ def _name(value: str) -> str:
 
 @functools.cache
 def judge_of(reference: str) -> KernelJudge:
-    # Fewer cases are quicker, and catch less.
-    options = KernelOptions(call_seconds=60, seconds=600, cases=40, stop_early=True)
+    cases = 40 if WHOLE else 24
+    options = KernelOptions(call_seconds=600, seconds=600, cases=cases, stop_early=True)
     inputs = f"{REFERENCES}:{reference}_inputs"
     return KernelJudge(f"{REFERENCES}:{reference}", options, inputs=inputs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# Importing it takes seconds, so it is imported when samples are asked for.
+DATABASE = "torch.testing._internal.common_methods_invocations"
 
 
 def find_operator(name: str) -> OpOverload | OpOverloadPacket | None:
@@ -68,11 +73,11 @@ def _entries(base: str) -> list[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from torch.testing._internal.common_methods_invocations import op_db
+            op_db = importlib.import_module(DATABASE).op_db
     except Exception as error:
         raise UnsupportedTorchError(
-            f"torch.testing._internal.common_methods_invocations cannot be imported with torch "
-            f"{torch.__version__}: {type(error).__name__}: {error}"
+            f"{DATABASE} cannot be used with torch {torch.__version__}: "
+            f"{type(error).__name__}: {error}"
         ) from error
     plain = base.strip("_")
     short = [plain, plain.rpartition("_")[0] if plain.startswith("native_") else plain]

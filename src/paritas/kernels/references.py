@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from paritas.execution.observation import Observation
     from paritas.kernels.cases import KernelCase
+    from paritas.results.kernels import KernelRow
 
 _LONGEST_REASON = 160
 
@@ -49,6 +50,21 @@ class ReferenceRun:
     native: Observation
     evidence: Evidence[SubjectProgram]
     demand: Demand
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedCase:
+    """A case with what the reference computed on it.
+
+    Attributes:
+        case: the case.
+        run: the reference's run.
+        row: the result; None as long as it is not judged.
+    """
+
+    case: KernelCase
+    run: ReferenceRun
+    row: KernelRow | None = None
 
 
 class KernelTask:
