@@ -258,6 +258,7 @@ class Judgement:
             return self._failed_to_load(ended.how)
         except _CannotConstructError as error:
             return self._failed_to_load(str(error))
+        self.notes += collected.notes
         if collected.findings:
             verdict = collected.verdict(strict=self.options.strict)
             self._add("loading the candidate", CaseFamily.LOADING, verdict)
@@ -376,8 +377,15 @@ class Judgement:
     def _judge_case(self, judged: JudgedCase) -> KernelRow:
         case = judged.case
         missing = self._without_counterpart(case)
-        if missing and case.family is CaseFamily.WEIGHTS:
-            return self._add(case.name, case.family, _no_counterpart(missing), shapes=case.shapes)
+        if missing:
+            return self._add(
+                case.name,
+                case.family,
+                _no_counterpart(missing),
+                shapes=case.shapes,
+                ended=CaseEnd.NOT_CALLED,
+                changes_weights=True,
+            )
         collected = CollectedFindings()
         try:
             self._construct_again(case)
@@ -407,6 +415,7 @@ class Judgement:
             ended=CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED,
             seconds=float(record.get("seconds", 0.0)),
             is_empty=any(not t.numel() for _, t in input_tensors(case.inputs)),
+            changes_weights=bool(case.weights),
         )
 
     def _construct_again(self, case: KernelCase) -> None:
@@ -519,11 +528,13 @@ class Judgement:
         ended: CaseEnd = CaseEnd.RETURNED,
         seconds: float = 0.0,
         is_empty: bool = False,
+        changes_weights: bool = False,
     ) -> KernelRow:
         status = verdict.status
         promised = {PROMISES[one] for one in self.options.fixed}
         # Refusing a tensor without elements harms nobody; a wrong result of one does.
         is_limit = family in promised or (is_empty and ended is CaseEnd.RAISED)
+        is_limit |= changes_weights and CaseFamily.WEIGHTS in promised
         row = KernelRow(
             case=name,
             family=family,

@@ -6,7 +6,6 @@ Whatever a candidate does, the judge gets an answer: a record, or how the proces
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -30,7 +29,6 @@ _LONGEST_LOG = 2000
 _GRACE_SECONDS = 5.0
 
 
-@dataclasses.dataclass(frozen=True)
 class CandidateEnded(Exception):  # noqa: N818  (how a process ended, not an error of ours)
     """A candidate's process is gone.
 
@@ -40,9 +38,9 @@ class CandidateEnded(Exception):  # noqa: N818  (how a process ended, not an err
         log: the end of what it printed.
     """
 
-    how: str
-    kind: str
-    log: str = ""
+    def __init__(self, how: str, kind: str, log: str = "") -> None:
+        super().__init__(how)
+        self.how, self.kind, self.log = how, kind, log
 
 
 class CandidateProcess:
