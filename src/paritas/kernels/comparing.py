@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from torch import nn
+from torch import Tensor, nn
 
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import Explainer
@@ -21,7 +21,7 @@ from paritas.execution.isolation import copy_inputs
 from paritas.execution.observation import Observation
 from paritas.execution.subject_runs import SubjectLift
 from paritas.execution.subjects import VerifyConfig, inspect_subject
-from paritas.kernels.wire import decode, encode
+from paritas.kernels.wire import WireError, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import ContainerKind, Opaque
 from paritas.results.findings import Aspect, Finding, Status, Verdict
@@ -29,8 +29,6 @@ from paritas.results.items import CALL, Item, ItemKind, gradient, harness, in_or
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from torch import Tensor
 
     from paritas.execution.evidence import Evidence
     from paritas.execution.subject_runs import SubjectProgram
@@ -69,7 +67,21 @@ def remote_error(described: Sequence[str]) -> Exception:
 def observation_of(
     record: dict[str, Any], reference: Observation, names: Mapping[str, str]
 ) -> Observation:
-    """The observation of a call from its record.
+    """The observation of a call from its record, which may be forged.
+
+    Raises:
+        WireError: it is not a record.
+    """
+    try:
+        return _read_record(record, reference, names)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise WireError(f"{type(error).__name__}: {error}") from error
+
+
+def _read_record(
+    record: dict[str, Any], reference: Observation, names: Mapping[str, str]
+) -> Observation:
+    """Read it.
 
     Args:
         record: what the candidate's process sent.
@@ -152,6 +164,11 @@ class RemoteLift(SubjectLift):
             "dtype": dtype_name(evidence.dtype),
             "default": dtype_name(evidence.default),
             "used": [dtype_name(dtype) for dtype in evidence.dtypes],
+            "precisions": {
+                item.name: dtype_name(one.dtype)
+                for item, one in evidence.native[0].outputs.items()
+                if isinstance(one, Tensor)
+            },
         }
         record = self._ask(copy_inputs(evidence.program.inputs, widen=True), wide)
         if record is None:

@@ -372,7 +372,7 @@ class Judgement:
         reason = f"not called: the candidate ended its process {self.restarts} times"
         collected.add(harness("candidate"), Aspect.HARNESS, Status.UNVERIFIED, reason)
         verdict = collected.verdict(strict=self.options.strict)
-        self._add(case.name, case.family, verdict, shapes=case.shapes, ended=CaseEnd.NOT_CALLED)
+        self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
 
     def _judge_case(self, judged: JudgedCase) -> KernelRow:
         case = judged.case
@@ -382,9 +382,8 @@ class Judgement:
                 case.name,
                 case.family,
                 _no_counterpart(missing),
-                shapes=case.shapes,
+                case=case,
                 ended=CaseEnd.NOT_CALLED,
-                changes_weights=True,
             )
         collected = CollectedFindings()
         try:
@@ -399,9 +398,7 @@ class Judgement:
             reason = f"the candidate cannot be constructed: {error}"
             collected.add(harness("candidate"), Aspect.EXCEPTION, Status.DIFFERENT, reason)
             verdict = collected.verdict(strict=self.options.strict)
-            return self._add(
-                case.name, case.family, verdict, shapes=case.shapes, ended=CaseEnd.RAISED
-            )
+            return self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.RAISED)
         except WireError as error:
             collected.compared += 1
             reason = f"the candidate's process sent a record that cannot be read: {error}"
@@ -411,11 +408,9 @@ class Judgement:
             case.name,
             case.family,
             collected.verdict(strict=self.options.strict),
-            shapes=case.shapes,
+            case=case,
             ended=CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED,
             seconds=float(record.get("seconds", 0.0)),
-            is_empty=any(not t.numel() for _, t in input_tensors(case.inputs)),
-            changes_weights=bool(case.weights),
         )
 
     def _construct_again(self, case: KernelCase) -> None:
@@ -437,7 +432,6 @@ class Judgement:
             "reuse": case.reuse,
             "grad": self.options.gradients,
             "cotangents": self.options.seed,
-            "native": "float32",
             "wide": None,
             **further,
         }
@@ -490,7 +484,7 @@ class Judgement:
             case.name,
             case.family,
             ended_verdict(ended.how, timed_out=timed_out, log=ended.log),
-            shapes=case.shapes,
+            case=case,
             ended=CaseEnd.TIMED_OUT if timed_out else CaseEnd.CRASHED,
         )
 
@@ -516,7 +510,7 @@ class Judgement:
             except (_CannotConstructError, WireError):
                 continue
             verdict = collected.verdict(strict=self.options.strict)
-            self._add(case.name, case.family, verdict, shapes=case.shapes)
+            self._add(case.name, case.family, verdict, case=case)
 
     def _add(
         self,
@@ -524,21 +518,22 @@ class Judgement:
         family: CaseFamily,
         verdict: Verdict,
         *,
-        shapes: str = "",
+        case: KernelCase | None = None,
         ended: CaseEnd = CaseEnd.RETURNED,
         seconds: float = 0.0,
-        is_empty: bool = False,
-        changes_weights: bool = False,
     ) -> KernelRow:
         status = verdict.status
         promised = {PROMISES[one] for one in self.options.fixed}
-        # Refusing a tensor without elements harms nobody; a wrong result of one does.
-        is_limit = family in promised or (is_empty and ended is CaseEnd.RAISED)
-        is_limit |= changes_weights and CaseFamily.WEIGHTS in promised
+        is_limit = family in promised
+        if case is not None:
+            is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in promised
+            # Refusing a tensor without elements harms nobody; a wrong result of one does.
+            is_empty = any(not tensor.numel() for _, tensor in input_tensors(case.inputs))
+            is_limit |= is_empty and ended is CaseEnd.RAISED
         row = KernelRow(
             case=name,
             family=family,
-            inputs=shapes,
+            inputs="" if case is None else case.shapes,
             status=status,
             ended=ended,
             is_limit=is_limit and not status.passes(strict=self.options.strict),

@@ -503,8 +503,15 @@ def _gradients(
     targets |= {name: t for name, t in state.items() if t.requires_grad}
     if not outputs or not targets:
         return {}
+    # Those of a float64 run are representable in the dtype of the native run.
+    named = order["wide"]["precisions"] if order["wide"] else {}
     cotangents = [
-        cotangent(output(path), leaf, order["cotangents"], getattr(torch, order["native"]))
+        cotangent(
+            output(path),
+            leaf,
+            order["cotangents"],
+            getattr(torch, named[path]) if path in named else leaf.dtype,
+        )
         for path, leaf in outputs.items()
     ]
     try:
