@@ -613,3 +613,17 @@ def cumsum_shape(x: Tensor) -> Tensor:
 def sort_requires_grad(x: Tensor) -> Tensor:
     with torch.enable_grad():
         return x.sort(-1).values.detach().requires_grad_()
+
+
+@cheat("clamp")
+def clamp_writes_its_own_record(x: Tensor) -> Tensor:
+    from paritas.kernels import observing
+
+    observing.is_same_leaf = lambda *_, **__: True
+    return x.clamp_(-0.5, 0.75).clone()
+
+
+@cheat("lerp")
+def lerp_stops_the_clock(a: Tensor, b: Tensor, weight: float) -> Tensor:
+    time.perf_counter = lambda: 0.0
+    return torch.lerp(a, b, weight)

@@ -113,13 +113,14 @@ class _Process:
     """Follows the orders of the judge."""
 
     def __init__(self, channel: socket.socket) -> None:
-        from paritas.kernels.observing import Audit
+        from paritas.kernels.observing import Audit, OwnCode
 
         self._channel = channel
         self._side: Any = None
         self._device = "cpu"
         self._observers: list[Observer] = []
         self._audit = Audit()
+        self._own_code = OwnCode()
 
     def work(self) -> None:
         while True:
@@ -148,7 +149,7 @@ class _Process:
             self._side = load_side(name, is_candidate=order["is_candidate"])
         except UsageError as raised:
             error = str(raised)[:_LONGEST_TEXT]
-        settings = before.put_back()
+        settings = before.put_back() | self._own_code.put_back()
         return {
             "error": error,
             "settings": settings,
@@ -175,7 +176,7 @@ class _Process:
                 made = made.to(getattr(torch, name))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (it becomes a finding)
             return {"error": in_one_line(error, _LONGEST_TEXT), "settings": before.put_back()}
-        observer = Observer(made, self._device, self._audit)
+        observer = Observer(made, self._device, self._audit, self._own_code)
         self._observers = [*self._observers[-1:], observer]
         return {
             "error": None,

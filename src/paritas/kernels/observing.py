@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import random
 import sys
@@ -182,6 +183,31 @@ _AUDITED = {
 }
 
 
+class OwnCode:
+    """The functions and classes by which candidates are observed and timed.
+
+    `ProcessState` watches torch's. A candidate that replaces one of these would write its own
+    record.
+    """
+
+    def __init__(self) -> None:
+        """Take note of them before a candidate is loaded."""
+        modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "paritas"]
+        spaces = [*modules, time, os, gc, threading, torch.accelerator, torch.cuda]
+        self._known = [(space, dict(vars(space))) for space in [*spaces, Observer, Audit]]
+
+    def put_back(self) -> dict[str, str]:
+        """Restore what was replaced; returns name -> `replaced`."""
+        changed: dict[str, str] = {}
+        for space, names in self._known:
+            now = vars(space)
+            for name, value in names.items():
+                if now.get(name) is not value and callable(value):
+                    setattr(space, name, value)
+                    changed[f"{space.__name__}.{name}"] = "replaced"
+        return changed
+
+
 class _CodeWatch:
     """Which Python functions run, as (file, qualified name)."""
 
@@ -223,8 +249,11 @@ class Observer:
         device: where its inputs are made.
     """
 
-    def __init__(self, call: Callable[..., Any], device: str, audit: Audit) -> None:
+    def __init__(
+        self, call: Callable[..., Any], device: str, audit: Audit, own_code: OwnCode
+    ) -> None:
         self.call, self.device = call, device
+        self._own_code = own_code
         self.held = Held()
         self._audit = audit
         self._environment, self._folder = dict(os.environ), os.getcwd()  # noqa: PTH109
@@ -324,7 +353,7 @@ class Observer:
     def _note_process(
         self, process: ProcessState, rng: RandomState, threads: int, record: dict[str, Any]
     ) -> None:
-        record["settings"] = process.put_back()
+        record["settings"] = process.put_back() | self._own_code.put_back()
         now = RandomState.now()
         record["drew"] = not rng.same_torch(now)
         record["threads"] = max(0, threading.active_count() - threads)
