@@ -69,6 +69,7 @@ def test_a_right_kernel_passes_and_has_a_row_for_each_case(files: Path) -> None:
     assert "equivalent" in shown or "identical" in shown
 
 
+@pytest.mark.usefixtures("untried")
 def test_a_kernel_for_one_shape_fails_with_a_script_or_has_limits(files: Path) -> None:
     script = files / "show.py"
     code, shown, found = run(files, "fixed", "--script", str(script))
@@ -84,14 +85,15 @@ def test_a_kernel_for_one_shape_fails_with_a_script_or_has_limits(files: Path) -
 def test_a_kernel_that_ends_its_process_is_a_row(files: Path) -> None:
     code, shown, found = run(files, "crashes")
     assert code == 1, shown
-    assert "exit code 7" in shown
+    assert "its process ended with exit code 7" in " ".join(shown.split())
     assert {row["ended"] for row in found["rows"]} == {"crashed", "not called"}
 
 
 def test_a_forbidden_operator_is_seen(files: Path) -> None:
     code, shown, _ = run(files, "relu", "--forbid", "torch.relu")
     assert code == 1, shown
-    assert "the candidate calls aten.relu.default, which --forbid torch.relu rules out" in shown
+    words = " ".join(shown.split())
+    assert "the candidate calls aten.relu.default, which --forbid torch.relu rules out" in words
 
 
 def test_a_missing_file_is_wrong_usage(files: Path) -> None:
