@@ -148,7 +148,7 @@ def case_script(failing: FailingCase) -> Script:
     if case.weights:
         for place, (own, theirs) in enumerate(names.items()):
             value = failing.state[theirs].detach()
-            text = _input_text(values, f"state {own}", value, 90 + place)
+            text = _input_text(values, f"weight {own}", value, 90 + place)
             weights.append(f"    {literal(own)}: {text},")
     lines = [
         "",
