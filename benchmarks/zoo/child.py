@@ -1,19 +1,18 @@
-"""One run of one model: builds it, asks `paritas.verify`, computes the truth, prints a JSON row."""
+"""One run of one model: build it, call `paritas.verify`, compute the truth, and give the row."""
 
 from __future__ import annotations
 
-import json
-import sys
+import copy
 import time
-import traceback
 
 import torch
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_MOST_PARAMETERS = 30_000_000
 
 
-def build(target, *, train):
-    torch.manual_seed(0)
+def build(target, *, train, seed):
+    torch.manual_seed(seed)
     if target.startswith("zoo:"):
         from benchmarks.zoo import others
 
@@ -26,22 +25,30 @@ def build(target, *, train):
 
 
 def run(job):
-    """The row of one job: target, dtype, train, gradients, device, mode."""
+    """The row of one job: target, dtype, train, gradients, device, mode, tf32, seed."""
     from benchmarks.zoo import truth
 
     import paritas
 
     row = dict(job)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job["tf32"]
     started = time.perf_counter()
     autocast = torch.bfloat16 if job["dtype"] == "autocast" else None
     dtype = None if autocast else _DTYPES[job["dtype"]]
     try:
-        model, args, kwargs = build(job["target"], train=job["train"])
+        model, args, kwargs = build(job["target"], train=job["train"], seed=job["seed"])
     except paritas.UsageError as error:
         return {**row, "stage": "not built", "reason": str(error)}
     model = model.train(job["train"]).to(device=job["device"], dtype=dtype)
     args, kwargs = (truth.move(one, dtype, job["device"]) for one in (args, kwargs))
     row["parameters"] = sum(one.numel() for one in model.parameters())
+    if row["parameters"] > _MOST_PARAMETERS:
+        return {**row, "stage": "too large"}
+    try:
+        with torch.no_grad(), torch.autocast(job["device"], autocast, autocast is not None):
+            copy.deepcopy(model)(*truth.move(args), **truth.move(kwargs))
+    except Exception as error:  # noqa: BLE001 - eager does not take this dtype or device
+        return {**row, "stage": "eager fails", "reason": f"{type(error).__name__}: {error!s:.300}"}
 
     def compile_it(one):
         torch.compiler.reset()
@@ -60,8 +67,9 @@ def run(job):
     row["findings"] = [
         {"path": one.path, "status": str(one.status), "reason": one.reason}
         for one in verdict.findings
-        if str(one.status) not in {"identical", "equivalent"}
+        if str(one.status) not in {"identical", "equivalent"} or one.reason
     ][:12]
+    row["notes"] = list(verdict.notes)[:6]
     try:
         rows = truth.measure(
             model, args, kwargs, compile_it, gradients=job["gradients"], autocast=autocast
@@ -70,12 +78,3 @@ def run(job):
     except Exception as error:  # noqa: BLE001 - the row says that there is no truth
         row |= {"truth": "unknown", "reason": f"{type(error).__name__}: {error!s:.300}"}
     return row
-
-
-if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    try:
-        found = run(asked)
-    except Exception:  # noqa: BLE001 - a crash is a row
-        found = {**asked, "stage": "crashed", "reason": traceback.format_exc()[-1500:]}
-    print("ROW " + json.dumps(found, default=str))

@@ -11,14 +11,25 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import hashlib
+import importlib
 import itertools
 import json
 import os
+import random
 import resource
-import subprocess
+import signal
 import sys
+import tempfile
+import time
+import traceback
 from pathlib import Path
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking must not start CUDA: we fork
+os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+import torch
 
 _HERE = Path(__file__).parent
 _LISTS = ("transformers", "timm", "torchvision", "others")
@@ -42,44 +53,89 @@ def targets(name):
 def jobs(asked):
     names = [target for name in asked.lists for target in targets(name)]
     names = [name for name in names if asked.half in {None, half(name)}][asked.skip :]
-    settings = itertools.product(
-        names[: asked.limit], asked.dtypes, asked.train, asked.gradients, asked.devices, asked.modes
-    )
-    for target, dtype, train, gradients, device, mode in settings:
-        if dtype == "float16" and device == "cpu" and gradients == "yes":
-            continue  # eager itself overflows there
-        yield {
-            "target": target, "half": half(target), "dtype": dtype, "train": train == "train",
-            "gradients": gradients == "yes", "device": device, "mode": mode,
-        }  # fmt: skip
+    draw = random.Random(asked.draw)
+    if asked.draw is not None:
+        draw.shuffle(names)
+    settings = [
+        (dtype, train, gradients, device, mode, tf32, seed)
+        for dtype, train, gradients, device, mode, tf32, seed in itertools.product(
+            asked.dtypes, asked.train, asked.gradients, asked.devices, asked.modes,
+            asked.tf32, asked.seeds,
+        )
+        # In float16 eager itself overflows on the CPU. TF32 is for float32 on a GPU alone.
+        if not (dtype == "float16" and device == "cpu" and gradients == "yes")
+        and not (tf32 == "on" and (device == "cpu" or dtype != "float32"))
+    ]  # fmt: skip
+    for target in names[: asked.limit]:
+        chosen = settings if asked.draw is None else [draw.choice(settings)]
+        for dtype, train, gradients, device, mode, tf32, seed in chosen:
+            yield {
+                "target": target, "half": half(target), "dtype": dtype, "train": train == "train",
+                "gradients": gradients == "yes", "device": device, "mode": mode,
+                "tf32": tf32 == "on", "seed": seed,
+            }  # fmt: skip
 
 
 def key(row):
-    return tuple(row[name] for name in ("target", "dtype", "train", "gradients", "device", "mode"))
+    named = ("target", "dtype", "train", "gradients", "device", "mode", "tf32", "seed")
+    return tuple(row[name] for name in named)
 
 
-def run_one(job, seconds, gigabytes):
-    def limit():
+def start(job, folder, gigabytes):
+    """Fork a process for one job; its row is written into `folder` under its process id."""
+    child = os.fork()
+    if child:
+        return child
+    own = str(os.getpid())
+    sys.stdout = sys.stderr = (folder / f"{own}.log").open("w")
+    if torch.version.cuda is None:  # CUDA reserves far more addresses than it uses
         resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
-
-    command = [sys.executable, "-m", "benchmarks.zoo.child", json.dumps(job)]
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            env={**os.environ, **offline},
-            preexec_fn=limit if job["device"] == "cpu" else None,
-        )
-    except subprocess.TimeoutExpired:
+        row = child_run(job)
+    except BaseException:  # noqa: BLE001 - a crash is a row
+        row = {**job, "stage": "crashed", "reason": traceback.format_exc()[-1500:]}
+    (folder / f"{own}.json").write_text(json.dumps(row, default=str))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def child_run(job):
+    from benchmarks.zoo import child
+
+    torch.set_num_threads(1)
+    return child.run(job)
+
+
+def finish(child, job, folder, late, seconds):
+    """The row of a process that has ended, or that was killed because it took too long."""
+    written = folder / f"{child}.json"
+    if written.exists():
+        return json.loads(written.read_text())
+    if late:
         return {**job, "stage": "too slow", "reason": f"more than {seconds} s"}
-    for line in reversed(done.stdout.split("\n")):
-        if line.startswith("ROW "):
-            return json.loads(line.removeprefix("ROW "))
-    return {**job, "stage": "died", "reason": f"code {done.returncode}: {done.stderr[-800:]}"}
+    return {**job, "stage": "died", "reason": (folder / f"{child}.log").read_text()[-800:]}
+
+
+def run_all(todo, asked, write):
+    """Up to `--workers` processes at a time, each forked from this one with everything imported."""
+    running = {}
+    waiting = collections.deque(todo)
+    end = time.monotonic() + asked.minutes * 60
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        while running or (waiting and time.monotonic() < end):
+            while waiting and len(running) < asked.workers and time.monotonic() < end:
+                job = waiting.popleft()
+                child = start(job, folder, asked.gigabytes)
+                running[child] = (job, time.monotonic() + asked.seconds)
+            for child, (job, limit) in list(running.items()):
+                late = time.monotonic() > min(limit, end + asked.grace)
+                if late:
+                    os.kill(child, signal.SIGKILL)
+                if os.waitpid(child, 0 if late else os.WNOHANG)[0]:
+                    del running[child]
+                    write(finish(child, job, folder, late, asked.seconds))
+            time.sleep(0.1)
 
 
 def summarise(rows):
@@ -109,9 +165,17 @@ def main():
     parser.add_argument("--gradients", nargs="+", default=["yes"], choices=["yes", "no"])
     parser.add_argument("--devices", nargs="+", default=["cpu"])
     parser.add_argument("--modes", nargs="+", default=["default"])
+    parser.add_argument("--tf32", nargs="+", default=["off"], choices=["off", "on"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--draw", type=int, help="targets in random order, one random setting each")
     parser.add_argument("--half", choices=["tuned", "measured"])
     parser.add_argument("--limit", type=int)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=600)
+    parser.add_argument(
+        "--grace", type=int, default=60, help="seconds for runs under way at the end"
+    )
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--gigabytes", type=int, default=12)
     parser.add_argument("--summary", action="store_true")
@@ -122,15 +186,27 @@ def main():
     if asked.summary:
         summarise(rows)
         return
+    import_once()
     known = {key(row) for row in rows}
     with asked.out.open("a") as out:
-        for job in jobs(asked):
-            if key(job) in known:
-                continue
-            row = run_one(job, asked.seconds, asked.gigabytes)
+
+        def write(row):
             out.write(json.dumps(row) + "\n")
             out.flush()
             print(row["target"], row["dtype"], row["stage"], row.get("status"), row.get("truth"))
+
+        run_all((job for job in jobs(asked) if key(job) not in known), asked, write)
+
+
+def import_once():
+    """Import what every run needs, so that the forked processes share it."""
+    import torch._inductor.compile_fx  # noqa: F401, TID251 - for its time alone
+
+    import paritas  # noqa: F401
+
+    for name in ("transformers", "timm", "torchvision"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paritas import Inputs, Status, Verdict, VerifyConfig, verify
+from spying import Spy
 
 # Narrow dtypes where all is asked for: see tests/README.md.
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
@@ -175,3 +176,19 @@ def test_lifted_run_says_when_it_cannot_be_made() -> None:
     assert any("reads the bits" in note for note in verdict.notes) or verdict.status is (
         Status.IDENTICAL
     )
+
+
+def test_a_model_that_is_compiled_already_is_compiled_once_more_only_in_float64() -> None:
+    compiled_in = Spy()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        compiled_in.note(next(one.dtype for one in inputs if isinstance(one, torch.Tensor)))
+        return graph.forward
+
+    model, x = nn.Sequential(nn.Linear(8, 4), nn.GELU()), torch.randn(2, 8)
+    compiled = torch.compile(model, backend=backend)
+    compiled(x).sum().backward()
+    model.zero_grad()
+    for _ in range(2):
+        assert verdict_on([x], model, compiled).passed
+    assert compiled_in.notes() == [torch.float32, torch.float64]

@@ -39,7 +39,7 @@ def accumulation() -> None:
 
     x = _draw_values(4, 64)
     call = UnperturbedCall("mm", ATEN.mm.default, (x, x.t()), {}, x @ x.t())
-    shapes = [None if one is None else tuple(one.shape) for one in accumulation(call)]
+    shapes = [tuple(one.shape) for one in accumulation(call) if isinstance(one, torch.Tensor)]
     expect("amplitudes of a product", shapes, [(4, 4)])
 
 
@@ -561,6 +561,13 @@ def inductor() -> None:
     with using_settings(before, {"max_fusion_size": 1}):
         expect("a setting inside", current_settings()["max_fusion_size"], 1)
     expect("the same outside", current_settings()["max_fusion_size"], before["max_fusion_size"])
+
+
+def kernel_units() -> None:
+    """Inductor's C++ kernels can be built in one unit."""
+    from paritas._torch.kernel_units import can_share_units
+
+    expect("whether kernels can share a unit", can_share_units())
 
 
 def passes() -> None:

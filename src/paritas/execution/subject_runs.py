@@ -14,6 +14,7 @@ import torch
 
 from paritas._torch.dynamo import CountingBackend, room_for_entries
 from paritas._torch.global_state import quietly, taking_stance
+from paritas._torch.kernel_units import one_unit
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
 from paritas.execution.evidence import Notes, WideDefault, completed, is_usable, run_quietly
@@ -250,7 +251,7 @@ class SubjectLift:
             backend = lifted_backend(
                 self.candidate.call, self.candidate.backends[0], evidence.dtype, used
             )
-            with room_for_entries(), taking_stance("default", backend=backend):
+            with room_for_entries(), taking_stance("default", backend=backend), one_unit():
                 seen = self._run_wide()
             self._graphs = backend.graphs or None  # native code may compile even if wide code fails
             if backend.graphs == 0:

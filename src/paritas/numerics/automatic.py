@@ -10,7 +10,15 @@ import torch
 
 from paritas.numerics import criterion
 from paritas.numerics.bits import dtype_name
-from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps, Noise, Scored
+from paritas.numerics.criterion import (
+    OWN_SHARE,
+    OWN_SHARE_SETTLED,
+    UNIT_F32,
+    UNIT_F64,
+    Jumps,
+    Noise,
+    Scored,
+)
 from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
 from paritas.results.figures import Metrics
@@ -315,6 +323,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
         unit=unit,
         step=step,
         own_error=own_error,
+        own_share=OWN_SHARE if above is None or above.shaky else OWN_SHARE_SETTLED,
         reference=None if arbiter is None else reference,
         # Whatever rounding in float64 decides, rounding in a narrower dtype decides too.
         spread=None if above is None else above.spread,

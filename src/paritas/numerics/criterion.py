@@ -5,6 +5,9 @@ With `r` the arbiter, `c` the candidate, `s` the spread of the reference under i
 
     d = max(s, rms(s) / 2, |e - r| / 2, rms(e - r) / 2) + u |r| / 2     and     z = |c - r| / d.
 
+Once a lifted run has settled the meaning, 0.8 rms(e - r) replaces rms(e - r) / 2: only accuracy is
+left to judge, and twice the reference's own error is not a loss that anyone should look into.
+
 The candidate fails where any z exceeds 12, or the root mean square of z exceeds 2.5 over the whole
 tensor or over one slice along an axis. Nothing here is an absolute tolerance: multiply a program's
 output by any factor and every z stays as it was. A wide plateau of constants (8-24 and 1.5-4) gives
@@ -50,6 +53,9 @@ def root_mean_square(parts: Iterable[Tensor]) -> float:
 
 MAX_Z = 12.0
 RMS_Z = 2.5
+# The share of the reference's own typical error that counts as noise, before and after a lifted run
+# has settled the meaning. The second lets twice that error pass: 2 / 0.8 = RMS_Z.
+OWN_SHARE, OWN_SHARE_SETTLED = 0.5, 0.8
 # A spread above this share of the value's scale means that rounding decides the value itself.
 KNIFE_EDGE_SHARE = 0.1
 # Elements per chunk: on the CPU few enough for the caches, on a device many enough to
@@ -104,6 +110,7 @@ class Noise:
         unit: unit roundoff of the compared values themselves (the u|r|/2 term).
         step: smallest representable step around zero: underflow is rounding too.
         own_error: rms(e - r), or 0 without an arbiter.
+        own_share: the share of it that counts as noise everywhere.
         reference: e, if its error counts element by element: rounding errors that add up with one
             sign, as on equal inputs, are larger than perturbed runs show.
         spread: s, one value per element, or None if the program was not perturbed.
@@ -118,6 +125,7 @@ class Noise:
     unit: float
     step: float = 0.0
     own_error: float = 0.0
+    own_share: float = OWN_SHARE
     reference: Tensor | None = None
     spread: Tensor | None = None
     jumps: Jumps | None = None
@@ -148,7 +156,10 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, noise = as_reals(candidate, arbiter, noise)
     scale = rms(arbiter)
-    floor = max(rms(noise.spread) if noise.spread is not None else 0.0, noise.own_error) / 2
+    floor = max(
+        rms(noise.spread) / 2 if noise.spread is not None else 0.0,
+        noise.own_error * noise.own_share,
+    )
     usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
     total = ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
     own = arbiter if noise.reference is None else noise.reference

@@ -28,7 +28,21 @@ if TYPE_CHECKING:
 
     from paritas._torch.operators import Operator, Traits
 
-Amplitudes = list["Tensor | None"]
+
+@dataclasses.dataclass(frozen=True)
+class SharedError:
+    """An error that values share: a row that is divided by one norm is off by one factor.
+
+    Attributes:
+        amplitude: per value.
+        shape: one draw for each element of this shape, which is broadcast over the values.
+    """
+
+    amplitude: Tensor
+    shape: torch.Size
+
+
+Amplitudes = list["Tensor | list[SharedError] | None"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,14 +213,14 @@ def _variance(call: UnperturbedCall) -> Amplitudes:
 
 def _spread_error_of_mean(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int
-) -> Tensor:
-    """The effect of the error of a row's mean on its normalised values."""
+) -> SharedError:
+    """The effect of the error of a row's mean on its normalised values: all shift together."""
     shift = math.sqrt(n / 3) * mean.abs() * rstd
     scale = shift if weight is None else shift * weight.abs()
-    return scale.expand(x.shape)
+    return SharedError(scale.expand(x.shape), mean.shape)
 
 
-def _errors_of_moments(x: Tensor, mean: Tensor, rstd: Tensor, n: int) -> Amplitudes:
+def _errors_of_moments(x: Tensor, mean: Tensor, rstd: Tensor, n: int) -> list[Tensor]:
     """The errors of a row's mean and of its reciprocal deviation, each over n terms."""
     n = max(1, n)
     squares = _square(mean) + rstd.square().reciprocal()
@@ -221,19 +235,52 @@ def _layer_norm(call: UnperturbedCall) -> Amplitudes:
     x, shape, weight = call.args[:3]
     _, mean, rstd = call.result
     n = math.prod(shape)
-    return [_spread_error_of_mean(x, mean, rstd, weight, n), *_errors_of_moments(x, mean, rstd, n)]
+    shifted = _spread_error_of_mean(x, mean, rstd, weight, n)
+    return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
 
 
 def _batch_norm(call: UnperturbedCall) -> Amplitudes:
     x, weight = call.args[:2]
-    _, mean, rstd = call.result
+    mean, rstd = call.result[1:3]
     if not mean.numel():  # evaluation: no statistics are computed
         return []
     channels = (1, -1, *(1,) * (x.dim() - 2))
     scale = None if weight is None else weight.view(channels)
     count = x.numel() // x.shape[1]
-    shifted = _spread_error_of_mean(x, mean.view(channels), rstd.view(channels), scale, count)
-    return [shifted, *_errors_of_moments(x, mean, rstd, count)]
+    wide = mean.view(channels), rstd.view(channels)
+    shifted = _spread_error_of_mean(x, *wide, scale, count)
+    normal = (x - wide[0]) * wide[1]
+    scaled = (normal if scale is None else normal * scale) * math.sqrt(count / 12)
+    moments = _errors_of_moments(x, mean, rstd, count)
+    errors: Amplitudes = [[shifted, SharedError(scaled, wide[0].shape)], *moments]
+    if call.name.endswith("_functional"):
+        between = len(call.result) - _RESULTS_WITH_STATISTICS
+        errors += [*[None] * between, *_errors_of_statistics(call, *moments)]
+    return errors
+
+
+_RESULTS_WITH_STATISTICS = 5
+
+
+def _errors_of_statistics(call: UnperturbedCall, mean: Tensor, rstd: Tensor) -> list[Tensor]:
+    """The errors of running statistics, from those of the mean and the reciprocal deviation."""
+    numbers = [given for given in call.args if isinstance(given, float | int)]
+    momentum = next(number for number in numbers if not isinstance(number, bool))
+    return [momentum * mean, momentum * 2 * rstd / call.result[2].abs().pow(3)]
+
+
+def errors_of_written_statistics(call: UnperturbedCall) -> list[tuple[Tensor, Tensor]]:
+    """The running statistics that a batch norm has just updated, with their amplitudes."""
+    if _RULES.get(call.name) is not _batch_norm or call.name.endswith("_functional"):
+        return []
+    written = call.args[3:5]
+    if not all(isinstance(each, torch.Tensor) for each in written):
+        return []
+    x, (mean, rstd) = call.args[0], call.result[1:3]
+    if not mean.numel():
+        return []
+    moments = _errors_of_moments(x, mean, rstd, x.numel() // x.shape[1])
+    return list(zip(written, _errors_of_statistics(call, *moments), strict=True))
 
 
 def _group_norm(call: UnperturbedCall) -> Amplitudes:
@@ -244,10 +291,8 @@ def _group_norm(call: UnperturbedCall) -> Amplitudes:
     wide = [s.repeat_interleave(each, dim=-1).view(channels) for s in (mean, rstd)]
     scale = None if weight is None else weight.view(1, -1, *(1,) * (x.dim() - 2))
     n = x[0].numel() // groups if x.shape[0] else 1
-    return [
-        _spread_error_of_mean(x, wide[0], wide[1], scale, n),
-        *_errors_of_moments(x, mean, rstd, n),
-    ]
+    shifted = _spread_error_of_mean(x, wide[0], wide[1], scale, n)
+    return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
 
 
 def _parameter_sums(
@@ -270,13 +315,26 @@ def _layer_norm_backward(call: UnperturbedCall) -> Amplitudes:
 
 
 def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
-    grad, x, _, _, _, mean, rstd = call.args[:7]
+    grad, x, weight, _, _, mean, rstd = call.args[:7]
+    if call.name.startswith(("cudnn", "miopen")):
+        grad, x = x, grad
     if mean is None or not mean.numel():
         return []
     channels = (1, -1, *(1,) * (x.dim() - 2))
     normal = (x - mean.view(channels)) * rstd.view(channels)
     over = [dim for dim in range(x.dim()) if dim != 1]
-    return _parameter_sums(grad, normal, over, call.result, x.numel() // x.shape[1])
+    count = x.numel() // x.shape[1]
+    sums = _parameter_sums(grad, normal, over, call.result, count)
+    # Two means over a channel are subtracted from each of its values, with their errors.
+    slope = (rstd if weight is None else rstd * weight).view(channels) / count
+    errors = []
+    for factor in (None, normal):
+        terms = grad if factor is None else grad * factor
+        squares = _square(terms).sum(dim=over, keepdim=True)
+        error = slope * amplitude_from(terms.sum(dim=over, keepdim=True), squares, count)
+        size = error.expand(x.shape) if factor is None else error * factor
+        errors.append(SharedError(size, error.shape))
+    return [errors, *sums[1:]]
 
 
 def _convolution(call: UnperturbedCall) -> Amplitudes:
@@ -301,7 +359,7 @@ def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
     if narrow is not None:
         squares = call.func(*(each.values for each in narrow), *rest, **call.kwargs)
         g, i, w = (each.top for each in narrow)
-        amplitudes = [
+        amplitudes: Amplitudes = [
             None if r is None or q is None else _narrow_amplitude(r, q, n, top)
             for r, q, n, top in zip(call.result, squares, lengths, (g * w, g * i, g), strict=True)
         ]
@@ -386,9 +444,18 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "std_mean": _variance,
     "native_layer_norm": _layer_norm,
     "native_batch_norm": _batch_norm,
+    "cudnn_batch_norm": _batch_norm,
+    "miopen_batch_norm": _batch_norm,
+    "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit_functional": _batch_norm,
+    "_batch_norm_with_update": _batch_norm,
+    "_batch_norm_with_update_functional": _batch_norm,
     "native_group_norm": _group_norm,
     "native_layer_norm_backward": _layer_norm_backward,
     "native_batch_norm_backward": _batch_norm_backward,
+    "cudnn_batch_norm_backward": _batch_norm_backward,
+    "miopen_batch_norm_backward": _batch_norm_backward,
+    "batch_norm_backward": _batch_norm_backward,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "embedding_dense_backward": _embedding_backward,

@@ -3,7 +3,8 @@
 Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], unless
 they need no rounding. So are the inputs of operators with more than one arithmetic step inside.
 Operators that sum many terms also get the error of summing one by one, u/2 * a * U with the
-amplitude a of `accumulation`. Half precisions accumulate in float32, so u is that of float32 there.
+amplitude a of `accumulation`. Half precisions accumulate in float32, so u is that of float32 there,
+except in operators that add to memory.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ from paritas._torch.operators import (
 )
 from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
 from paritas.numerics.bits import is_inexact
-from paritas.precision.accumulation import UnperturbedCall, accumulation
+from paritas.precision.accumulation import (
+    UnperturbedCall,
+    accumulation,
+    errors_of_written_statistics,
+)
 from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas._torch.operators import Operator, Traits
+    from paritas.precision.accumulation import Amplitudes
 
 
 # --- Sums that cancel so far that float64 loses the rest ------------------------------------------
@@ -186,6 +192,8 @@ _SAMPLE_SIZE, _REPEATED_SHARE = 512, 0.1
 _BLOCK = 1 << 15
 _UNIT_TF32 = 2.0**-10
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
+# They add one by one to values in memory, which are in the dtype of the program.
+_SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: mixes the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -320,6 +328,10 @@ class PerturbMode(LiftMode):
             kind.name, func, map_tensors(args, as_dense), kwargs, as_dense(result)
         )
         accumulated = accumulation(call)
+        for statistic, amplitude in errors_of_written_statistics(call):
+            uniform = self._uniform(self._place(statistic, repeats=False))
+            share = self.gain * min(unit, UNIT_F32) / 2
+            statistic.add_((share * amplitude * uniform).to(statistic.dtype))
         if self._cancelled is None or kind.mutates:
             return self._perturb_results(kind, result, accumulated, unit)
         chained = self._cancelled.amplitude(call)
@@ -334,7 +346,7 @@ class PerturbMode(LiftMode):
         self,
         kind: Traits,
         result: Any,
-        accumulated: list[Tensor | None],
+        accumulated: Amplitudes,
         unit: float,
         *,
         lossy: bool = False,
@@ -344,7 +356,7 @@ class PerturbMode(LiftMode):
             return result  # None, or an opaque object such as a profiler's marker
         single = isinstance(result, torch.Tensor)
         results: list[Any] = [result] if single else list(result)
-        accumulator = min(unit, UNIT_F32)
+        accumulator = unit if kind.name in _SUMS_IN_ITS_DTYPE else min(unit, UNIT_F32)
         for position, tensor in enumerate(results):
             if not is_inexact(tensor):
                 continue
@@ -355,9 +367,14 @@ class PerturbMode(LiftMode):
             repeats = _has_repeats(tensor)
             noisy = self._times_noise(self._place(tensor, repeats=repeats), unit * self.reach)
             extra = accumulated[position] if position < len(accumulated) else None
-            if extra is not None:
+            share = self.gain * accumulator / 2
+            if isinstance(extra, list):
+                for error in extra:
+                    uniform = self._draw_shared(tensor, error.shape)
+                    noisy = noisy + (share * error.amplitude * uniform).to(noisy.dtype)
+                extra = extra[0].amplitude
+            elif extra is not None:
                 uniform = self._uniform(self._place(tensor, repeats=repeats))
-                share = self.gain * accumulator / 2
                 if noisy.dtype == extra.dtype == uniform.dtype:
                     noisy.addcmul_(extra, uniform, value=share)
                 else:
@@ -370,6 +387,13 @@ class PerturbMode(LiftMode):
             # In-place operators return their argument, which must keep its identity.
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         return results[0] if single else type(result)(results)
+
+    def _draw_shared(self, tensor: Tensor, shape: torch.Size) -> Tensor:
+        """Uniform noise in [-1, 1], one number for each element of `shape`, for all it covers."""
+        pool = self._pool.uniform(tensor.device, tensor.numel())
+        count = math.prod(shape)
+        start = self._draws.randrange(pool.numel() - count + 1)
+        return pool.narrow(0, start, count).view(shape).expand(tensor.shape)
 
     def _input_unit(self, kind: Traits, args: tuple[Any, ...], unit: float) -> float:
         """The unit to which an operator rounds its inputs: tensor cores may use TF32."""

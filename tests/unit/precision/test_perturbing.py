@@ -210,6 +210,35 @@ def test_programs_run_perturbed_forward_and_backward(program):
             assert rms(moved - still) < 1e-4 * rms(still)
 
 
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, torch.nn.BatchNorm2d])
+def test_running_statistics_are_as_noisy_as_the_sums_behind_them(kind):
+    shape = (512, 4) if kind is torch.nn.BatchNorm1d else (8, 4, 8, 8)
+    x = values(*shape) + 3
+
+    def run(x):
+        norm = kind(4).to(x.dtype)
+        norm(x)
+        return torch.stack([norm.running_mean, norm.running_var])
+
+    # The mean of 512 rounded inputs would be off by far less. The variance was 1 before.
+    mean, variance = spread(run, x) / run(x.double()).abs() / U32
+    assert 2 < float(mean.min()) < float(mean.max()) < 30
+    assert 0.2 < float(variance.min()) < float(variance.max()) < 3
+
+
+def test_a_normalised_channel_shifts_as_a_whole():
+    x = values(8, 4, 8, 8) + 3
+
+    def mean_of_channels(x):
+        return F.batch_norm(x, None, None, training=True).mean(dim=(0, 2, 3))
+
+    def one_value(x):
+        return F.batch_norm(x, None, None, training=True)[0, :, 0, 0]
+
+    # Noise of single values would cancel in the mean over 512 of them.
+    assert rms(spread(mean_of_channels, x)) > rms(spread(one_value, x)) / 3
+
+
 # --- the native dtype -----------------------------------------------------------------------------
 
 
