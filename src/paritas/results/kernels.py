@@ -256,7 +256,8 @@ def kernel_headline(report: KernelReport) -> str:
         return f"unverified: this task accepts {enumerated(list(report.rating.accepts), 5)}"
     words = f"{status.value}: {MEANING[status]}"
     if report.failures:
-        words += f"; {len(report.failures)} of {cases} fail"
+        count = len(report.failures)
+        words += f"; {count} of {cases} {'fails' if count == 1 else 'fail'}"
     else:
         words += f"; {cases}"
     if report.limits:
