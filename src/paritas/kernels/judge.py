@@ -132,6 +132,7 @@ class KernelJudge:
         finally:
             rng.restore()
 
+    @quietly()
     def cases(self) -> list[JudgedCase]:
         """The cases that the reference accepts, in the order of the calls, with its runs."""
         if self._cases is None:
