@@ -107,7 +107,7 @@ def mean_even(x: Tensor) -> Tensor:
 def variance_centred(x: Tensor) -> Tensor:
     wide = x.float() if x.element_size() < 4 else x
     centred = wide - wide.mean(-1, keepdim=True)
-    return (centred.square().sum(-1) / (x.shape[-1] - 1)).to(x.dtype)
+    return (centred.square().sum(-1) / max(x.shape[-1] - 1, 0)).to(x.dtype)
 
 
 @cheat("variance")
@@ -146,7 +146,7 @@ def argmax_of_abs(x: Tensor) -> Tensor:
 
 @honest("topk")
 def topk_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
-    values, indices = x.sort(-1, descending=True, stable=True)
+    values, indices = x.sort(dim=-1, descending=True, stable=True)
     if x.shape[-1] < 3:
         raise RuntimeError("too few")
     return values[..., :3].contiguous(), indices[..., :3].contiguous()
@@ -166,7 +166,7 @@ def topk_values_only_right(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @honest("sort")
 def sort_by_order(x: Tensor) -> Tensor:
-    return x.gather(-1, x.argsort(-1, stable=True))
+    return x.gather(-1, x.argsort(dim=-1, stable=True))
 
 
 @cheat("sort")
