@@ -253,7 +253,8 @@ def index_add_writes(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
 
 @honest("cross_entropy")
 def cross_entropy_gather(x: Tensor, target: Tensor) -> Tensor:
-    picked = torch.logsumexp(x, -1) - x.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    shifted = x - x.amax(-1, keepdim=True)
+    picked = shifted.exp().sum(-1).log() - shifted.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     return picked.mean()
 
 

@@ -173,8 +173,15 @@ class CaseMaker:
         has_modes: bool,
         seed: int,
         label: str = "",
+        accepts: Callable[[KernelCase], bool] = lambda _: True,
     ) -> None:
-        """`label` is put before the names of cases, if there are several sets of inputs."""
+        """Make cases from one set of inputs.
+
+        Args:
+            label: put before the names of cases, if there are several sets of inputs.
+            accepts: whether the reference accepts a case.
+        """
+        self.accepts = accepts
         self.given, self.again = given, again
         self.label = label
         self.has_weights, self.has_modes = has_weights, has_modes
@@ -351,10 +358,24 @@ class CaseMaker:
 
     def _sizes(self) -> Iterator[KernelCase]:
         """One group of equal dimensions at a time gets another size."""
-        groups = dimension_groups(self._tensors)
-        makers = [self._resized(group) for group in groups]
+        makers = [self._resized(group) for group in self._accepted_groups()]
         for cases in itertools.zip_longest(*makers):
             yield from (case for case in cases if case is not None)
+
+    def _accepted_groups(self) -> list[tuple[str, int, frozenset[tuple[str, int]]]]:
+        """The largest groups of dimensions that the reference accepts with other sizes.
+
+        Parts of them are left out. Dimensions of one size may have to stay equal, and torch does
+        not always say so: attention reads past the end of a value that is shorter than the key.
+        """
+        chosen: list[tuple[str, int, frozenset[tuple[str, int]]]] = []
+        groups = dimension_groups(self._tensors)
+        for group in sorted(groups, key=lambda one: -len(one[2])):
+            if any(group[2] < larger[2] for larger in chosen):
+                continue
+            if any(map(self.accepts, itertools.islice(self._resized(group), 3))):
+                chosen.append(group)
+        return [group for group in groups if group in chosen]
 
     def _resized(self, group: tuple[str, int, frozenset[tuple[str, int]]]) -> Iterator[KernelCase]:
         name, size, places = group

@@ -173,6 +173,7 @@ class KernelJudge:
                 has_modes=self.task.has_modes,
                 seed=self.options.seed + number,
                 label=f"sample {number + 1}: " if len(self.task.given) > 1 else "",
+                accepts=self.task.accepts,
             )
             found = maker.all_families()
             for family, cases in found.items():

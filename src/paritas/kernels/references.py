@@ -194,6 +194,14 @@ class KernelTask:
             self._subjects[key] = inspect_subject(call, "reference", "REFERENCE")
         return self._subjects[key]
 
+    def accepts(self, case: KernelCase) -> bool:
+        """Whether the reference returns something for a case."""
+        try:
+            self.run(case, gradients=False)
+        except RefusedCase:
+            return False
+        return True
+
     def run(self, case: KernelCase, *, gradients: bool) -> ReferenceRun:
         """Call the reference.
 

@@ -97,11 +97,15 @@ def _zeros(value: Tensor, *_: Any) -> Tensor:
     return torch.zeros_like(value)
 
 
-def _constant(value: Tensor, *_: Any) -> Tensor:
+def _constant(value: Tensor, *_: Any) -> Tensor | None:
+    if value.numel() == 1:  # one number is always a constant
+        return None
     return value.reshape(-1)[:1].clone().expand(value.numel()).reshape(value.shape)
 
 
-def _mean(value: Tensor, *_: Any) -> Tensor:
+def _mean(value: Tensor, *_: Any) -> Tensor | None:
+    if value.numel() == 1:
+        return None
     wide = value.to(torch.complex128 if value.is_complex() else torch.float64)
     return torch.full_like(wide, wide.mean().item()).to(value.dtype)
 
