@@ -298,10 +298,11 @@ def mse_same_input(a: Tensor, b: Tensor) -> Tensor:
 
 @honest("attention")
 def attention_plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    own = q.dtype
     q, k, v = (one.float() if one.element_size() < 4 else one for one in (q, k, v))
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     mask = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return torch.softmax(scores.masked_fill(mask, -math.inf), -1) @ v
+    return (torch.softmax(scores.masked_fill(mask, -math.inf), -1) @ v).to(own)
 
 
 @cheat("attention")
