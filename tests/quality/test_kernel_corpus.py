@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
 
-from conftest import WHOLE
 from paritas.kernels.judge import KernelJudge
 from paritas.kernels.options import KernelOptions
 from paritas.results.findings import Status
@@ -16,6 +16,7 @@ from quality.kernel_registry import CHEATS, HONEST
 assert kernel_candidates
 assert kernel_candidates_further
 REFERENCES = kernel_references.__file__
+WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 # One of several is enough for most tests; the whole corpus has them all.
 _EVERY = 1 if WHOLE else 14
 
