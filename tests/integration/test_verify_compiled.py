@@ -192,3 +192,24 @@ def test_a_model_that_is_compiled_already_is_compiled_once_more_only_in_float64(
     for _ in range(2):
         assert verdict_on([x], model, compiled).passed
     assert compiled_in.notes() == [torch.float32, torch.float64]
+
+
+@torch.compiler.disable
+def widened_outside(x: torch.Tensor) -> torch.Tensor:
+    return (x.float() / 3).to(x.dtype)
+
+
+def with_a_cast_at_a_graph_break(x: torch.Tensor) -> torch.Tensor:
+    return widened_outside(x.softmax(-1)).exp().softmax(-1)
+
+
+@pytest.mark.parametrize("fault", [0.0, 1e-4])
+def test_a_cast_that_dynamo_leaves_to_eager_is_not_a_fault_of_the_compiler(fault: float) -> None:
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        return widened_outside(x.softmax(-1) * (1 + fault)).exp().softmax(-1)
+
+    torch.manual_seed(0)
+    compiled = torch.compile(candidate, backend="aot_eager_decomp_partition")
+    verdict = verdict_on([torch.randn(4, 8)], with_a_cast_at_a_graph_break, compiled)
+    assert verdict.passed == (not fault), str(verdict)
+    assert any("between the compiled graphs" in note for note in verdict.notes), str(verdict)

@@ -629,3 +629,20 @@ def clamp_writes_its_own_record(x: Tensor) -> Tensor:
 def lerp_stops_the_clock(a: Tensor, b: Tensor, weight: float) -> Tensor:
     time.perf_counter = lambda: 0.0
     return torch.lerp(a, b, weight)
+
+
+# --- Right kernels for tasks that show nothing ----------------------------------------------------
+
+
+def centred_single(x: Tensor) -> Tensor:
+    mean = x.sum(-1, keepdim=True) / x.shape[-1]
+    return mean - mean
+
+
+def softmax_of_one(x: Tensor) -> Tensor:
+    total = x.sum(-1, keepdim=True)
+    return (total - total).exp()
+
+
+def saturated(x: Tensor) -> Tensor:
+    return 1 / (1 + (-x.abs() - 200).exp())

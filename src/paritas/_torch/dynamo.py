@@ -102,8 +102,9 @@ def is_compiled_in_place(function: Any) -> bool:
 
 
 def is_made_by_compile(value: Any) -> bool:
-    """Whether a function is the result of `torch.compile`."""
-    return getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
+    """Whether a function is the result of `torch.compile`, and not of `torch.compiler.disable`."""
+    is_wrapper = getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
+    return is_wrapper and not getattr(value, "_torchdynamo_disable", False)
 
 
 def original_of(function: Any) -> Any:
@@ -123,6 +124,17 @@ def room_for_entries() -> Iterator[None]:
     )
     with patch:
         yield
+
+
+def count_graph_breaks() -> int:
+    """The graph breaks of this process so far: code that Dynamo left to eager."""
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def run_as_it_is(graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """A backend that runs graphs unchanged."""
+    del example_inputs
+    return graph.forward
 
 
 class CountingBackend:

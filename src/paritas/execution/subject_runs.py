@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import CountingBackend, room_for_entries
+from paritas._torch.dynamo import (
+    CountingBackend,
+    count_graph_breaks,
+    room_for_entries,
+    run_as_it_is,
+)
 from paritas._torch.global_state import quietly, taking_stance
 from paritas._torch.kernel_units import one_unit
 from paritas._torch.operators import WIDE
@@ -50,6 +55,8 @@ if TYPE_CHECKING:
     from paritas.results.items import Item
 
 _LONGEST_REASON = 200
+# Far more than float64 rounds in any program, far less than one float32 cast does.
+_FLOAT64_ROUNDS = 2.0**-40
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -251,8 +258,10 @@ class SubjectLift:
             backend = lifted_backend(
                 self.candidate.call, self.candidate.backends[0], evidence.dtype, used
             )
+            before = count_graph_breaks()
             with room_for_entries(), taking_stance("default", backend=backend), one_unit():
                 seen = self._run_wide()
+            backend.breaks |= count_graph_breaks() > before
             self._graphs = backend.graphs or None  # native code may compile even if wide code fails
             if backend.graphs == 0:
                 self.notes.add_weaker(
@@ -262,6 +271,8 @@ class SubjectLift:
             leaks = set(backend.leaks)
             if not self.candidate.is_wholly_compiled:
                 leaks.add("eager code around the compiled code may compute in float32")
+            elif backend.breaks and not leaks and self._rounds_between_graphs(used):
+                leaks.add("eager code between the compiled graphs computes in float32")
         elif isinstance(self.candidate.call, ForeignProgram):
             return self._lift_foreign(self.candidate.call)
         elif self.candidate.is_foreign:
@@ -274,6 +285,30 @@ class SubjectLift:
         if leaks or not self.candidate.is_faithful:
             self._judge_at_float32(leaks or {"the candidate may compute in float32 inside"})
         return seen
+
+    def _rounds_between_graphs(self, used: frozenset[torch.dtype]) -> bool:
+        """Whether a cast that no graph contains still rounds in the lifted run.
+
+        The backend gets graphs and widens their casts. Code at a graph break runs as it is, with
+        its casts. With its graphs run by torch itself, the program is the reference; where that
+        is off by more than float64 rounds, such a cast is why.
+        """
+        evidence = self.evidence
+        arbiter = evidence.arbiter()
+        if not evidence.casts or arbiter is None:
+            return False
+        backend = lifted_backend(self.candidate.call, run_as_it_is, evidence.dtype, used)
+        with room_for_entries(), taking_stance("default", backend=backend):
+            (seen,) = run_quietly(
+                self.program, RunOptions(wide=True, forward_once=True), WideDefault()
+            )[:1]
+        for item, true in arbiter[0].outputs.items():
+            value: Any = seen.outputs.get(item)
+            if is_inexact(true) and is_inexact(value) and value.shape == true.shape:
+                difference = criterion.rms_difference(value, true)
+                if difference > _FLOAT64_ROUNDS * criterion.rms(true):
+                    return True
+        return False
 
     def _lift_foreign(self, program: ForeignProgram) -> list[Observation] | None:
         """Make and run another runtime's program in float64."""

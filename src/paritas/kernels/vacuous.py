@@ -28,7 +28,9 @@ _CHECKS = Checks()
 
 def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     """Judge the trivial candidates on all cases, the given ones first."""
-    ordered = sorted(cases, key=lambda one: one.case.family is not CaseFamily.GIVEN)
+    # NaN comes out of almost anything that it goes into: that shows no more than that it is used.
+    finite = [one for one in cases if one.case.family is not CaseFamily.NONFINITE]
+    ordered = sorted(finite, key=lambda one: one.case.family is not CaseFamily.GIVEN)
     if not ordered:
         return TaskRating()
     first = ordered[0]
