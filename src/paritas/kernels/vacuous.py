@@ -28,8 +28,14 @@ _CHECKS = Checks()
 
 def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     """Judge the trivial candidates on all cases, the given ones first."""
-    # NaN comes out of almost anything that it goes into: that shows no more than that it is used.
-    finite = [one for one in cases if one.case.family is not CaseFamily.NONFINITE]
+    # NaN comes out of almost anything that it goes into, and out of the mean of nothing: that shows
+    # no more than that an input is used.
+    finite = [
+        one
+        for one in cases
+        if one.case.family is not CaseFamily.NONFINITE
+        and all(tensor.numel() for _, tensor in input_tensors(one.case.inputs))
+    ]
     ordered = sorted(finite, key=lambda one: one.case.family is not CaseFamily.GIVEN)
     if not ordered:
         return TaskRating()
