@@ -21,6 +21,9 @@ __all__ = [
     "GraphReport",
     "Inputs",
     "InvariantsReport",
+    "KernelJudge",
+    "KernelOptions",
+    "KernelReport",
     "MismatchError",
     "Origin",
     "ParitasError",
@@ -37,6 +40,7 @@ __all__ = [
     "guard_everywhere",
     "invariants",
     "judge",
+    "judge_kernel",
     "power",
     "record",
     "relation",
@@ -56,6 +60,9 @@ _HOMES = {
     "GraphReport": "paritas.results.graph_reports",
     "Inputs": "paritas.execution.subjects",
     "InvariantsReport": "paritas.results.invariants",
+    "KernelJudge": "paritas.kernels.judge",
+    "KernelOptions": "paritas.kernels.options",
+    "KernelReport": "paritas.results.kernels",
     "MismatchError": "paritas.errors",
     "Origin": "paritas.results.findings",
     "ParitasError": "paritas.errors",
@@ -72,6 +79,7 @@ _HOMES = {
     "guard_everywhere": "paritas.checks.guard",
     "invariants": "paritas.relations.checking",
     "judge": "paritas.numerics.judge",
+    "judge_kernel": "paritas.kernels.judge",
     "power": "paritas.mutants.power",
     "record": "paritas.recording.record",
     "relation": "paritas.relations.relation",
@@ -90,6 +98,8 @@ if TYPE_CHECKING:
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.execution.subjects import Inputs, VerifyConfig
     from paritas.graphs.verify import verify_graph
+    from paritas.kernels.judge import KernelJudge, judge_kernel
+    from paritas.kernels.options import KernelOptions
     from paritas.mutants.power import power
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
@@ -106,6 +116,7 @@ if TYPE_CHECKING:
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
     from paritas.results.invariants import InvariantsReport
+    from paritas.results.kernels import KernelReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
     from paritas.sweeping.sweep import sweep

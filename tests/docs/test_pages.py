@@ -28,7 +28,7 @@ ELSEWHERE = {
     "sweep.md": "integration/test_sweep.py",
 }
 # Those that call the C++ compiler, or start processes.
-LONG = {"turn_a_compiler_on.md", "shrinking.md", "torchair_msit.md"}
+LONG = {"turn_a_compiler_on.md", "kernels.md", "shrinking.md", "torchair_msit.md"}
 # What a page prints, in order, somewhere in its output; other pages show it themselves.
 PRINTED = {
     "partition.md": ["a b+, c b+ -> a c"],

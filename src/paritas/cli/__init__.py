@@ -65,6 +65,7 @@ _HOMES = {
     "verify": "paritas.cli.verify:verify",
     "invariants": "paritas.cli.invariants:invariants",
     "sweep": "paritas.cli.sweep:sweep",
+    "kernel": "paritas.cli.kernel:kernel",
     "run": "paritas.cli.run:run",
     "inspect": "paritas.cli.inspect:inspect",
     "convert": "paritas.cli.convert:convert",

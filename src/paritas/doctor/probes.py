@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +219,16 @@ def named_operators() -> None:
     found = operator_named("aten.mm.default")
     expect("aten.mm.default", found.func is ATEN.mm.default)
     expect("size of a product", found.foretell([torch.ones(4, 6), torch.ones(6, 4)], {}), 64)
+
+
+def operator_samples() -> None:
+    """An operator is found by its name, and the database of torch's tests is where it was."""
+    from paritas._torch.operator_samples import DATABASE, find_operator
+
+    expect("aten.add.Tensor", find_operator("aten.add.Tensor") is ATEN.add.Tensor)
+    expect("aten.relu", find_operator("aten.relu") is ATEN.relu.default)
+    expect("an operator that does not exist", find_operator("aten.no_such_operator"), None)
+    expect(DATABASE, importlib.util.find_spec(DATABASE) is not None)
 
 
 def operators() -> None:

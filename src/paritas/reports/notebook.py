@@ -37,6 +37,7 @@ from paritas.results.findings import Status, Verdict
 from paritas.results.graph_reports import GraphReport
 from paritas.results.invariants import InvariantsReport, RelationRow, invariants_headline
 from paritas.results.items import Item
+from paritas.results.kernels import KernelReport, kernel_headline
 from paritas.results.power_reports import PowerReport, power_headline, power_sections, power_subject
 from paritas.results.sweeps import (
     SweepReport,
@@ -109,6 +110,13 @@ def notebook_html(result: Any) -> str:
 @functools.singledispatch
 def _notebook_result(result: Any) -> NotebookResult:
     raise TypeError(f"{type(result).__name__} has no table")
+
+
+@_notebook_result.register
+def _kernel(report: KernelReport) -> NotebookResult:
+    status = report.status
+    words = kernel_headline(report).removeprefix(f"{status.value}: ")
+    return dataclasses.replace(_verdict(report.verdict), words=words)
 
 
 @_notebook_result.register
