@@ -68,6 +68,26 @@ def by_rope(x: torch.Tensor) -> torch.Tensor:
     return x * Rope.of(8)
 
 
+LEVELS: list[int] = []  # the attribute of `Counting` has the same name
+
+
+class Counting:
+    LEVELS = 2
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.LEVELS
+
+
+class CountingElsewhere(Counting):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        globals()["LEV" + "ELS"].append(1)
+        return x * self.LEVELS
+
+
+def test_an_attribute_with_the_name_of_a_global_does_not_reach_it() -> None:
+    assert verdict_on(Counting(), CountingElsewhere()).passed
+
+
 def overwrites_a_global(x: torch.Tensor) -> torch.Tensor:
     TABLE.mul_(1.5)
     return x * TABLE

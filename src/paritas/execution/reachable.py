@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import dis
 import functools
 import random
 import sys
@@ -195,7 +196,9 @@ class _ReachWalk:
         for called in sorted(names & self.waiting.keys()):
             found += self.waiting.pop(called)
         self.used |= names
-        used = sorted(names & function.__globals__.keys())
+        # An attribute may have the name of a global that this code never reads.
+        known = names & function.__globals__.keys()
+        used = sorted(known & _globals_in(function.__code__)) if known else []
         found += self._named(function.__globals__, used, GLOBAL)
         for key in used:
             namespace = function.__globals__[key]
@@ -331,6 +334,21 @@ def _names_in(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             names |= _names_in(constant)
     return names
+
+
+_GLOBAL_OPERATIONS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_in(code: types.CodeType) -> frozenset[str]:
+    """The globals that code reads or writes, including those in nested functions."""
+    names = {
+        step.argval for step in dis.get_instructions(code) if step.opname in _GLOBAL_OPERATIONS
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _globals_in(constant)
+    return frozenset(names)
 
 
 # --- Modules --------------------------------------------------------------------------------------
