@@ -223,7 +223,7 @@ class LiftMode(DispatchMode):
             return func(*args, **kwargs)
         if self._sums is not None:
             self._sums.forget_written(kind, args, kwargs)
-        if kind.namespace not in {"aten", "prim", "prims"}:
+        if kind.namespace not in {"aten", "prim", "prims", "profiler"}:
             self.foreign.add(f"{kind.namespace}::{kind.name}")
             self.asked_default = True
         if self.widths and kind.random and kind.name in DRAWS_IN_ITS_DTYPE:

@@ -70,9 +70,8 @@ class TokenModel:
         self.positions = self._known(f"{prefix}position_ids")
         self.cache = next((name for name in _CACHES if name in self.takes), "")
         self.keep = next((name for name in _KEEPS if name in self.takes), "")
-        ids = given[self.tokens]
+        ids = self._without_padding(given, given[self.tokens])
         self.size: tuple[int, int] = (ids.shape[0], ids.shape[1])
-        self._check_mask(given)
         self.context, ids = self._find_context(given, ids)
         self.inputs = Inputs(kwargs={**self.context, self.tokens: ids})
         self.value = self._find_value()
@@ -93,10 +92,16 @@ class TokenModel:
             return known[0]
         raise DoesNotApply("no argument of shape [batch, tokens] with token ids")
 
-    def _check_mask(self, given: dict[str, Any]) -> None:
+    def _without_padding(self, given: dict[str, Any], ids: Tensor) -> Tensor:
+        """The tokens, with others in place of masked ones: padding is a relation of its own."""
         mask = given.get(self.mask)
-        if isinstance(mask, torch.Tensor) and not bool((mask != 0).all()):
+        if not isinstance(mask, torch.Tensor) or bool((mask != 0).all()):
+            return ids
+        kept = mask != 0
+        if mask.shape != ids.shape or not bool(kept.any()):
             raise DoesNotApply(f"{self.mask} masks some tokens: pass inputs without padding")
+        others = ids[kept].repeat(1 + ids.numel() // int(kept.sum()))
+        return torch.where(kept, ids, others[: ids.numel()].view(ids.shape))
 
     @property
     def has_encoder(self) -> bool:

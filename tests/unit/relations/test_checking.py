@@ -102,6 +102,16 @@ def test_a_failing_finding_names_the_token_and_the_module():
     assert first.origin.name == "layers.0.mixer"
 
 
+def test_padded_inputs_are_checked_with_other_tokens_in_place_of_the_padding():
+    model, inputs = faulty_and_tokens()
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, :3] = 0
+    report = paritas.invariants(
+        model.eval(), {**inputs, "attention_mask": mask}, only=["cached-decoding"]
+    )
+    assert report.row("cached-decoding").status is paritas.Status.DIFFERENT
+
+
 def test_a_report_survives_json():
     model, inputs = faulty_and_tokens()
     report = paritas.invariants(model.eval(), inputs, only=["cached-decoding", "packing"])
