@@ -115,6 +115,22 @@ def _forked_scripts() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _forked_nursery() -> Iterator[None]:
+    """The process that candidates of `paritas kernel` are forked from is forked itself."""
+    from paritas.kernels import forking
+
+    def start(command: list[str], **how: object) -> object:
+        kind = processes.ForkedNursery if processes._can_fork() else subprocess.Popen
+        return kind(command, **how)
+
+    forked = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(forking, "subprocess", forked)
+        yield
+        forking.stop_nursery()
+
+
 @pytest.fixture
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts are written, and taken at their word: to run each takes seconds."""

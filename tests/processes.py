@@ -143,6 +143,25 @@ def run_ranks(
     ]
 
 
+class ForkedNursery:
+    """As `subprocess.Popen`, as far as a nursery of candidates uses it: forked, not started."""
+
+    def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], **_: object) -> None:
+        _start_server()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        given = (command[1:-1], environment, _End(pass_fds[0]))
+        self._process = _SERVER.Process(target=_be_nursery, args=given)
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        self._process.join(LIMIT_S)
+        return self._process.exitcode
+
+
 def context() -> multiprocessing.context.BaseContext:
     """Of `multiprocessing`, for processes that are not started from here."""
     if not _can_fork():
@@ -237,6 +256,14 @@ def _begin(
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
+
+
+def _be_nursery(arguments: Sequence[str], environment: Mapping[str, str], end: int) -> NoReturn:
+    os.setsid()
+    multiprocessing.process._parent_process = None
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    os._exit(_ended(lambda: _run([*arguments, str(end)])))
 
 
 def _run(arguments: Sequence[str]) -> None:

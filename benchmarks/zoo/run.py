@@ -88,7 +88,7 @@ def start(job, folder, gigabytes):
         return child
     own = str(os.getpid())
     sys.stdout = sys.stderr = (folder / f"{own}.log").open("w")
-    if job["device"] == "cpu":
+    if torch.version.cuda is None:  # CUDA reserves far more addresses than it uses
         resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
     try:
         row = child_run(job)

@@ -103,7 +103,7 @@ def grouped_products():
             setattr(home, name, before)
 
 
-def _error(found, exact):
+def relative_error(found, exact):
     if found.shape != exact.shape:
         return math.inf
     size = float(exact.norm()) or 1.0
@@ -128,10 +128,12 @@ def measure(model, args, kwargs, compile_it, *, gradients, autocast=None):
     least = max(torch.finfo(one).eps for one in (*dtypes, autocast or torch.float32))
     rows = []
     for name, true in exact.items():
-        if name not in eager or name not in compiled or not true.numel():
+        if not true.numel():
+            continue
+        if name not in eager or name not in compiled:
             rows.append({"name": name, "ratio": math.inf, "missing": True})
             continue
-        ours, theirs = _error(compiled[name], true), _error(eager[name], true)
+        ours, theirs = relative_error(compiled[name], true), relative_error(eager[name], true)
         ratio = ours / max(theirs, least)
         rows.append({"name": name, "eager": theirs, "compiled": ours, "ratio": ratio})
     return sorted(rows, key=lambda row: -row["ratio"])

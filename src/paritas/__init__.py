@@ -20,6 +20,10 @@ __all__ = [
     "FullValueChecker",
     "GraphReport",
     "Inputs",
+    "InvariantsReport",
+    "KernelJudge",
+    "KernelOptions",
+    "KernelReport",
     "MismatchError",
     "Origin",
     "ParitasError",
@@ -34,9 +38,12 @@ __all__ = [
     "compare",
     "guard",
     "guard_everywhere",
+    "invariants",
     "judge",
+    "judge_kernel",
     "power",
     "record",
+    "relation",
     "sweep",
     "verify",
     "verify_graph",
@@ -52,6 +59,10 @@ _HOMES = {
     "FullValueChecker": "paritas.numerics.checkers",
     "GraphReport": "paritas.results.graph_reports",
     "Inputs": "paritas.execution.subjects",
+    "InvariantsReport": "paritas.results.invariants",
+    "KernelJudge": "paritas.kernels.judge",
+    "KernelOptions": "paritas.kernels.options",
+    "KernelReport": "paritas.results.kernels",
     "MismatchError": "paritas.errors",
     "Origin": "paritas.results.findings",
     "ParitasError": "paritas.errors",
@@ -66,9 +77,12 @@ _HOMES = {
     "compare": "paritas.comparison.compare",
     "guard": "paritas.checks.guard",
     "guard_everywhere": "paritas.checks.guard",
+    "invariants": "paritas.relations.checking",
     "judge": "paritas.numerics.judge",
+    "judge_kernel": "paritas.kernels.judge",
     "power": "paritas.mutants.power",
     "record": "paritas.recording.record",
+    "relation": "paritas.relations.relation",
     "sweep": "paritas.sweeping.sweep",
     "verify": "paritas.checks.verify",
     "verify_graph": "paritas.graphs.verify",
@@ -84,6 +98,8 @@ if TYPE_CHECKING:
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.execution.subjects import Inputs, VerifyConfig
     from paritas.graphs.verify import verify_graph
+    from paritas.kernels.judge import KernelJudge, judge_kernel
+    from paritas.kernels.options import KernelOptions
     from paritas.mutants.power import power
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
@@ -94,9 +110,13 @@ if TYPE_CHECKING:
     from paritas.parallel.verify import verify_parallel
     from paritas.recording.capture import capture
     from paritas.recording.record import record
+    from paritas.relations.checking import invariants
+    from paritas.relations.relation import relation
     from paritas.results.comparisons import Comparison
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
+    from paritas.results.invariants import InvariantsReport
+    from paritas.results.kernels import KernelReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
     from paritas.sweeping.sweep import sweep

@@ -28,7 +28,7 @@ ELSEWHERE = {
     "sweep.md": "integration/test_sweep.py",
 }
 # Those that call the C++ compiler, or start processes.
-LONG = {"turn_a_compiler_on.md", "shrinking.md", "torchair_msit.md"}
+LONG = {"turn_a_compiler_on.md", "kernels.md", "shrinking.md", "torchair_msit.md"}
 # What a page prints, in order, somewhere in its output; other pages show it themselves.
 PRINTED = {
     "partition.md": ["a b+, c b+ -> a c"],
@@ -50,6 +50,9 @@ PRINTED = {
     "turn_a_compiler_on.md": [": ", "2 of 3 calls, because of `every`", "identical"],
     "write_a_compiler.md": ["graph 0: node ", " | silu | 1 | ", "equivalent ["],
     "write_sharding_rules.md": ["equivalent: ", "is added 4 times", "a b^ -> a c^", "24 items"],
+    "check_a_large_model.md": [
+        "checked by blocks: 6 blocks (embed, layers.0, layers.1 and 3 more), what lies between them"
+    ],
     "port_a_model.md": ["different forward/1#0/output.0"],
     "shrinking.md": ["3 operator calls -> 1 operator call True"],
     "torchair_msit.md": ["AutomaticBufferFusionOp mulmul_1erfaddmul_2\n", "NetOutput NetOutput\n"],

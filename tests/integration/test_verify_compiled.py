@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paritas import Inputs, Status, Verdict, VerifyConfig, verify
+from spying import Spy
 
 # Narrow dtypes where all is asked for: see tests/README.md.
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
@@ -175,3 +176,40 @@ def test_lifted_run_says_when_it_cannot_be_made() -> None:
     assert any("reads the bits" in note for note in verdict.notes) or verdict.status is (
         Status.IDENTICAL
     )
+
+
+def test_a_model_that_is_compiled_already_is_compiled_once_more_only_in_float64() -> None:
+    compiled_in = Spy()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        compiled_in.note(next(one.dtype for one in inputs if isinstance(one, torch.Tensor)))
+        return graph.forward
+
+    model, x = nn.Sequential(nn.Linear(8, 4), nn.GELU()), torch.randn(2, 8)
+    compiled = torch.compile(model, backend=backend)
+    compiled(x).sum().backward()
+    model.zero_grad()
+    for _ in range(2):
+        assert verdict_on([x], model, compiled).passed
+    assert compiled_in.notes() == [torch.float32, torch.float64]
+
+
+@torch.compiler.disable
+def widened_outside(x: torch.Tensor) -> torch.Tensor:
+    return (x.float() / 3).to(x.dtype)
+
+
+def with_a_cast_at_a_graph_break(x: torch.Tensor) -> torch.Tensor:
+    return widened_outside(x.softmax(-1)).exp().softmax(-1)
+
+
+@pytest.mark.parametrize("fault", [0.0, 1e-4])
+def test_a_cast_that_dynamo_leaves_to_eager_is_not_a_fault_of_the_compiler(fault: float) -> None:
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        return widened_outside(x.softmax(-1) * (1 + fault)).exp().softmax(-1)
+
+    torch.manual_seed(0)
+    compiled = torch.compile(candidate, backend="aot_eager_decomp_partition")
+    verdict = verdict_on([torch.randn(4, 8)], with_a_cast_at_a_graph_break, compiled)
+    assert verdict.passed == (not fault), str(verdict)
+    assert any("between the compiled graphs" in note for note in verdict.notes), str(verdict)

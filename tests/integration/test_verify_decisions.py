@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -88,6 +90,60 @@ def test_a_gate_that_is_wrong_far_from_its_edge_fails(undiagnosed):
     reference, candidate = Chain(relu).bfloat16(), WrongGate(relu).bfloat16()
     verdict = checked(reference, candidate, torch.randn(64, 32).bfloat16())
     assert not verdict.passed
+
+
+class CoarseProduct(torch.autograd.Function):
+    """A product whose weight gradient is accumulated with few digits, in float32 alone."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, weight = ctx.saved_tensors
+        found = upstream.T @ x
+        found = found.bfloat16().to(x.dtype) if x.dtype is torch.float32 else found
+        return upstream @ weight, found
+
+
+class BeforeAGate(nn.Module):
+    """A gate after a second layer: if it flips, the whole gradient of the first weight moves."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32, bias=False), nn.Linear(32, 32)
+        self.product = product
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.product(x, self.first.weight))).relu()
+
+
+def reversed_product(x, weight):
+    return x.flip(1) @ weight.flip(1).T
+
+
+def put_at_its_threshold(model, x):
+    """Move a bias so that one gate is within rounding of it; float32 and float64 agree about it."""
+    exact = copy.deepcopy(model).double()
+    with torch.no_grad():
+        model.second.bias[0] -= float(exact.second(torch.tanh(exact.first(x.double())))[0, 0])
+        while True:
+            exact.load_state_dict(model.state_dict())
+            signs = [float(one(x.to(one.first.weight.dtype))[0, 0]) > 0 for one in (model, exact)]
+            if signs[0] is signs[1]:
+                return
+            model.second.bias[0] += 1e-8 if signs[0] else -1e-8
+
+
+def test_an_open_gate_excuses_its_own_effect_and_no_other_error(undiagnosed):
+    torch.manual_seed(0)
+    reference, x = BeforeAGate(functional.linear), torch.randn(8, 32)
+    put_at_its_threshold(reference, x)
+    verdict = checked(reference, BeforeAGate(CoarseProduct.apply), x)
+    assert verdict.status is Status.DEGRADED
+    assert checked(reference, BeforeAGate(reversed_product), x).passed
 
 
 class SlopeAtZero(torch.autograd.Function):

@@ -102,8 +102,9 @@ def is_compiled_in_place(function: Any) -> bool:
 
 
 def is_made_by_compile(value: Any) -> bool:
-    """Whether a function is the result of `torch.compile`."""
-    return getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
+    """Whether a function is the result of `torch.compile`, and not of `torch.compiler.disable`."""
+    is_wrapper = getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
+    return is_wrapper and not getattr(value, "_torchdynamo_disable", False)
 
 
 def original_of(function: Any) -> Any:
@@ -115,6 +116,29 @@ def original_of(function: Any) -> Any:
     return function
 
 
+def uncompiled(function: Any) -> Any:
+    """The same program without the `torch.compile` around it; `function` itself if there is none.
+
+    What is compiled inside of it stays compiled.
+    """
+    if is_compiled_in_place(function):
+        return function._call_impl
+    return original_of(function)
+
+
+def compile_like(function: Any, other: Callable[..., Any]) -> Any:
+    """Compile `other` as `function` is compiled: by the same backend, with the same options.
+
+    Dynamo keeps compiled code with the code of a class and checks its assumptions at each call, so
+    modules that differ only in their weights are compiled once.
+    """
+    for context in _find_contexts(function):
+        made: Any = context(other)
+        return made
+    message = f"{function!r:.80} is not a result of torch.compile"
+    raise UnsupportedTorchError(message)
+
+
 @contextlib.contextmanager
 def room_for_entries() -> Iterator[None]:
     """Temporarily raise Dynamo's recompile limit."""
@@ -123,6 +147,17 @@ def room_for_entries() -> Iterator[None]:
     )
     with patch:
         yield
+
+
+def count_graph_breaks() -> int:
+    """The graph breaks of this process so far: code that Dynamo left to eager."""
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def run_as_it_is(graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """A backend that runs graphs unchanged."""
+    del example_inputs
+    return graph.forward
 
 
 class CountingBackend:

@@ -233,6 +233,13 @@ def grouped_mm(
     return torch.nn.functional.pad(product, (0, 0, 0, rest) if by_rows else (0, rest))
 
 
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """The weight and the norms. torch's kernel on a GPU takes a float32 root, also in float64."""
+    others = [axis for axis in range(v.dim()) if axis != dim]
+    norms = torch.linalg.vector_norm(v, dim=others, keepdim=True)
+    return v * (g / norms), norms
+
+
 _KNOWN_KERNELS: dict[tuple[OpOverload, str], bool] = {}
 
 
@@ -243,6 +250,8 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
         return attention
     if func in GROUPED:
         return grouped_mm
+    if func is ATEN._weight_norm_interface.default:
+        return weight_norm
     if func._schema.name.startswith("aten::quantize_per_"):
         # They take only float32, and round to far coarser steps than float32 does.
         return lambda value, *rest, **options: func(value.float(), *rest, **options)

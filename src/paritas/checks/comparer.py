@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from paritas.execution.observation import Observation
     from paritas.execution.subject_runs import SubjectLift
     from paritas.execution.subjects import VerifyConfig
+    from paritas.numerics.automatic import JudgeEvidence
 
 INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
 SECOND_ADVICE = (
@@ -473,7 +474,8 @@ class Comparer:
 
     def _is_frozen(self, item: Item) -> bool:
         """Whether the candidate has the parameter of a gradient, but does not train it."""
-        own = self.sides.candidate.state.tensors.get(item.name)
+        state = self.sides.candidate.state
+        own = state.tensors.get(item.name, state.lent.get(item.name))
         return own is not None and not own.requires_grad
 
     def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
@@ -591,9 +593,12 @@ class Comparer:
             reason = f"layout {_layout_name(right)} instead of {_layout_name(left)}"
             self.out.add(self._shown(item), Aspect.STRUCTURE, Status.DIFFERENT, reason)
 
-    def _compare_item(self, item: Item, left: Any, right: Any) -> None:
+    def _evidence_about(self, item: Item) -> JudgeEvidence:
         lifted = self.sides if self.lifts else NO_LIFT
-        evidence = ItemEvidence(self.evidence, item, self.call, lifted=lifted, demand=self.demand)
+        return ItemEvidence(self.evidence, item, self.call, lifted=lifted, demand=self.demand)
+
+    def _compare_item(self, item: Item, left: Any, right: Any) -> None:
+        evidence = self._evidence_about(item)
         if self.random_differs and self._depends_on_draws(item):
             self._compare_random_item(item, left, right)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
@@ -14,6 +14,7 @@ from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
+from paritas.checks.fitting import describe_shortage, verify_where_it_fits
 from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
@@ -43,7 +44,7 @@ from paritas.results.items import CALL, Item, ItemKind, gradient, harness
 from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -252,6 +253,8 @@ def verify(
     compiled_model: Callable[..., Any],
     verify_cfg: VerifyConfig | None = None,
     *,
+    by: Literal["whole", "blocks"] | None = None,
+    blocks: Sequence[str] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Compare a model with its compiled, fused or ported form.
@@ -262,6 +265,11 @@ def verify(
         framework_model: the reference, an `nn.Module` or any callable.
         compiled_model: the candidate, an `nn.Module` or any callable.
         verify_cfg: what to compare; by default, everything.
+        by: "whole" to run the models in float64 as a whole, or "blocks" to check their blocks one
+            by one, in the memory of a few of them. By default the whole, and blocks where there is
+            not enough memory for it; a note says so.
+        blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules
+            of the reference. With them, `by` is "blocks".
         on_progress: called with a short text before each step that may take long.
 
     Returns:
@@ -277,17 +285,73 @@ def verify(
         raise UsageError(f"verify_cfg must be a VerifyConfig, not {config!r:.120}")
     config = config.as_used()
     sets = input_sets(inputs)
+    tell = on_progress or (lambda _: None)
+    if by not in {None, "whole", "blocks"}:
+        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
+    if blocks is not None and by == "whole":
+        raise UsageError("blocks=... cannot be combined with by='whole'")
+    pair = framework_model, compiled_model
+
+    def whole() -> Verdict:
+        return _verify_whole(pair, sets, config, tell)
+
+    def in_blocks() -> Verdict:
+        return _verify_by_blocks(pair, sets, config, blocks, tell)
+
+    asks_blocks = by == "blocks" or blocks is not None
+    gradients = config.verify_gradients is not False and torch.is_grad_enabled()
+    shortage, device = describe_shortage(framework_model, gradients=gradients)
+    if asks_blocks:
+        verdict = verify_where_it_fits(in_blocks, None, "", device)
+    elif by == "whole":
+        verdict = verify_where_it_fits(whole, None, "", device)
+    else:
+        verdict = verify_where_it_fits(whole, in_blocks, shortage, device)
+    if config.raise_on_mismatch and verdict.enabled and not verdict.passed:
+        raise MismatchError(str(verdict), verdict)
+    return verdict
+
+
+_Pair = tuple["Callable[..., Any]", "Callable[..., Any]"]
+
+
+def _verify_by_blocks(
+    pair: _Pair,
+    sets: list[Inputs],
+    config: VerifyConfig,
+    patterns: Sequence[str] | None,
+    tell: Callable[[str], None],
+) -> Verdict:
+    from paritas.checks.blocks import BlocksCheck
+
+    check = BlocksCheck(*pair, config, patterns, tell)
+    rng = RandomState.now()
+    try:
+        verdict = Verdict.merge(
+            check.run(given, position + 1 if len(sets) > 1 else 0)
+            for position, given in enumerate(sets)
+        )
+    finally:
+        rng.restore()
+    if verdict.enabled and not verdict.passed:
+        remember_failed(verdict, check.failed or [FailedPair(*pair, sets)])
+    return verdict
+
+
+def _verify_whole(
+    pair: _Pair, sets: list[Inputs], config: VerifyConfig, tell: Callable[[str], None]
+) -> Verdict:
+    framework_model, compiled_model = pair
     reference = inspect_subject(framework_model, "reference", "framework_model")
     candidate = inspect_subject(compiled_model, "candidate", "compiled_model", reference.state)
     config, limits, around = limit_to_candidate(config, compiled_model)
-    tell = on_progress or (lambda _: None)
     rng = RandomState.now()
     verdicts = []
     try:
         with around:
             for position, given in enumerate(sets):
                 number = position + 1 if len(sets) > 1 else 0
-                one = _Verification(reference, candidate, given, config, number, tell)
+                one = Verification(reference, candidate, given, config, number, tell)
                 verdicts.append(one.run())
     finally:
         rng.restore()
@@ -296,13 +360,16 @@ def verify(
         verdict = msgspec.structs.replace(verdict, notes=(limits, *verdict.notes))
     if verdict.enabled and not verdict.passed:
         remember_failed(verdict, [FailedPair(framework_model, compiled_model, sets)])
-    if config.raise_on_mismatch and verdict.enabled and not verdict.passed:
-        raise MismatchError(str(verdict), verdict)
     return verdict
 
 
-class _Verification:
-    """Runs both sides on one set of inputs, and compares a first and a second call."""
+class Verification:
+    """Runs both sides on one set of inputs, and compares a first and a second call.
+
+    Attributes:
+        conditions: the conditions of all runs.
+        evidence: evidence about the reference, once it has run.
+    """
 
     def __init__(
         self,
@@ -320,6 +387,7 @@ class _Verification:
         self.number = number
         self.tell = tell
         self.rng = RandomState.now()
+        self.evidence: Evidence[SubjectProgram] | None = None
         self.repeats = False
         self.overwritten: list[Item] = []
         self.reused: list[Item] = []
@@ -330,6 +398,7 @@ class _Verification:
         )
 
     def run(self) -> Verdict:
+        """Run both sides, and compare them."""
         natives = self._run_reference()
         mine = self._run_candidate(len(natives))
         intruded = self._intrusions()
@@ -350,6 +419,7 @@ class _Verification:
         )
         evidence = Evidence(program, [first, *natives[1:]], self.config.seed)
         evidence.tell = self.tell
+        self.evidence = evidence
         by_order = self._goes_by_order(natives[0], mine[0])
         sides = SubjectLift(
             evidence,
@@ -439,7 +509,7 @@ class _Verification:
         for name, reason in {**ours.failures, **theirs.failures}.items():
             item = self._shown(Item(ItemKind.STATE, name))
             collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
-        if first.error is not None or _same_observation(first, last):
+        if first.error is not None or same_observation(first, last):
             return collected
         demand.unsettle()
         quiet = dataclasses.replace(self.config, verify_rng=False)
@@ -486,7 +556,8 @@ class _Verification:
         """Whether to compare gradients; by default, if anything requires grad and grad is on."""
         if self.config.verify_gradients is not None:
             return self.config.verify_gradients
-        tensors = [*self.reference.state.tensors.values()]
+        state = self.reference.state
+        tensors = [*state.tensors.values(), *state.lent.values()]
         tensors += [tensor for _, tensor in input_tensors(self.inputs)]
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
@@ -513,7 +584,7 @@ class _Verification:
                 seen.append(call(self.inputs))
                 self.overwritten = seen[0].written_later
                 self.reused = _outputs_in_reused_memory(*seen)
-        if reference_calls == 1 and len(seen) > 1 and _same_observation(*seen):
+        if reference_calls == 1 and len(seen) > 1 and same_observation(*seen):
             # It shows nothing more; free its memory.
             seen.pop()
             self.repeats = True
@@ -553,7 +624,8 @@ def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[I
     return [item for item, tensor in second.live.items() if storage_address(tensor) in taken]
 
 
-def _same_observation(first: Observation, second: Observation) -> bool:
+def same_observation(first: Observation, second: Observation) -> bool:
+    """Whether two calls gave the same bits."""
     if second.error is not None or first.aliases != second.aliases:
         return False
     if first.kinds != second.kinds:

@@ -63,7 +63,9 @@ def load_settings(ctx: click.Context, group: click.Group, command: str) -> Setti
 _HOMES = {
     "demo": "paritas.cli.demo:demo",
     "verify": "paritas.cli.verify:verify",
+    "invariants": "paritas.cli.invariants:invariants",
     "sweep": "paritas.cli.sweep:sweep",
+    "kernel": "paritas.cli.kernel:kernel",
     "run": "paritas.cli.run:run",
     "inspect": "paritas.cli.inspect:inspect",
     "convert": "paritas.cli.convert:convert",

@@ -41,6 +41,7 @@ class PartitionOptions:
     strict: bool
     device: str | None
     confirm: Literal["gloo", "nccl"] | None
+    prove: bool
 
 
 @click.command(short_help="Check or discover how an operator can be split over ranks.")
@@ -92,6 +93,17 @@ class PartitionOptions:
 @device_option
 @confirm_option
 @click.option(
+    "--prove",
+    is_flag=True,
+    help="Also prove each split for all shapes and numbers of ranks, or find a counterexample.",
+)
+@click.option(
+    "--certificates",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the certificate of each proof there; implies --prove.",
+)
+@click.option(
     "--shrink",
     "outdir",
     metavar="DIR",
@@ -106,6 +118,7 @@ def partition(
     /,
     operator: str,
     outdir: Path | None,
+    certificates: Path | None,
     json_path: Path | None,
     form: OutputFormat,
     **given: object,
@@ -119,6 +132,9 @@ def partition(
     The splits come from --annotation, else from the library's rule, else from running the operator
     to discover them. Each is checked forward and backward, in float64 and in the given dtype.
 
+    With --prove, each split is also proved over the real numbers, for all shapes and numbers of
+    ranks. A split that is neither proved nor refuted is unverified.
+
     \b
     An argument is one of
       8x32x32           a tensor with values that suit the operator
@@ -129,6 +145,7 @@ def partition(
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """  # noqa: D301  (\b tells click not to wrap the lines)
+    given["prove"] = bool(given["prove"]) or certificates is not None
     options = PartitionOptions(**given)  # type: ignore[arg-type]
     from paritas.partition.configuration.resolving import check_name
 
@@ -136,6 +153,10 @@ def partition(
     if options.annotation is not None and options.discover:
         ctx.fail("--annotation and --discover exclude each other: give one of them")
     checked = _run(operator, options)
+    if certificates is not None:
+        from paritas.cli.partition_checks import write_certificates
+
+        write_certificates(checked, certificates)
     write_json(json_path, checked.verdict.to_json)
     shrunk = [] if outdir is None else _shrink(checked, outdir)
     from paritas.cli.partition_checks import partition_report

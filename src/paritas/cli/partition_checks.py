@@ -28,6 +28,7 @@ from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from paritas.checks.failures import FailedSplit
     from paritas.cli.partition import PartitionOptions
     from paritas.partition.discovery import Discovered
+    from paritas.partition.proofs.prove import RuleProof
     from paritas.placement.recipes import OperatorCall
 
 
@@ -179,6 +181,7 @@ class CheckedOperator:
         source: where they come from.
         verdict: of all splits; its notes also name the rule.
         notes: the notes of the verdict other than the rule.
+        proofs: of the splits, if they were asked for.
     """
 
     name: str
@@ -188,6 +191,7 @@ class CheckedOperator:
     rows: tuple[CheckedSplit, ...]
     verdict: Verdict
     notes: tuple[str, ...] = ()
+    proofs: tuple[RuleProof, ...] = ()
 
 
 def check(
@@ -213,14 +217,18 @@ def check(
     rows = tuple(found)
     if not rows and annotation is not None:
         rows = (_check_unsplit(call, annotation, options),)
+    proofs: tuple[RuleProof, ...] = ()
+    if options.prove:
+        tell(f"proving splits of {call.name}")
+        proofs = _prove(call, annotation, rule, chosen, options)
     verdict = _unverified(call.name, f"nothing to check: {NO_SPLIT}")
     if rows:
-        verdict = Verdict.merge(row.verdict for row in rows)
+        verdict = _with_proofs(Verdict.merge(row.verdict for row in rows), proofs)
     notes = (f"tensors drawn with seed {call.seed}", *verdict.notes)
     named = f"rule ({source}): {'; '.join(rule) or 'none'}"
     verdict = msgspec.structs.replace(verdict, strict=options.strict, notes=(named, *notes))
     remember_failed(verdict, [wrong for row in rows for wrong in row.wrong])
-    return CheckedOperator(call.name, rule, source, options.ranks, rows, verdict, notes)
+    return CheckedOperator(call.name, rule, source, options.ranks, rows, verdict, notes, proofs)
 
 
 # --- which ----------------------------------------------------------------------------------------
@@ -333,6 +341,69 @@ def _check_split(
         verdict, call, recipe, options.ranks, seed=options.seed, annotation=annotation
     )
     return CheckedSplit(label, split_by, _label_verdict(verdict, f"option {label}"), wrong)
+
+
+def _prove(
+    call: OperatorCall,
+    annotation: Annotation | None,
+    rule: tuple[str, ...],
+    chosen: list[_Chosen],
+    options: PartitionOptions,
+) -> tuple[RuleProof, ...]:
+    """Decide each split; without an annotation, the one that discovery found."""
+    from paritas.partition.proofs.prove import Prover, RuleProof
+
+    if annotation is None and len(rule) == 1:
+        annotation = Annotation.parse(rule[0])
+    proofs = []
+    prover = None
+    for option, recipe in chosen:
+        if isinstance(recipe, str):
+            continue  # it is unverified already
+        undecided = RuleProof(
+            operator=call.name,
+            rule="; ".join(rule),
+            split_by=recipe.identifier or recipe.words,
+            status="not decided",
+            reason="no annotation says how it is split",
+        )
+        if annotation is not None:
+            prover = prover or Prover(call, annotation, options.ranks, options.seed)
+            try:
+                undecided = prover.decide(option)
+            except UsageError as error:
+                undecided = msgspec.structs.replace(undecided, reason=str(error))
+        proofs.append(undecided)
+    return tuple(proofs)
+
+
+def _with_proofs(verdict: Verdict, proofs: tuple[RuleProof, ...]) -> Verdict:
+    """A proof passes; a counterexample is a difference; anything else is not verified."""
+    findings = [
+        Finding(
+            item=harness(f"proof of the split by {proof.split_by}"),
+            aspect=Aspect.HARNESS if proof.counterexample is None else Aspect.VALUE,
+            status=Status.UNVERIFIED if proof.counterexample is None else Status.DIFFERENT,
+            reason=proof.words,
+        )
+        for proof in proofs
+        if proof.status != "proved"
+    ]
+    notes = [f"split by {proof.split_by}: {proof.words}" for proof in proofs]
+    return msgspec.structs.replace(
+        verdict,
+        findings=(*verdict.findings, *findings),
+        notes=(*verdict.notes, *notes),
+    )
+
+
+def write_certificates(checked: CheckedOperator, folder: Path) -> None:
+    """Write the certificate of each proof to a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for proof in checked.proofs:
+        if proof.certificate is not None:
+            name = re.sub(r"\W+", "_", f"{checked.name}_{proof.split_by}")
+            (folder / f"{name}.json").write_bytes(msgspec.json.encode(proof.certificate))
 
 
 def _check_unsplit(

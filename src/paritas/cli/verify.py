@@ -44,6 +44,8 @@ class VerifyOptions(BuildOptions):
     strict: bool
     no_gradients: bool
     no_lift: bool
+    by: str | None
+    blocks: tuple[str, ...]
 
 
 @click.command(short_help="Compare a model with its compiled form.")
@@ -66,6 +68,19 @@ class VerifyOptions(BuildOptions):
 @train_option
 @strict_option
 @click.option("--no-gradients", is_flag=True, help="Do not compare gradients.")
+@click.option(
+    "--by",
+    type=click.Choice(["whole", "blocks"]),
+    help="Check the whole model in float64, or its blocks (layers) one by one, which needs little "
+    "memory. Default: the whole, and blocks where memory is not enough.",
+)
+@click.option(
+    "--blocks",
+    multiple=True,
+    metavar="GLOB",
+    help="The blocks of --by blocks, for example 'layers.*'; repeat it for several. Default: the "
+    "repeated modules of the model.",
+)
 @click.option("--no-lift", is_flag=True, help="Skip the float64 comparison: faster, but weaker.")
 @json_option()
 @format_options
@@ -121,4 +136,13 @@ def _run(factory: str, options: VerifyOptions) -> Verdict:
             strict=options.strict,
             raise_on_mismatch=False,
         )
-        return verifying.verify(inputs, model, candidate, asked, on_progress=tell)
+        by: Any = options.by
+        return verifying.verify(
+            inputs,
+            model,
+            candidate,
+            asked,
+            by=by,
+            blocks=options.blocks or None,
+            on_progress=tell,
+        )

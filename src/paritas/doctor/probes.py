@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,19 @@ def lifting() -> None:
     expect("its gradient in float64", float((slope - wanted).abs().max()) < 1e-14)  # noqa: PLR2004
 
 
+def memory() -> None:
+    """Errors that say that memory ran out are recognized, with the size that was needed."""
+    from paritas._torch.memory import bytes_asked, free_bytes, is_out_of_memory
+
+    try:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    except RuntimeError as error:
+        expect("an allocation that is too large", is_out_of_memory(error))
+        expect("its size", bytes_asked(error), 1 << 60)
+    free = free_bytes(torch.device("cpu"))
+    expect("free memory", free is None or free > 0)
+
+
 def modules() -> None:
     """Tensors of a module can be replaced without registering them."""
     from paritas._torch.tensors import INTERNALS, tensor_slots
@@ -205,6 +219,16 @@ def named_operators() -> None:
     found = operator_named("aten.mm.default")
     expect("aten.mm.default", found.func is ATEN.mm.default)
     expect("size of a product", found.foretell([torch.ones(4, 6), torch.ones(6, 4)], {}), 64)
+
+
+def operator_samples() -> None:
+    """An operator is found by its name, and the database of torch's tests is where it was."""
+    from paritas._torch.operator_samples import DATABASE, find_operator
+
+    expect("aten.add.Tensor", find_operator("aten.add.Tensor") is ATEN.add.Tensor)
+    expect("aten.relu", find_operator("aten.relu") is ATEN.relu.default)
+    expect("an operator that does not exist", find_operator("aten.no_such_operator"), None)
+    expect(DATABASE, importlib.util.find_spec(DATABASE) is not None)
 
 
 def operators() -> None:
@@ -533,6 +557,28 @@ def compiled() -> None:
     expect("the function that was compiled", original_of(run) is _wave)
 
 
+def compiled_alike() -> None:
+    """A part of a compiled module is compiled like the module, and equal parts only once."""
+    from paritas._torch.dynamo import compile_like, uncompiled
+
+    count = 0
+
+    def backend(graph: Any, example_inputs: Any) -> Any:
+        nonlocal count
+        del example_inputs
+        count += 1
+        return graph.forward
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    run = torch.compile(model, backend=backend)
+    for part in model:
+        compile_like(run, part)(torch.ones(1, 2))
+    expect("compilations of two equal modules", count, 1)
+    model.compile(backend=backend)
+    uncompiled(model)(torch.ones(1, 2))
+    expect("compilations of a module without its compiler", count, 1)
+
+
 def fusion_options() -> None:
     """Inductor's passes have names, and its options for fusion exist."""
     from paritas._torch.inductor import current_settings, graph_passes, kernel_names, kernel_options
@@ -550,6 +596,13 @@ def inductor() -> None:
     with using_settings(before, {"max_fusion_size": 1}):
         expect("a setting inside", current_settings()["max_fusion_size"], 1)
     expect("the same outside", current_settings()["max_fusion_size"], before["max_fusion_size"])
+
+
+def kernel_units() -> None:
+    """Inductor's C++ kernels can be built in one unit."""
+    from paritas._torch.kernel_units import can_share_units
+
+    expect("whether kernels can share a unit", can_share_units())
 
 
 def passes() -> None:

@@ -25,6 +25,7 @@ from paritas.numerics.criterion import (
     UNIT_F64,
     Jumps,
     rms_difference,
+    sample,
     unit_roundoff,
 )
 from paritas.precision.lifting import DtypeLog, LiftMode
@@ -129,12 +130,16 @@ class _Spread:
 
 @dataclasses.dataclass
 class _Pairs:
-    """Sums over pairs of runs: squares of the sum of opposite deviations, and of their sizes."""
+    """Sums over pairs of runs: squares of the sum of opposite deviations, and of their sizes.
+
+    `moves` has the deviations themselves, pair by pair, for a sample of the elements.
+    """
 
     runs: int = 0
     gain: float = JUMP_GAIN
     left: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
     size: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
+    moves: dict[tuple[int, Item], list[Tensor]] = dataclasses.field(default_factory=dict)
 
 
 class Demand:
@@ -251,6 +256,8 @@ class Evidence(Generic[P_co]):
         """The reference in float64, call by call, or None if that is not possible."""
         if not self._is_asked:
             self._is_asked = True
+            if not self._program.can_be_lifted:
+                return None
             if self.is_narrow:
                 quick = self._program.quick_wide()
                 self._arbiter = self._lifted() if quick is None else [quick]
@@ -346,7 +353,9 @@ class Evidence(Generic[P_co]):
             return None
         # A decision flips in at most one run of a pair: its squared effect is twice the mean
         # square. Then one of the two deviations remains; smooth ones cancel almost completely.
-        return Jumps((2 * left / known.runs).sqrt(), left > size / 2)
+        moves = known.moves.get((call, item), [])
+        sampled = torch.stack(moves) if len(moves) == known.runs else None
+        return Jumps((2 * left / known.runs).sqrt(), left > size / 2, sampled)
 
     def _kernel_noise(self, plus: Observation, minus: Observation) -> float:
         """The rounding of the native run relative to the predicted one, at least 1."""
@@ -379,6 +388,10 @@ class Evidence(Generic[P_co]):
                 ):
                     before = sums.get(key)
                     sums[key] = square if before is None else before + square
+                if not value.is_complex() and all(map(_is_finite, pair)):
+                    true = sample(value)
+                    moved = torch.stack([sample(run) - true for run in pair])
+                    known.moves.setdefault(key, []).append(moved)
 
     def _base(self) -> list[Observation]:
         """The runs that perturbed runs are compared with."""
@@ -563,6 +576,10 @@ def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
     squared = torch.where(agree, squared, 0.0)
     differ = nonfinite_mismatch(value, moved)
     return squared if differ is None else torch.where(differ, math.inf, squared)
+
+
+def _is_finite(value: Any) -> bool:
+    return is_inexact(value) and bool(torch.isfinite(value).all())
 
 
 def _pair_squares(value: Tensor, plus: Any, minus: Any) -> list[Tensor]:

@@ -88,6 +88,7 @@ class ProgramState:
         containers: name -> module, object or container that holds other values.
         gradients: name -> the `.grad` of a tensor, and a copy of it.
         flags: name -> whether a tensor was a leaf, and required grad.
+        lent: name -> a parameter that is not copied: it is neither compared nor restored.
     """
 
     def __init__(
@@ -95,9 +96,17 @@ class ProgramState:
         modules: dict[str, nn.Module],
         function: Any = None,
         known: ProgramState | None = None,
+        *,
+        lends_parameters: bool = False,
     ) -> None:
-        """Save the current state; what `known` has saved already is not copied again."""
+        """Save the current state; what `known` has saved already is not copied again.
+
+        With `lends_parameters`, the parameters of modules are left out: copying them takes as much
+        memory as the model.
+        """
         self._roots = modules, function
+        self._lends = lends_parameters
+        self.lent: dict[str, Tensor] = {}
         self._known = {} if known is None else known.names
         self.names: dict[int, str] = dict(self._known)
         self.tensors: dict[str, Tensor] = {}
@@ -147,6 +156,9 @@ class ProgramState:
         if found.is_owned:
             self.owned.add(name)
         if name in self.tensors:
+            return
+        if self._lends and isinstance(tensor, torch.nn.Parameter):
+            self.lent[name] = tensor
             return
         self.tensors[name] = tensor
         is_known = known is not None and known.tensors.get(name) is tensor
@@ -246,7 +258,7 @@ class ProgramState:
             value = found.value
             if isinstance(value, torch.Tensor):
                 path = self._present_name(found, given)
-                if path not in yielded:
+                if path not in yielded and self.lent.get(path) is not value:
                     yielded.add(path)
                     yield path, value
                     gradient = _live_gradient(value)

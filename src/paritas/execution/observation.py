@@ -7,6 +7,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from paritas._torch.global_state import taking_stance
 from paritas._torch.kernels import any_attention
+from paritas._torch.memory import is_out_of_memory
 from paritas._torch.tensors import copy_hooks, refuse_once_differentiable
 from paritas.execution.isolation import (
     MISSING,
@@ -27,6 +29,7 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import contents, map_leaves, same_leaf
 from paritas.numerics.flattening import Flat, as_plain, flattened
 from paritas.numerics.metrics import bitwise_equal
+from paritas.numerics.sketch import sketch
 from paritas.results.items import Item, ItemKind, output
 from paritas.results.items import gradient as gradient_of
 
@@ -253,6 +256,8 @@ class RunConditions:
         holds: also keep the returned tensors themselves.
         options: the options of one run.
         precisions: item -> dtype of its cotangent, set by the first run.
+        upstream: item -> its upstream gradient, if it is known; no gradient flows back to others.
+        sketches: keep large gradients as their sketch only.
     """
 
     gradients: bool
@@ -265,6 +270,8 @@ class RunConditions:
     holds: bool = False
     options: RunOptions = RunOptions()
     precisions: dict[Item, torch.dtype] = dataclasses.field(default_factory=dict)
+    upstream: Mapping[Item, Tensor] | None = None
+    sketches: bool = False
 
 
 @contextlib.contextmanager
@@ -278,7 +285,7 @@ def running_subject(
     rng.restore()
     with contextlib.ExitStack() as stack:
         stack.callback(subject.state.restore)
-        values = subject.state.tensors
+        values = {**subject.state.tensors, **subject.state.lent}
         if conditions.options.wide:
             values = subject.state.widened()
             for name, value in values.items():
@@ -349,7 +356,9 @@ def _observe_call(
     try:
         with conditions.options.around():
             result = subject.call(*inputs.args, **inputs.kwargs)
-    except Exception as error:  # noqa: BLE001  (the observation carries it)
+    except Exception as error:
+        if is_out_of_memory(error):  # it says nothing about the program
+            raise
         seen.error = error
         return
     finally:
@@ -489,22 +498,22 @@ def _differentiate(
         seen.further |= {item: None for item in targets if item in also}
     if not outputs or not targets:
         return
-    names = _names_of_first_run(outputs, conditions)
-    cotangents = {
-        item: cotangent(
-            name, leaf, conditions.seed, conditions.precisions.setdefault(name, leaf.dtype)
-        )
-        for name, (item, leaf) in zip(names, outputs.items(), strict=True)
-    }
+    cotangents = _cotangents(outputs, conditions)
+    outputs = {item: outputs[item] for item in cotangents}
+    if not outputs:
+        seen.gradients |= dict.fromkeys(targets)
+        return
     try:
         with _no_autocast(outputs.values()), conditions.options.around():
             gradients = _first_gradients(outputs, targets, cotangents, conditions)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         seen.gradient_error = error
         return
     for item, gradient in gradients.items():
         table = seen.further if item in also else seen.gradients
-        table[item] = _keep_leaf(gradient)
+        table[item] = keep_gradient(gradient) if conditions.sketches else _keep_leaf(gradient)
         if gradient is not None:
             seen.gradient_layouts[item] = gradient.layout
         if gradient is not None and conditions.options.mode is not None:
@@ -521,6 +530,25 @@ def _differentiate(
             }
         except Exception as error:  # noqa: BLE001
             seen.second_error = error
+
+
+def _cotangents(outputs: dict[Item, Tensor], conditions: RunConditions) -> dict[Item, Tensor]:
+    """The upstream gradients: the known ones, or random ones for all outputs."""
+    names = _names_of_first_run(outputs, conditions)
+    pairs = zip(names, outputs.items(), strict=True)
+    if conditions.upstream is not None:
+        known = conditions.upstream
+        return {
+            item: known[name].to(leaf.device, leaf.dtype)
+            for name, (item, leaf) in pairs
+            if name in known and known[name].shape == leaf.shape
+        }
+    return {
+        item: cotangent(
+            name, leaf, conditions.seed, conditions.precisions.setdefault(name, leaf.dtype)
+        )
+        for name, (item, leaf) in pairs
+    }
 
 
 def _first_gradients(
@@ -683,6 +711,21 @@ def _keep_leaf(leaf: Any) -> Any:
     if isinstance(plain, torch.Tensor):
         return plain.clone()
     return copy.copy(plain) if isinstance(plain, _WRITABLE) else plain
+
+
+# A gradient of at most this many numbers is kept as it is where larger ones are sketched.
+MOST_KEPT = 1 << 14
+
+
+def keep_gradient(gradient: Any) -> Any:
+    """A copy of a small gradient, the sketch of a large one: its random sums, in float64."""
+    kept = as_plain(gradient)
+    if not isinstance(kept, torch.Tensor) or kept.numel() <= MOST_KEPT:
+        return _keep_leaf(gradient)
+    sums = sketch(kept).double()
+    # A sketch leaves out what is not finite.
+    is_finite = bool(torch.isfinite(kept).all())
+    return sums if is_finite else torch.full_like(sums, math.nan)
 
 
 # Mutable leaves that are not tensors and do not become tensors.

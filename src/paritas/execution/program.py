@@ -29,12 +29,14 @@ class Program(abc.ABC):
         sets_default: it sets the default dtype of its lifted runs itself.
         knows_dtypes: `dtypes` is complete; a lifted run need not look for others.
         notes_float64: whether a note says that it runs in float64 natively.
+        can_be_lifted: there is enough memory to run it in float64.
     """
 
     shakes_inputs = False
     sets_default = False
     knows_dtypes = False
     notes_float64 = True
+    can_be_lifted = True
 
     @abc.abstractmethod
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import CountingBackend, room_for_entries
+from paritas._torch.dynamo import (
+    CountingBackend,
+    count_graph_breaks,
+    original_of,
+    room_for_entries,
+    run_as_it_is,
+)
 from paritas._torch.global_state import quietly, taking_stance
+from paritas._torch.kernel_units import one_unit
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
 from paritas.execution.evidence import Notes, WideDefault, completed, is_usable, run_quietly
@@ -49,6 +57,8 @@ if TYPE_CHECKING:
     from paritas.results.items import Item
 
 _LONGEST_REASON = 200
+# Far more than float64 rounds in any program, far less than one float32 cast does.
+_FLOAT64_ROUNDS = 2.0**-40
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -247,11 +257,13 @@ class SubjectLift:
         evidence.tell("running the candidate in float64 (a compiler works on the first call)")
         used = frozenset(evidence.dtypes)
         if self.candidate.is_compiled:
-            backend = lifted_backend(
-                self.candidate.call, self.candidate.backends[0], evidence.dtype, used
-            )
-            with room_for_entries(), taking_stance("default", backend=backend):
+            family = self.candidate.family
+            family = self.candidate.call if family is None else family
+            backend = lifted_backend(family, self.candidate.backends[0], evidence.dtype, used)
+            before = count_graph_breaks()
+            with room_for_entries(), taking_stance("default", backend=backend), one_unit():
                 seen = self._run_wide()
+            backend.breaks |= count_graph_breaks() > before
             self._graphs = backend.graphs or None  # native code may compile even if wide code fails
             if backend.graphs == 0:
                 self.notes.add_weaker(
@@ -261,6 +273,8 @@ class SubjectLift:
             leaks = set(backend.leaks)
             if not self.candidate.is_wholly_compiled:
                 leaks.add("eager code around the compiled code may compute in float32")
+            elif backend.breaks and not leaks and self._rounds_between_graphs(used):
+                leaks.add("eager code between the compiled graphs computes in float32")
         elif isinstance(self.candidate.call, ForeignProgram):
             return self._lift_foreign(self.candidate.call)
         elif self.candidate.is_foreign:
@@ -273,6 +287,31 @@ class SubjectLift:
         if leaks or not self.candidate.is_faithful:
             self._judge_at_float32(leaks or {"the candidate may compute in float32 inside"})
         return seen
+
+    def _rounds_between_graphs(self, used: frozenset[torch.dtype]) -> bool:
+        """Whether a cast that no graph contains still rounds in the lifted run.
+
+        The backend gets graphs and widens their casts. Code at a graph break runs as it is, with
+        its casts. With its graphs run by torch itself, the program is the reference; where that
+        is off by more than float64 rounds, such a cast is why.
+        """
+        evidence = self.evidence
+        arbiter = evidence.arbiter()
+        if not evidence.casts or arbiter is None:
+            return False
+        family = self.candidate.call if self.candidate.family is None else self.candidate.family
+        backend = lifted_backend(family, run_as_it_is, evidence.dtype, used)
+        with room_for_entries(), taking_stance("default", backend=backend):
+            (seen,) = run_quietly(
+                self.program, RunOptions(wide=True, forward_once=True), WideDefault()
+            )[:1]
+        for item, true in arbiter[0].outputs.items():
+            value: Any = seen.outputs.get(item)
+            if is_inexact(true) and is_inexact(value) and value.shape == true.shape:
+                difference = criterion.rms_difference(value, true)
+                if difference > _FLOAT64_ROUNDS * criterion.rms(true):
+                    return True
+        return False
 
     def _lift_foreign(self, program: ForeignProgram) -> list[Observation] | None:
         """Make and run another runtime's program in float64."""
@@ -317,11 +356,23 @@ class SubjectLift:
         if not self.candidate.is_compiled:
             return False
         if self._graphs is None:
-            backend = CountingBackend()
+            backend = _counting_backend(self.candidate)
             with room_for_entries(), taking_stance("default", backend=backend):
                 self.program.run(RunOptions(forward_once=True))
             self._graphs = backend.graphs
         return self._graphs == 0 and bool(self.evidence.dtype_log())
+
+
+# Programs of one family that run the same code are captured once.
+_COUNTING: weakref.WeakKeyDictionary[Any, dict[Any, CountingBackend]] = weakref.WeakKeyDictionary()
+
+
+def _counting_backend(candidate: Subject) -> CountingBackend:
+    if candidate.family is None:
+        return CountingBackend()
+    original = original_of(candidate.call)
+    code = getattr(original, "__code__", type(original))
+    return _COUNTING.setdefault(candidate.family, {}).setdefault(code, CountingBackend())
 
 
 # --- The reference once more ----------------------------------------------------------------------

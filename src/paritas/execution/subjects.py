@@ -289,6 +289,7 @@ class Subject:
         is_wholly_compiled: it is a result of `torch.compile`, not eager code around one.
         is_module: it is an nn.Module, compiled or not.
         is_foreign: it is an object of a class unknown to torch, perhaps of another runtime.
+        family: the callable with which it shares its compiled float64 form; None for itself.
     """
 
     call: Callable[..., Any]
@@ -298,6 +299,7 @@ class Subject:
     is_wholly_compiled: bool
     is_module: bool
     is_foreign: bool
+    family: Any = None
 
     @property
     def is_compiled(self) -> bool:
@@ -322,11 +324,17 @@ class Subject:
 
 
 def inspect_subject(
-    function: Any, role: str, parameter: str, known: ProgramState | None = None
+    function: Any,
+    role: str,
+    parameter: str,
+    known: ProgramState | None = None,
+    *,
+    lends_parameters: bool = False,
 ) -> Subject:
     """Inspect one side that the caller passed.
 
-    `known` is the other side's state: shared objects have one name and are copied once.
+    `known` is the other side's state: shared objects have one name and are copied once. With
+    `lends_parameters`, the state has no copies of parameters.
     """
     if not callable(function) or isinstance(function, type):
         what = "a class; pass an instance" if isinstance(function, type) else "not callable"
@@ -346,7 +354,7 @@ def inspect_subject(
     if known is not None and known.is_of(function, modules):
         state = known
     else:
-        state = ProgramState(modules, function, known)
+        state = ProgramState(modules, function, known, lends_parameters=lends_parameters)
     return Subject(
         call=function,
         role=role,

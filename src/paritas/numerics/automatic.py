@@ -159,6 +159,9 @@ SPARSE = 0.05
 # Pairs of runs that measure what decisions move: a few to see whether anything moves, more before a
 # candidate fails.
 FEW_PAIRS, MOST_PAIRS = 2, 6
+# An error this many times the reference's own that passes by the spread alone is looked into: one
+# decision that flips in perturbed runs makes the spread as large as its effect.
+FAR_FROM_OWN = 8.0
 _MOST_NAMED = 3
 # An overflow is excused within this many eps of the dtype's largest value: the reach of MAX_Z.
 MAX_EDGE_UNITS = 6.0
@@ -449,6 +452,7 @@ def _judge_with_spread(  # noqa: PLR0913
             break
     # A lifted run ends here: jumps are measured for the native run only.
     settled = outcome.passed and not outcome.scored.knife_edges
+    settled = settled and not _is_far_from_own(candidate, truth, noise)
     if settled or is_lifted or outcome.reason or outcome.spread is None:
         return outcome
     measured = dataclasses.replace(noise, spread=outcome.spread)
@@ -477,17 +481,53 @@ def _judge_with_jumps(
             return before
         scored = criterion.score(candidate, truth, dataclasses.replace(noise, jumps=jumps))
         passed = scored.score.passed
+        reason = ""
+        if passed:
+            reason = _unexplained_reason(candidate, truth, noise, jumps, last=pairs == MOST_PAIRS)
+            passed = not reason
         decided = mismatch is not None or (scored.knife_edges > 0 and not evidence.is_gradient)
         outcome = _RunOutcome(
             scored if passed else before.scored,
             passed,
             shaky=passed and decided,
+            reason=reason,
             spread=noise.spread,
             by_decisions=passed and (decided or not before.passed),
         )
         if passed:
             break
     return outcome
+
+
+def _is_far_from_own(candidate: Tensor, truth: Tensor, noise: Noise) -> bool:
+    """Whether an error is far above the reference's own."""
+    if noise.reference is None:
+        return False
+    own = max(noise.own_error, noise.unit * criterion.rms(truth))
+    return criterion.rms_difference(candidate, truth) > FAR_FROM_OWN * own
+
+
+def _unexplained_reason(
+    candidate: Tensor, truth: Tensor, noise: Noise, jumps: Jumps, *, last: bool
+) -> str:
+    """Why the error of a value that decisions can move is not an effect of them; empty if it is.
+
+    Few pairs must explain it as well as they usually explain each other. After the last pairs, it
+    may be as unusual as any of them.
+    """
+    if jumps.pairs is None or candidate.is_complex():
+        return ""
+    rest = criterion.unexplained(candidate, truth, jumps.pairs)
+    if rest is None:
+        return ""
+    own = max(noise.own_error, noise.unit * criterion.rms(truth))
+    limit = criterion.RMS_Z * max(own, rest.most if last else rest.usual)
+    if rest.error <= limit:
+        return ""
+    return (
+        "decisions within rounding move it, but not like this: what remains is "
+        f"{rest.error / limit:.3g} times what they leave unexplained"
+    )
 
 
 def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:

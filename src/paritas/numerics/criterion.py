@@ -87,19 +87,82 @@ class Jumps:
     Attributes:
         size: how far, per element.
         decides: where a decision causes it, and not a noise so large that it is asymmetric.
+        pairs: how far each run of each pair moved a sample of the elements (pair, run, element);
+            None if unknown.
     """
 
     size: Tensor
     decides: Tensor
+    pairs: Tensor | None = None
 
     def or_larger(self, other: Jumps) -> Jumps:
         """The elementwise maximum of two."""
         size = torch.maximum(self.size, other.size)
-        return Jumps(size, self.decides | other.decides)
+        both = [one.pairs for one in (self, other) if one.pairs is not None]
+        pairs = torch.cat(both) if len(both) == 2 else None  # noqa: PLR2004
+        return Jumps(size, self.decides | other.decides, pairs)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Jumps:
         """Apply a change of shape to both tensors."""
         return Jumps(change(self.size), change(self.decides))
+
+
+# Few elements are fitted by any few runs, and many are as good as all.
+LEAST_SAMPLE, MOST_SAMPLE = 64, 1 << 17
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """Some elements of a tensor, always the same, evenly spread over it."""
+    step = max(1, tensor.numel() // MOST_SAMPLE)
+    return tensor.detach().reshape(-1)[:: step | 1].double().cpu()  # odd: in no step with rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Unexplained:
+    """What remains of an error after the best combination of what decisions did in other runs.
+
+    Attributes:
+        error: the rms of the rest.
+        usual: the median of the same figure for the runs themselves, each explained by the others.
+        most: the largest of these.
+    """
+
+    error: float
+    usual: float
+    most: float
+
+
+def unexplained(candidate: Tensor, truth: Tensor, pairs: Tensor) -> Unexplained | None:
+    """How much of a candidate's error is not what decisions near their threshold do.
+
+    A decision that flips moves a value by a fixed pattern, however large. So a flip in the
+    candidate is a combination of the movements of perturbed runs, and only rounding remains; other
+    errors remain as they are. If there are too many decisions for that, a run is not explained by
+    the others either. None if there are too few elements to tell.
+    """
+    error = sample(candidate) - sample(truth)
+    runs = pairs.flatten(0, 1)
+    if error.numel() < LEAST_SAMPLE or not bool(torch.isfinite(error).all()):
+        return None
+    # The other run of a pair has the opposite noise and would explain it.
+    rests = [
+        _rest(moved, torch.cat([pairs[:place], pairs[place + 1 :]]).flatten(0, 1))
+        for place, pair in enumerate(pairs)
+        for moved in pair
+    ]
+    rests.sort()
+    return Unexplained(_rest(error, runs), rests[len(rests) // 2], rests[-1])
+
+
+def _rest(moved: Tensor, others: Tensor) -> float:
+    """The rms of what no combination of `others` gives."""
+    if others.numel():
+        # Orthonormal directions, without those that are mere rounding of the largest.
+        _, sizes, directions = torch.linalg.svd(others, full_matrices=False)
+        directions = directions[sizes > sizes[0] * UNIT_F64 * len(sizes)]
+        for _ in range(2):  # the second time removes what rounding left of the first
+            moved = moved - directions.T @ (directions @ moved)
+    return rms(moved)
 
 
 @dataclasses.dataclass(frozen=True)

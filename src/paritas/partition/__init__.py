@@ -18,6 +18,7 @@ __all__ = [
     "check_recipe",
     "confirm_on_gloo",
     "discover_partitions",
+    "prove",
     "register",
     "verify_parallel",
     "verify_partition_options",
@@ -34,6 +35,7 @@ _HOMES = {
     "check_recipe": "paritas.partition.recipe_checks",
     "confirm_on_gloo": "paritas.partition.ranks.threads",
     "discover_partitions": "paritas.partition.discovery",
+    "prove": "paritas.partition.proofs.prove",
     "register": "paritas.partition.library",
     "verify_parallel": "paritas.parallel.verify",
     "verify_partition_options": "paritas.partition.verify",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from paritas.partition.configuration.inputs import IRObject, TensorInfo, VerifyConfig
     from paritas.partition.discovery import discover_partitions
     from paritas.partition.library import annotated, register
+    from paritas.partition.proofs.prove import prove
     from paritas.partition.ranks.threads import confirm_on_gloo
     from paritas.partition.recipe_checks import check_recipe
     from paritas.partition.verify import check_partition, verify_partition_options

@@ -3,7 +3,8 @@
 Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], unless
 they need no rounding. So are the inputs of operators with more than one arithmetic step inside.
 Operators that sum many terms also get the error of summing one by one, u/2 * a * U with the
-amplitude a of `accumulation`. Half precisions accumulate in float32, so u is that of float32 there.
+amplitude a of `accumulation`. Half precisions accumulate in float32, so u is that of float32 there,
+except in operators that add to memory.
 """
 
 from __future__ import annotations
@@ -191,6 +192,8 @@ _SAMPLE_SIZE, _REPEATED_SHARE = 512, 0.1
 _BLOCK = 1 << 15
 _UNIT_TF32 = 2.0**-10
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
+# They add one by one to values in memory, which are in the dtype of the program.
+_SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: mixes the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -353,7 +356,7 @@ class PerturbMode(LiftMode):
             return result  # None, or an opaque object such as a profiler's marker
         single = isinstance(result, torch.Tensor)
         results: list[Any] = [result] if single else list(result)
-        accumulator = min(unit, UNIT_F32)
+        accumulator = unit if kind.name in _SUMS_IN_ITS_DTYPE else min(unit, UNIT_F32)
         for position, tensor in enumerate(results):
             if not is_inexact(tensor):
                 continue

@@ -172,6 +172,7 @@ class LiftedBackend:
     Attributes:
         graphs: number of compiled graphs; 0 means that nothing was compiled.
         leaks: what could not be lifted, in words.
+        breaks: whether Dynamo left code between graphs to eager.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class LiftedBackend:
         self.lifts = functools.partial(is_rounding, used=used)
         self.graphs = 0
         self.leaks: set[str] = set()
+        self.breaks = False
 
     def __call__(self, graph: GraphModule, example_inputs: list[Any], **options: Any) -> Any:
         """Widen the graph in place and hand it to the wrapped backend."""

@@ -108,14 +108,15 @@ LONGEST_LINE = 300
 # Instead of a test, for code that ran outside of tests.
 OUTSIDE = "outside of tests"
 
-CheckKind = Literal["verify", "guard", "golden", "suite guard"]
+CheckKind = Literal["verify", "guard", "golden", "invariants", "suite guard"]
 
 
 class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One verdict in short.
 
     Attributes:
-        kind: `parity.verify`, `parity.guard`, `parity.golden` or `--paritas-guard`.
+        kind: `parity.verify`, `parity.guard`, `parity.golden`, `parity.invariants` or
+            `--paritas-guard`.
         enabled: if not, the check was disabled and nothing was compared.
         name: of the golden, or of the guarded backend.
         worst: the gravest finding in one line, or "".

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from paritas.checks.failures import FailedGraph
     from paritas.checks.guard import Guard
     from paritas.pytest import PluginOptions
+    from paritas.results.invariants import InvariantsReport
 
 
 # --- `@pytest.mark.parity(...)` -------------------------------------------------------------------
@@ -406,6 +407,34 @@ class Parity:
         made = guard(backend, **({"on_mismatch": "record"} | marked | settings))
         self._guards.append(made)
         return made
+
+    def invariants(
+        self,
+        model: Any,
+        inputs: Any,
+        *,
+        only: Sequence[str] | str | None = None,
+        candidate: Any = None,
+    ) -> InvariantsReport:
+        """Fail the test unless the ways of running a model that must agree, agree.
+
+        Args:
+            model: an `nn.Module` or any callable.
+            inputs: as for `verify`.
+            only: names of relations, or `serving`, `training` or `own`; by default, all that apply.
+            candidate: a changed form of the model, which runs the other ways.
+
+        Raises:
+            MismatchError: a relation does not hold or could not be compared, or none applies.
+        """
+        __tracebackhide__ = True
+        from paritas.relations.checking import invariants
+
+        strict = bool(self.settings["strict"])
+        report = invariants(model, inputs, only=only, candidate=candidate, strict=strict)
+        self._record("invariants", report.verdict)
+        report.raise_if_failed()
+        return report
 
     def golden(
         self, tensor_tree: Any, name: str, *, value_checker: ValueChecker | None = None

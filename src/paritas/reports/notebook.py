@@ -35,7 +35,9 @@ from paritas.reports.terminal import (
 from paritas.results.comparisons import Comparison
 from paritas.results.findings import Status, Verdict
 from paritas.results.graph_reports import GraphReport
+from paritas.results.invariants import InvariantsReport, RelationRow, invariants_headline
 from paritas.results.items import Item
+from paritas.results.kernels import KernelReport, kernel_headline
 from paritas.results.power_reports import PowerReport, power_headline, power_sections, power_subject
 from paritas.results.sweeps import (
     SweepReport,
@@ -60,6 +62,7 @@ MOST_LISTED = 20
 MOST_CHARACTERS = 600
 ROW_COLUMNS = ("status", "name", "step/rank", "operator", "rel. L2", "own", "inherited", "reason")
 OPERATOR_COLUMNS = ("outcome", "node", "operator", "source", "calls", "splits right", "reason")
+RELATION_COLUMNS = ("status", "relation", "what")
 SWEEP_COLUMNS = ("status", "target", "settings", "time", "what")
 # Doubled to be as specific as the notebook's own rules for tables.
 _SCOPE = ".paritas-result.paritas-result"
@@ -107,6 +110,13 @@ def notebook_html(result: Any) -> str:
 @functools.singledispatch
 def _notebook_result(result: Any) -> NotebookResult:
     raise TypeError(f"{type(result).__name__} has no table")
+
+
+@_notebook_result.register
+def _kernel(report: KernelReport) -> NotebookResult:
+    status = report.status
+    words = kernel_headline(report).removeprefix(f"{status.value}: ")
+    return dataclasses.replace(_verdict(report.verdict), words=words)
 
 
 @_notebook_result.register
@@ -212,6 +222,32 @@ def _sweep(report: SweepReport) -> NotebookResult:
         rows=[_sweep_row(row) for row in ordered[:MOST_ROWS]],
         more_rows=max(0, len(ordered) - MOST_ROWS),
     )
+
+
+@_notebook_result.register
+def _invariants(report: InvariantsReport) -> NotebookResult:
+    verdict = report.verdict
+    failures = verdict.failures
+    return NotebookResult(
+        mark=_mark(verdict.status),
+        title="invariants",
+        words=invariants_headline(report),
+        facts=_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
+        lists=[("Notes", verdict.notes, "note")],
+        failures=[finding_story(finding) for finding in failures[:MOST_TOLD]],
+        more_failures=max(0, len(failures) - MOST_TOLD),
+        columns=RELATION_COLUMNS,
+        rows=[_relation_row(row) for row in report.rows[:MOST_ROWS]],
+        more_rows=max(0, len(report.rows) - MOST_ROWS),
+    )
+
+
+def _relation_row(row: RelationRow) -> tuple[str, str, str, list[str]]:
+    cells = [row.relation, row.summary]
+    if row.status is None:
+        return "", "", row.word, cells
+    mark = _mark(row.status)
+    return mark.kind, mark.sign, row.word, cells
 
 
 @_notebook_result.register

@@ -44,9 +44,10 @@ class Progress(str):
         nbytes: bytes of values processed so far.
         failing: number of failures so far.
         at_most: seconds after which the work is stopped; None without a limit.
+        peak: the most memory in use so far on the device, in bytes; 0 if unknown.
     """
 
-    __slots__ = ("at_most", "done", "failing", "nbytes", "stage", "total")
+    __slots__ = ("at_most", "done", "failing", "nbytes", "peak", "stage", "total")
 
     stage: str
     done: int
@@ -54,6 +55,7 @@ class Progress(str):
     nbytes: int
     failing: int
     at_most: float | None
+    peak: int
 
     def __new__(
         cls,
@@ -64,11 +66,13 @@ class Progress(str):
         nbytes: int = 0,
         failing: int = 0,
         at_most: float | None = None,
+        peak: int = 0,
     ) -> Self:
         """See the attributes."""
         made = super().__new__(cls, f"{stage} ({done} of {total})" if total else stage)
         made.stage, made.done, made.total = stage, done, total
         made.nbytes, made.failing, made.at_most = nbytes, failing, at_most
+        made.peak = peak
         return made
 
 
@@ -100,6 +104,8 @@ class Pace:
             words.append(left)
         elif seconds >= 1:
             words.append(f"{clock_words(seconds)} so far")
+        if step.peak:
+            words.append(f"peak {size(step.peak)}")
         if step.failing:
             words.append(f"{step.failing} failing")
         return ", ".join(filter(None, words))

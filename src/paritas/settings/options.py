@@ -34,11 +34,14 @@ NO_TABLE = frozenset({"config"})
 
 
 def settable(command: click.Command) -> dict[str, click.Option]:
-    """The options of a command by key; an option with two spellings has two keys."""
+    """The options of a command by key; an option with two spellings has two keys.
+
+    An option that does something else instead, such as `--list`, is not a setting.
+    """
     return {
         key: option
         for option in command.params
-        if isinstance(option, click.Option)
+        if isinstance(option, click.Option) and option.expose_value
         for key in _long_names(option)
         if key not in COMMAND_LINE_ONLY
     }

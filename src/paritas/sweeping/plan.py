@@ -28,6 +28,8 @@ DTYPES = (OWN_DTYPE, "float64", "float32", "bfloat16", "float16")
 MODES = ("eval", "train", "eval-forward", "train-forward")
 # Modes of Inductor that can be used as a candidate's name.
 INDUCTOR_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# In place of a candidate: the ways of running the target itself are compared.
+INVARIANTS = "invariants"
 # Backends that are known without importing torch.
 _USUAL_BACKENDS = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition", "cudagraphs")
 _LIBRARIES = ("hf", "timm", "torchvision")
@@ -272,7 +274,7 @@ def is_own_function(candidate: str) -> bool:
 
 def _check_backends(candidates: set[str], where: str) -> None:
     """Refuse a misspelt backend; torch is imported only for unusual names."""
-    known = (*_USUAL_BACKENDS, *INDUCTOR_MODES, *NAMED)
+    known = (*_USUAL_BACKENDS, *INDUCTOR_MODES, *NAMED, INVARIANTS)
     unknown = [one for one in sorted(candidates) if one not in known and not is_own_function(one)]
     if not unknown:
         return

@@ -27,9 +27,13 @@ USUAL_SIZES = {
     "ffn": FFN,
     "vocabulary": VOCABULARY,
     "layers": LAYERS,
+    "experts": 4,
+    "experts_used": 2,
+    "groups": 1,
 }
 _POSITIONS, _QUERIES, _EXPERTS, _IMAGE_PATCHES = 512, 12, 4, 4
 _WIDEST_LIST = 256
+_PLAIN_IMAGE = 64  # the side of an image without patches
 _SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
 
 # The kinds of sizes, by the names of settings. The first match decides; several lines of one kind
@@ -60,7 +64,7 @@ positions: max_position|n_positions|max_(source|target)_positions|position_embed
 positions: max_seq|max_2d|max_len
 queries: num_quer|num_object|num_latents|num_query_tokens|num_denoising|n_queries|num_proposals
 width: dim$|dims$|hidden|channel|rank|width|embed|filter|dimension|_size$|_sizes$|inner|d_model
-width: features$|proj|planes|_size_|dim_|state_size|upsample_groups
+width: features$|pos_feats|proj|planes|_size_|dim_|state_size|upsample_groups
 """
 _PATTERNS = [
     (kind, re.compile(pattern))
@@ -71,6 +75,7 @@ _MAIN_LAYERS = re.compile(
 )
 _LAYER_KINDS = {"layer_types": ["full_attention"], "mlp_layer_types": ["dense", "sparse"]}
 _MEDIA_TOKEN = re.compile(r"(image|video|audio)_token_(id|index)$")
+_GROWTH = re.compile(r"depth_(coefficient|multiplier)$")
 _OFF = re.compile(r"dropout|drop_path|layerdrop|drop_rate|dropout_rate|_pdrop$|stochastic_depth")
 
 
@@ -125,6 +130,7 @@ class Manner(NamedTuple):
         deep_lists: lists of numbers of blocks stay unchanged.
         no_cache: no cache, for classes with a cache that does not fit their layers.
         own_images: images keep their size.
+        own_widths: widths and heads keep their sizes, and only depth is reduced.
     """
 
     proportional: bool | None = None
@@ -134,6 +140,7 @@ class Manner(NamedTuple):
     deep_lists: bool = False
     no_cache: bool = False
     own_images: bool = False
+    own_widths: bool = False
 
 
 MANNERS = (
@@ -146,6 +153,8 @@ MANNERS = (
     Manner(deep_lists=True),
     Manner(no_cache=True),
     Manner(own_images=True),
+    Manner(own_widths=True),
+    Manner(own_widths=True, own_images=True, deep_lists=True, layers=8),
 )
 
 
@@ -157,10 +166,26 @@ def plan(config: Any, manner: Manner = MANNERS[0]) -> Changes:
         for name in vars(part).keys() - _asked_by(part)
     }
     planned = _Planner(list(fields_of(config)), manner).changes()
+    if not manner.own_widths:
+        _add_sections(config, planned)
     return {
         path: {name: value for name, value in node.items() if (path, name) not in computed}
         for path, node in planned.items()
     }
+
+
+def _add_sections(config: Any, planned: Changes) -> None:
+    """Sections of the rotary angles, for classes that have them with a default for wide heads."""
+    for path, part in parts_of(config):
+        made = planned.get(path, {})
+        rope = made.get("rope_parameters", getattr(part, "rope_parameters", None))
+        names = getattr(type(part), "ignore_keys_at_rope_validation", None) or ()
+        if "mrope_section" not in names or not isinstance(rope, dict) or "mrope_section" in rope:
+            continue
+        half = (made.get("head_dim") or HEAD) // 2
+        sections = [(half + 2) // 3, (half + 2) // 3]
+        rope = {**rope, "mrope_section": [*sections, half - sum(sections)]}
+        planned.setdefault(path, {})["rope_parameters"] = rope
 
 
 def _asked_by(config: Any) -> set[str]:
@@ -201,7 +226,9 @@ class _Planner:
         ]
         self._off()
         self._layers()
-        if bool(lists) if proportional is None else proportional:
+        if self.manner.own_widths:
+            self._unscaled()
+        elif bool(lists) if proportional is None else proportional:
             self._divide_widths(lists)
         else:
             self._equal_widths()
@@ -348,6 +375,8 @@ class _Planner:
                     self._set(field, WIDTH)
                 elif value in ffns:
                     self._set(field, FFN)
+                elif 2 * value in mains:
+                    self._set(field, WIDTH // 2)
                 else:
                     self._set(field, _even(value, main))
         for path, node in self.nodes.items():
@@ -392,6 +421,12 @@ class _Planner:
         for field in self._of("main", "width"):
             if _whole(field.value) and field.value in widths:
                 self._set(field, widths[field.value])
+
+    def _unscaled(self) -> None:
+        """Turn off the factors by which a family of models grows."""
+        for field in self.fields:
+            if _GROWTH.search(field.name) and isinstance(field.value, float) and field.value > 1:
+                self._set(field, 1.0)
 
     def _fill(self) -> None:
         """Fill settings that have no default."""
@@ -444,10 +479,13 @@ class _Planner:
                 most = self._heads(path) or 1
                 heads = self.made.get(path, {}).get("num_attention_heads", most)
                 self._set(field, max(4, value * most * now // main // heads))
-            elif kind == "heads" and _numbers(value) and _whole(made.get("embed_dim")):
-                first = _flat(value)[0]
-                if made["embed_dim"] % first or made["embed_dim"] // first < _SMALLEST_HEAD:
-                    self._set(Field(path, "embed_dim", node["embed_dim"]), first * 8)
+            elif kind == "heads" and _numbers(value) and _whole(node.get("embed_dim")):
+                # Widths double from stage to stage like heads; the first stage decides.
+                unit = math.gcd(*value)
+                if node["embed_dim"] % value[0] == 0 and node["embed_dim"] > WIDTH // 2:
+                    self._set(field, _map(value, lambda v, by=unit: v // by))
+                    width = Field(path, "embed_dim", node["embed_dim"])
+                    self._set(width, value[0] // unit * HEAD)
 
     # --- Vocabularies, experts, images, rotary angles ---
 
@@ -494,18 +532,37 @@ class _Planner:
             self._set(field, min(field.value, least))
 
     def _images(self) -> None:
+        """Images of few patches; parts that share a size of image share the new one."""
+        sides: dict[int, int] = {}
+        sized: list[tuple[Field, list[int]]] = []
         for path, node in self.nodes.items():
-            image, patch = node.get("image_size"), node.get("patch_size")
-            window = node.get("window_size", 1)
+            tubelet = node.get("tubelet_size")
+            image, patch = node.get("image_size"), node.get("patch_size") or tubelet
+            self._frames(path, tubelet)
+            window: Any = node.get("window_size", 1)
             staged = any(n in node for n in ("depths", "hidden_sizes")) or not _whole(window)
-            if not patch or not image or staged or self.manner.own_images:
+            if not image or self.manner.own_images:
                 continue
-            sides = _flat(patch) if _numbers(patch) else [patch]
-            if not all(map(_whole, sides)) or not (_whole(image) or _numbers(image)):
+            if not patch and _whole(image) and image > _PLAIN_IMAGE:
+                self._set(Field(path, "image_size", image), _PLAIN_IMAGE)
+            if not patch or staged:
                 continue
-            side = max(_IMAGE_PATCHES, window) * max(sides[-2:])
-            if max(_flat(image)) > side:
-                self._set(Field(path, "image_size", image), _map(image, lambda _, to=side: to))
+            patches = _flat(patch) if _numbers(patch) else [patch]
+            if not all(map(_whole, patches)) or not (_whole(image) or _numbers(image)):
+                continue
+            largest, side = max(_flat(image)), max(_IMAGE_PATCHES, window) * max(patches[-2:])
+            sides[largest] = max(sides.get(largest, 0), side)
+            sized.append((Field(path, "image_size", image), _flat(image)))
+        for field, image in sized:
+            side = sides[max(image)]
+            if max(image) > side:
+                self._set(field, _map(field.value, lambda _, to=side: to))
+
+    def _frames(self, path: tuple[str, ...], tubelet: Any) -> None:
+        frames: Any = self.nodes[path].get("num_frames")
+        deep = max(_flat(tubelet)[0] if _numbers(tubelet) or _whole(tubelet) else 1, 1)
+        if tubelet and _whole(frames) and frames > 2 * deep:
+            self._set(Field(path, "num_frames", frames), 2 * deep)
 
     def _rotary(self) -> None:
         """The sections of a rotary embedding add up to half of the head's rotated part."""
@@ -644,9 +701,19 @@ def _same(one: Any, other: Any) -> bool:
         return False
 
 
+_COMMON = {
+    "initializer_range": 0.02,
+    "initializer_factor": 1.0,
+    "layer_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_dropout": 0.0,
+}
+
+
 def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Changes | None:
     """Add a setting that a class expects in a part; None if no size is known for it."""
-    size = USUAL_SIZES.get(Field((), name, None).kind)
+    kind = Field((), name, None).kind
+    size = _COMMON.get(name, USUAL_SIZES.get(kind, WIDTH if kind == "width" else None))
     path = next((p for p, one in parts_of(config) if type(one).__name__ == owner), None)
     if size is None or path is None or name in changes.get(path, {}):
         return None

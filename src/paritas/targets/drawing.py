@@ -4,50 +4,40 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from paritas.targets.configurations import fields_of, parts_of
+from paritas.targets.documented import read_shapes
+from paritas.targets.makers import (
+    AUDIO,
+    BATCH,
+    CHOICES,
+    CODES,
+    COMPANIONS,
+    IMAGES,
+    LAST,
+    LAYOUTS,
+    MAKERS,
+    MASKS,
+    MEDIA,
+    MOST_LAYOUTS,
+    PADDING,
+    SERIES,
+    SPECIAL,
+    TOKENS,
+    VIDEOS,
+    WORDS,
+    documented_tensor,
+    maker_by_name,
+    with_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Maker = Callable[["Drawing"], Any]
-
-BATCH, TOKENS, SAMPLES, FRAMES = 2, 16, 8000, 64
-_SIDE, _LARGE_SIDE, _CHOICES, _LONG_WAVE = 64, 224, 3, 24000
-_MOST_FRAMES, _LARGE_MERGE = 4096, 8
-_WORDS = 100  # the size of an unknown vocabulary
-_SPECIAL = re.compile(r"(token_id|token_index|token_ids)$")
-
-_IMAGES = ("pixel_values", "pixel_values_images", "image", "flattened_patches")
-_VIDEOS = ("pixel_values_videos", "pixel_values_video", "video")
-_AUDIO = ("input_features", "input_values", "audio_values", "audio_input_features", "input_audio")
-_MEDIA = {"image": _IMAGES, "video": _VIDEOS, "audio": _AUDIO}
-# Arguments that accompany images and sound, if the signature has them.
-_COMPANIONS = (
-    *("image_grid_thw", "image_grid_hw", "grid_thw", "image_sizes", "aspect_ratio_ids"),
-    *("aspect_ratio_mask", "spatial_shapes", "pixel_attention_mask", "image_position_ids"),
-    *("pixel_position_ids", "qformer_input_ids", "target_sizes", "image_attention_mask"),
-    *("merge_sizes", "image_merge_sizes", "input_features_mask", "feature_attention_mask"),
-    *("bbox", "mm_token_type_ids"),
-)
-_SERIES = (
-    *("past_time_features", "past_observed_mask", "future_values", "future_time_features"),
-    "static_categorical_features",
-)
-_LAST = ("input_ids", "mm_token_type_ids")  # drawn when the placeholders can be counted
-
-
-# The layouts of audio codes; the first is that of words.
-_CODES: tuple[Callable[[int], tuple[int, ...]], ...] = (
-    lambda _: (BATCH, TOKENS),
-    lambda books: (BATCH * books, TOKENS),
-    lambda books: (BATCH, books, TOKENS),
-    lambda books: (BATCH, TOKENS, books),
-)
+    from paritas.targets.makers import Maker
 
 
 class Drawing:
@@ -59,6 +49,8 @@ class Drawing:
     Attributes:
         drawn: the arguments drawn so far.
         counts: placeholders in each row of tokens, by modality.
+        documented: the shapes that the documentation of the model gives, by argument.
+        names: the arguments to draw in this attempt.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -69,28 +61,43 @@ class Drawing:
             (".".join(name.removesuffix("_config") for name in path), part)
             for path, part in parts_of(self.config)
         ]
+        self.documented = read_shapes(cast("Any", model).forward, {*self.takes})
         self.drawn: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
-        self._layout: dict[str, int] = {}
+        self.names: list[str] = []
+        self._sizes: dict[tuple[str, int], int] = {}
+        self.layout: dict[str, int] = {}
 
     # --- Which arguments to draw ---
 
-    def attempts(self) -> Iterator[dict[str, Any]]:
-        """Yield arguments by name: with every modality, then in other layouts, then with fewer.
+    def attempts(self, *, least: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield arguments by name: with every modality, then in other layouts.
+
+        Args:
+            least: only the arguments that the model needs.
 
         Raises:
             LookupError: the model needs an argument that is not known here.
         """
         wanted = self._names()
+        bare = [n for n in wanted if self._is_needed(n) or n not in MASKS]
         needed = [name for name in wanted if self._is_needed(name)]
-        for names in [wanted] if needed == wanted else [wanted, needed]:
-            layouts = {name: len(_LAYOUTS[name]) for name in names if name in _LAYOUTS}
-            if "input_ids" in names and self.codebooks > 1:
-                layouts["input_ids"] = len(_CODES)
-            for chosen in itertools.product(*map(range, layouts.values())):
-                self._layout = dict(zip(layouts, chosen, strict=True))
+        tried: list[list[str]] = []
+        for names in (needed,) if least else (wanted, bare):
+            if names in tried or (least and needed == wanted):
+                continue
+            tried.append(names)
+            layouts = {name: len(LAYOUTS[name]) for name in names if name in LAYOUTS}
+            if self.codebooks > 1:
+                codes = [n for n in ("decoder_input_ids", "input_ids") if n in names]
+                layouts |= dict.fromkeys(codes[:1], len(CODES))
+            # The likely ones first: those in which few arguments have an unusual layout.
+            choices = sorted(itertools.product(*map(range, layouts.values())), key=sum)
+            for chosen in choices[:MOST_LAYOUTS]:
+                self.layout = dict(zip(layouts, chosen, strict=True))
+                self.names, self._sizes = names, {}
                 try:
-                    yield self._draw(names)
+                    yield self._draw()
                 except (AttributeError, TypeError, ValueError, KeyError, RuntimeError):
                     if not layouts:
                         raise
@@ -113,32 +120,33 @@ class Drawing:
             if one.default is one.empty and one.kind not in {one.VAR_KEYWORD, one.VAR_POSITIONAL}:
                 names.append(name)
         if not names:
-            names += [n for n in (*_IMAGES, *_AUDIO, "inputs_embeds") if n in takes][:1]
+            names += [n for n in (*IMAGES, *AUDIO, "inputs_embeds") if n in takes][:1]
         if getattr(self.config, "is_encoder_decoder", False):
             names += [n for n in ("decoder_input_ids", "decoder_input_values") if n in takes][:1]
         if "input_ids" in names:
-            for group in (_IMAGES, _AUDIO):
+            for group in (IMAGES, AUDIO):
                 names += [n for n in group if n in takes][:1]
-            if not any(n in names for n in _IMAGES):
-                names += [n for n in _VIDEOS if n in takes][:1]
+            if not any(n in names for n in IMAGES):
+                names += [n for n in VIDEOS if n in takes][:1]
         elif "input_ids" in takes and (self.part("text") is not self.config or self._has_words()):
             names.append("input_ids")
-        media = (*_IMAGES, *_VIDEOS, *_AUDIO, "hidden_states")
+        media = (*IMAGES, *VIDEOS, *AUDIO, "hidden_states")
         has_media = any(n in names for n in media)
-        names += [n for n in _COMPANIONS if has_media or n == "bbox"]
+        names += [n for n in COMPANIONS if has_media or n == "bbox"]
+        names += [n for n in ("visual_embeds",) if "input_ids" in names]
         if "Entity" in type(self.model).__name__:
             names += [n for n in takes if n.startswith("entity_")]
         if "past_values" in names:
-            names += [n for n in _SERIES if self.find("cardinality") or "static" not in n]
+            names += [n for n in SERIES if self.find("cardinality") or "static" not in n]
         known = [n for n in dict.fromkeys(names) if n in takes]
-        return [n for n in known if n not in _LAST] + [n for n in _LAST if n in known]
+        return [n for n in known if n not in LAST] + [n for n in LAST if n in known]
 
     def _has_words(self) -> bool:
         return hasattr(self.config, "vocab_size")
 
-    def _draw(self, names: list[str]) -> dict[str, Any]:
+    def _draw(self) -> dict[str, Any]:
         self.counts, self.drawn = {}, {}
-        for name in names:
+        for name in self.names:
             value = self.draw(name)
             if value is not None:
                 self.drawn[name] = value
@@ -150,18 +158,71 @@ class Drawing:
         Raises:
             LookupError: the argument is not known here.
         """
-        if name in _LAYOUTS:
-            return _LAYOUTS[name][self._layout.get(name, 0)](self)
-        maker = _MAKERS.get(name) or _by_name(name)
-        if maker is None:
+        if name in LAYOUTS:
+            value = LAYOUTS[name][self.layout.get(name, 0)](self)
+        elif maker := MAKERS.get(name) or self._by_documentation(name) or maker_by_name(name):
+            value = maker(self)
+        else:
             raise _UnknownArgumentError(name)
-        return maker(self)
+        for (of, axis), size in self._sizes.items():
+            if of == name and isinstance(value, torch.Tensor):
+                value = with_size(value, axis, size)
+        return value
+
+    def _by_documentation(self, name: str) -> Maker | None:
+        found = self.documented.get(name)
+        if found is None or not found.sizes:
+            return None
+        return lambda self: documented_tensor(self, name, found)
+
+    def resize(self, drawn: dict[str, Any], before: int, after: int) -> dict[str, Any] | None:
+        """Draw again, with another size where an argument has this one; None if none has it.
+
+        The last axis is the likeliest and the batch stays.
+        """
+        for axis in (-1, 1, 2, 3):
+            for name, value in drawn.items():
+                if not isinstance(value, torch.Tensor) or axis >= value.ndim:
+                    continue
+                place = axis % value.ndim if value.ndim else 0
+                if place == 0 or value.shape[place] != before or (name, place) in self._sizes:
+                    continue
+                self._sizes[name, place] = after
+                self.names = [*self.names, *(n for n in drawn if n not in self.names)]
+                return self._draw()
+        return None
+
+    def pad(self, drawn: dict[str, Any]) -> dict[str, Any] | None:
+        """The same arguments with a padded last row and its mask; None if there is no mask."""
+        ids, mask = drawn.get("input_ids"), drawn.get("attention_mask")
+        if "attention_mask" not in self.takes or not isinstance(ids, torch.Tensor):
+            return None
+        if ids.ndim < 2 or ids.shape[-1] < TOKENS or self.layout.get("input_ids"):  # noqa: PLR2004
+            return None
+        if isinstance(mask, torch.Tensor) and mask.shape != ids.shape:
+            return None
+        pad = self.find("pad_token_id", at="text")
+        ids, mask = ids.clone(), torch.ones_like(ids)
+        rows, masks = ids.reshape(-1, ids.shape[-1]), mask.view(-1, ids.shape[-1])
+        masks[-1, -PADDING:] = 0
+        if isinstance(pad, int) and 0 <= pad < self.vocabulary():
+            rows[-1, -PADDING - 1] = rows[-1, -1]
+            rows[-1, -PADDING:] = pad
+        return {**drawn, "input_ids": rows.view(ids.shape), "attention_mask": mask}
+
+    def without(self, drawn: dict[str, Any], name: str) -> dict[str, Any]:
+        """Draw again without an argument; embeddings take the place of tokens."""
+        self.names = [one for one in drawn if one != name]
+        embeds = name.replace("input_ids", "inputs_embeds")
+        if embeds in self.takes and embeds not in self.names:
+            self.names.append(embeds)
+        return self._draw()
 
     def recount(self, drawn: dict[str, Any], kind: str, each: int) -> dict[str, Any]:
         """The same arguments with another number of placeholders in each row."""
-        self.drawn = {name: value for name, value in drawn.items() if name not in _LAST}
+        self.drawn = {name: value for name, value in drawn.items() if name not in LAST}
         self.counts[kind] = each
-        for name in _LAST:
+        for name in LAST:
             if name in drawn:
                 self.drawn[name] = self.draw(name)
         return dict(self.drawn)
@@ -203,7 +264,7 @@ class Drawing:
         """The ids of special tokens."""
         found = set()
         for field in fields_of(self.config):
-            if _SPECIAL.search(field.name):
+            if SPECIAL.search(field.name):
                 values = field.value if isinstance(field.value, list | tuple) else [field.value]
                 found |= {v for v in values if isinstance(v, int)}
         return found
@@ -221,7 +282,7 @@ class Drawing:
         if not isinstance(size, int):
             size = self.find("vocab_size", "text_vocab_size", "encoder_vocab_size", at="text")
         table = None if decoder else _table_size(self.model)
-        return min((s for s in (size, table) if isinstance(s, int) and s > 0), default=_WORDS)
+        return min((s for s in (size, table) if isinstance(s, int) and s > 0), default=WORDS)
 
     def words(self, shape: tuple[int, ...], *, decoder: bool = False) -> torch.Tensor:
         """Ids of words; each row ends with the end-of-sentence token."""
@@ -244,15 +305,15 @@ class Drawing:
     def tokens(self) -> torch.Tensor:
         """Ids of words, with one placeholder for each feature of images and audio."""
         if type(self.model).__name__.endswith("ForMultipleChoice"):
-            return self.words((BATCH, _CHOICES, TOKENS))
-        if codes := self._layout.get("input_ids"):
-            return self.words(_CODES[codes](self.codebooks))
+            return self.words((BATCH, CHOICES, TOKENS))
+        if codes := self.layout.get("input_ids"):
+            return self.words(CODES[codes](self.codebooks))
         ids = self.words((BATCH, TOKENS))
         pieces = [ids[:, :2]]
-        for kind, names in _MEDIA.items():
+        for kind, names in MEDIA.items():
             token = self.placeholder(kind)
             if kind == "video" and self.placeholder("image") is None:
-                names = (*names, *_IMAGES)  # noqa: PLW2901 - a model of video alone
+                names = (*names, *IMAGES)  # noqa: PLW2901 - a model of video alone
             if token is None or not any(name in self.drawn for name in names):
                 continue
             count = self.count_features(kind)
@@ -275,11 +336,12 @@ class Drawing:
         """The placeholder token for one feature of an image, a video or a sound."""
         words = {"image": ("image", "img", "media"), "audio": ("audio", "speech", "sound")}
         endings = ("token_id", "token_index", "pad_token_id", "placeholder_id", "patch_id")
-        for word in words.get(kind, (kind,)):
-            for ending in (*endings, "context_token_id"):
-                value = getattr(self.config, f"{word}_{ending}", None)
-                if isinstance(value, int):
-                    return value
+        for _, part in self.parts:
+            for word in words.get(kind, (kind,)):
+                for ending in (*endings, "context_token_id"):
+                    value = getattr(part, f"{word}_{ending}", None)
+                    if isinstance(value, int):
+                        return value
         return None
 
     def count_features(self, kind: str) -> int:
@@ -295,7 +357,7 @@ class Drawing:
             if rows and rows % BATCH == 0:
                 return rows // BATCH
         names = ("{}_seq_length", "mm_tokens_per_{}", "num_{}_tokens", "{}_seq_len")
-        return self.number(*(name.format(kind) for name in names), default=0)
+        return self.number(*(name.format(kind) for name in names), default=1)
 
     def _count_rows(self, ask: Callable[..., Any]) -> int:
         takes = inspect.signature(ask).parameters
@@ -328,345 +390,3 @@ def _table_size(model: Any) -> int | None:
         return int(model.get_input_embeddings().num_embeddings)
     except Exception:  # noqa: BLE001 - a model without words
         return None
-
-
-# --- Images and video -----------------------------------------------------------------------------
-
-
-def _channels(self: Drawing) -> int:
-    names = ("num_channels", "in_channels", "in_chans", "image_channels")
-    return self.number(*names, at="vision", default=3)
-
-
-def _sides(self: Drawing) -> tuple[int, int]:
-    names = ("image_size", "img_size", "input_size", "crop_size", "image_resolution")
-    side = self.find(*names, "pretrain_image_size", at="vision", default=_SIDE)
-    if isinstance(side, list | tuple) and all(isinstance(one, int) for one in side):
-        return int(side[0]), int(side[-1])
-    return (side, side) if isinstance(side, int) else (_SIDE, _SIDE)
-
-
-def _patch(self: Drawing) -> int:
-    return self.number("patch_size", "spatial_patch_size", at="vision", default=14)
-
-
-def _grid(self: Drawing) -> int:
-    """The number of patches along a side, for images of variable size."""
-    names = ("spatial_merge_size", "merge_size", "downsample_factor", "merge_kernel_size")
-    merge = self.number(*names, at="vision", default=2)
-    return max(1, merge) * (2 if merge < _LARGE_MERGE else 1)
-
-
-def _image(self: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, _channels(self), *_sides(self))
-
-
-def _large_image(self: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, _channels(self), _LARGE_SIDE, _LARGE_SIDE)
-
-
-def _one_image_of_several(self: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, 1, _channels(self), *_sides(self))
-
-
-def _tiles(self: Drawing) -> torch.Tensor:
-    tiles = self.number("max_num_tiles", default=4)
-    return torch.randn(BATCH, 1, tiles, _channels(self), *_sides(self))
-
-
-def _video(self: Drawing) -> torch.Tensor:
-    frames = self.number("num_frames", "frames_per_clip", at="vision", default=2)
-    return torch.randn(BATCH, frames, _channels(self), *_sides(self))
-
-
-def _video_by_channel(self: Drawing) -> torch.Tensor:
-    return _video(self).transpose(1, 2).contiguous()
-
-
-def _patches(self: Drawing) -> torch.Tensor:
-    """Flat patches of all images in one sequence."""
-    frames = self.number("temporal_patch_size", "patch_temporal", at="vision", default=1)
-    return torch.randn(BATCH * _grid(self) ** 2, _channels(self) * frames * _patch(self) ** 2)
-
-
-def _patch_images(self: Drawing) -> torch.Tensor:
-    """Patches of all images, as small images."""
-    return torch.randn(BATCH * _grid(self) ** 2, _channels(self), _patch(self), _patch(self))
-
-
-def _patch_video(self: Drawing) -> torch.Tensor:
-    return _patch_images(self)[None]
-
-
-def _patch_rows(self: Drawing) -> torch.Tensor:
-    """Flat patches, image by image."""
-    return _patches(self).reshape(BATCH, _grid(self) ** 2, -1)
-
-
-def _frames_as_images(self: Drawing) -> torch.Tensor:
-    return _video(self).flatten(0, 1)
-
-
-def _pair_of_images(self: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, 2, _channels(self), *_sides(self))
-
-
-_PIXELS = (
-    *(_image, _one_image_of_several, _video, _patches, _large_image, _video_by_channel),
-    *(_patch_images, _patch_video, _tiles, _frames_as_images, _pair_of_images),
-)
-
-
-def _pixels(index: int) -> Maker:
-    """The layout with that number; those that the other arguments suggest come first."""
-
-    def draw(self: Drawing) -> torch.Tensor:
-        likely = _likely_layouts(self)
-        order = [*likely, *(one for one in _PIXELS if one not in likely)]
-        return order[index % len(order)](self)
-
-    return draw
-
-
-def _likely_layouts(self: Drawing) -> list[Callable[[Drawing], torch.Tensor]]:
-    if "aspect_ratio_ids" in self.takes:
-        return [_tiles]
-    if {"image_grid_thw", "grid_thw", "image_grid_hw", "video_grid_thw"} & {*self.takes}:
-        return [_patches, _patch_images]
-    if {"spatial_shapes", "pixel_position_ids", "image_position_ids"} & {*self.takes}:
-        return [_patch_rows, _patches]
-    if {"pixel_attention_mask", "image_sizes", "image_attention_mask"} & {*self.takes}:
-        return [_one_image_of_several, _image]
-    if isinstance(self.find("num_frames", "tubelet_size", at="vision"), int):
-        return [_video, _image, _video_by_channel]
-    return []
-
-
-# --- Sound ----------------------------------------------------------------------------------------
-
-
-def _mels(self: Drawing) -> int:
-    names = ("num_mel_bins", "feature_size", "mel_dim", "n_mels", "input_feat_per_channel")
-    others = ("num_mel_filters", "feature_projection_input_dim", "input_feat_size", "input_dim")
-    return self.number(*names, *others, "model_in_dim", at="audio", default=80)
-
-
-def _spectrogram(self: Drawing) -> torch.Tensor:
-    # Two frames of a spectrogram become one position.
-    positions = self.number("max_source_positions", at="audio", default=FRAMES // 2)
-    return torch.randn(BATCH, _mels(self), 2 * positions)
-
-
-def _spectrogram_by_time(self: Drawing) -> torch.Tensor:
-    length = self.number("max_length", at="audio", default=FRAMES)
-    return torch.randn(BATCH, length if FRAMES < length < _MOST_FRAMES else FRAMES, _mels(self))
-
-
-def _spectrogram_as_image(self: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, 1, 1024, _mels(self))
-
-
-def _wave(_: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, SAMPLES)
-
-
-def _wave_by_channel(self: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, self.number("audio_channels", "channels", default=1), SAMPLES)
-
-
-def _long_wave(_: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, 1, _LONG_WAVE)
-
-
-# --- Series ---------------------------------------------------------------------------------------
-
-
-def _past(self: Drawing) -> int:
-    lag = max(self.find("lags_sequence", default=[0]))
-    return self.number("context_length", "prediction_length", default=32) + int(lag)
-
-
-def _past_values(self: Drawing) -> torch.Tensor:
-    width = self.number("num_input_channels", "input_size", default=1)
-    if "past_time_features" in self.takes and width == 1:
-        return _past_row(self)
-    return torch.randn(BATCH, _past(self), width)
-
-
-def _past_row(self: Drawing) -> torch.Tensor:
-    return torch.randn(BATCH, _past(self))
-
-
-def _past_list(self: Drawing) -> list[torch.Tensor]:
-    length = self.number("context_length", default=64)
-    return [torch.randn(length) for _ in range(BATCH)]
-
-
-_LAYOUTS: dict[str, tuple[Maker, ...]] = {
-    **dict.fromkeys(_IMAGES[:3], tuple(_pixels(index) for index in range(len(_PIXELS)))),
-    **dict.fromkeys(_VIDEOS, (_video, _image, _one_image_of_several, _patches)),
-    "hidden_states": (lambda self: _hidden(self), _image),  # noqa: PLW0108 - defined below
-    "inputs": (lambda self: self.words((BATCH, TOKENS)), _image, _video, _wave_by_channel),
-    "input_features": (_spectrogram, _spectrogram_by_time, _spectrogram_as_image, _wave),
-    "input_values": (_wave, _wave_by_channel, _spectrogram_by_time, _spectrogram, _long_wave),
-    "past_values": (_past_values, _past_row, _past_list),
-}
-
-
-# --- The rest -------------------------------------------------------------------------------------
-
-
-def _width(self: Drawing) -> int:
-    names = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim")
-    return self.number(*names, default=64)
-
-
-def _thw(self: Drawing) -> torch.Tensor:
-    return torch.tensor([[1, _grid(self), _grid(self)]] * BATCH)
-
-
-def _grid_sides(self: Drawing) -> torch.Tensor:
-    return torch.tensor([[_grid(self)] * 2] * BATCH)
-
-
-def _image_sizes(self: Drawing) -> torch.Tensor:
-    return torch.tensor([list(_sides(self))] * BATCH)
-
-
-def _tile_mask(self: Drawing) -> torch.Tensor:
-    return torch.ones(BATCH, 1, self.number("max_num_tiles", default=4), dtype=torch.long)
-
-
-def _pixel_mask(self: Drawing) -> torch.Tensor | None:
-    pixels = self.drawn.get("pixel_values")
-    if pixels is None:
-        return None
-    if "spatial_shapes" in self.takes:
-        return torch.ones(pixels.shape[:2], dtype=torch.long)
-    shape = (*pixels.shape[:-3], *pixels.shape[-2:])
-    return torch.ones(shape, dtype=torch.bool) if len(shape) == pixels.ndim - 1 else None
-
-
-def _places(self: Drawing) -> torch.Tensor:
-    side = torch.arange(_grid(self))
-    rows = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1)
-    return rows.reshape(1, -1, 2).repeat(BATCH, 1, 1)
-
-
-def _sound_mask(self: Drawing) -> torch.Tensor | None:
-    sound = self.drawn.get("input_features")
-    if sound is None or sound.ndim != len(("batch", "bins", "frames")):
-        return None
-    by_time = sound.shape[-1] == _mels(self)
-    return torch.ones(BATCH, sound.shape[1 if by_time else 2], dtype=torch.long)
-
-
-def _boxes(self: Drawing) -> torch.Tensor:
-    most = self.number("max_2d_position_embeddings", default=512) // 2
-    corner = torch.randint(0, most, (BATCH, TOKENS, 2))
-    return torch.cat([corner, corner + torch.randint(0, most, corner.shape)], dim=-1)
-
-
-def _token_kinds(self: Drawing) -> torch.Tensor:
-    ids = self.drawn["input_ids"]
-    kinds = torch.zeros_like(ids)
-    for number, kind in enumerate(_MEDIA, 1):
-        if (token := self.placeholder(kind)) is not None:
-            kinds[ids == token] = number
-    return kinds
-
-
-def _hidden(self: Drawing) -> torch.Tensor:
-    if "grid_thw" in self.takes:
-        return _patches(self)
-    return torch.randn(BATCH, TOKENS, _width(self))
-
-
-def _encoded(self: Drawing) -> torch.Tensor:
-    names = ("cross_attention_hidden_size", "encoder_hidden_size")
-    return torch.randn(BATCH, TOKENS, self.number(*names, default=_width(self)))
-
-
-def _future_values(self: Drawing) -> torch.Tensor:
-    past = self.drawn["past_values"]
-    return torch.randn(BATCH, self.number("prediction_length", default=8), *past.shape[2:])
-
-
-def _time_features(self: Drawing, steps: int) -> torch.Tensor:
-    return torch.randn(BATCH, steps, self.number("num_time_features", default=0) or 1)
-
-
-def _numbered_patches(self: Drawing) -> torch.Tensor:
-    """Patches that begin with their row and column."""
-    plain = _channels(self) * _patch(self) ** 2
-    width = self.number("patch_embed_hidden_size", default=plain)
-    places = torch.randint(0, 4, (BATCH, 16, 2))
-    return torch.cat([places.float(), torch.randn(BATCH, 16, width)], dim=-1)
-
-
-def _entities(_: Drawing) -> torch.Tensor:
-    return torch.randint(0, TOKENS, (BATCH, 2))
-
-
-_MAKERS: dict[str, Maker] = {
-    "input_ids": Drawing.tokens,
-    "decoder_input_ids": lambda self: self.words((BATCH, TOKENS), decoder=True),
-    "inputs_embeds": lambda self: torch.randn(BATCH, TOKENS, _width(self)),
-    "encoder_hidden_states": _encoded,
-    "image_grid_thw": _thw,
-    "grid_thw": _thw,
-    "video_grid_thw": _thw,
-    "image_grid_hw": _grid_sides,
-    "spatial_shapes": _grid_sides,
-    "target_sizes": _grid_sides,
-    "image_sizes": _image_sizes,
-    "aspect_ratio_ids": lambda _: torch.ones(BATCH, 1, dtype=torch.long),
-    "aspect_ratio_mask": _tile_mask,
-    "pixel_attention_mask": _pixel_mask,
-    "image_position_ids": _places,
-    "pixel_position_ids": _places,
-    "merge_sizes": lambda _: torch.ones(BATCH, dtype=torch.long),
-    "image_merge_sizes": lambda _: torch.ones(BATCH, dtype=torch.long),
-    "image_attention_mask": lambda _: torch.ones(BATCH, TOKENS, 1, dtype=torch.long),
-    "input_features_mask": _sound_mask,
-    "feature_attention_mask": _sound_mask,
-    "bbox": _boxes,
-    "mm_token_type_ids": _token_kinds,
-    "flattened_patches": _numbered_patches,
-    "spectrogram": _spectrogram_by_time,
-    "decoder_input_values": _spectrogram_by_time,
-    "past_time_features": lambda self: _time_features(self, _past(self)),
-    "future_time_features": lambda self: _time_features(
-        self, self.number("prediction_length", default=8)
-    ),
-    "past_observed_mask": lambda self: torch.ones_like(self.drawn["past_values"]),
-    "future_values": _future_values,
-    "freq": lambda _: [0] * BATCH,
-    "task_inputs": lambda self: torch.randint(
-        1, _WORDS, (BATCH, self.number("task_seq_len", default=77))
-    ),
-    "codebook_idx": lambda _: 1,
-    "entity_ids": lambda _: torch.ones(BATCH, 2, dtype=torch.long),
-    "entity_position_ids": lambda _: torch.randint(0, TOKENS, (BATCH, 2, 4)),
-    "entity_attention_mask": lambda _: torch.ones(BATCH, 2, dtype=torch.long),
-    "entity_token_type_ids": lambda _: torch.zeros(BATCH, 2, dtype=torch.long),
-    "entity_start_positions": _entities,
-    "entity_end_positions": _entities,
-    "visual_feats": lambda self: torch.randn(BATCH, 4, self.number("visual_feat_dim", default=64)),
-    "visual_pos": lambda self: torch.rand(BATCH, 4, self.number("visual_pos_dim", default=4)),
-    "visual_embeds": lambda self: torch.randn(
-        BATCH, 4, self.number("visual_embedding_dim", default=64)
-    ),
-    "lang_ids": lambda _: torch.zeros(BATCH, dtype=torch.long),
-}
-
-
-def _by_name(name: str) -> Maker | None:
-    """How to draw an argument without an entry, by the end of its name."""
-    if name.endswith("_ids"):
-        return lambda self: self.words((BATCH, TOKENS))
-    if name.endswith("attention_mask"):
-        return lambda _: torch.ones(BATCH, TOKENS, dtype=torch.long)
-    if name.endswith(("_embeds", "embeddings", "hidden")):
-        return lambda self: torch.randn(BATCH, TOKENS, _width(self))
-    return None

@@ -13,12 +13,9 @@ import difflib
 import importlib
 import inspect
 import itertools
-import linecache
 import logging
 import os
-import re
 import time
-import traceback
 import types
 import typing
 import warnings
@@ -30,7 +27,9 @@ from paritas.errors import UsageError, in_one_line
 from paritas.execution.subjects import Inputs
 from paritas.targets import configurations, parse_target
 from paritas.targets.chance import turn_off
+from paritas.targets.configurations import parts_of
 from paritas.targets.drawing import Drawing
+from paritas.targets.repairs import names_in_error, repair_changes, repair_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
 MOST_PARAMETERS = 5_000_000
 _TOO_MANY_PARAMETERS = 60_000_000  # larger models are not built
 _MOST_ATTEMPTS = 24
-_MOST_LAYOUTS = 40
-_MOST_SECONDS = 60  # after which nothing new is tried
-_MOST_REPAIRS = 4
+_MOST_SECONDS = 30  # of the processor; a busy machine does not change what is found
+_MOST_REPAIRS = 6
+_MOST_SECONDS_FOR_INPUTS = 6  # with all modalities; then with fewer
 _STAGES = ("configuration", "model", "inputs", "call")
 
 
@@ -126,13 +125,28 @@ def _usual_config(library: ModuleType, cls: Any, factory: str) -> Any:
         if composed is not None:
             make, *parts = composed
             return getattr(config, make)(*(getattr(library, part)() for part in parts))
-        return config()
+        return _with_parts(config())
     except Exception as error:
         raise UsageError(
             f"{factory!r}: {config.__name__} cannot be made without settings: "
             f"{in_one_line(error)}; build the model in your own function and name it as "
             "module:function"
         ) from error
+
+
+def _with_parts(config: Any) -> Any:
+    """Fill optional parts: a class that takes images is tried with its vision part."""
+    known = getattr(type(config), "sub_configs_defaults", None) or {}
+    missing = {name: spec for name, spec in known.items() if getattr(config, name, config) is None}
+    for name, spec in missing.items():
+        with contextlib.suppress(Exception):  # it stays without this part
+            part = spec.get_config_class(spec.model_type)(**spec.init_kwargs)
+            config = type(config)(**{**_parts(config), name: part})
+    return config
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    return {name: one for name, one in vars(config).items() if configurations.is_config(one)}
 
 
 def _check_settings(cls: Any, usual: Any, asked: dict[str, Any], factory: str) -> None:
@@ -148,10 +162,11 @@ def _check_settings(cls: Any, usual: Any, asked: dict[str, Any], factory: str) -
 
 
 class Failure(NamedTuple):
-    """The stage in which an attempt failed, and the error."""
+    """The stage in which an attempt failed, the error, and those of other inputs."""
 
     stage: int
     error: Exception
+    others: tuple[Exception, ...] = ()
 
     def __str__(self) -> str:
         return f"{_STAGES[self.stage]}: {self.cause}"
@@ -163,10 +178,6 @@ class Failure(NamedTuple):
         if "Validation" in type(error).__name__ and isinstance(inner, Exception):
             error = inner
         return in_one_line(error)
-
-
-_SECTIONS = re.compile(r"split_sizes to sum exactly to (\d+) .* split_sizes=\[([\d, ]+)\]")
-_MISSING = re.compile(r"'(\w+Config)' object has no attribute '(\w+)'")
 
 
 class _Search:
@@ -182,7 +193,8 @@ class _Search:
         self.factory = factory
         self.state = torch.get_rng_state()
         self.attempts = 0
-        self.deadline = time.monotonic() + _MOST_SECONDS
+        self.may_reduce = True
+        self.deadline = time.thread_time() + _MOST_SECONDS
 
     def run(self) -> tuple[torch.nn.Module, Inputs | None]:
         """Return the first model that can be called.
@@ -197,15 +209,19 @@ class _Search:
                 changes = self._plan(usual, manner)
                 if any(changes == before for _, before, _ in failures):
                     continue
+                self.may_reduce = not manner.own_widths
                 found = self.attempt(changes)
                 if not isinstance(found, Failure):
-                    return found
+                    return self.without_cache(found, usual)
                 failures.append((found, changes, usual))
-                if time.monotonic() > self.deadline:
+                if _is_final(found):
+                    raise self.refusal(found)
+                if self._is_for_a_part(found) or time.thread_time() > self.deadline:
                     break
             message = str(failures[0][0].error).lower()
-            if "config" not in message or time.monotonic() > self.deadline:
+            if "config" not in message or time.thread_time() > self.deadline:
                 break
+        self.may_reduce = True
         furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
         found = self.relent(furthest, changes)
         if not isinstance(found, Failure):
@@ -224,8 +240,32 @@ class _Search:
 
     def _owners(self) -> list[Any]:
         """The configuration and its parts: a class may need a part instead."""
-        parts = [value for value in vars(self.usual).values() if configurations.is_config(value)]
-        return [self.usual, *([] if self.asked else parts)]
+        parts = [] if self.asked else [part for path, part in parts_of(self.usual) if path]
+
+        def likeness(part: Any) -> int:
+            pairs = zip(self.cls.__name__, type(part).__name__, strict=False)
+            return -sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+        return [self.usual, *sorted(parts, key=likeness)]
+
+    def _is_for_a_part(self, failure: Failure) -> bool:
+        """Whether the class reads a setting that only a part of this configuration can have."""
+        missing = f"'{type(self.usual).__name__}' object has no attribute"
+        composed = any(path for path, _ in parts_of(self.usual))
+        return composed and failure.stage == 1 and missing in str(failure.error)
+
+    def without_cache(self, built: _Built, usual: Any) -> _Built:
+        """The model without a cache, if only that lets gradients flow."""
+        model, inputs = built
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            if inputs is None or self.asked or _backward_error(model, inputs) is None:
+                return built
+            self.may_reduce = True
+            found = self.attempt(self._plan(usual, configurations.Manner(no_cache=True)))
+            if isinstance(found, Failure) or found[1] is None:
+                return built
+            return built if _backward_error(found[0], found[1]) else found
 
     def attempt(self, changes: configurations.Changes) -> _Built | Failure:
         """Return the model and its inputs, or the failure."""
@@ -235,22 +275,23 @@ class _Search:
                 self.attempts += 1
                 found = self._attempt(changes)
                 more = self._repaired(changes, found) if isinstance(found, Failure) else None
-                if not more:
-                    return found
+                if more is None:
+                    break
                 changes = more
+            if isinstance(found, Failure) and _STAGES[found.stage] in {"inputs", "call"}:
+                least = self._attempt(changes, least=True)
+                return found if isinstance(least, Failure) else least
             return found
 
-    def _repaired(self, changes: configurations.Changes, failure: Failure) -> Any:
-        """Add what the error says is missing; None if the error does not help."""
-        message = str(failure.error)
-        if found := _MISSING.search(message):
-            return configurations.with_missing(self.usual, changes, found[1], found[2])
-        if found := _SECTIONS.search(message):
-            sections = [int(one) for one in found[2].split(",")]
-            return configurations.with_sections(self.usual, changes, sections, int(found[1]))
+    def _repaired(
+        self, changes: configurations.Changes, failure: Failure
+    ) -> configurations.Changes | None:
+        for error in (failure.error, *failure.others):
+            if (more := repair_changes(self.usual, changes, error)) is not None:
+                return more
         return None
 
-    def _attempt(self, changes: configurations.Changes) -> _Built | Failure:
+    def _attempt(self, changes: configurations.Changes, *, least: bool = False) -> _Built | Failure:
         try:
             config = self._config(changes)
         except Exception as error:  # noqa: BLE001 - reported if no other attempt works
@@ -262,7 +303,9 @@ class _Search:
             model = self.cls(config).eval()
         except Exception as error:  # noqa: BLE001 - as above
             return Failure(1, error)
-        inputs = None if self.model_alone else _find_inputs(model, self.deadline)
+        inputs = None
+        if not self.model_alone:
+            inputs = _find_inputs(model, self.deadline, least=least)
         if isinstance(inputs, Failure):
             return inputs
         torch.set_rng_state(self.state)
@@ -290,7 +333,9 @@ class _Search:
             if total <= MOST_PARAMETERS:
                 return changes
             largest = max(parameters, key=lambda one: one.numel())
-            more = configurations.reduce(self._config(changes), changes, largest.shape)
+            more = None
+            if self.may_reduce:
+                more = configurations.reduce(self._config(changes), changes, largest.shape)
             if more is None:
                 if total > _TOO_MANY_PARAMETERS:
                     shape = tuple(largest.shape)
@@ -306,14 +351,14 @@ class _Search:
     def relent(self, failure: Failure, changes: configurations.Changes) -> _Built | Failure:
         """Drop single changes, beginning with those that the error names."""
         dropped: set[tuple[tuple[str, ...], str]] = set()
-        while self.attempts < _MOST_ATTEMPTS and time.monotonic() < self.deadline:
+        while self.attempts < _MOST_ATTEMPTS and time.thread_time() < self.deadline:
             options = [
                 (path, name)
                 for path, node in changes.items()
                 for name in node
                 if (path, name) not in dropped
             ]
-            named = _names_in_error(failure.error.__cause__ or failure.error)
+            named = names_in_error(failure.error.__cause__ or failure.error)
             options.sort(key=lambda one: -named.get(one[1], 0))
             better = None
             for path, name in options:
@@ -336,7 +381,9 @@ class _Search:
         """The error for a class that cannot be built, with what to do instead."""
         name, cause = self.cls.__name__, failure.cause
         own = "pass a function that makes its inputs with --inputs module:function"
-        if _STAGES[failure.stage] == "inputs":
+        if isinstance(failure.error, ImportError):
+            reason = f"{name} needs a package that is not installed: {cause}"
+        elif _STAGES[failure.stage] == "inputs":
             reason = f"paritas cannot draw {failure.error} for {name}; {own}"
         elif _STAGES[failure.stage] == "call":
             reason = (
@@ -353,37 +400,51 @@ class _Search:
         return refusal
 
 
+def _is_final(failure: Failure) -> bool:
+    """Whether no other configuration helps: an unknown argument, or a package that is missing."""
+    return isinstance(failure.error, LookupError | ImportError) and (
+        _STAGES[failure.stage] == "inputs" or isinstance(failure.error, ImportError)
+    )
+
+
 class _TooLargeError(Exception):
     def __init__(self, total: int, shape: tuple[int, ...]) -> None:
         super().__init__(f"{total:,} parameters, the largest of shape {shape}")
 
 
-def _find_inputs(model: torch.nn.Module, deadline: float) -> Any:
+def _find_inputs(model: torch.nn.Module, deadline: float, *, least: bool) -> Any:
     """Return the first inputs that the model accepts, or the failure of the first ones drawn."""
-    first: Failure | None = None
+    errors: list[Exception] = []
     drawing = Drawing(model)
+    until = deadline if least else min(deadline, time.thread_time() + _MOST_SECONDS_FOR_INPUTS)
     try:
-        for drawn in itertools.islice(drawing.attempts(), _MOST_LAYOUTS):
-            found = _call_repairing(model, drawing, drawn)
-            if isinstance(found, Inputs):
-                return found
-            first = first or found
-            if time.monotonic() > deadline:
+        for drawn in drawing.attempts(least=least):
+            found = _call_repairing(model, drawing, drawn, errors)
+            if found is not None:
+                return _padded(model, drawing, found)
+            if time.thread_time() > until:
                 break
     except LookupError as error:
         return Failure(2, error)
-    return first or Failure(2, ValueError("any argument"))
+    if not errors:
+        return Failure(2, ValueError("any argument"))
+    return Failure(3, errors[0], tuple(errors[1:]))
 
 
-def _call_repairing(model: torch.nn.Module, drawing: Drawing, kwargs: dict[str, Any]) -> Any:
-    """Return these inputs, perhaps repaired by what the model's error says, or the failure."""
-    first = error = _call(model, kwargs)
+def _call_repairing(
+    model: torch.nn.Module, drawing: Drawing, kwargs: dict[str, Any], errors: list[Exception]
+) -> Inputs | None:
+    """Return these inputs, perhaps repaired by what the model's error says; or note the errors."""
     for _ in range(_MOST_REPAIRS):
-        repaired = None if error is None else _repaired(drawing, kwargs, error)
-        if repaired is None:
-            break
-        kwargs, error = repaired, _call(model, repaired)
-    return Inputs(kwargs=kwargs) if error is None else Failure(3, first or error)
+        error = _call(model, kwargs)
+        if error is None:
+            return Inputs(kwargs=kwargs)
+        errors.append(error)
+        try:
+            kwargs = next(repair_inputs(drawing, kwargs, error))
+        except Exception:  # noqa: BLE001 - no repair is known, or its arguments cannot be drawn
+            return None
+    return None
 
 
 def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
@@ -392,63 +453,49 @@ def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
             found = model(**copy.deepcopy(kwargs))
     except Exception as error:  # noqa: BLE001 - reported if no other inputs work
         return error
-    return None if _has_tensor(found) else ValueError("its output holds no tensor")
+    return (
+        None
+        if next(_tensors(found), None) is not None
+        else ValueError("its output holds no tensor")
+    )
 
 
-def _has_tensor(found: Any) -> bool:
-    if isinstance(found, torch.Tensor):
-        return True
-    if isinstance(found, dict):
-        return any(map(_has_tensor, found.values()))
-    return isinstance(found, list | tuple) and any(map(_has_tensor, found))
+def _padded(model: torch.nn.Module, drawing: Drawing, inputs: Inputs) -> Inputs:
+    """Pad a row and mask it, if the model accepts that and its outputs stay finite."""
+    padded = drawing.pad(inputs.kwargs)
+    if padded is None:
+        return inputs
+    try:
+        with torch.no_grad():
+            found = list(_tensors(model(**copy.deepcopy(padded))))
+    except Exception:  # noqa: BLE001 - it takes no such mask
+        return inputs
+    finite = all(bool(one.isfinite().all()) for one in found)
+    return Inputs(kwargs=padded) if found and finite else inputs
 
 
-_COUNTED = re.compile(
-    r"(\w+) features and \w+ tokens do not match.*?tokens: (\d+).*?features:? (\d+)", re.DOTALL
-)
-
-
-def _repaired(drawing: Drawing, kwargs: dict[str, Any], error: Exception) -> Any:
-    """Add what the error says is missing; None if the error does not help."""
-    found = _COUNTED.search(str(error))
-    if found is not None and "input_ids" in kwargs:
-        return _with_counts(drawing, kwargs, found[1].lower(), int(found[3]))
-    named = _names_in_error(error, before=6)
-    missing = [n for n, p in drawing.takes.items() if n not in kwargs and p.default is None]
-    for name in sorted((n for n in missing if n in named), key=lambda n: -named[n]):
-        if name in {"labels", "past_key_values", "inputs_embeds", "decoder_inputs_embeds"}:
-            continue
-        drawing.drawn = kwargs
-        with contextlib.suppress(Exception):  # it cannot be drawn
-            if (value := drawing.draw(name)) is not None:
-                return {**kwargs, name: value}
+def _backward_error(model: torch.nn.Module, inputs: Inputs) -> Exception | None:
+    model = copy.deepcopy(model).eval()
+    try:
+        found = [
+            one for one in _tensors(model(**copy.deepcopy(inputs.kwargs))) if one.requires_grad
+        ]
+        if found:
+            torch.autograd.backward(found, [torch.ones_like(one) for one in found])
+    except Exception as error:  # noqa: BLE001 - the caller tries another configuration
+        return error
     return None
 
 
-def _with_counts(drawing: Drawing, kwargs: dict[str, Any], kind: str, features: int) -> Any:
-    """Use as many placeholders as the model has features."""
-    batch = kwargs["input_ids"].shape[0]
-    if kind not in {"image", "video", "audio"} or features % batch:
-        return None
-    if drawing.counts.get(kind) == features // batch:
-        return None
-    return drawing.recount(kwargs, kind, features // batch)
-
-
-def _names_in_error(error: BaseException, before: int = 0) -> dict[str, int]:
-    """Names in an error or in the lines that raised it, with weights: the nearest counts most."""
-    words: dict[str, int] = {}
-    frames = traceback.extract_tb(error.__traceback__)
-    for weight, frame in enumerate(frames, 1):
-        if frame.filename == __file__ or "site-packages/torch/" in frame.filename:
-            continue
-        last = frame.lineno or 0
-        lines = [linecache.getline(frame.filename, n) for n in range(last - before, last)]
-        for word in re.findall(r"\w+", "".join([*lines, frame.line or ""])):
-            words[word] = max(words.get(word, 0), weight)
-    for word in re.findall(r"\w+", str(error)):
-        words[word] = 1000
-    return words
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, dict):
+        for one in found.values():
+            yield from _tensors(one)
+    elif isinstance(found, list | tuple):
+        for one in found:
+            yield from _tensors(one)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ class Program(NoEvidence):
         unit=UNIT_F32,
         lift_unit=UNIT_F64,
         jumps=None,
+        pairs=None,
         is_gradient=False,
         decisions=(),
     ):
@@ -41,7 +42,7 @@ class Program(NoEvidence):
         self.unit = unit
         self.lift_unit = lift_unit
         self.is_gradient = is_gradient
-        self._jumps = jumps
+        self._jumps, self._pairs = jumps, pairs
         self._decisions = dict(decisions)
         self.asked = []
 
@@ -60,7 +61,7 @@ class Program(NoEvidence):
 
     def jumps(self, unit, pairs):
         self.asked.append("jumps")
-        return None if self._jumps is None else Jumps(self._jumps, self._jumps > 0)
+        return None if self._jumps is None else Jumps(self._jumps, self._jumps > 0, self._pairs)
 
     def open_decisions(self):
         return self._decisions
@@ -385,6 +386,44 @@ def test_what_no_open_decision_moves_is_judged_as_strictly_as_ever():
     candidate[4, 0] += 1e-4
     program = Program(TRUTH, TRUTH, spread=SPREAD, jumps=jumps, is_gradient=True)
     assert judge_floats(rounded(TRUTH), candidate, program).status is Status.DEGRADED
+
+
+def pairs_of(patterns, noise=1e-7):
+    """Six pairs of runs in which decisions move a value by `patterns`, each flipping in some."""
+    turns = torch.Generator().manual_seed(3)
+    pairs = []
+    for number in range(6):
+        smooth = noise * like(TRUTH, seed=50 + number)
+        flips = torch.randint(0, 2, (2, len(patterns)), generator=turns)
+        runs = [sum((f * p for f, p in zip(row, patterns, strict=True)), smooth) for row in flips]
+        runs[1] = runs[1] - 2 * smooth
+        pairs.append(torch.stack([run.reshape(-1) for run in runs]))
+    return torch.stack(pairs)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_pattern_of_decisions_passes_and_another_error_of_their_size_fails(count):
+    patterns = [1e-2 * like(TRUTH, seed=80 + number) for number in range(count)]
+    program = Program(
+        TRUTH, TRUTH, spread=SPREAD, jumps=torch.full_like(TRUTH, 2e-2), is_gradient=True,
+        pairs=pairs_of(patterns),
+    )  # fmt: skip
+    flipped = rounded(TRUTH + sum(patterns))
+    assert judge_floats(rounded(TRUTH), flipped, program).status is Status.EQUIVALENT
+    other = rounded(TRUTH + 1e-3 * like(TRUTH, seed=99))
+    judgement = judge_floats(rounded(TRUTH), other, program)
+    assert judgement.status is Status.DEGRADED
+    assert "decisions within rounding move it, but not like this" in judgement.reason
+
+
+def test_more_decisions_than_runs_can_tell_apart_excuse_any_error_of_their_size():
+    patterns = [1e-2 * like(TRUTH, seed=80 + number) for number in range(40)]
+    program = Program(
+        TRUTH, TRUTH, spread=SPREAD, jumps=torch.full_like(TRUTH, 2e-2), is_gradient=True,
+        pairs=pairs_of(patterns),
+    )  # fmt: skip
+    other = rounded(TRUTH + 1e-2 * like(TRUTH, seed=99))
+    assert judge_floats(rounded(TRUTH), other, program).status is Status.EQUIVALENT
 
 
 def test_noise_as_large_as_the_value_is_unstable_only_if_decisions_make_it():

@@ -49,6 +49,11 @@ class StagesConfig:
         self.num_channels, self.image_size = 3, 64
 
 
+class FixedConfig(StagesConfig):
+    def __init__(self, hidden_sizes=(384, 768, 1536), num_heads=(1, 2, 4), depths=(1, 1, 1)):
+        super().__init__(hidden_sizes, num_heads, depths)
+
+
 class PairConfig:
     model_type = "pair"
 
@@ -127,6 +132,134 @@ class CountingModel(PairModel):
         return self.text(input_ids)
 
 
+class MasklessModel(TextModel):
+    def forward(self, input_ids=None, attention_mask=None):
+        found = self.table(input_ids)
+        return found if attention_mask is None else found / attention_mask[..., None]
+
+
+class DocumentedConfig(TextConfig):
+    model_type = "documented"
+
+    def __init__(self, state_dim=17, **settings):
+        super().__init__(**settings)
+        self.state_dim = state_dim
+
+
+class DocumentedModel(nn.Module):
+    config_class = DocumentedConfig
+    main_input_name = "states"
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.layer = nn.Linear(config.state_dim, config.hidden_size)
+
+    def forward(self, states, steps, chosen):
+        """Compute.
+
+        Args:
+            states (`torch.FloatTensor` of shape `(batch_size, episode_length, state_dim)`):
+                States.
+            steps (`torch.LongTensor` of shape `(batch_size, episode_length)`):
+                Steps.
+            chosen (`torch.BoolTensor`, of shape `(batch_size, 1)`):
+                Which rows.
+        """
+        return self.layer(states) * chosen[..., None] + steps[..., None]
+
+
+class WideModel(DocumentedModel):
+    """Its width is not in its signature: the error of the matrix product names it."""
+
+    main_input_name = "hidden_states"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = nn.Linear(37, 4)
+
+    def forward(self, hidden_states):
+        return self.layer(hidden_states)
+
+
+class LongModel(DocumentedModel):
+    main_input_name = "input_values"
+
+    def forward(self, input_values):
+        if input_values.shape[-1] % 1920:
+            raise ValueError(f"the length {input_values.shape[-1]} is not a multiple of 1920")
+        return input_values
+
+
+class ClashingModel(TextModel):
+    def forward(self, input_ids=None, inputs_embeds=None):
+        if input_ids is not None:
+            raise ValueError("`input_ids` is expected to be `None`")
+        return inputs_embeds
+
+
+class EmbeddedModel(TextModel):
+    """It needs an argument that only its error names."""
+
+    def forward(self, input_ids=None, position_ids=None):
+        if position_ids is None:
+            raise ValueError("`position_ids` must not be None")
+        return self.table(input_ids) + position_ids[..., None]
+
+
+class QuietModel(TextModel):
+    """Only the lines around its error name what is missing."""
+
+    def forward(self, input_ids=None, position_ids=None):
+        if position_ids is None:
+            raise ValueError("something is missing")
+        return self.table(input_ids) + position_ids[..., None]
+
+
+class PartSpec:
+    model_type, init_kwargs = "stages", {}
+
+    def get_config_class(self, model_type):
+        assert model_type == "stages"
+        return StagesConfig
+
+
+class OptionalConfig:
+    model_type = "optional"
+    sub_configs_defaults = {"vision_config": PartSpec()}  # noqa: RUF012 - as in transformers
+
+    def __init__(self, text_config=None, vision_config=None, image_token_id=49998):
+        self.text_config = text_config or TextConfig()
+        self.vision_config = vision_config
+        self.image_token_id = image_token_id
+
+
+class OptionalModel(PairModel):
+    config_class = OptionalConfig
+
+
+class RecurrentModel(TextModel):
+    """Its cache is written in place, which autograd does not allow."""
+
+    def forward(self, input_ids=None):
+        state = self.table(input_ids).sigmoid()
+        found = (state * state).sum(1)
+        if self.config.use_cache:
+            state.mul_(2)
+        return found
+
+
+class FixedModel(StagesModel):
+    config_class = FixedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.last = nn.Linear(1536, 3)
+
+    def forward(self, pixel_values):
+        return self.last(super().forward(pixel_values).mean((2, 3)))
+
+
 class OddModel(TextModel):
     main_input_name = "graph_edges"
 
@@ -150,6 +283,16 @@ def library(monkeypatch):
         StagesModel,
         PairModel,
         CountingModel,
+        MasklessModel,
+        DocumentedModel,
+        WideModel,
+        LongModel,
+        ClashingModel,
+        EmbeddedModel,
+        QuietModel,
+        OptionalModel,
+        RecurrentModel,
+        FixedModel,
         OddModel,
         PickyModel,
     ):
@@ -180,7 +323,52 @@ def test_a_class_is_built_small_with_inputs_that_it_takes(spec):
 
 def test_words_are_drawn_without_ids_that_mean_something_else():
     _, inputs = build_model("hf:TextModel")
-    assert not {254, 255} & set(inputs.kwargs["input_ids"].flatten().tolist())
+    words = inputs.kwargs["input_ids"][inputs.kwargs["attention_mask"] == 1]
+    assert not {254, 255} & set(words.tolist())
+
+
+def test_one_row_is_padded_and_its_mask_says_so():
+    model, inputs = build_model("hf:TextModel")
+    ids, mask = inputs.kwargs["input_ids"], inputs.kwargs["attention_mask"]
+    assert mask.sum(dim=1).tolist() == [16, 13]
+    assert (ids[-1, -3:] == model.config.pad_token_id).all()
+
+
+def test_a_mask_that_the_model_does_not_stand_is_left_out():
+    _, inputs = build_model("hf:MasklessModel")
+    assert list(inputs.kwargs) == ["input_ids"]
+
+
+def test_an_argument_is_drawn_in_its_documented_shape():
+    model, inputs = build_model("hf:DocumentedModel")
+    assert inputs.kwargs["states"].shape == (2, 16, 17)
+    assert inputs.kwargs["steps"].dtype == torch.long
+    assert inputs.kwargs["chosen"].dtype == torch.bool
+    assert model(**inputs.kwargs).shape[:2] == (2, 16)
+
+
+@pytest.mark.parametrize(
+    "name", ["WideModel", "LongModel", "ClashingModel", "EmbeddedModel", "QuietModel"]
+)
+def test_what_the_error_asks_for_is_given(name):
+    model, inputs = build_model(f"hf:{name}")
+    assert torch.isfinite(model(**inputs.kwargs)).all()
+
+
+def test_parts_that_are_optional_are_filled():
+    model, inputs = build_model("hf:OptionalModel")
+    assert model.config.vision_config is not None
+    assert "pixel_values" in inputs.kwargs
+
+
+def test_a_cache_that_stops_gradients_is_turned_off():
+    model, _ = build_model("hf:RecurrentModel")
+    assert model.config.use_cache is False
+
+
+def test_where_narrow_widths_do_not_fit_they_stay():
+    model, _ = build_model("hf:FixedModel")
+    assert model.config.hidden_sizes == (384, 768, 1536)
 
 
 def test_one_layer_of_each_kind_stays():

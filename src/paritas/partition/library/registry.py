@@ -318,6 +318,18 @@ def known() -> list[str]:
     return sorted({*_RULES, *_REGISTERED})
 
 
+def parameters_of(name: str) -> str | None:
+    """The parameters of an operator of the library, as `bind` reads them."""
+    entry = _RULES.get(name)
+    return None if entry is None else entry.parameters
+
+
+def rule_of(name: str) -> Rule | None:
+    """The library's rule of an operator."""
+    entry = _RULES.get(name)
+    return None if entry is None else entry.rule
+
+
 def is_registered(operator: str | Callable[..., Any]) -> bool:
     """Whether a user registered an annotation for an operator."""
     return name_of(operator) in _REGISTERED

@@ -1,0 +1,165 @@
+"""`paritas invariants`: do the ways of running one model that must agree, agree?"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paritas.cli.options import (
+    BuildOptions,
+    OutputFormat,
+    device_option,
+    dtype_option,
+    emit,
+    format_options,
+    inputs_option,
+    json_option,
+    progress,
+    strict_option,
+    subject_file,
+    train_option,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from paritas.results.invariants import InvariantsReport
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InvariantsOptions(BuildOptions):
+    """The options of the command, by their names."""
+
+    only: tuple[str, ...]
+    candidate: str | None
+    strict: bool
+    backend: str = "inductor"
+    mode: str | None = None
+    dynamic: bool | None = None
+    fullgraph: bool = False
+
+
+def _list_relations(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
+    if not value or ctx.resilient_parsing:
+        return
+    from paritas.relations.catalogue import all_relations
+
+    for one in all_relations().values():
+        asked = " (only with --only)" if one.on_request else ""
+        click.echo(f"{one.name:20} {one.family.value:9} {one.about}{asked}")
+    ctx.exit()
+
+
+@click.command(short_help="Check that the ways of running one model agree with each other.")
+@click.argument("target", metavar="TARGET")
+@inputs_option
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="RELATION",
+    help="Check only this relation, or serving, training or own; may be repeated.",
+)
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_relations,
+    help="List the relations and exit.",
+)
+@click.option(
+    "--candidate",
+    metavar="NAME|MODULE:FUNCTION",
+    help="Run the other ways by this candidate: compile for torch.compile, a name as for paritas "
+    "verify, or a function that takes a copy of the model and returns the candidate.",
+)
+@dtype_option
+@device_option
+@train_option
+@strict_option
+@click.option(
+    "--html",
+    "html_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the report as an HTML page to this file.",
+)
+@json_option("Write every relation with its findings to this file.")
+@format_options
+@click.pass_context
+def invariants(
+    ctx: click.Context,
+    /,
+    target: str,
+    html_path: Path | None,
+    json_path: Path | None,
+    form: OutputFormat,
+    **given: Any,
+) -> None:
+    """Check that the ways of running one model agree with each other.
+
+    TARGET is package.module:factory as for paritas verify, or a model by name, such as
+    hf:LlamaForCausalLM. Every relation that applies is tried: decoding with a cache against one
+    plain call, a padded batch against single rows, accumulated gradients against one batch. A
+    relation that the model does not promise has a row with the reason, and is not a failure.
+
+    Exit codes: 0 all hold, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
+    """
+    options = InvariantsOptions(**given)
+    if html_path is not None:
+        from paritas.reports.files import check_writable
+
+        check_writable(html_path)
+    report = _run(target, options)
+    from paritas.reports.invariants import (
+        invariants_account,
+        invariants_page,
+        invariants_report,
+    )
+
+    write_json(json_path, report.to_json)
+    if html_path is not None:
+        from paritas.reports.files import write_whole
+
+        name = "" if json_path is None else json_path.name
+        write_whole(html_path, invariants_page(report, name).encode())
+    file = subject_file(target)
+    emit(
+        form,
+        lambda: invariants_account(report, subject=target, file=file),
+        invariants_report(report),
+    )
+    ctx.exit(report.exit_code)
+
+
+def _run(target: str, options: InvariantsOptions) -> InvariantsReport:
+    from paritas.candidates.loading import check_forms
+    from paritas.candidates.names import is_named
+
+    compiles = options.candidate == "compile"
+    named = {"TARGET": target, "--inputs": options.inputs}
+    if options.candidate is not None and not compiles and not is_named(options.candidate):
+        named["--candidate"] = options.candidate
+    check_forms(named)
+    with progress() as tell:
+        tell("importing torch")
+        from paritas.candidates.building import build_candidate, build_reference
+        from paritas.relations import checking
+
+        tell(f"building {target}")
+        model, inputs = build_reference(target, options)
+        candidate = None
+        if options.candidate is not None:
+            asked = dataclasses.replace(options, candidate=None if compiles else options.candidate)
+            candidate = build_candidate(model, inputs, asked)
+        return checking.invariants(
+            model,
+            inputs,
+            only=options.only or None,
+            candidate=candidate,
+            strict=options.strict,
+            target=target,
+            on_progress=tell,
+        )

@@ -1,0 +1,155 @@
+"""`paritas kernel`: does a hand-written or generated kernel compute what its reference computes?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paritas.cli.options import (
+    OutputFormat,
+    emit,
+    format_options,
+    inputs_option,
+    json_option,
+    progress,
+    strict_option,
+    subject_file,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paritas.results.kernels import KernelReport
+
+_PROMISES = ("shapes", "layouts", "dtypes", "weights", "aliases")
+
+
+def _promise_options(command: Any) -> Any:
+    for name in reversed(_PROMISES):
+        command = click.option(
+            f"--fixed-{name}",
+            is_flag=True,
+            help=f"The task promises that {name} do not change: report such cases as limits.",
+        )(command)
+    return click.option(
+        "--finite",
+        is_flag=True,
+        help="The task promises that no input is NaN or infinite: report such cases as limits.",
+    )(command)
+
+
+@click.command(short_help="Judge a kernel that may cheat against its reference, on many cases.")
+@click.argument("reference", metavar="REFERENCE")
+@click.argument("candidate", metavar="CANDIDATE")
+@inputs_option
+@click.option(
+    "--cases", type=click.IntRange(1), default=40, show_default=True, help="The number of cases."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="After this time, no further case is begun.",
+)
+@click.option(
+    "--call-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Time limit of one call of the candidate.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, metavar="DEVICE", help="Where they run."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the cases.")
+@_promise_options
+@click.option(
+    "--forbid",
+    metavar="OPERATORS",
+    help="Operators that the candidate must not call, separated by commas: torch.matmul.",
+)
+@click.option("--gradients", is_flag=True, help="Compare gradients of inputs and parameters too.")
+@click.option("--rate-task", is_flag=True, help="Plant faults in the reference: what is it worth?")
+@click.option(
+    "--time",
+    "timing",
+    type=click.Choice(["warm", "cold"]),
+    help="After the verdict, time both sides in turn, with warm or cold caches.",
+)
+@click.option(
+    "--script",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write a script that shows the smallest failing case to this file.",
+)
+@strict_option
+@json_option("Write every case with its findings to this file.", or_stdout=True)
+@format_options
+@click.pass_context
+def kernel(
+    ctx: click.Context,
+    /,
+    reference: str,
+    candidate: str,
+    json_path: Path | None,
+    form: OutputFormat,
+    **given: Any,
+) -> None:
+    """Judge a kernel that may cheat against its reference, on many cases.
+
+    REFERENCE and CANDIDATE are file.py (with a class Model and ModelNew, as in KernelBench),
+    file.py:name, package.module:name or, for the reference, an operator such as aten.softmax.int.
+    The inputs come from get_inputs() beside the reference, from --inputs, or from torch's samples.
+
+    The candidate runs in a process of its own, which never holds the reference's outputs.
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified: for
+    example if the task accepts zeros.
+    """
+    report = _judge(reference, candidate, given)
+    from paritas.cli.options import STDOUT
+    from paritas.reports.kernels import kernel_account, kernel_report
+
+    write_json(json_path, report.to_json)
+    if json_path != STDOUT:
+        file = subject_file(candidate)
+        emit(
+            form,
+            lambda: kernel_account(report, subject=candidate, file=file),
+            kernel_report(report),
+        )
+    ctx.exit(report.exit_code)
+
+
+def _judge(reference: str, candidate: str, given: dict[str, Any]) -> KernelReport:
+    from pathlib import Path
+
+    from paritas.kernels.forking import shared_nursery
+
+    # It imports torch at the same time as this process.
+    shared_nursery()
+    with progress() as tell:
+        tell("importing torch")
+        from paritas.kernels.judge import KernelJudge
+        from paritas.kernels.options import KernelOptions
+
+        fixed = {name for name in _PROMISES if given[f"fixed_{name}"]}
+        options = KernelOptions(
+            cases=given["cases"],
+            seconds=given["seconds"],
+            call_seconds=given["call_seconds"],
+            seed=given["seed"],
+            device=given["device"],
+            fixed=frozenset(fixed | ({"finite"} if given["finite"] else set())),
+            forbid=tuple(filter(None, (given["forbid"] or "").split(","))),
+            gradients=given["gradients"],
+            strict=given["strict"],
+            rate_task=given["rate_task"],
+            timing=given["timing"] or "",
+            script=None if given["script"] is None else Path(given["script"]),
+        )
+        with KernelJudge(reference, options, inputs=given["inputs"], on_progress=tell) as judge:
+            return judge.judge(candidate)

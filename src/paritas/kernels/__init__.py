@@ -1,0 +1,1 @@
+"""The kernel judge: does a kernel that may cheat compute what its reference computes?"""

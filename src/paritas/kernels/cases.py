@@ -1,0 +1,622 @@
+"""Make the cases on which a kernel is judged, from the inputs that the task gives.
+
+What the reference itself refuses is not asked of the candidate; the judge filters that. Properties
+of the given inputs that a kernel may rely on are kept in all of them: triangular and symmetric
+matrices, rows that sum to one, labels from a few values, sorted integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.execution.observation import input_tensors
+from paritas.execution.saved_state import Copier
+from paritas.execution.subjects import Inputs
+from paritas.numerics.bits import dtype_name
+from paritas.numerics.contents import map_leaves
+from paritas.results.kernels import CaseFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Generator, Tensor
+
+# Sizes around tiles and vectors, odd, prime and degenerate ones; the nearest to the given size of
+# each kind comes first.
+_TILES = (4, 8, 16, 32, 64, 128, 256)
+_PRIMES = (3, 7, 13, 31, 61, 127, 251, 509, 1021)
+# Made inputs have at most this many times the elements of the given ones, or this many elements.
+_MOST_GROWTH, _MOST_ELEMENTS = 2, 1 << 16
+_FEW_VALUES, _ENOUGH_ELEMENTS = 4, 12
+_SUM_ERROR = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCase:
+    """One call of both sides.
+
+    Attributes:
+        name: what is special about it, in words.
+        family: why it was made.
+        inputs: the arguments.
+        weights: unless 0, the seed of other parameters and buffers, set after construction.
+        construction: which construction of the two modules it uses: each has its own seed.
+        train: training or evaluation mode; None for that of the construction.
+        dtype: the dtype to convert modules to; empty for their own.
+        reuse: call the candidate with the tensors of the call before, with other contents.
+        is_given: the inputs are exactly the given ones.
+    """
+
+    name: str
+    family: CaseFamily
+    inputs: Inputs
+    weights: int = 0
+    construction: int = 0
+    train: bool | None = None
+    dtype: str = ""
+    reuse: bool = False
+    is_given: bool = False
+
+    @property
+    def shapes(self) -> str:
+        """The shapes and dtypes of its inputs, for people."""
+        return ", ".join(
+            f"{dtype_name(one.dtype)}{list(one.shape)}" for _, one in input_tensors(self.inputs)
+        )
+
+
+# --- What the given inputs are like ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Character:
+    """What a kernel may rely on in one input.
+
+    Attributes:
+        kind: `free` floats, floats with `labels`, `integers`, `booleans`, `other`.
+        keep: restores a property of the given input; None if there is none.
+    """
+
+    kind: str
+    keep: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether any float may stand there."""
+        return self.kind == "free" and self.keep is None
+
+
+def character_of(tensor: Tensor) -> Character:
+    """What one of the given inputs is like."""
+    if tensor.dtype is torch.bool:
+        return Character("booleans")
+    if not tensor.is_floating_point():
+        is_integer = not tensor.is_complex() and tensor.numel() > 0
+        return Character("integers" if is_integer else "other", _sorting(tensor))
+    if tensor.numel() >= _ENOUGH_ELEMENTS:
+        if len(tensor.unique()) <= _FEW_VALUES:
+            return Character("labels")
+        structure = _structure(tensor)
+        if structure is not None:
+            return Character("free", structure)
+    return Character("free")
+
+
+def _sorting(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
+    is_row = not tensor.is_complex() and tensor.dim() == 1 and tensor.numel() > 2  # noqa: PLR2004
+    if is_row and bool((tensor[1:] >= tensor[:-1]).all()) and bool((tensor[1:] > tensor[0]).any()):
+        return lambda new: new.sort().values
+    return None
+
+
+def _structure(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
+    if tensor.dim() >= 2:  # noqa: PLR2004
+        rows, columns = tensor.shape[-2:]
+        if rows > 1 and columns > 1:
+            for keep in (torch.triu, torch.tril):
+                if torch.equal(keep(tensor), tensor):
+                    return keep
+        if rows == columns > 1 and torch.equal(tensor, tensor.mT):
+            return lambda new: (new + new.mT) / 2 if new.shape[-1] == new.shape[-2] else new
+    sums = tensor.double().sum(-1)
+    is_share = bool((tensor >= 0).all()) and bool(((sums - 1).abs() < _SUM_ERROR).all())
+    if tensor.shape[-1:] and tensor.shape[-1] > 1 and is_share:
+        return lambda new: new.abs() / new.abs().sum(-1, keepdim=True).clamp(min=1e-6)
+    return None
+
+
+# --- Drawing --------------------------------------------------------------------------------------
+
+
+def drawn_like(given: Tensor, shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Other values of the same range and kind; floats lie between two of the given ones."""
+    pool = given.detach().reshape(-1).cpu()
+    count = math.prod(shape)
+    if pool.numel() == 0:
+        drawn = torch.zeros(shape, dtype=given.dtype)
+        if given.is_floating_point():
+            drawn = torch.randn(shape, generator=generator).to(given.dtype)
+        return drawn.to(given.device)
+    character = character_of(given)
+    first = pool[torch.randint(pool.numel(), (count,), generator=generator)]
+    if character.kind == "free":
+        second = pool[torch.randint(pool.numel(), (count,), generator=generator)]
+        share = torch.rand(count, generator=generator, dtype=torch.float64)
+        wide = first.double() + share * (second.double() - first.double())
+        if pool.numel() == 1:
+            wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
+        first = wide.to(given.dtype)
+    drawn = first.reshape(shape).to(given.device)
+    return drawn if character.keep is None else character.keep(drawn).to(given.dtype)
+
+
+class CaseMaker:
+    """Makes cases from the inputs of a task.
+
+    Attributes:
+        given: the given inputs.
+        again: makes the given inputs under another seed; None if there is one set only.
+        is_module: the sides are modules with parameters or modes.
+    """
+
+    def __init__(
+        self,
+        given: Inputs,
+        again: Callable[[int], Inputs] | None,
+        *,
+        has_weights: bool,
+        has_modes: bool,
+        seed: int,
+        label: str = "",
+        accepts: Callable[[KernelCase], bool] = lambda _: True,
+    ) -> None:
+        """Make cases from one set of inputs.
+
+        Args:
+            label: put before the names of cases, if there are several sets of inputs.
+            accepts: whether the reference accepts a case.
+        """
+        self.accepts = accepts
+        self.given, self.again = given, again
+        self.label = label
+        self.has_weights, self.has_modes = has_weights, has_modes
+        self.seed = seed
+        self._generator = torch.Generator().manual_seed(seed + 1)
+        self._tensors = dict(input_tensors(given))
+        self._characters = {path: character_of(t) for path, t in self._tensors.items()}
+
+    def all_families(self) -> dict[CaseFamily, Iterator[KernelCase]]:
+        """The cases of each family, the most telling first."""
+        families = {
+            CaseFamily.GIVEN: self._given(),
+            CaseFamily.MEMORY: self._memory(),
+            CaseFamily.SIZES: self._sizes(),
+            CaseFamily.VALUES: self._values(),
+            CaseFamily.LAYOUTS: self._layouts(),
+            CaseFamily.WEIGHTS: self._weights(),
+            CaseFamily.DTYPES: self._dtypes(),
+            CaseFamily.MODES: self._modes(),
+            CaseFamily.NONFINITE: self._nonfinite(),
+            CaseFamily.ALIASES: self._aliases(),
+        }
+        return {family: self._labelled(cases) for family, cases in families.items()}
+
+    def _labelled(self, cases: Iterator[KernelCase]) -> Iterator[KernelCase]:
+        for case in cases:
+            yield dataclasses.replace(case, name=f"{self.label}{case.name}")
+
+    # --- Changing inputs --------------------------------------------------------------------------
+
+    def changed(self, change: Callable[[str, Tensor], Tensor | None]) -> Inputs | None:
+        """The given inputs with some tensors replaced; None if nothing changed."""
+        copies = Copier()
+        new: dict[int, Tensor] = {}
+        for path, tensor in self._tensors.items():
+            made = change(path, tensor)
+            if made is not None:
+                new[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+        if not new:
+            return None
+
+        def replace(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return new[id(leaf)] if id(leaf) in new else copies.copy_tensor(leaf)
+
+        args = map_leaves(list(self.given.args), replace)
+        return Inputs(tuple(args), map_leaves(dict(self.given.kwargs), replace))
+
+    def other(self, seed: int) -> Inputs | None:
+        """The given inputs under another seed."""
+        if self.again is not None:
+            return self.again(seed)
+        self._generator.manual_seed(self.seed + 7919 * seed)
+        return self.changed(
+            lambda _, t: drawn_like(t, tuple(t.shape), self._generator) if t.numel() else None
+        )
+
+    def _free(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
+        """Change every input that may be any float."""
+        return self.changed(
+            lambda path, t: change(t) if self._characters[path].is_free and t.numel() else None
+        )
+
+    # --- The families -----------------------------------------------------------------------------
+
+    def _given(self) -> Iterator[KernelCase]:
+        yield KernelCase("as given", CaseFamily.GIVEN, self.given, is_given=True)
+        for number in (1, 2):
+            other = self.other(number)
+            if other is not None:
+                yield KernelCase(f"other values, seed {number}", CaseFamily.GIVEN, other)
+
+    def _memory(self) -> Iterator[KernelCase]:
+        """Each is called right after a case with the same shapes; see `in_calling_order`."""
+        for number in (11, 12):
+            other = self.other(number)
+            if other is not None:
+                name = "other values in the same memory"
+                yield KernelCase(name, CaseFamily.MEMORY, other, reuse=True)
+        yield KernelCase("as given, at the end", CaseFamily.MEMORY, self.given)
+
+    def _values(self) -> Iterator[KernelCase]:
+        def case(name: str, inputs: Inputs | None) -> Iterator[KernelCase]:
+            if inputs is not None:
+                yield KernelCase(name, CaseFamily.VALUES, inputs)
+
+        generator = self._generator
+
+        def shuffled(t: Tensor, values: Tensor) -> Tensor:
+            order = torch.randperm(t.numel(), generator=generator)
+            return values[order].reshape(t.shape).to(t.device, t.dtype)
+
+        def one_hot(t: Tensor) -> Tensor:
+            flat = torch.zeros(t.numel(), dtype=t.dtype, device=t.device)
+            flat[t.numel() // 2] = 1
+            return flat.reshape(t.shape)
+
+        yield from case("both signs, normal", self._free(lambda t: _normal(t, generator)))
+        yield from case("large values", self._free(lambda t: _normal(t, generator) * 512))
+        # Sums of this number are exact: what remains of it is not rounding.
+        yield from case("all equal", self._free(lambda t: torch.full_like(t, 0.75)))
+        yield from case(
+            "far from zero, close together",
+            self._free(lambda t: _normal(t, generator) / 64 + 40),
+        )
+        yield from case("tiny values", self._free(lambda t: _normal(t, generator) * 2.0**-20))
+        yield from case("zeros", self._free(torch.zeros_like))
+        yield from case("negative", self._free(lambda t: -_normal(t, generator).abs()))
+        yield from case("one-hot", self._free(one_hot))
+        yield from case(
+            "one large value", self._free(lambda t: _normal(t, generator) + 30 * one_hot(t))
+        )
+        for last in self._possible_indices():
+            yield from case(
+                "indices at their ends", self._integers(functools.partial(_ends, last=last))
+            )
+        yield from case("repeated indices", self._integers(lambda t: t.reshape(-1)[0].expand_as(t)))
+        yield from case("all masked", self._booleans(value=True))
+        yield from case("nothing masked", self._booleans(value=False))
+        yield from case("negative zeros", self._free(lambda t: -torch.zeros_like(t)))
+        yield from case(
+            "sorted",
+            self._free(lambda t: _normal(t, generator).reshape(-1).sort().values.reshape(t.shape)),
+        )
+        yield from case(
+            "repeated values",
+            self._free(lambda t: shuffled(t, (torch.arange(t.numel()) % 3 - 1).double())),
+        )
+        yield from case("denormal values", self._free(lambda t: _denormal(t, generator)))
+
+    def _possible_indices(self) -> list[int]:
+        """The largest index of a dimension of another input: those out of range are refused.
+
+        On other devices than the CPU, an index out of range ends the process: none is tried there.
+        """
+        integers = [
+            t for path, t in self._tensors.items() if self._characters[path].kind == "integers"
+        ]
+        if not integers:
+            return []
+        largest = max(int(t.max()) for t in integers)
+        others = [t for path, t in self._tensors.items() if t.is_floating_point()]
+        if any(t.device.type != "cpu" for t in integers):
+            return [largest]
+        sizes = {size - 1 for t in others for size in t.shape if size - 1 > largest}
+        return [*sorted(sizes, reverse=True), largest]
+
+    def _integers(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
+        return self.changed(
+            lambda path, t: (
+                change(t).contiguous().clone()
+                if self._characters[path].kind == "integers" and self._characters[path].keep is None
+                else None
+            )
+        )
+
+    def _booleans(self, *, value: bool) -> Inputs | None:
+        return self.changed(
+            lambda path, t: (
+                torch.full_like(t, value) if self._characters[path].kind == "booleans" else None
+            )
+        )
+
+    def _nonfinite(self) -> Iterator[KernelCase]:
+        for name, value in (("NaN", math.nan), ("Inf", math.inf), ("-Inf", -math.inf)):
+
+            def placed(t: Tensor, value: float = value) -> Tensor:
+                new = t.clone(memory_format=torch.contiguous_format)
+                new.view(-1)[t.numel() // 3] = value
+                return new
+
+            inputs = self._free(placed)
+            if inputs is not None:
+                yield KernelCase(f"{name} in one place", CaseFamily.NONFINITE, inputs)
+
+    def _sizes(self) -> Iterator[KernelCase]:
+        """One group of equal dimensions at a time gets another size."""
+        makers = [self._resized(group) for group in self._accepted_groups()]
+        for cases in itertools.zip_longest(*makers):
+            yield from (case for case in cases if case is not None)
+
+    def _accepted_groups(self) -> list[tuple[str, int, frozenset[tuple[str, int]]]]:
+        """The largest groups of dimensions that the reference accepts with other sizes.
+
+        Parts of them are left out. Dimensions of one size may have to stay equal, and torch does
+        not always say so: attention reads past the end of a value that is shorter than the key.
+        """
+        chosen: list[tuple[str, int, frozenset[tuple[str, int]]]] = []
+        groups = dimension_groups(self._tensors)
+        for group in sorted(groups, key=lambda one: -len(one[2])):
+            if any(group[2] < larger[2] for larger in chosen):
+                continue
+            if any(map(self.accepts, itertools.islice(self._resized(group), 3))):
+                chosen.append(group)
+        return [group for group in groups if group in chosen]
+
+    def _resized(self, group: tuple[str, int, frozenset[tuple[str, int]]]) -> Iterator[KernelCase]:
+        name, size, places = group
+        for new in other_sizes(size):
+            shapes = {
+                path: tuple(
+                    new if (path, dim) in places else old for dim, old in enumerate(t.shape)
+                )
+                for path, t in self._tensors.items()
+            }
+            total = sum(math.prod(shape) for shape in shapes.values())
+            now = sum(t.numel() for t in self._tensors.values())
+            if total > max(_MOST_GROWTH * now, _MOST_ELEMENTS):
+                continue
+            inputs = self.changed(
+                lambda path, t, shapes=shapes: (  # type: ignore[misc]
+                    drawn_like(t, shapes[path], self._generator)
+                    if shapes[path] != tuple(t.shape)
+                    else None
+                )
+            )
+            if inputs is not None:
+                yield KernelCase(f"size {new} for {name} ({size})", CaseFamily.SIZES, inputs)
+
+    def _layouts(self) -> Iterator[KernelCase]:
+        for name, change in _LAYOUTS.items():
+            inputs = self.changed(
+                lambda path, t, change=change: (  # type: ignore[misc]
+                    change(t)
+                    if t.numel() > 1
+                    and (change is not _expanded or self._characters[path].keep is None)
+                    else None
+                )
+            )
+            if inputs is not None:
+                yield KernelCase(f"{name} inputs", CaseFamily.LAYOUTS, inputs)
+
+    def _dtypes(self) -> Iterator[KernelCase]:
+        own = {t.dtype for t in self._tensors.values() if t.is_floating_point()}
+        for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
+            if own == {dtype} or not own:
+                continue
+            inputs = self.changed(
+                lambda _, t, dtype=dtype: (  # type: ignore[misc]
+                    t.detach().to(dtype) if t.is_floating_point() else None
+                )
+            )
+            name = dtype_name(dtype)
+            if inputs is not None:
+                yield KernelCase(f"{name} inputs", CaseFamily.DTYPES, inputs, dtype=name)
+
+    def _weights(self) -> Iterator[KernelCase]:
+        if not self.has_weights:
+            return
+        for number in (1, 2):
+            inputs = self.other(20 + number)
+            yield KernelCase(
+                f"other parameters, seed {number}",
+                CaseFamily.WEIGHTS,
+                self.given if inputs is None else inputs,
+                weights=number,
+            )
+        yield KernelCase("constructed again", CaseFamily.GIVEN, self.given, construction=1)
+
+    def _modes(self) -> Iterator[KernelCase]:
+        if self.has_modes:
+            for train in (False, True):
+                name = "training mode" if train else "evaluation mode"
+                inputs = self.other(31) or self.given
+                yield KernelCase(name, CaseFamily.MODES, inputs, train=train)
+                yield KernelCase(
+                    f"{name}, other parameters", CaseFamily.MODES, inputs, train=train, weights=3
+                )
+
+    def _aliases(self) -> Iterator[KernelCase]:
+        pairs = [
+            (left, right)
+            for (left, a), (right, b) in itertools.combinations(self._tensors.items(), 2)
+            if a.shape == b.shape
+            and a.dtype is b.dtype
+            and all(self._characters[p] == self._characters[left] for p in (left, right))
+        ]
+        for left, right in pairs[:2]:
+            shared = self._tensors[left].detach().clone()
+            inputs = self.changed(
+                lambda path, _, left=left, right=right, shared=shared: (  # type: ignore[misc]
+                    shared if path in {left, right} else None
+                )
+            )
+            if inputs is not None:
+                name = f"{left} and {right} are one tensor"
+                yield KernelCase(name, CaseFamily.ALIASES, inputs)
+
+
+def dimension_groups(
+    tensors: Mapping[str, Tensor],
+) -> list[tuple[str, int, frozenset[tuple[str, int]]]]:
+    """Dimensions that are likely to change together: name, size, (input, dimension)."""
+    places = [
+        (path, dim, size)
+        for path, tensor in tensors.items()
+        for dim, size in enumerate(tensor.shape)
+    ]
+    found: dict[frozenset[tuple[str, int]], tuple[str, int]] = {}
+    for key in (
+        lambda _path, _dim, size: (size,),
+        lambda _path, dim, size: (size, dim),
+        lambda path, dim, size: (size, dim - tensors[path].dim()),
+        lambda path, dim, size: (size, path, dim),
+    ):
+        together: dict[Any, list[tuple[str, int, int]]] = {}
+        for place in places:
+            together.setdefault(key(*place), []).append(place)
+        for members in together.values():
+            group = frozenset((path, dim) for path, dim, _ in members)
+            path, dim, size = members[0]
+            found.setdefault(group, (f"dimension {dim} of {path}", size))
+    ordered = [(name, size, group) for group, (name, size) in found.items()]
+    # Those that are equal everywhere first, then the first dimensions: batches.
+    return sorted(ordered, key=lambda one: min(dim for _, dim in one[2]))
+
+
+def other_sizes(size: int) -> list[int]:
+    """Other sizes of a dimension: degenerate, odd, prime, around tiles."""
+    below = max((tile for tile in _TILES if tile <= max(size, 4)), default=4)
+    prime = min(_PRIMES, key=lambda one: abs(one - size) if one != size else 10**9)
+    ordered = [size + 1, 1, prime, size - 1, 0, below, below + 1, below - 1, 2 * size, 5, 33, 129]
+    return [one for one in dict.fromkeys(ordered) if one >= 0 and one != size]
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+
+def _normal(like: Tensor, generator: Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
+
+
+def _denormal(like: Tensor, generator: Generator) -> Tensor:
+    scale = torch.finfo(like.dtype).tiny / 4
+    drawn = torch.randn(like.shape, generator=generator, dtype=torch.float64) * scale
+    return drawn.to(like.dtype).to(like.device)
+
+
+def _ends(tensor: Tensor, last: int) -> Tensor:
+    flat = tensor.reshape(-1)
+    ends = torch.stack([torch.full_like(flat[0], last), flat.min()])
+    picks = torch.arange(flat.numel(), device=tensor.device) % 2
+    return ends[picks].reshape(tensor.shape)
+
+
+# --- Layouts: the same values, elsewhere in memory ------------------------------------------------
+
+# What lies between the values is NaN, or a large integer, so that reading it shows.
+
+
+def _filled(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    value: Any = math.nan if like.is_floating_point() else 1
+    return torch.full(shape, value, dtype=like.dtype, device=like.device)
+
+
+def _transposed(t: Tensor) -> Tensor | None:
+    if t.dim() < 2:  # noqa: PLR2004
+        return None
+    return t.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _strided(t: Tensor) -> Tensor | None:
+    if not t.dim():
+        return None
+    wide = _filled((*t.shape[:-1], 2 * t.shape[-1]), t)
+    wide[..., ::2] = t.detach()
+    return wide[..., ::2]
+
+
+def _padded(t: Tensor) -> Tensor | None:
+    if t.dim() < 2:  # noqa: PLR2004
+        return None
+    wide = _filled((*t.shape[:-1], t.shape[-1] + 3), t)
+    wide[..., : t.shape[-1]] = t.detach()
+    return wide[..., : t.shape[-1]]
+
+
+def _offset(t: Tensor) -> Tensor:
+    flat = _filled((t.numel() + 5,), t)
+    view = flat[3 : 3 + t.numel()].view(t.shape)
+    view.copy_(t.detach())
+    return view
+
+
+def _expanded(t: Tensor) -> Tensor | None:
+    if t.dim() < 2 or t.shape[0] < 2 or not t.is_floating_point():  # noqa: PLR2004
+        return None
+    return t.detach()[:1].clone().expand(t.shape)
+
+
+def _channels_last(t: Tensor) -> Tensor | None:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if t.dim() not in formats:
+        return None
+    return t.detach().contiguous(memory_format=formats[t.dim()])
+
+
+def _swapped(t: Tensor) -> Tensor | None:
+    if t.dim() < 3:  # noqa: PLR2004
+        return None
+    return t.detach().transpose(0, 1).contiguous().transpose(0, 1)
+
+
+_LAYOUTS: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "transposed": _transposed,
+    "strided": _strided,
+    "channels-last": _channels_last,
+    "offset": _offset,
+    "expanded": _expanded,
+    "padded": _padded,
+    "batch-second": _swapped,
+}
+
+
+def in_calling_order(cases: list[KernelCase], seed: int) -> list[KernelCase]:
+    """Mix the cases, so that their order gives no hint.
+
+    Cases in the memory of the call before follow one with the same shapes, and the given inputs
+    come last once more.
+    """
+    import random
+
+    chance = random.Random(seed)
+    first = [case for case in cases if case.family is not CaseFamily.MEMORY]
+    reusing = [case for case in cases if case.reuse]
+    last = [case for case in cases if case.family is CaseFamily.MEMORY and not case.reuse]
+    chance.shuffle(first)
+    # One construction after the other: a module is not constructed again for each call.
+    first.sort(key=lambda case: (case.construction, case.dtype))
+    ordered: list[KernelCase] = []
+    for case in first:
+        ordered.append(case)
+        if case.is_given and reusing:
+            ordered += reusing
+            reusing = []
+    return [*ordered, *last]

@@ -1,0 +1,405 @@
+"""Compare the record of a candidate's call with what the reference did.
+
+The comparison itself is the house's: bits, the lifted run, the native run against measured noise.
+Here the candidate is in another process, so its lifted run is a call there, and its observation is
+made from a record. What only a candidate that cheats would do has findings of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from torch import Tensor, nn
+
+from paritas.checks.comparer import CollectedFindings, Comparer
+from paritas.checks.failures import Explainer
+from paritas.execution.isolation import copy_inputs
+from paritas.execution.observation import Observation
+from paritas.execution.subject_runs import SubjectLift
+from paritas.execution.subjects import VerifyConfig, inspect_subject
+from paritas.kernels.wire import WireError, decode, encode
+from paritas.numerics.bits import dtype_name
+from paritas.numerics.contents import ContainerKind, Opaque
+from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from paritas.execution.evidence import Evidence
+    from paritas.execution.subject_runs import SubjectProgram
+    from paritas.execution.subjects import Inputs, Subject
+    from paritas.kernels.references import ReferenceRun
+
+_FLOAT64_ONLY = "only the native run was made"
+
+
+# --- The candidate, as the comparison sees it -----------------------------------------------------
+
+
+def stand_in(state: Mapping[str, Tensor]) -> Subject:
+    """A subject with the parameters and buffers of a candidate in another process."""
+    root = nn.Module()
+    for path, value in state.items():
+        *folders, name = path.split(".")
+        module = root
+        for folder in folders:
+            if not hasattr(module, folder):
+                module.add_module(folder, nn.Module())
+            module = getattr(module, folder)
+        if value.requires_grad:
+            module.register_parameter(name, nn.Parameter(value.detach()))
+        else:
+            module.register_buffer(name, value.detach())
+    return inspect_subject(root, "candidate", "CANDIDATE")
+
+
+def remote_error(described: Sequence[str]) -> Exception:
+    """An exception with the name and text of one that was raised in another process."""
+    kind: type[Exception] = type(str(described[0]), (Exception,), {})
+    return kind(str(described[1]))
+
+
+def observation_of(
+    record: dict[str, Any], reference: Observation, names: Mapping[str, str]
+) -> Observation:
+    """The observation of a call from its record, which may be forged.
+
+    Raises:
+        WireError: it is not a record.
+    """
+    try:
+        return _read_record(record, reference, names)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise WireError(f"{type(error).__name__}: {error}") from error
+
+
+def _read_record(
+    record: dict[str, Any], reference: Observation, names: Mapping[str, str]
+) -> Observation:
+    """Read it.
+
+    Args:
+        record: what the candidate's process sent.
+        reference: what the reference did; its generators tell where ours would be.
+        names: the candidate's name of a parameter -> the reference's.
+    """
+    seen = Observation(rng_before=reference.rng_before, process=dict(record.get("settings", {})))
+    if record.get("error"):
+        seen.error = remote_error(record["error"])
+        return seen
+    before = reference.rng_before
+    drew = record.get("drew") and before is not None
+    seen.rng_after = before.elsewhere(1) if drew and before is not None else reference.rng_after
+    if record.get("refused"):
+        return seen
+    values = decode(record["values"])
+    seen.outputs = {output(path): _leaf(value) for path, value in values["outputs"].items()}
+    seen.kinds = {
+        path: ContainerKind(str(name), str(family), bool(is_tensor))
+        for path, (name, family, is_tensor) in record["kinds"].items()
+    }
+    for path, (strides, requires_grad, is_inference, _) in record["facts"].items():
+        item = output(path)
+        seen.strides[item] = tuple(strides)
+        seen.requires_grad[item] = bool(requires_grad)
+        if is_inference:
+            seen.inference.add(item)
+    seen.aliases = frozenset(
+        (_given(kind, name, names), output(path)) for kind, name, path in record["aliases"]
+    )
+    seen.after = {
+        Item(ItemKind.INPUT_AFTER_CALL, path): _leaf(value)
+        for path, value in values["after"].items()
+    }
+    seen.state = {
+        Item(ItemKind.STATE_AFTER_CALL, names.get(name, name)): _leaf(value)
+        for name, value in values["state"].items()
+    }
+    seen.gradients = {
+        gradient(names.get(name, name)): value for name, value in values["gradients"].items()
+    }
+    if record.get("gradient_error"):
+        seen.gradient_error = remote_error(record["gradient_error"])
+    return seen
+
+
+def _given(kind: str, name: str, names: Mapping[str, str]) -> Item:
+    return Item(ItemKind(kind), names.get(name, name) if kind == ItemKind.STATE.value else name)
+
+
+def _leaf(value: Any) -> Any:
+    is_opaque = isinstance(value, dict) and value.keys() == {"opaque"}
+    return Opaque(None, str(value["opaque"])) if is_opaque else value
+
+
+class RemoteLift(SubjectLift):
+    """The lifted run of a candidate in another process."""
+
+    def __init__(
+        self,
+        evidence: Evidence[SubjectProgram],
+        candidate: Subject,
+        ask: Callable[[Inputs, dict[str, Any]], dict[str, Any] | None],
+        names: Mapping[str, str],
+        extensions: Sequence[str],
+    ) -> None:
+        """`ask` calls the candidate with inputs in float64; it returns the record, or None."""
+        super().__init__(evidence, candidate)
+        self._ask, self._names, self._extensions = ask, names, extensions
+
+    def _lift_candidate(self) -> list[Observation] | None:
+        if self._extensions:
+            used = ", ".join(self._extensions)
+            self.notes.add_weaker(
+                f"{_FLOAT64_ONLY}: the candidate runs code outside torch ({used})"
+            )
+            return None
+        evidence = self.evidence
+        wide = {
+            "dtype": dtype_name(evidence.dtype),
+            "default": dtype_name(evidence.default),
+            "used": [dtype_name(dtype) for dtype in evidence.dtypes],
+            "precisions": {
+                item.name: dtype_name(one.dtype)
+                for item, one in evidence.native[0].outputs.items()
+                if isinstance(one, Tensor)
+            },
+        }
+        record = self._ask(copy_inputs(evidence.program.inputs, widen=True), wide)
+        if record is None:
+            self.notes.add_weaker(f"{_FLOAT64_ONLY}: the candidate ends its process in float64")
+            return None
+        if record.get("foreign"):
+            used = ", ".join(record["foreign"])
+            self.notes.add_weaker(
+                f"{_FLOAT64_ONLY}: the candidate runs code outside torch ({used})"
+            )
+            return None
+        return [observation_of(record, evidence.native[0], self._names)]
+
+
+def compare_call(
+    run: ReferenceRun,
+    record: dict[str, Any],
+    sides: RemoteLift,
+    names: Mapping[str, str],
+    config: VerifyConfig,
+    *,
+    explains: bool = True,
+) -> CollectedFindings:
+    """Everything in which the candidate's call differs from the reference's.
+
+    Without `explains`, wrong values are not diagnosed, which takes longer than judging them.
+    """
+    mine = observation_of(record, run.native, names)
+    if record.get("refused"):
+        collected = CollectedFindings(compared=1)
+        for path, kind in record["refused"].items():
+            reason = f"a tensor of class {kind}, which may compute when it is read"
+            advice = "return a plain torch.Tensor"
+            collected.add(output(path), Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
+        return collected
+    comparer = Comparer(sides, run.demand, config, 0, CALL)
+    if not explains:
+        comparer.explainer = Explainer(left=0)
+    collected = comparer.compare(run.native, mine)
+    collected.findings = list(map(_different_if_far_off, collected.findings))
+    collected.notes += [*run.evidence.notes, *sides.notes]
+    collected.take(_memory_findings(run.native, mine))
+    for paths, what in (
+        (record.get("later", ()), "changes after the call has returned"),
+        (record.get("overwritten", ()), "the result of the call before is overwritten by this one"),
+    ):
+        for path in paths:
+            collected.compared += 1
+            advice = "return a new tensor, and wait for it"
+            collected.add(output(path), Aspect.ALIAS, Status.DIFFERENT, what, advice)
+    return collected
+
+
+# Rounding to bfloat16, the coarsest dtype that programs compute in, moves a number by 2^-9 of it. A
+# result that is off by more than eight of these roundings is not a matter of precision.
+_FAR_OFF = 2.0**-6
+
+
+def _different_if_far_off(finding: Finding) -> Finding:
+    """A candidate that is right in float64 only, by caching or by cheating, is `different`."""
+    far = finding.metrics is not None and not finding.metrics.rel_l2 <= _FAR_OFF
+    if finding.status is not Status.DEGRADED or not far:
+        return finding
+    reason = f"right in float64 only: {finding.reason}"
+    return msgspec.structs.replace(finding, status=Status.DIFFERENT, reason=reason)
+
+
+def _memory_findings(reference: Observation, candidate: Observation) -> CollectedFindings:
+    """Outputs that share memory, unlike the reference's; owning its memory is always right."""
+    collected = CollectedFindings(compared=1)
+    for other, item in in_order(candidate.aliases - reference.aliases):
+        reason = f"shares memory with {other}, unlike in the reference"
+        collected.add(item, Aspect.ALIAS, Status.DIFFERENT, reason, "return a new tensor")
+    for item, strides in candidate.strides.items():
+        theirs = reference.strides.get(item, ())
+        value = candidate.outputs[item]
+        repeats = [n for n, step in enumerate(strides) if step == 0 and value.shape[n] > 1]
+        if any(n >= len(theirs) or theirs[n] for n in repeats):
+            reason = f"strides {list(strides)}: its elements share memory"
+            collected.add(item, Aspect.ALIAS, Status.DIFFERENT, reason, "return a new tensor")
+    return collected
+
+
+def ended_verdict(how: str, *, timed_out: bool, log: str) -> Verdict:
+    """The verdict of a call that did not return."""
+    collected = CollectedFindings(compared=0 if timed_out else 1)
+    last = log.strip().splitlines()[-1:] if log.strip() else []
+    note = f"it printed last: {last[0][:200]}" if last else ""
+    if timed_out:
+        advice = "raise call_seconds if the kernel needs longer than that"
+        collected.add(harness("candidate"), Aspect.HARNESS, Status.UNVERIFIED, how, advice)
+    else:
+        reason = f"the reference returns, the candidate does not: {how}"
+        collected.add(CALL, Aspect.EXCEPTION, Status.DIFFERENT, reason, raised="Exit")
+    if note:
+        collected.notes.append(note)
+    return collected.verdict(strict=False)
+
+
+# --- What only a candidate that cheats would do ---------------------------------------------------
+
+
+def outside_findings(
+    record: dict[str, Any], *, reference_file: str, own_file: str, temporary: str
+) -> CollectedFindings:
+    """Files that a call writes, and the reference's file if it is read."""
+    collected = CollectedFindings()
+    caches = _cache_folders(temporary)
+    if reference_file != own_file and reference_file in record.get("files", ()):
+        collected.notes.append("the candidate imports the reference's file")
+        reference_file = ""
+    for action, what in record.get("outside", ()):
+        path = _resolved(what)
+        is_reference = bool(reference_file) and path == reference_file != own_file
+        if action == "reads" and is_reference:
+            reason = "the candidate reads the reference's file"
+        elif action in {"writes", "deletes", "renames"} and not path.startswith(caches):
+            reason = f"the candidate {action} {what}"
+        elif action == "connects to":
+            reason = f"the candidate connects to {what}"
+        else:
+            continue
+        collected.compared += 1
+        item = Item(ItemKind.SETTING, "files")
+        collected.add(item, Aspect.SETTING, Status.DIFFERENT, reason)
+    if record.get("threads"):
+        count = record["threads"]
+        collected.notes.append(f"the candidate leaves {count} more Python thread(s) running")
+    return collected
+
+
+def _resolved(path: str) -> str:
+    try:
+        return str(Path(path).resolve())
+    except (OSError, ValueError, RuntimeError):
+        return path
+
+
+@functools.lru_cache(maxsize=8)
+def _cache_folders(temporary: str) -> tuple[str, ...]:
+    """Where compilers keep what they built."""
+    home = Path("~").expanduser()
+    named = (
+        "TORCH_EXTENSIONS_DIR",
+        "TRITON_CACHE_DIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "CUDA_CACHE_PATH",
+    )
+    folders = [temporary, str(home / ".cache"), str(home / ".triton"), str(home / ".nv"), "/dev/"]
+    folders += [os.environ[name] for name in named if os.environ.get(name)]
+    return tuple(_resolved(folder) for folder in folders)
+
+
+def calls_reference(
+    record: dict[str, Any], reference: Sequence[tuple[str, str]]
+) -> CollectedFindings:
+    """Whether the candidate's call ran the reference's own function."""
+    collected = CollectedFindings()
+    seen = {(file, name) for file, name in record.get("code", ())}
+    if seen & set(reference):
+        collected.compared += 1
+        name = next(iter(seen & set(reference)))[1]
+        reason = f"the candidate calls the reference ({name})"
+        item = Item(ItemKind.SETTING, "code")
+        collected.add(item, Aspect.SETTING, Status.DIFFERENT, reason)
+    return collected
+
+
+def forbidden_calls(record: dict[str, Any], forbidden: Sequence[str]) -> CollectedFindings:
+    """Operators that the task forbids, seen through the dispatcher."""
+    collected = CollectedFindings()
+    for name in record.get("operators", ()):
+        parts = str(name).split(".")
+        hit = [one for one in forbidden if _names_operator(one, parts)]
+        if hit:
+            collected.compared += 1
+            reason = f"the candidate calls {name}, which --forbid {hit[0]} rules out"
+            item = Item(ItemKind.SETTING, "operators")
+            collected.add(item, Aspect.SETTING, Status.DIFFERENT, reason)
+    return collected
+
+
+def _names_operator(forbidden: str, parts: list[str]) -> bool:
+    """Whether `torch.matmul` or `aten.mm` names the operator `aten.mm.default`."""
+    wanted = forbidden.removeprefix("torch.").removeprefix("ops.").removeprefix("nn.functional.")
+    own = parts[1].strip("_") if len(parts) > 1 else parts[0]
+    if wanted in {".".join(parts), ".".join(parts[:2]), own}:
+        return True
+    return own in _DECOMPOSED.get(wanted.removeprefix("aten."), ())
+
+
+# What a function of torch is by the time the dispatcher sees it.
+_DECOMPOSED = {
+    "matmul": {"mm", "bmm", "addmm", "mv", "dot", "baddbmm", "linear", "matmul"},
+    "linear": {"mm", "bmm", "addmm", "linear"},
+    "softmax": {"softmax", "safe_softmax"},
+    "log_softmax": {"log_softmax"},
+    "layer_norm": {"native_layer_norm"},
+    "group_norm": {"native_group_norm"},
+    "batch_norm": {"native_batch_norm", "cudnn_batch_norm", "native_batch_norm_legit"},
+    "conv1d": {"convolution"},
+    "conv2d": {"convolution"},
+    "conv3d": {"convolution"},
+    "conv_transpose2d": {"convolution"},
+    "scaled_dot_product_attention": {
+        "scaled_dot_product_flash_attention_for_cpu",
+        "scaled_dot_product_flash_attention",
+        "scaled_dot_product_efficient_attention",
+        "scaled_dot_product_cudnn_attention",
+        "scaled_dot_product_fused_attention_overrideable",
+    },
+}
+
+
+def setting_findings(settings: Mapping[str, str], when: str) -> CollectedFindings:
+    """What importing or constructing the candidate changes in the process."""
+    collected = CollectedFindings()
+    for name, how in settings.items():
+        if name in _HARMLESS or "random state" in name:
+            continue
+        collected.compared += 1
+        reason = f"{how} by {when}"
+        advice = "it was restored; otherwise, everything that runs later would be affected"
+        item = Item(ItemKind.SETTING, name)
+        collected.add(item, Aspect.SETTING, Status.DIFFERENT, reason, advice)
+    return collected
+
+
+_HARMLESS = {"torch.backends.cudnn.benchmark", "torch.get_num_threads()"}
+
+
+def encode_inputs(inputs: Inputs) -> dict[str, Any]:
+    """The inputs of a case for the candidate's process."""
+    return encode((list(inputs.args), inputs.kwargs))

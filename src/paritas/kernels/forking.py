@@ -1,0 +1,103 @@
+"""The nursery of candidates' processes, seen from the judge. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+_SERVE = "from paritas.kernels.nursery import serve; serve()"
+
+
+class Nursery:
+    """A process that has imported torch and forks candidates' processes. Thread-safe.
+
+    Attributes:
+        is_usable: whether it can fork; otherwise each candidate gets a new interpreter.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        self._orders = ours
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=[theirs.fileno()],
+            env=environment(),
+            start_new_session=True,
+        )
+        theirs.close()
+        self._lines = ours.makefile("r", encoding="ascii")
+        self._can_fork: bool | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Wait until it is ready; whether it can fork."""
+        with self._lock:
+            if self._can_fork is None:
+                self._can_fork = self._lines.readline().strip() == "ready"
+            return self._can_fork and self._process.poll() is None
+
+    def start(self, channel: int, log: int, memory: int) -> int:
+        """Fork a process that follows the orders from `channel`; return its id."""
+        with self._lock:
+            socket.send_fds(self._orders, [f"start {memory}".encode()], [channel, log])
+            return int(self._lines.readline())
+
+    def wait(self, process: int) -> int:
+        """Wait for the end of a process that it forked; return its exit code."""
+        with self._lock:
+            self._orders.sendall(f"wait {process}".encode())
+            return int(self._lines.readline())
+
+    def stop(self) -> None:
+        """End it, and all processes that it forked."""
+        with contextlib.suppress(OSError):
+            self._lines.close()
+            self._orders.close()
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+
+def environment() -> dict[str, str]:
+    """One thread, so that the nursery can fork, and no variable that names the reference."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+# --- One nursery for the whole process ------------------------------------------------------------
+
+_lock = threading.Lock()
+_nurseries: list[Nursery] = []
+
+
+def shared_nursery() -> Nursery:
+    """The nursery of this process; it is started on first use and ends with the process."""
+    with _lock:
+        if not _nurseries:
+            _nurseries.append(Nursery())
+            atexit.register(stop_nursery)
+        return _nurseries[0]
+
+
+def stop_nursery() -> None:
+    """End the nursery and all candidates' processes."""
+    with _lock:
+        while _nurseries:
+            _nurseries.pop().stop()

@@ -1,0 +1,211 @@
+"""judge_kernel(): does a kernel compute what its reference computes, on more than one input?"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas.errors import UsageError
+from paritas.execution.observation import input_tensors
+from paritas.execution.saved_state import RandomState
+from paritas.execution.subjects import Inputs, usable_device
+from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
+from paritas.kernels.comparing import (
+    encode_inputs,
+)
+from paritas.kernels.forking import shared_nursery
+from paritas.kernels.judging import Judgement
+from paritas.kernels.options import KernelOptions
+from paritas.kernels.references import JudgedCase, KernelTask, RefusedCase
+from paritas.kernels.sides import load_side, parse_side, resolve_inputs
+from paritas.kernels.wire import WireError
+from paritas.results.kernels import (
+    CaseFamily,
+    KernelReport,
+)
+from paritas.results.progress import shows_progress
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+    from paritas.kernels.references import ReferenceRun
+
+# --- The public function --------------------------------------------------------------------------
+
+
+@shows_progress
+def judge_kernel(
+    reference: str | os.PathLike[str] | Callable[..., Any],
+    candidate: str | os.PathLike[str] | Callable[..., Any],
+    options: KernelOptions | None = None,
+    *,
+    inputs: str | Callable[[], Any] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> KernelReport:
+    """Judge a kernel that may cheat against its reference, on many cases.
+
+    The candidate runs in a process of its own, which never holds the reference's outputs.
+
+    Args:
+        reference: `file.py` with a class `Model`, `file.py:name`, `package.module:name`, an
+            operator such as `aten.softmax.int`, or a function or class of an importable module.
+        candidate: the same; in a file, the class `ModelNew`.
+        options: how many cases, what the task promises, limits; see `KernelOptions`.
+        inputs: makes the inputs, or the name of a function that does; by default the function
+            `get_inputs` beside the reference, or torch's own samples for an operator.
+        on_progress: called with a short text before each step that may take long.
+
+    Returns:
+        The report, true if the candidate computes what the reference computes.
+
+    Raises:
+        UsageError: the reference or the candidate cannot be found, or the inputs are not valid.
+    """
+    with KernelJudge(reference, options, inputs=inputs, on_progress=on_progress) as judge:
+        return judge.judge(candidate)
+
+
+class KernelJudge:
+    """A task, and a process from which candidates are started: for many candidates of one task.
+
+    Attributes:
+        options: how candidates are judged.
+        task: the reference with its inputs.
+        nursery: the process from which candidates are started.
+    """
+
+    def __init__(
+        self,
+        reference: str | os.PathLike[str] | Callable[..., Any],
+        options: KernelOptions | None = None,
+        *,
+        inputs: str | Callable[[], Any] | None = None,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
+        """Load the reference, run it on every case, and keep what it computes.
+
+        Raises:
+            UsageError: the reference or its inputs cannot be used.
+        """
+        self.options = options or KernelOptions()
+        self.tell = on_progress or (lambda _: None)
+        self.nursery = shared_nursery()
+        usable_device(self.options.device)
+        rng = RandomState.now()
+        try:
+            name = parse_side(reference, "REFERENCE")
+            make = resolve_inputs(inputs)
+            self.tell("loading the reference")
+            side = load_side(name, is_candidate=False)
+            self.task = KernelTask(side, make, device=self.options.device, seed=self.options.seed)
+            self.refused: list[str] = []
+            self._cases: list[JudgedCase] | None = None
+        finally:
+            rng.restore()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget the cases."""
+        self._cases = None
+
+    @quietly()
+    def judge(self, candidate: str | os.PathLike[str] | Callable[..., Any]) -> KernelReport:
+        """Judge one candidate."""
+        began = time.monotonic()
+        name = parse_side(candidate, "CANDIDATE")
+        rng = RandomState.now()
+        try:
+            with self._grad_mode():
+                prepared = self.cases()
+                with Judgement(self, name, prepared, began) as one:
+                    return one.run()
+        finally:
+            rng.restore()
+
+    @quietly()
+    def cases(self) -> list[JudgedCase]:
+        """The cases that the reference accepts, in the order of the calls, with its runs."""
+        if self._cases is None:
+            self.tell("making cases")
+            with self._grad_mode():
+                self._cases = self._make_cases()
+        return self._cases
+
+    def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.set_grad_enabled(self.options.gradients)
+
+    def _make_cases(self) -> list[JudgedCase]:
+        """Take cases from all families in turn, until there are enough."""
+        runs: dict[int, ReferenceRun] = {}
+        taken: list[KernelCase] = []
+        families = list(self._families())
+        while families and len(taken) < self.options.cases:
+            for family in list(families):
+                case = self._next_accepted(family, runs)
+                if case is None:
+                    families.remove(family)
+                else:
+                    taken.append(case)
+                if len(taken) >= self.options.cases:
+                    break
+        if not taken:
+            reason = self.refused[0] if self.refused else "there are no inputs"
+            raise UsageError(f"the reference accepts none of its inputs: {reason}")
+        ordered = in_calling_order(taken, self.options.seed)
+        return [JudgedCase(case, runs[id(case)]) for case in ordered]
+
+    def _families(self) -> Iterator[Iterator[KernelCase]]:
+        for number, given in enumerate(self.task.given):
+            maker = CaseMaker(
+                self._requiring_grad(given),
+                self._again(number),
+                has_weights=self.task.has_weights,
+                has_modes=self.task.has_modes,
+                seed=self.options.seed + number,
+                label=f"sample {number + 1}: " if len(self.task.given) > 1 else "",
+                accepts=self.task.accepts,
+            )
+            found = maker.all_families()
+            for family, cases in found.items():
+                # Of further sets of inputs, the given values and a few others are enough.
+                if number == 0 or family in {CaseFamily.GIVEN, CaseFamily.VALUES}:
+                    yield cases
+
+    def _again(self, number: int) -> Callable[[int], Inputs] | None:
+        make = self.task.again(number)
+        if make is None:
+            return None
+        return lambda seed: self._requiring_grad(make(seed))
+
+    def _requiring_grad(self, inputs: Inputs) -> Inputs:
+        if not self.options.gradients:
+            return inputs
+        for _, tensor in input_tensors(inputs):
+            if tensor.is_floating_point() and tensor.is_leaf:
+                tensor.requires_grad_()
+        return inputs
+
+    def _next_accepted(
+        self, family: Iterator[KernelCase], runs: dict[int, ReferenceRun]
+    ) -> KernelCase | None:
+        for case in family:
+            try:
+                encode_inputs(case.inputs)
+                runs[id(case)] = self.task.run(case, gradients=self.options.gradients)
+            except RefusedCase as refusal:
+                self.refused.append(f"{case.name}: {refusal}")
+            except WireError as error:
+                raise UsageError(f"an input of the task: {error}") from error
+            else:
+                return case
+        return None

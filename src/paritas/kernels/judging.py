@@ -1,0 +1,594 @@
+"""Judge one candidate on the cases of a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from paritas.checks.comparer import CollectedFindings
+from paritas.execution.observation import input_tensors
+from paritas.execution.subjects import Inputs, VerifyConfig
+from paritas.kernels.comparing import (
+    RemoteLift,
+    calls_reference,
+    compare_call,
+    encode_inputs,
+    ended_verdict,
+    forbidden_calls,
+    outside_findings,
+    setting_findings,
+    stand_in,
+)
+from paritas.kernels.options import PROMISES
+from paritas.kernels.references import JudgedCase, RefusedCase
+from paritas.kernels.wire import WireError, decode, encode
+from paritas.kernels.workers import CandidateEnded, CandidateProcess
+from paritas.numerics.metrics import bitwise_equal
+from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.items import Item, ItemKind, harness
+from paritas.results.kernels import (
+    CaseEnd,
+    CaseFamily,
+    KernelReport,
+    KernelRow,
+    KernelTiming,
+    TaskRating,
+)
+from paritas.results.progress import Progress
+from paritas.results.wording import counted, enumerated
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paritas.kernels.cases import KernelCase
+    from paritas.kernels.judge import KernelJudge
+    from paritas.kernels.sides import SideName
+
+# A candidate that ends its process this often is not called again.
+_MOST_RESTARTS = 3
+# Only the first failing cases are diagnosed: that takes longer than judging them.
+_MOST_EXPLAINED = 2
+
+
+class Judgement:
+    """One candidate: its process, its calls, and a row for each."""
+
+    def __init__(
+        self, judge: KernelJudge, name: SideName, cases: list[JudgedCase], began: float
+    ) -> None:
+        """`began` is when the time limit began, by the monotonic clock."""
+        self.judge, self.name, self.cases = judge, name, list(cases)
+        self.options, self.task = judge.options, judge.task
+        self.began = began
+        self.config = VerifyConfig(
+            raise_on_mismatch=False,
+            verify_gradients=self.options.gradients,
+            verify_second_call=False,
+            verify_input_gradients=False,
+            verify_double_backward=False,
+            verify_aliasing=False,  # stricter and milder here: see `compare_call`
+            verify_requires_grad=True,
+            strict=self.options.strict,
+            seed=self.options.seed,
+        )
+        self.rows: list[KernelRow] = []
+        self.notes: list[str] = []
+        self.process: CandidateProcess | None = None
+        self.restarts = 0
+        self._made: tuple[int, str] | None = None
+        self._weights: Any = None
+        self._stand: Any = None
+        self._names: dict[str, str] = {}
+        self._counts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def run(self) -> KernelReport:
+        """Load it, call it on every case, and judge each call."""
+        if self._load():
+            self._call_all()
+            self._check_registrations()
+        rating = self._rate()
+        timing = self._time() if self.options.timing else None
+        smallest, script = self._shrink() if self.options.script is not None else ("", "")
+        return KernelReport(
+            reference=self.task.side.name.shown,
+            candidate=self.name.shown,
+            rows=tuple(self.rows),
+            refused=tuple(self.judge.refused),
+            rating=rating,
+            timing=timing,
+            notes=tuple(dict.fromkeys(self.notes)),
+            promises=tuple(sorted(self.options.fixed)),
+            smallest=smallest,
+            script=script,
+            strict=self.options.strict,
+            seconds=round(time.monotonic() - self.began, 3),
+        )
+
+    @property
+    def _failed(self) -> list[KernelRow]:
+        return [
+            row
+            for row in self.rows
+            if not row.is_limit and not row.status.passes(strict=self.options.strict)
+        ]
+
+    def _rate(self) -> TaskRating:
+        """What the task is worth; a kernel that fails has shown that it is worth something."""
+        from paritas.kernels.vacuous import plant_faults, rate_task
+
+        rating = TaskRating()
+        if not self._failed or self.options.rate_task:
+            rating = rate_task(self.cases)
+            only_given = [one for one in rating.given_accepts if one not in rating.accepts]
+            if only_given:
+                self.notes.append(
+                    f"with the given inputs alone, this task accepts {enumerated(only_given, 5)}"
+                )
+        if self.options.rate_task:
+            self.judge.tell("planting faults in the reference")
+            rating = plant_faults(rating, self.cases, self.options.seed)
+        return rating
+
+    def _check_registrations(self) -> None:
+        """Check what a custom operator registers beside its kernel."""
+        case = next((one.case for one in self.cases if one.case.is_given), None)
+        if case is None or self.process is None or self.process.is_gone:
+            return
+        order = {"do": "opcheck", "inputs": encode_inputs(case.inputs)}
+        try:
+            found = self.process.ask(order, self.options.call_seconds * 3)["results"]
+        except CandidateEnded as ended:
+            found = {"opcheck": ended.how}
+        if not found:
+            return
+        collected = CollectedFindings(compared=len(found))
+        for name, problem in found.items():
+            status = Status.DIFFERENT if problem else Status.IDENTICAL
+            item = Item(ItemKind.NAMED, f"torch.library.opcheck {name}")
+            collected.add(item, Aspect.STRUCTURE, status, problem or "passes")
+        verdict = collected.verdict(strict=self.options.strict)
+        self._add("registrations of the custom operator", CaseFamily.REGISTRATION, verdict)
+
+    def _time(self) -> KernelTiming | None:
+        """Time both sides in processes of their own, on the given inputs."""
+        from paritas.kernels.timing import timed
+
+        self.judge.tell("timing both sides")
+        case = next((one.case for one in self.cases if one.case.is_given), None)
+        if case is None:
+            return None
+        try:
+            with (
+                self._timed_process(self.task.side.name, is_candidate=False) as theirs,
+                self._timed_process(self.name, is_candidate=True) as ours,
+            ):
+                given = encode_inputs(case.inputs)
+                found = timed(theirs, ours, given, is_cold=self.options.timing == "cold")
+        except (CandidateEnded, _CannotConstructError) as error:
+            found = str(error) or "a side ended its process"
+        if isinstance(found, str):
+            self.notes.append(f"there is no timing: {found}")
+            return None
+        return found
+
+    def _timed_process(self, name: SideName, *, is_candidate: bool) -> CandidateProcess:
+        process = CandidateProcess(
+            name,
+            self.judge.nursery,
+            device=self.options.device,
+            seconds=max(60.0, self.options.call_seconds * 10),
+            is_candidate=is_candidate,
+        )
+        if process.loaded["error"]:
+            process.close()
+            raise _CannotConstructError(process.loaded["error"])
+        made = process.construct(self.task.init, self.options.seed, self.options.call_seconds * 3)
+        if made["error"]:
+            process.close()
+            raise _CannotConstructError(made["error"])
+        return process
+
+    def _shrink(self) -> tuple[str, str]:
+        """The smallest failing case in words, and the path of the script that shows it."""
+        from paritas.kernels.smallest import FailingCase, case_script, smallest_failing
+        from paritas.reports.scripts import NoScriptError, write
+
+        failing = next((one for one in self.cases if one.row in self._failed), None)
+        assert self.options.script is not None  # noqa: S101  (for the type checker)
+        if failing is None:
+            return "", ""
+        self.judge.tell("making the failing case smaller")
+        case = smallest_failing(failing.case, self._still_fails, self.options.seconds / 2)
+        key = self.task.key(case)
+        try:
+            facts = FailingCase(
+                case=case,
+                reference=self.task.side.name,
+                candidate=self.name,
+                init=self.task.init,
+                state=self.task.state(key),
+                names=self._names,
+                seed=self.options.seed,
+                reason=_worst(failing.row),
+            )
+            script = case_script(facts)
+            written = write(script, self.options.script, seconds=120.0)
+        except NoScriptError as error:
+            self.notes.append(f"there is no script: {error}")
+            return f"{case.name}; {case.shapes}", ""
+        if not written.shows:
+            self.notes.append(f"the script does not show it by itself: {written.problem:.160}")
+        return f"{case.name}; {case.shapes}", str(written.path)
+
+    def _still_fails(self, case: KernelCase) -> bool:
+        try:
+            run = self.task.run(case, gradients=self.options.gradients)
+            self._construct_again(case)
+            self._set_weights(case)
+            record = self._call(case)
+            collected = self._compare(JudgedCase(case, run), record)
+        except RefusedCase:
+            return False
+        except (CandidateEnded, WireError, _CannotConstructError):
+            self.restarts += 1
+            return self.restarts <= _MOST_RESTARTS
+        return not collected.passes
+
+    # --- The process of the candidate -------------------------------------------------------------
+
+    def _load(self) -> bool:
+        """Start the candidate; whether it can be called."""
+        self.judge.tell("loading the candidate")
+        collected = CollectedFindings()
+        try:
+            loaded = self._start()
+            if loaded["error"]:
+                return self._failed_to_load(loaded["error"])
+            collected.take(setting_findings(loaded["settings"], "importing the candidate"))
+            collected.take(self._outside(loaded, is_load=True))
+            self._construct(self.cases[0].case)
+        except CandidateEnded as ended:
+            return self._failed_to_load(ended.how)
+        except _CannotConstructError as error:
+            return self._failed_to_load(str(error))
+        self.notes += collected.notes
+        if collected.findings:
+            verdict = collected.verdict(strict=self.options.strict)
+            self._add("loading the candidate", CaseFamily.LOADING, verdict)
+        return True
+
+    def _start(self) -> dict[str, Any]:
+        self._end()
+        self.process = CandidateProcess(
+            self.name,
+            self.judge.nursery,
+            device=self.options.device,
+            memory=self.options.memory,
+            seconds=max(60.0, self.options.call_seconds * 10),
+        )
+        self._made = self._weights = None
+        return self.process.loaded
+
+    def _end(self) -> None:
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    def _failed_to_load(self, reason: str) -> bool:
+        collected = CollectedFindings(compared=1)
+        words = f"the candidate cannot be loaded: {reason}"
+        collected.add(harness("candidate"), Aspect.EXCEPTION, Status.DIFFERENT, words)
+        verdict = collected.verdict(strict=self.options.strict)
+        self._add("loading the candidate", CaseFamily.LOADING, verdict, ended=CaseEnd.RAISED)
+        return False
+
+    def _construct(self, case: KernelCase) -> None:
+        """Make the candidate's module for a case, unless it is there already."""
+        key = case.construction, case.dtype
+        if self._made == key:
+            return
+        assert self.process is not None  # noqa: S101  (for the type checker)
+        made = self.process.construct(
+            self.task.init,
+            self.options.seed + case.construction,
+            self.options.call_seconds * 3,
+            case.dtype if self.task.side.is_module_class else "",
+        )
+        if made["error"]:
+            raise _CannotConstructError(made["error"])
+        own: dict[str, Tensor] = decode(made["state"])
+        reference = self.task.state((case.construction, case.dtype, 0, None))
+        self._names = match_weights(reference, own)
+        self._stand = stand_in({self._names.get(name, name): v for name, v in own.items()})
+        self._made, self._weights = key, None
+        changed = setting_findings(made["settings"], "constructing the candidate")
+        if changed.findings:
+            self._add(
+                "constructing the candidate",
+                CaseFamily.LOADING,
+                changed.verdict(strict=self.options.strict),
+            )
+
+    def _set_weights(self, case: KernelCase) -> CollectedFindings:
+        """Give the candidate the parameters of the reference of this case."""
+        collected = CollectedFindings()
+        key = self.task.key(case)
+        if self._weights == (key[0], key[1], key[2]) or self.process is None:
+            return collected
+        state = self.task.state(key)
+        values = {name: state[theirs] for name, theirs in self._names.items()}
+        answer = {"error": None}
+        if values:
+            order = {"do": "state", "state": encode(values)}
+            answer = self.process.ask(order, self.options.call_seconds)
+        self._weights = (key[0], key[1], key[2])
+        if answer["error"]:
+            collected.compared += 1
+            reason = f"the candidate's parameters cannot be set: {answer['error']}"
+            collected.add(harness("candidate"), Aspect.STRUCTURE, Status.DIFFERENT, reason)
+        return collected
+
+    def _without_counterpart(self, case: KernelCase) -> list[str]:
+        """Floating parameters of the reference that the candidate does not have."""
+        if not case.weights:
+            return []
+        known = set(self._names.values())
+        state = self.task.state(self.task.key(case))
+        return [
+            name for name, one in state.items() if name not in known and one.is_floating_point()
+        ]
+
+    # --- The cases --------------------------------------------------------------------------------
+
+    def _call_all(self) -> None:
+        for number, judged in enumerate(self.cases):
+            self.judge.tell(Progress("judging cases", number, len(self.cases)))
+            if time.monotonic() - self.began > self.options.seconds:
+                left = counted(len(self.cases) - number, "case")
+                self.notes.append(f"{left} not judged: the time limit was reached")
+                break
+            if self.restarts > _MOST_RESTARTS:
+                self._not_called(judged.case)
+                continue
+            row = self._judge_case(judged)
+            self.cases[number] = dataclasses.replace(judged, row=row)
+            failing = not row.status.passes(strict=self.options.strict) and not row.is_limit
+            if failing and self.options.stop_early:
+                self.notes.append("ended at the first case that fails")
+                return
+        given = next((one for one in self.cases if one.case.is_given), None)
+        if given is not None and self.restarts <= _MOST_RESTARTS:
+            self._watched(given)
+
+    def _not_called(self, case: KernelCase) -> None:
+        collected = CollectedFindings()
+        reason = f"not called: the candidate ended its process {self.restarts} times"
+        collected.add(harness("candidate"), Aspect.HARNESS, Status.UNVERIFIED, reason)
+        verdict = collected.verdict(strict=self.options.strict)
+        self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
+
+    def _judge_case(self, judged: JudgedCase) -> KernelRow:
+        case = judged.case
+        missing = self._without_counterpart(case)
+        if missing:
+            return self._add(
+                case.name,
+                case.family,
+                _no_counterpart(missing),
+                case=case,
+                ended=CaseEnd.NOT_CALLED,
+            )
+        collected = CollectedFindings()
+        try:
+            self._construct_again(case)
+            collected.take(self._set_weights(case))
+            record = self._call(case)
+            collected.take(self._compare(judged, record))
+        except CandidateEnded as ended:
+            return self._ended(case, ended)
+        except _CannotConstructError as error:
+            collected.compared += 1
+            reason = f"the candidate cannot be constructed: {error}"
+            collected.add(harness("candidate"), Aspect.EXCEPTION, Status.DIFFERENT, reason)
+            verdict = collected.verdict(strict=self.options.strict)
+            return self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.RAISED)
+        except WireError as error:
+            collected.compared += 1
+            reason = f"the candidate's process sent a record that cannot be read: {error}"
+            collected.add(harness("candidate"), Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            record = {}
+        return self._add(
+            case.name,
+            case.family,
+            collected.verdict(strict=self.options.strict),
+            case=case,
+            ended=CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED,
+            seconds=float(record.get("seconds", 0.0)),
+        )
+
+    def _construct_again(self, case: KernelCase) -> None:
+        if self.process is None or self.process.is_gone:
+            loaded = self._start()
+            if loaded["error"]:
+                raise _CannotConstructError(loaded["error"])
+        self._construct(case)
+
+    def _call(self, case: KernelCase, **further: Any) -> dict[str, Any]:
+        assert self.process is not None  # noqa: S101  (for the type checker)
+        self._counts += 1
+        order = {
+            "do": "call",
+            "inputs": encode_inputs(case.inputs),
+            "seed": (self.options.seed * 7919 + self._counts * 104729) % (1 << 31),
+            "pattern": self._counts % 2,
+            "train": case.train if case.train is not None else self._own_mode(case),
+            "reuse": case.reuse,
+            "grad": self.options.gradients,
+            "cotangents": self.options.seed,
+            "wide": None,
+            **further,
+        }
+        return self.process.ask(order, self.options.call_seconds)
+
+    def _own_mode(self, case: KernelCase) -> bool | None:
+        """The mode of the reference, which a case before may have changed in the candidate."""
+        if not self.task.side.is_module_class:
+            return None
+        return bool(getattr(self.task.subject(case).call, "training", True))
+
+    def _compare(self, judged: JudgedCase, record: dict[str, Any]) -> CollectedFindings:
+        case, run = judged.case, judged.run
+        assert self.process is not None  # noqa: S101  (for the type checker)
+
+        def ask(inputs: Inputs, wide: dict[str, Any]) -> dict[str, Any] | None:
+            try:
+                return self._call(dataclasses.replace(case, inputs=inputs, reuse=False), wide=wide)
+            except CandidateEnded:
+                self.restarts += 1
+                return None
+
+        lift = RemoteLift(
+            run.evidence, self._stand, ask, self._names, self.process.loaded["extensions"]
+        )
+        failed = sum(not row.status.passes() for row in self.rows)
+        collected = compare_call(
+            run, record, lift, self._names, self.config, explains=failed < _MOST_EXPLAINED
+        )
+        collected.take(self._outside(record))
+        return collected
+
+    def _outside(self, record: dict[str, Any], *, is_load: bool = False) -> CollectedFindings:
+        assert self.process is not None  # noqa: S101  (for the type checker)
+        own = self.name.file
+        if is_load:  # builds write files
+            reads = [event for event in record["outside"] if event[0] == "reads"]
+            record = {**record, "outside": reads}
+        return outside_findings(
+            record,
+            reference_file=self.task.side.file,
+            own_file=own or self.task.side.file,
+            temporary=self.process.temporary,
+        )
+
+    def _ended(self, case: KernelCase, ended: CandidateEnded) -> KernelRow:
+        self.restarts += 1
+        timed_out = ended.kind == "timed out"
+        return self._add(
+            case.name,
+            case.family,
+            ended_verdict(ended.how, timed_out=timed_out, log=ended.log),
+            case=case,
+            ended=CaseEnd.TIMED_OUT if timed_out else CaseEnd.CRASHED,
+        )
+
+    def _watched(self, given: JudgedCase) -> None:
+        """Call it again with poisoned memory, and look at what it calls."""
+        for pattern in (0, 1):
+            case = dataclasses.replace(
+                given.case,
+                name=f"as given, uninitialised memory filled ({'NaN' if not pattern else 'large'})",
+                family=CaseFamily.MEMORY,
+            )
+            collected = CollectedFindings()
+            try:
+                self._construct_again(case)
+                collected.take(self._set_weights(case))
+                record = self._call(case, watch=True, profile=True, pattern=pattern)
+                collected.take(self._compare(JudgedCase(case, given.run), record))
+                collected.take(calls_reference(record, self.task.side.code_names))
+                collected.take(forbidden_calls(record, self.options.forbid))
+            except CandidateEnded as ended:
+                self._ended(case, ended)
+                continue
+            except (_CannotConstructError, WireError):
+                continue
+            verdict = collected.verdict(strict=self.options.strict)
+            self._add(case.name, case.family, verdict, case=case)
+
+    def _add(
+        self,
+        name: str,
+        family: CaseFamily,
+        verdict: Verdict,
+        *,
+        case: KernelCase | None = None,
+        ended: CaseEnd = CaseEnd.RETURNED,
+        seconds: float = 0.0,
+    ) -> KernelRow:
+        status = verdict.status
+        promised = {PROMISES[one] for one in self.options.fixed}
+        is_limit = family in promised
+        if case is not None:
+            is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in promised
+            # Refusing a tensor without elements harms nobody; a wrong result of one does.
+            is_empty = any(not tensor.numel() for _, tensor in input_tensors(case.inputs))
+            is_limit |= is_empty and ended is CaseEnd.RAISED
+        row = KernelRow(
+            case=name,
+            family=family,
+            inputs="" if case is None else case.shapes,
+            status=status,
+            ended=ended,
+            is_limit=is_limit and not status.passes(strict=self.options.strict),
+            verdict=verdict,
+            seconds=round(seconds, 6),
+        )
+        self.rows.append(row)
+        return row
+
+
+class _CannotConstructError(Exception):
+    """The candidate's constructor raises."""
+
+
+def _worst(row: KernelRow | None) -> str:
+    findings = () if row is None else row.verdict.findings
+    worst = max(findings, key=lambda one: one.status.gravity, default=None)
+    return "" if worst is None else worst.reason
+
+
+def _no_counterpart(missing: list[str]) -> Verdict:
+    finding = Finding(
+        item=Item(ItemKind.STATE, missing[0]),
+        aspect=Aspect.STRUCTURE,
+        status=Status.DIFFERENT,
+        reason=(
+            f"{counted(len(missing), 'parameter')} of the reference ({enumerated(missing, 3)}) "
+            "cannot be set in the candidate: no parameter has its name and shape, or its value"
+        ),
+        advice="keep the parameters, or promise fixed weights",
+    )
+    from paritas.results.findings import Coverage
+
+    return Verdict(findings=(finding,), coverage=Coverage(compared=1))
+
+
+def match_weights(reference: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, str]:
+    """The candidate's name of each parameter -> the reference's: by name, or by value."""
+    names = {
+        name: name
+        for name, value in own.items()
+        if name in reference and reference[name].shape == value.shape
+    }
+    left = {name: value for name, value in reference.items() if name not in names}
+    for name, value in own.items():
+        if name in names:
+            continue
+        same = [
+            theirs
+            for theirs, one in left.items()
+            if one.shape == value.shape
+            and one.dtype is value.dtype
+            and bitwise_equal(one.detach().cpu(), value.detach().cpu())
+        ]
+        if len(same) == 1:
+            names[name] = same[0]
+            del left[same[0]]
+    return names

@@ -1,0 +1,233 @@
+"""The processes in which candidates run, seen from inside.
+
+A nursery imports torch once and forks a process for each candidate. It holds neither a candidate
+nor a reference. A candidate's process loads that candidate, makes the calls that it is ordered to
+make, and sends records back. Inputs are all that it ever gets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from paritas.kernels.wire import ChannelClosedError, decode, encode, receive, send
+
+if TYPE_CHECKING:
+    from paritas.kernels.observing import Observer
+
+_LONGEST_TEXT = 600
+
+
+def serve() -> NoReturn:
+    """Be the nursery: fork a process for each channel that is sent, and report how it ended."""
+    _die_with_parent()
+    orders = socket.socket(fileno=int(sys.argv[1]))
+    import torch
+
+    import paritas.kernels.observing
+    import paritas.kernels.sides
+    import paritas.kernels.timing  # noqa: F401
+
+    torch.set_num_threads(1)
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    threads = Path("/proc/self/task")
+    can_fork = threads.is_dir() and len(list(threads.iterdir())) == 1
+    _send_line(orders, "ready" if can_fork else "cannot fork")
+    while True:
+        message, ends, _, _ = socket.recv_fds(orders, 4096, 2)
+        words = message.decode().split()
+        if not words:
+            os._exit(0)
+        if words[0] == "start":
+            _send_line(orders, str(_fork(orders, ends, int(words[1]))))
+            for end in ends:
+                os.close(end)
+        elif words[0] == "wait":
+            _, status = os.waitpid(int(words[1]), 0)
+            _send_line(orders, str(os.waitstatus_to_exitcode(status)))
+
+
+def _send_line(channel: socket.socket, line: str) -> None:
+    channel.sendall(f"{line}\n".encode())
+
+
+def _fork(orders: socket.socket, ends: list[int], memory: int) -> int:
+    process = os.fork()
+    if process:
+        return process
+    try:
+        orders.close()
+        be_candidate(socket.socket(fileno=ends[0]), ends[1], memory)
+    finally:
+        os._exit(70)
+
+
+def run_alone() -> NoReturn:
+    """Be a candidate's process in a new interpreter: `channel log memory`."""
+    channel, log, memory = map(int, sys.argv[1:4])
+    be_candidate(socket.socket(fileno=channel), log, memory)
+
+
+def be_candidate(channel: socket.socket, log: int, memory: int) -> NoReturn:
+    """Be the process of one candidate until the channel is closed."""
+    _die_with_parent()
+    with contextlib.suppress(OSError):  # it is the leader of a session already
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for target in (1, 2):
+        os.dup2(log, target)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    sys.argv = ["python"]
+    faulthandler.enable(file=2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory(memory)
+    with contextlib.suppress(ChannelClosedError):
+        _Process(channel).work()
+    os._exit(0)
+
+
+def _limit_memory(more: int) -> None:
+    """Let this process allocate `more` bytes than it has; 0 for no limit."""
+    if not more:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + more
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+class _Process:
+    """Follows the orders of the judge."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        from paritas.kernels.observing import Audit, OwnCode
+
+        self._channel = channel
+        self._side: Any = None
+        self._device = "cpu"
+        self._observers: list[Observer] = []
+        self._audit = Audit()
+        self._own_code = OwnCode()
+
+    def work(self) -> None:
+        while True:
+            order = receive(self._channel)
+            action = getattr(self, f"_do_{order['do']}")
+            send(self._channel, action(order))
+
+    def _do_load(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Import the candidate; what its import changes in the process is reported."""
+        import msgspec
+
+        from paritas.errors import UsageError
+        from paritas.execution.saved_state import ProcessState
+        from paritas.kernels.sides import SideName, load_side
+
+        for path in reversed(order["paths"]):
+            if path not in sys.path:
+                sys.path.insert(0, path)
+        os.chdir(order["folder"])
+        tempfile.tempdir = os.environ["TMPDIR"] = order["temporary"]
+        self._device = order["device"]
+        before, libraries = ProcessState(), set(sys.modules)
+        error = None
+        try:
+            name = msgspec.convert(order["side"], SideName)
+            self._side = load_side(name, is_candidate=order["is_candidate"])
+        except UsageError as raised:
+            error = str(raised)[:_LONGEST_TEXT]
+        settings = before.put_back() | self._own_code.put_back()
+        return {
+            "error": error,
+            "settings": settings,
+            "outside": self._audit.take(),
+            "files": _files_of_modules(),
+            "extensions": _extensions(set(sys.modules) - libraries),
+        }
+
+    def _do_construct(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Make what is called, and return its parameters and buffers."""
+        from paritas.errors import in_one_line
+        from paritas.execution.saved_state import ProcessState
+        from paritas.kernels.observing import Observer
+
+        before = ProcessState()
+        args, kwargs = decode(order["init"], None)
+        try:
+            made = self._side.construct(tuple(args), kwargs, order["seed"])
+            if order["device"] != "cpu" and self._side.is_module_class:
+                made = made.to(order["device"])
+            for name in order["dtype"]:
+                import torch
+
+                made = made.to(getattr(torch, name))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (it becomes a finding)
+            return {"error": in_one_line(error, _LONGEST_TEXT), "settings": before.put_back()}
+        observer = Observer(made, self._device, self._audit, self._own_code)
+        self._observers = [*self._observers[-1:], observer]
+        return {
+            "error": None,
+            "settings": before.put_back(),
+            "state": encode(dict(observer.state())),
+            "train": None if observer.module is None else observer.module.training,
+            "outside": self._audit.take(),
+        }
+
+    def _do_state(self, order: dict[str, Any]) -> dict[str, Any]:
+        from paritas.errors import in_one_line
+
+        try:
+            self._observers[-1].set_state(decode(order["state"], self._device))
+        except Exception as error:  # noqa: BLE001  (it becomes a finding)
+            return {"error": in_one_line(error, _LONGEST_TEXT)}
+        return {"error": None}
+
+    def _do_call(self, order: dict[str, Any]) -> dict[str, Any]:
+        return self._observers[-1].observe(order)
+
+    def _do_time(self, order: dict[str, Any]) -> dict[str, Any]:
+        from paritas.kernels.timing import measure
+
+        return measure(self._observers[-1], order)
+
+    def _do_opcheck(self, order: dict[str, Any]) -> dict[str, Any]:
+        from paritas.kernels.operators import check_registrations
+
+        return check_registrations(self._side.target, decode(order["inputs"], self._device))
+
+
+def _files_of_modules() -> list[str]:
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return sorted({str(file) for file in files if file})
+
+
+def _extensions(names: set[str]) -> list[str]:
+    """Compiled code, or a compiler of kernels, that the import has brought in."""
+    found = {name.partition(".")[0] for name in names}
+    known = found & {"triton", "cupy", "numba", "cutlass", "tilelang", "ctypes", "cffi"}
+    for name in names:
+        file = str(getattr(sys.modules.get(name), "__file__", None) or "")
+        if file.endswith(".so") and "site-packages" not in file and "lib-dynload" not in file:
+            known.add(name)
+    return sorted(known)
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent is killed."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

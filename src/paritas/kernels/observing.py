@@ -1,0 +1,584 @@
+"""Call a candidate once, in its own process, and record everything a caller could observe.
+
+The candidate may cheat. So memory that it allocates is poisoned, the addresses of its inputs vary,
+its results are read twice, and whatever it changes in the process is recorded and restored. Its own
+state is not restored: a kernel that counts its calls or caches a result is called on and on, as it
+would be by a user. Only registered parameters and buffers are set back after each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import os
+import random
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paritas._torch.global_state import taking_stance
+from paritas._torch.kernels import any_attention
+from paritas._torch.operators import WIDE, DispatchMode, default_dtype
+from paritas.errors import in_one_line
+from paritas.execution.isolation import detached_copy, is_same_leaf
+from paritas.execution.observation import (
+    OUTPUT,
+    cotangent,
+    find_aliases,
+    input_contents,
+    input_tensors,
+)
+from paritas.execution.saved_state import ProcessState, RandomState
+from paritas.execution.subjects import Inputs
+from paritas.kernels.wire import WireError, decode, encode
+from paritas.numerics.bits import dtype_name
+from paritas.numerics.contents import Opaque, contents
+from paritas.numerics.flattening import as_plain, flattened
+from paritas.precision.lifting import LiftMode, is_rounding
+from paritas.results.items import Item, ItemKind, output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+_PLAIN_CLASSES = {torch.Tensor, nn.Parameter, nn.Buffer}
+# Two patterns, so that a value that happens to be right under one is wrong under the other.
+PATTERNS = (float("nan"), -1.2345e30)
+# Functions that hand the memory of a tensor to code that no dispatch mode sees.
+_ESCAPES = {"data_ptr", "numpy", "__array__", "__dlpack__"}
+_MOST_JUNK = 12
+# Bound before a candidate can replace it.
+_wait_for_device = torch.accelerator.synchronize
+_MOST_NAMES = 200
+_LONGEST_TEXT = 400
+
+
+# --- Poisoned memory ------------------------------------------------------------------------------
+
+
+def poisoned(tensor: Tensor, pattern: int) -> Tensor:
+    """Fill a tensor with a value that no kernel would compute."""
+    if tensor.numel() == 0:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            info = torch.finfo(tensor.dtype)
+            value = PATTERNS[pattern]
+            return tensor.fill_(value if value != value else max(value, -info.max / 4))  # noqa: PLR0124
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        tensor.view(torch.uint8).fill_(0xA5 if pattern else 0x5A)
+    return tensor
+
+
+def poison_free_memory(sizes: set[int], device: str, pattern: int) -> None:
+    """Leave poison in blocks of these sizes, which an allocator is likely to hand out again."""
+    held = []
+    for size in sorted(sizes)[-16:]:
+        for _ in range(4):
+            block = torch.empty((size + 7) // 8, dtype=torch.float64, device=device)
+            held.append(poisoned(block, pattern))
+    del held
+
+
+class CallWatch(DispatchMode):
+    """Poisons what `torch.empty` and its like return, and records which operators are called."""
+
+    def __init__(self, pattern: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pattern = pattern
+        self.names: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator."""
+        name = str(func)
+        if len(self.names) < _MOST_NAMES:
+            self.names[name] = None
+        result = func(*args, **(kwargs or {}))
+        if "empty" in name and isinstance(result, torch.Tensor) and name.startswith("aten."):
+            poisoned(result, self.pattern)
+        return result
+
+
+class _EscapeWatch(torch.overrides.TorchFunctionMode):
+    """Records that a tensor's memory is handed to code outside torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _ESCAPES:
+            self.seen.add(f"Tensor.{name}")
+        return func(*args, **(kwargs or {}))
+
+
+# --- What happens outside torch -------------------------------------------------------------------
+
+
+class Audit:
+    """Files that are opened, and processes and connections that are started, from now on.
+
+    An audit hook cannot be removed again, not even by a candidate.
+    """
+
+    def __init__(self) -> None:
+        self.events: dict[tuple[str, str], None] = {}
+        self._is_ours = threading.local()
+        sys.addaudithook(self._note)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Record nothing in this block."""
+        self._is_ours.on = True
+        try:
+            yield
+        finally:
+            self._is_ours.on = False
+
+    def _note(self, event: str, args: Any) -> None:
+        kind = _AUDITED.get(event)
+        if kind is None or getattr(self._is_ours, "on", False) or len(self.events) > _MOST_NAMES:
+            return
+        what = str(args[0]) if args else ""
+        if event == "open":
+            mode, flags = args[1], args[2]
+            writes = any(letter in str(mode or "") for letter in "wax+") or bool(
+                isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            )
+            kind = "writes" if writes else "reads"
+        if not isinstance(args[0] if args else "", int):
+            self.events[kind, what] = None
+
+    def take(self) -> list[list[str]]:
+        """The events since the last call."""
+        found = [list(event) for event in self.events]
+        self.events.clear()
+        return found
+
+
+_AUDITED = {
+    "open": "reads",
+    "os.remove": "deletes",
+    "os.rename": "renames",
+    "subprocess.Popen": "starts",
+    "os.system": "starts",
+    "os.fork": "forks",
+    "socket.connect": "connects to",
+}
+
+
+class OwnCode:
+    """The functions and classes by which candidates are observed and timed.
+
+    `ProcessState` watches torch's. A candidate that replaces one of these would write its own
+    record.
+    """
+
+    def __init__(self) -> None:
+        """Take note of them before a candidate is loaded."""
+        modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "paritas"]
+        spaces = [*modules, time, os, gc, threading, torch.accelerator, torch.cuda]
+        self._known = [(space, dict(vars(space))) for space in [*spaces, Observer, Audit]]
+
+    def put_back(self) -> dict[str, str]:
+        """Restore what was replaced; returns name -> `replaced`."""
+        changed: dict[str, str] = {}
+        for space, names in self._known:
+            now = vars(space)
+            for name, value in names.items():
+                if now.get(name) is not value and callable(value):
+                    setattr(space, name, value)
+                    changed[f"{getattr(space, '__name__', space)}.{name}"] = "replaced"
+        return changed
+
+
+class _CodeWatch:
+    """Which Python functions run, as (file, qualified name)."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> None:
+        self._before = sys.getprofile()
+        sys.setprofile(self._note)
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(self._before)
+
+    def _note(self, frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            self.seen.add((code.co_filename, code.co_qualname))
+
+
+# --- One call -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Held:
+    """What stays between calls: the last inputs and results, and blocks that move addresses."""
+
+    inputs: Inputs | None = None
+    results: dict[str, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
+    sizes: set[int] = dataclasses.field(default_factory=set)
+    junk: list[Tensor] = dataclasses.field(default_factory=list)
+    chance: random.Random = dataclasses.field(default_factory=random.Random)
+
+
+class Observer:
+    """Calls one candidate again and again.
+
+    Attributes:
+        call: the candidate: a function or a module.
+        device: where its inputs are made.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], device: str, audit: Audit, own_code: OwnCode
+    ) -> None:
+        self.call, self.device = call, device
+        self._own_code = own_code
+        self.held = Held()
+        self._audit = audit
+        self._environment, self._folder = dict(os.environ), os.getcwd()  # noqa: PTH109
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The candidate, if it is a module."""
+        return self.call if isinstance(self.call, nn.Module) else None
+
+    def state(self) -> dict[str, Tensor]:
+        """The registered parameters and buffers of the candidate by name."""
+        if self.module is None:
+            return {}
+        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+
+    def set_state(self, values: dict[str, Tensor]) -> None:
+        """Write to parameters and buffers in place, as an optimizer or a checkpoint does."""
+        own = self.state()
+        with torch.no_grad():
+            for name, value in values.items():
+                own[name].copy_(value)
+
+    def observe(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Make one call as ordered, and return its record."""
+        with self._audit.aside():
+            inputs = self._make_inputs(order)
+            before = input_contents(inputs)
+            if order.get("train") is not None and self.module is not None:
+                self.module.train(order["train"])
+            state = {name: detached_copy(value) for name, value in self.state().items()}
+            flags = {name: value.requires_grad for name, value in self.state().items()}
+            torch.manual_seed(order["seed"])
+            poison_free_memory(
+                self.held.sizes | {t.nbytes for _, t in input_tensors(inputs)},
+                self.device,
+                order["pattern"],
+            )
+        record: dict[str, Any] = {}
+        live: dict[str, Any] = {}
+        with _widened(self, order["wide"]):
+            wide_state = {name: detached_copy(value) for name, value in self.state().items()}
+            self._run(order, inputs, record, live)
+            with self._audit.aside():
+                _synchronize(self.device)
+                if "error" not in record:
+                    self._note_results(order, inputs, before, wide_state, record, live)
+        with self._audit.aside():
+            self._put_back(state, flags)
+            record["outside"] = self._audit.take()
+        return record
+
+    def _make_inputs(self, order: dict[str, Any]) -> Inputs:
+        """New tensors at other addresses, or the old ones with other contents."""
+        args, kwargs = decode(order["inputs"], self.device)
+        new = Inputs(tuple(args), kwargs)
+        if order.get("reuse") and self.held.inputs is not None:
+            old = self.held.inputs
+            pairs = [
+                (one, other)
+                for (_, one), (_, other) in zip(
+                    input_tensors(old), input_tensors(new), strict=False
+                )
+            ]
+            if all(a.shape == b.shape and a.dtype is b.dtype for a, b in pairs):
+                for one, other in pairs:
+                    one.detach().copy_(other.detach())
+                return old
+        chance = self.held.chance
+        size = chance.choice([64, 256, 1024, 4096, 20000]) + chance.randrange(64)
+        self.held.junk.append(torch.empty(size, device=self.device))
+        if len(self.held.junk) > _MOST_JUNK:
+            self.held.junk.pop(chance.randrange(_MOST_JUNK))
+        if not order["wide"]:
+            self.held.inputs = new
+        return new
+
+    def _run(
+        self, order: dict[str, Any], inputs: Inputs, record: dict[str, Any], live: dict[str, Any]
+    ) -> None:
+        modes = _modes_of(order)
+        process, rng = ProcessState(), RandomState.now()
+        threads = threading.active_count()
+        began = time.perf_counter()
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(order["grad"]))
+                for mode in modes.values():
+                    stack.enter_context(mode)
+                live[OUTPUT] = self.call(*inputs.args, **inputs.kwargs)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)
+            record["error"] = [type(error).__name__, str(error)[:_LONGEST_TEXT]]
+        record["seconds"] = time.perf_counter() - began
+        with self._audit.aside():
+            self._note_process(process, rng, threads, record)
+            _note_modes(modes, record)
+
+    def _note_process(
+        self, process: ProcessState, rng: RandomState, threads: int, record: dict[str, Any]
+    ) -> None:
+        record["settings"] = process.put_back() | self._own_code.put_back()
+        now = RandomState.now()
+        record["drew"] = not rng.same_torch(now)
+        record["threads"] = max(0, threading.active_count() - threads)
+        if dict(os.environ) != self._environment:
+            names = {k for k, v in os.environ.items() if self._environment.get(k) != v}
+            names |= self._environment.keys() - os.environ.keys()
+            os.environ.clear()
+            os.environ.update(self._environment)
+            record["settings"] |= {f"os.environ[{name!r}]": "changed" for name in sorted(names)}
+        if os.getcwd() != self._folder:  # noqa: PTH109
+            os.chdir(self._folder)
+            record["settings"]["the current directory"] = "changed"
+
+    def _note_results(
+        self,
+        order: dict[str, Any],
+        inputs: Inputs,
+        before: dict[str, Any],
+        state: dict[str, Tensor],
+        record: dict[str, Any],
+        live: dict[str, Any],
+    ) -> None:
+        result = live.pop(OUTPUT)
+        record["refused"] = _unreadable(result)
+        if record["refused"]:
+            return
+        flat = flattened(result, OUTPUT)
+        copies = {path: _copied(leaf) for path, leaf in flat.leaves.items()}
+        record["kinds"] = {
+            path: [kind.name, kind.family, kind.is_tensor] for path, kind in flat.kinds.items()
+        }
+        record["facts"] = {
+            path: [list(leaf.stride()), leaf.requires_grad, leaf.is_inference(), str(leaf.device)]
+            for path, leaf in flat.leaves.items()
+            if isinstance(leaf, torch.Tensor)
+        }
+        record["aliases"] = self._aliases(inputs, flat.leaves)
+        now = input_contents(inputs, copy_tensors=False)
+        after = {
+            path: value
+            for path, value in now.items()
+            if path not in before or not is_same_leaf(before[path], value)
+        }
+        changed = {
+            name: detached_copy(value)
+            for name, value in self.state().items()
+            if name not in state or not is_same_leaf(state[name], value)
+        }
+        gradients: dict[str, Any] = {}
+        if order["grad"]:
+            gradients = _gradients(flat.leaves, inputs, self.state(), order, record)
+        record["overwritten"] = self._overwritten()
+        record["later"] = [
+            path
+            for path, leaf in flat.leaves.items()
+            if isinstance(leaf, torch.Tensor) and not is_same_leaf(copies[path], as_plain(leaf))
+        ]
+        record["values"] = _encoded(copies, after, changed, gradients)
+        if not order["wide"]:
+            self.held.results = {
+                path: (leaf.detach(), copies[path])
+                for path, leaf in flat.leaves.items()
+                if isinstance(leaf, torch.Tensor) and not _shares(leaf, inputs, self.state())
+            }
+            tensors = [one for one in copies.values() if isinstance(one, torch.Tensor)]
+            self.held.sizes = {one.nbytes for one in tensors if one.nbytes}
+
+    def _overwritten(self) -> list[str]:
+        """The results of the call before that have changed since."""
+        return [
+            path
+            for path, (leaf, copy) in self.held.results.items()
+            if not is_same_leaf(copy, as_plain(leaf))
+        ]
+
+    def _aliases(self, inputs: Inputs, leaves: dict[str, Any]) -> list[list[str]]:
+        given = {Item(ItemKind.INPUT, path): tensor for path, tensor in input_tensors(inputs)}
+        given |= {Item(ItemKind.STATE, name): tensor for name, tensor in self.state().items()}
+        live = {output(path): leaf for path, leaf in leaves.items()}
+        return [
+            [other.kind.value, other.name, item.name] for other, item in find_aliases(live, given)
+        ]
+
+    def _put_back(self, state: dict[str, Tensor], flags: dict[str, bool]) -> None:
+        with torch.no_grad():
+            for name, value in self.state().items():
+                if name in state and value.shape == state[name].shape:
+                    if not is_same_leaf(state[name], value):
+                        value.copy_(state[name])
+                    value.requires_grad_(flags[name])
+                    value.grad = None
+
+
+def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
+    """The contexts of a call, the innermost last."""
+    modes: dict[str, Any] = {}
+    wide = order["wide"]
+    if wide:
+        used = frozenset(getattr(torch, name) for name in wide["used"])
+        own, default = getattr(torch, wide["dtype"]), getattr(torch, wide["default"])
+        modes["stance"] = taking_stance("force_eager")
+        modes["attention"] = any_attention()
+        modes["default"] = default_dtype(torch.float64)
+        modes["escapes"] = _EscapeWatch()
+        modes["lift"] = LiftMode(own, default, lifts=functools.partial(is_rounding, used=used))
+    if order.get("watch"):
+        modes["stance"] = taking_stance("force_eager")
+        modes["watch"] = CallWatch(order["pattern"])
+    if order.get("profile"):
+        modes["code"] = _CodeWatch()
+    return modes
+
+
+def _note_modes(modes: dict[str, Any], record: dict[str, Any]) -> None:
+    if "lift" in modes:
+        record["foreign"] = sorted({*modes["lift"].foreign, *modes["escapes"].seen})
+    if "watch" in modes:
+        record["operators"] = list(modes["watch"].names)
+    if "code" in modes:
+        record["code"] = [list(one) for one in sorted(modes["code"].seen)]
+
+
+def _unreadable(result: Any) -> dict[str, str]:
+    """Tensors that are not plain: they may compute on access, or share memory unseen."""
+    return {
+        path: type(leaf).__name__
+        for path, leaf in contents(result, OUTPUT)
+        if isinstance(leaf, torch.Tensor) and type(leaf) not in _PLAIN_CLASSES
+    }
+
+
+def _copied(leaf: Any) -> Any:
+    plain = as_plain(leaf)
+    return plain.clone() if isinstance(plain, torch.Tensor) else plain
+
+
+def _shares(leaf: Tensor, inputs: Inputs, state: dict[str, Tensor]) -> bool:
+    given = {Item(ItemKind.INPUT, path): tensor for path, tensor in input_tensors(inputs)}
+    given |= {Item(ItemKind.STATE, name): tensor for name, tensor in state.items()}
+    return bool(find_aliases({output(): leaf}, given))
+
+
+def _encoded(
+    outputs: dict[str, Any], after: dict[str, Any], state: dict[str, Any], gradients: dict[str, Any]
+) -> dict[str, Any]:
+    """All values of a record; a value that cannot be sent is replaced by the reason."""
+    tables = {"outputs": outputs, "after": after, "state": state, "gradients": gradients}
+    sent: dict[str, dict[str, Any]] = {}
+    for name, table in tables.items():
+        sent[name] = {}
+        for path, value in table.items():
+            try:
+                encode(value if not isinstance(value, Opaque) else None)
+            except WireError as error:
+                sent[name][path] = {"opaque": str(error)}
+            else:
+                opaque = isinstance(value, Opaque)
+                sent[name][path] = {"opaque": value.reason} if opaque else value
+    return encode(sent)
+
+
+def _gradients(
+    leaves: dict[str, Any],
+    inputs: Inputs,
+    state: dict[str, Tensor],
+    order: dict[str, Any],
+    record: dict[str, Any],
+) -> dict[str, Any]:
+    """The gradients of inputs and parameters that require grad, under the judge's cotangents."""
+    outputs = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    }
+    targets = {path: t for path, t in input_tensors(inputs) if t.requires_grad}
+    targets |= {name: t for name, t in state.items() if t.requires_grad}
+    if not outputs or not targets:
+        return {}
+    # Those of a float64 run are representable in the dtype of the native run.
+    named = order["wide"]["precisions"] if order["wide"] else {}
+    cotangents = [
+        cotangent(
+            output(path),
+            leaf,
+            order["cotangents"],
+            getattr(torch, named[path]) if path in named else leaf.dtype,
+        )
+        for path, leaf in outputs.items()
+    ]
+    try:
+        found = torch.autograd.grad(
+            list(outputs.values()), list(targets.values()), cotangents, allow_unused=True
+        )
+    except Exception as error:  # noqa: BLE001  (the record carries it)
+        record["gradient_error"] = [type(error).__name__, in_one_line(error, _LONGEST_TEXT)]
+        return {}
+    return {
+        name: None if one is None else _copied(one)
+        for name, one in zip(targets, found, strict=True)
+    }
+
+
+@contextlib.contextmanager
+def _widened(observer: Observer, wide: Any) -> Iterator[None]:
+    """Run with parameters and buffers in float64."""
+    if not wide:
+        yield
+        return
+    saved = {name: value.data for name, value in observer.state().items()}
+    own = observer.state()
+    try:
+        for name, value in own.items():
+            if value.dtype in WIDE:
+                value.data = saved[name].to(WIDE[value.dtype])
+        yield
+    finally:
+        for name, value in own.items():
+            value.data = saved[name]
+
+
+def _synchronize(device: str) -> None:
+    if not device.startswith("cpu"):
+        _wait_for_device(device)
+
+
+def facts_of(tensors: dict[str, Tensor]) -> list[list[Any]]:
+    """Names, shapes and dtypes, for messages."""
+    return [[name, list(one.shape), dtype_name(one.dtype)] for name, one in tensors.items()]

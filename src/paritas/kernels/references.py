@@ -1,0 +1,252 @@
+"""The reference of a task: what it is called with, and what it computes in each case."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paritas._torch.operator_samples import sample_calls
+from paritas.errors import UsageError, in_one_line
+from paritas.execution.evidence import Demand, Evidence
+from paritas.execution.observation import RunConditions, running_subject
+from paritas.execution.saved_state import RandomState
+from paritas.execution.subject_runs import SubjectProgram
+from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
+from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side
+from paritas.numerics.contents import map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.execution.observation import Observation
+    from paritas.kernels.cases import KernelCase
+    from paritas.results.kernels import KernelRow
+
+_LONGEST_REASON = 160
+
+
+class RefusedCase(Exception):  # noqa: N818  (the case is not asked)
+    """The reference itself does not accept a case."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceRun:
+    """The reference on one case.
+
+    Attributes:
+        subject: the reference.
+        native: what it computed.
+        evidence: how far rounding moves it.
+        demand: the perturbed runs so far; they serve all candidates.
+    """
+
+    subject: Subject
+    native: Observation
+    evidence: Evidence[SubjectProgram]
+    demand: Demand
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedCase:
+    """A case with what the reference computed on it.
+
+    Attributes:
+        case: the case.
+        run: the reference's run.
+        row: the result; None as long as it is not judged.
+    """
+
+    case: KernelCase
+    run: ReferenceRun
+    row: KernelRow | None = None
+
+
+class KernelTask:
+    """A reference with its inputs.
+
+    Attributes:
+        side: the reference.
+        given: its inputs; several for an operator with samples.
+        device: where everything runs.
+    """
+
+    def __init__(
+        self, side: Side, make_inputs: Callable[[], Any] | None, *, device: str, seed: int
+    ) -> None:
+        self.side, self.device, self.seed = side, device, seed
+        self._make_inputs = make_inputs or getattr(side.home, INPUTS, None)
+        self.init = self._init_inputs()
+        self._subjects: dict[Any, Subject] = {}
+        self._modules: dict[Any, nn.Module] = {}
+        self.given = self._given()
+
+    def _init_inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        make = getattr(self.side.home, INIT_INPUTS, None)
+        if make is None or not self.side.is_module_class:
+            return (), {}
+        torch.manual_seed(self.seed)
+        found = _call_user(make, INIT_INPUTS)
+        if isinstance(found, dict):
+            return (), found
+        values = list(found)
+        # KernelBench's newer tasks return [args, kwargs].
+        if len(values) == 2 and isinstance(values[0], list) and isinstance(values[1], dict):  # noqa: PLR2004
+            return tuple(values[0]), values[1]
+        return tuple(values), {}
+
+    def _given(self) -> list[Inputs]:
+        if self._make_inputs is not None:
+            return self._sets(self.seed)
+        if self.side.name.is_operator:
+            calls = list(sample_calls(self.side.name.name, torch.float32, self.device))
+            if calls:
+                return [Inputs(args, kwargs) for args, kwargs in calls]
+            raise UsageError(
+                f"torch has no sample inputs for {self.side.name.shown!r}: give a function that "
+                "makes them with --inputs file.py:function"
+            )
+        raise UsageError(
+            f"there are no inputs for {self.side.name.shown!r}: define {INPUTS}() in its file, or "
+            "give a function with --inputs file.py:function"
+        )
+
+    def _sets(self, seed: int) -> list[Inputs]:
+        torch.manual_seed(seed)
+        assert self._make_inputs is not None  # noqa: S101  (for the type checker)
+        found = _call_user(self._make_inputs, INPUTS)
+        if isinstance(found, torch.Tensor):
+            found = [found]
+        sets = input_sets(found)
+        return [
+            Inputs(
+                tuple(map_leaves(list(one.args), self._moved)),
+                map_leaves(dict(one.kwargs), self._moved),
+            )
+            for one in sets
+        ]
+
+    def _moved(self, leaf: Any) -> Any:
+        return leaf.detach().to(self.device) if isinstance(leaf, torch.Tensor) else leaf
+
+    def again(self, number: int) -> Callable[[int], Inputs] | None:
+        """Makes one of the sets of inputs under another seed."""
+        if self._make_inputs is None:
+            return None
+
+        def make(seed: int) -> Inputs:
+            sets = self._sets(self.seed + 1000 * seed)
+            return sets[min(number, len(sets) - 1)]
+
+        return make
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are parameters or buffers that can be changed."""
+        return any(one.is_floating_point() for one in self.state((0, "", 0, None)).values())
+
+    @property
+    def has_modes(self) -> bool:
+        """Whether training and evaluation may differ; in the candidate, if not here."""
+        return self.side.is_module_class
+
+    # --- The modules ------------------------------------------------------------------------------
+
+    @staticmethod
+    def key(case: KernelCase) -> tuple[int, str, int, bool | None]:
+        """What distinguishes the module of a case."""
+        return case.construction, case.dtype, case.weights, case.train
+
+    def state(self, key: tuple[int, str, int, bool | None]) -> dict[str, Tensor]:
+        """Parameters and buffers of the reference by name."""
+        if not self.side.is_module_class:
+            return {}
+        module = self._module(key)
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    def _module(self, key: tuple[int, str, int, bool | None]) -> nn.Module:
+        if key not in self._modules:
+            construction, dtype, weights, train = key
+            if weights or train is not None:
+                module = copy.deepcopy(self._module((construction, dtype, 0, None)))
+                if train is not None:
+                    module.train(train)
+                if weights:
+                    redraw_weights(module, self.seed + weights)
+            else:
+                args, kwargs = copy.deepcopy(self.init)
+                module = self.side.construct(args, kwargs, self.seed + construction)
+                module = module.to(self.device)
+                module = module.to(getattr(torch, dtype)) if dtype else module
+            self._modules[key] = module
+        return self._modules[key]
+
+    def subject(self, case: KernelCase) -> Subject:
+        """The reference of a case."""
+        key = self.key(case) if self.side.is_module_class else ()
+        if key not in self._subjects:
+            call = self._module(self.key(case)) if self.side.is_module_class else self.side.target
+            self._subjects[key] = inspect_subject(call, "reference", "REFERENCE")
+        return self._subjects[key]
+
+    def accepts(self, case: KernelCase) -> bool:
+        """Whether the reference returns something for a case."""
+        try:
+            self.run(case, gradients=False)
+        except RefusedCase:
+            return False
+        return True
+
+    def run(self, case: KernelCase, *, gradients: bool) -> ReferenceRun:
+        """Call the reference.
+
+        Raises:
+            RefusedCase: it raises, draws random numbers, or returns nothing that can be compared.
+        """
+        subject = self.subject(case)
+        rng = RandomState.now()
+        conditions = RunConditions(gradients=gradients, seed=self.seed)
+        with running_subject(subject, rng, conditions) as call:
+            native = call(case.inputs)
+        error = native.error or native.gradient_error
+        if error is not None:
+            raise RefusedCase(in_one_line(error, _LONGEST_REASON)) from error
+        if native.drew_random_numbers:
+            raise RefusedCase("the reference draws random numbers")
+        if not native.outputs:
+            raise RefusedCase("the reference returns nothing")
+        program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
+        evidence = Evidence(program, [native], self.seed)
+        return ReferenceRun(subject, native, evidence, Demand(settles=False))
+
+
+def redraw_weights(module: nn.Module, seed: int) -> None:
+    """Change all floating parameters and buffers in place; positive ones stay positive."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, value in _named(module):
+            if not value.is_floating_point() or not value.numel():
+                continue
+            factor = 0.5 + torch.rand(value.shape, generator=generator)
+            shift = torch.randn(value.shape, generator=generator)
+            size = value.double().std() if value.numel() > 1 else value.double().abs().max()
+            is_positive = bool((value >= 0).all())
+            shift = shift.abs() / 10 if is_positive else shift * float(size) / 3
+            value.copy_(value.cpu() * factor.to(value.dtype) + shift.to(value.dtype))
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _call_user(function: Callable[[], Any], name: str) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise UsageError(f"{name}() of the task raised {in_one_line(error, 300)}") from error

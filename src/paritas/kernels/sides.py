@@ -1,0 +1,232 @@
+"""Find the reference and the candidate by name, and make what is called.
+
+A side is named as people have it: `file.py` with a class `Model` or `ModelNew` (KernelBench's
+convention), `file.py:function`, `package.module:function`, or an operator: `aten.softmax.int`.
+The judging process loads only the reference, and a candidate's process only the candidate.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import nn
+
+from paritas._torch.operator_samples import find_operator, is_operator
+from paritas.errors import UsageError, did_you_mean, in_one_line
+
+if TYPE_CHECKING:
+    import os
+    from types import ModuleType
+
+# KernelBench's names.
+MODEL, NEW_MODEL = "Model", "ModelNew"
+INPUTS, INIT_INPUTS = "get_inputs", "get_init_inputs"
+
+
+class SideName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a side is.
+
+    Attributes:
+        file: the file that defines it; empty if it is in `module` or is an operator.
+        module: the module that defines it.
+        name: the function or class; empty for the usual one.
+        shown: as the user wrote it.
+    """
+
+    file: str = ""
+    module: str = ""
+    name: str = ""
+    shown: str = ""
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it is an operator of torch."""
+        return not self.file and not self.module
+
+
+def parse_side(given: str | os.PathLike[str] | Callable[..., Any], parameter: str) -> SideName:
+    """Where a side is, from what the user gave.
+
+    Raises:
+        UsageError: it cannot be found by a name, as a lambda cannot.
+    """
+    if callable(given) and not isinstance(given, str | Path):
+        return _side_of_object(given, parameter)
+    text = str(given)
+    head, colon, name = text.rpartition(":") if ":" in text else (text, "", "")
+    if not colon:
+        head, name = text, ""
+    if head.endswith(".py"):
+        path = Path(head).absolute()
+        if not path.is_file():
+            raise UsageError(f"{parameter} {text!r}: there is no file {head!r}")
+        return SideName(file=str(path), name=name, shown=text)
+    if colon:
+        return SideName(module=head, name=name, shown=text)
+    if find_operator(text) is not None:
+        return SideName(name=text, shown=text)
+    raise UsageError(
+        f"{parameter} {text!r} is not a file.py, file.py:name, package.module:name or an operator "
+        "such as aten.softmax.int"
+    )
+
+
+def _side_of_object(given: Any, parameter: str) -> SideName:
+    """The name of a function or class that another process can import."""
+    if is_operator(given):
+        return SideName(name=str(given), shown=str(given))
+    name = getattr(given, "__qualname__", "")
+    module = sys.modules.get(getattr(given, "__module__", None) or "")
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not name or found is not given:
+        raise UsageError(
+            f"{parameter} {given!r:.80} has no name in its module, so another process cannot "
+            "import it: define it at the top of a file, and give file.py:name"
+        )
+    file = getattr(module, "__file__", None)
+    if getattr(module, "__name__", "") == "__main__" or file is None:
+        if file is None:
+            raise UsageError(f"{parameter} {name!r} is not in a file: save it in one, and name it")
+        return SideName(file=str(Path(file).absolute()), name=name, shown=f"{file}:{name}")
+    return SideName(module=module.__name__, name=name, shown=f"{module.__name__}:{name}")  # type: ignore[union-attr]
+
+
+# --- Loading --------------------------------------------------------------------------------------
+
+
+class Side:
+    """A loaded reference or candidate.
+
+    Attributes:
+        name: where it came from.
+        target: the function, the class of modules, or the module.
+        home: the Python module that defines it; None for an operator.
+    """
+
+    def __init__(self, name: SideName, target: Any, home: ModuleType | None) -> None:
+        self.name, self.target, self.home = name, target, home
+
+    @property
+    def is_module_class(self) -> bool:
+        """Whether modules have to be constructed from it."""
+        return isinstance(self.target, type) and issubclass(self.target, nn.Module)
+
+    def construct(self, init: tuple[Any, ...], kwargs: dict[str, Any], seed: int) -> Any:
+        """What is called: a new module under a seed, or the function itself."""
+        if not self.is_module_class:
+            return self.target
+        torch.manual_seed(seed)
+        return self.target(*init, **kwargs)
+
+    @property
+    def code_names(self) -> list[tuple[str, str]]:
+        """The file and the qualified names of the functions that compute it."""
+        function = self.target.forward if self.is_module_class else self.target
+        code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+        return [] if code is None else [(code.co_filename, code.co_qualname)]
+
+    @property
+    def file(self) -> str:
+        """The file that defines it; empty if there is none."""
+        return str(getattr(self.home, "__file__", None) or "")
+
+
+def load_side(name: SideName, *, is_candidate: bool) -> Side:
+    """Import a side.
+
+    Raises:
+        UsageError: it does not exist, or importing it raises.
+    """
+    role = "CANDIDATE" if is_candidate else "REFERENCE"
+    if name.is_operator:
+        return Side(name, find_operator(name.name), None)
+    home = _import_file(name, role) if name.file else _import_module(name, role)
+    target: Any = home
+    for part in (name.name or _usual_name(home, is_candidate=is_candidate)).split("."):
+        if not hasattr(target, part):
+            known = [one for one in vars(home) if not one.startswith("_")]
+            raise UsageError(f"{role} {name.shown!r} has no {part!r}: {did_you_mean(part, known)}")
+        target = getattr(target, part)
+    if not callable(target):
+        kind = type(target).__name__
+        raise UsageError(f"{role} {name.shown!r} cannot be called; it has type {kind}")
+    if isinstance(target, type) and not issubclass(target, nn.Module):
+        raise UsageError(f"{role} {name.shown!r} is a class, but not an nn.Module: {target!r:.80}")
+    return Side(name, target, home)
+
+
+def _usual_name(home: ModuleType, *, is_candidate: bool) -> str:
+    names = (NEW_MODEL, MODEL) if is_candidate else (MODEL,)
+    for name in names:
+        if hasattr(home, name):
+            return name
+    own = [
+        name
+        for name, value in vars(home).items()
+        if inspect.isfunction(value)
+        and value.__module__ == home.__name__
+        and not name.startswith("_")
+        and name not in {INPUTS, INIT_INPUTS}
+    ]
+    if len(own) == 1:
+        return own[0]
+    raise UsageError(
+        f"{home.__file__} has neither a class {' or '.join(names)} nor exactly one function: "
+        "name one, as in file.py:function"
+    )
+
+
+def _import_file(name: SideName, role: str) -> ModuleType:
+    path = Path(name.file)
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{role} {name.shown!r} cannot be imported")
+    home = importlib.util.module_from_spec(spec)
+    # Like an import: pickling, dataclasses and Triton look a function's module up by its name.
+    sys.modules.setdefault(path.stem, home)
+    try:
+        spec.loader.exec_module(home)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"{role} {name.shown!r}: importing it raised {in_one_line(error, 300)}"
+        ) from error
+    return home
+
+
+def _import_module(name: SideName, role: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name.module)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"{role} {name.shown!r}: importing {name.module} raised {in_one_line(error, 300)}"
+        ) from error
+
+
+def resolve_inputs(given: str | Callable[[], Any] | None) -> Callable[[], Any] | None:
+    """The function that makes the inputs.
+
+    Raises:
+        UsageError: there is no such function.
+    """
+    if given is None or callable(given):
+        return given
+    name = parse_side(given, "--inputs")
+    if name.is_operator or not name.name:
+        raise UsageError(f"--inputs {given!r} is not of the form file.py:function")
+    return load_side(name, is_candidate=False).target  # type: ignore[no-any-return]

@@ -1,0 +1,266 @@
+"""The smallest case that still fails, and a script that shows it with torch alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.execution.observation import input_tensors
+from paritas.execution.subjects import Inputs
+from paritas.kernels.cases import dimension_groups
+from paritas.numerics.contents import map_leaves
+from paritas.reports.scripts import Script, ScriptValues, literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from paritas.kernels.cases import KernelCase
+    from paritas.kernels.sides import SideName
+
+_MOST_TRIES = 40
+
+
+def smallest_failing(
+    case: KernelCase, fails: Callable[[KernelCase], bool], seconds: float
+) -> KernelCase:
+    """Make the inputs of a failing case as small, and their values as plain, as possible.
+
+    `fails` says whether the reference accepts a case and the candidate still fails it.
+    """
+    until, tries = time.monotonic() + seconds, 0
+
+    def try_(smaller: KernelCase | None) -> bool:
+        nonlocal tries, case
+        if smaller is None or tries >= _MOST_TRIES or time.monotonic() > until:
+            return False
+        tries += 1
+        if fails(smaller):
+            case = smaller
+            return True
+        return False
+
+    improved = True
+    while improved:
+        improved = False
+        for group in dimension_groups(dict(input_tensors(case.inputs))):
+            _, size, places = group
+            for new in _smaller_sizes(size):
+                if try_(_narrowed(case, places, new)):
+                    improved = True
+                    break
+            if improved:
+                break
+    for change in (torch.Tensor.sign, lambda t: t.round(), lambda t: (t * 8).round() / 8):
+        if try_(_simplified(case, change)):
+            break
+    return case
+
+
+def _smaller_sizes(size: int) -> Iterator[int]:
+    if size > 1:
+        yield from dict.fromkeys((1, size // 4, size // 2, size - 1))
+
+
+def _narrowed(case: KernelCase, places: frozenset[tuple[str, int]], size: int) -> KernelCase | None:
+    """The first `size` elements along some dimensions; strides stay as they are."""
+    if size < 1:
+        return None
+    paths = {id(tensor): path for path, tensor in input_tensors(case.inputs)}
+
+    def narrow(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            for dim in range(leaf.dim()):
+                if (paths[id(leaf)], dim) in places:
+                    leaf = _remember(leaf.narrow(dim, 0, size), leaf, paths)
+        return leaf
+
+    return _with(case, narrow)
+
+
+def _remember(new: Tensor, old: Tensor, paths: dict[int, str]) -> Tensor:
+    paths[id(new)] = paths[id(old)]
+    return new
+
+
+def _simplified(case: KernelCase, change: Callable[[Tensor], Tensor]) -> KernelCase | None:
+    def simplify(leaf: Any) -> Any:
+        is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        if not is_float or not bool(torch.isfinite(leaf).all()):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(change(leaf))
+
+    return _with(case, simplify)
+
+
+def _with(case: KernelCase, change: Callable[[Any], Any]) -> KernelCase:
+    args = map_leaves(list(case.inputs.args), change)
+    inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), change))
+    return dataclasses.replace(case, inputs=inputs, reuse=False)
+
+
+# --- The script -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FailingCase:
+    """What a script needs.
+
+    Attributes:
+        case: the failing case.
+        reference: where the reference is.
+        candidate: where the candidate is.
+        init: what modules are constructed with.
+        state: the reference's parameters and buffers in this case.
+        names: the candidate's name of a parameter -> the reference's.
+        seed: of the construction.
+        reason: what was found.
+    """
+
+    case: KernelCase
+    reference: SideName
+    candidate: SideName
+    init: tuple[tuple[Any, ...], dict[str, Any]]
+    state: Mapping[str, Tensor]
+    names: Mapping[str, str]
+    seed: int
+    reason: str
+
+
+def case_script(failing: FailingCase) -> Script:
+    """The script of a failing case.
+
+    Raises:
+        NoScriptError: an argument cannot be written as code.
+    """
+    case, names = failing.case, failing.names
+    values = ScriptValues()
+    given = [_input_text(values, f"input {n}", one, n) for n, one in enumerate(case.inputs.args)]
+    named = [
+        f"{literal(name)}: {_input_text(values, name, one, 50 + n)}"
+        for n, (name, one) in enumerate(case.inputs.kwargs.items())
+    ]
+    weights = []
+    if case.weights:
+        for place, (own, theirs) in enumerate(names.items()):
+            value = failing.state[theirs].detach()
+            text = _input_text(values, f"weight {own}", value, 90 + place)
+            weights.append(f"    {literal(own)}: {text},")
+    lines = [
+        "",
+        _FIND,
+        f"REFERENCE = {_side_text(failing.reference)}",
+        f"CANDIDATE = {_side_text(failing.candidate)}",
+        f"SEED = {failing.seed + case.construction}",
+        f"INIT = {literal(tuple(failing.init[0]))}, {literal(failing.init[1])}",
+        f"NAMES = {dict(names)!r}  # of the candidate's parameters -> the reference's",
+        "",
+        "",
+        "def inputs():",
+        *(["    stored = load()"] if values.stored else []),
+        f"    return ({''.join(f'{one}, ' for one in given)}), {{{', '.join(named)}}}",
+        "",
+        "",
+        "def weights():",
+        *(["    stored = load()"] if values.stored else []),
+        "    return {",
+        *("    " + line for line in weights),
+        "    }",
+        "",
+        "",
+        _MAKE.format(
+            train=case.train,
+            dtype=f"torch.{case.dtype}" if case.dtype else "None",
+        ),
+    ]
+    heading = (
+        f"{failing.candidate.shown} does not compute what {failing.reference.shown} computes.",
+        "",
+        f"Case: {case.name}; {case.shapes}.",
+        f"Found: {failing.reason}",
+    )
+    return Script(
+        heading=heading,
+        imports=("import importlib", "import importlib.util", "from pathlib import Path"),
+        values=values.stored,
+        function="\n".join(lines),
+        run=_RUN,
+        sides=("reference", "candidate"),
+    )
+
+
+def _side_text(name: SideName) -> str:
+    return literal((name.file, name.module, name.name))
+
+
+def _input_text(values: ScriptValues, name: str, value: Any, position: int) -> str:
+    if not isinstance(value, torch.Tensor):
+        return literal(value)
+    text = values.text(name, value.detach().contiguous(), position)
+    if value.is_contiguous():
+        return text
+    strides = literal(tuple(value.stride()))
+    return (
+        f"torch.empty_strided({tuple(value.shape)}, {strides}, dtype={value.dtype}).copy_({text})"
+    )
+
+
+_FIND = '''
+
+def find(side, usual):
+    """The function or class of a side: from a file, a module, or torch's operators."""
+    file, module, name = side
+    if file:
+        spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+        home = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(Path(file).parent))
+        spec.loader.exec_module(home)
+    elif module:
+        home = importlib.import_module(module)
+    else:
+        home = torch.ops
+        name = name.removeprefix("torch.ops.")
+    for part in (name or next(one for one in usual if hasattr(home, one))).split("."):
+        home = getattr(home, part)
+    return home
+
+'''
+
+_MAKE = '''def make(side, usual, names):
+    """What is called."""
+    found = find(side, usual)
+    if not isinstance(found, type):
+        return found
+    torch.manual_seed(SEED)
+    module = found(*INIT[0], **INIT[1])
+    if {dtype} is not None:
+        module = module.to({dtype})
+    if {train} is not None:
+        module.train({train})
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    with torch.no_grad():
+        for name, value in weights().items():
+            own[names.get(name, name)].copy_(value)
+    return module
+'''
+
+_RUN = '''
+
+def main():
+    """Call both, and compare."""
+    with torch.no_grad():
+        args, kwargs = inputs()
+        expected = flat(make(REFERENCE, ["Model"], NAMES)(*args, **kwargs))
+        args, kwargs = inputs()
+        try:
+            found = flat(make(CANDIDATE, ["ModelNew", "Model"], {})(*args, **kwargs))
+        except Exception as error:
+            print(f"the candidate raises {type(error).__name__}: {error}")
+            found = []
+    named = {f"output {n}": one for n, one in enumerate(expected)}
+    return judged(named, {f"output {n}": one for n, one in enumerate(found)}, {})
+'''

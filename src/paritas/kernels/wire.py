@@ -1,0 +1,260 @@
+"""Values between the judge and the process of a candidate.
+
+Nothing that comes from a candidate's process is unpickled: that would run its code in the judging
+process. Messages are MessagePack; a tensor is bytes with a dtype, a shape and strides, which are
+checked before they are used. Tensors that share memory are sent as views of one storage.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.numerics.bits import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+_HEADER = struct.Struct("<Q")
+# A longer message is not from us.
+MOST_BYTES = 1 << 34
+_CHUNK = 1 << 20
+_DTYPES = {
+    dtype_name(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
+}
+_NAMED_TORCH = (torch.dtype, torch.layout, torch.memory_format)
+_LARGEST_INTEGER = 1 << 63
+
+
+class WireError(ValueError):
+    """A value cannot be sent, or a message is not valid."""
+
+
+class ChannelClosedError(ConnectionError):
+    """The other process has ended, or closed its end."""
+
+
+# --- Messages -------------------------------------------------------------------------------------
+
+
+def send(channel: socket.socket, message: dict[str, Any]) -> None:
+    """Send one message.
+
+    Raises:
+        ChannelClosedError: nobody reads it.
+    """
+    content = msgspec.msgpack.encode(message)
+    try:
+        channel.sendall(_HEADER.pack(len(content)))
+        channel.sendall(content)
+    except OSError as error:
+        raise ChannelClosedError(str(error)) from error
+
+
+def receive(channel: socket.socket) -> dict[str, Any]:
+    """Wait for one message.
+
+    Raises:
+        ChannelClosedError: the other end is closed.
+        TimeoutError: the channel has a time limit, and it is exceeded.
+        WireError: it is not a message.
+    """
+    (length,) = _HEADER.unpack(_read(channel, _HEADER.size))
+    if length > MOST_BYTES:
+        raise WireError(f"a message of {length} bytes")
+    try:
+        message = msgspec.msgpack.decode(_read(channel, length))
+    except msgspec.DecodeError as error:
+        raise WireError(f"not a message: {error}") from error
+    if not isinstance(message, dict):
+        raise WireError(f"not a message: {type(message).__name__}")
+    return message
+
+
+def _read(channel: socket.socket, count: int) -> bytes:
+    parts: list[bytes] = []
+    while count:
+        try:
+            part = channel.recv(min(count, _CHUNK))
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+        if not part:
+            raise ChannelClosedError("closed")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> dict[str, Any]:
+    """A tree of plain values and dense tensors, as data.
+
+    Raises:
+        WireError: it contains something else.
+    """
+    storages: list[bytes] = []
+    places: dict[int, int] = {}
+    return {"tree": _encode(value, storages, places), "storages": storages}
+
+
+def _encode(  # noqa: PLR0911  (one for each kind)
+    value: Any, storages: list[bytes], places: dict[int, int]
+) -> list[Any]:
+    match value:
+        case torch.Tensor():
+            return _encode_tensor(value, storages, places)
+        case None | bool() | str() | float():
+            return ["plain", value]
+        case int():
+            small = -_LARGEST_INTEGER <= value < _LARGEST_INTEGER
+            return ["plain", value] if small else ["integer", str(value)]
+        case complex():
+            return ["complex", value.real, value.imag]
+        case torch.device():
+            return ["device", str(value)]
+        case list() | tuple():
+            kind = "list" if isinstance(value, list) else "tuple"
+            return [kind, [_encode(one, storages, places) for one in value]]
+        case slice():
+            parts = [value.start, value.stop, value.step]
+            return ["slice", [_encode(one, storages, places) for one in parts]]
+        case dict():
+            items = [
+                [_encode(k, storages, places), _encode(v, storages, places)]
+                for k, v in value.items()
+            ]
+            return ["dict", items]
+    if isinstance(value, _NAMED_TORCH):
+        return ["torch", str(value).removeprefix("torch.")]
+    raise WireError(f"a value of type {type(value).__name__} cannot be sent to another process")
+
+
+def _encode_tensor(tensor: Tensor, storages: list[bytes], places: dict[int, int]) -> list[Any]:
+    plain = tensor.detach()
+    if plain.layout is not torch.strided or plain.is_quantized or plain.is_nested or plain.is_meta:
+        raise WireError(f"a tensor of layout {plain.layout} cannot be sent to another process")
+    plain = plain.resolve_conj().resolve_neg()
+    if plain.data_ptr() == 0 or plain.untyped_storage().nbytes() == 0:
+        place = len(storages)
+        storages.append(b"")
+        return [
+            "tensor",
+            place,
+            dtype_name(plain.dtype),
+            list(plain.shape),
+            list(plain.stride()),
+            0,
+            tensor.requires_grad,
+            str(plain.device),
+        ]
+    storage = plain.untyped_storage()
+    key = storage.data_ptr()
+    if key not in places:
+        places[key] = len(storages)
+        storages.append(_storage_bytes(plain))
+    return [
+        "tensor",
+        places[key],
+        dtype_name(plain.dtype),
+        list(plain.shape),
+        list(plain.stride()),
+        plain.storage_offset(),
+        tensor.requires_grad,
+        str(plain.device),
+    ]
+
+
+def _storage_bytes(tensor: Tensor) -> bytes:
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    storage = tensor.untyped_storage()
+    flat = flat.set_(storage, 0, (storage.nbytes(),), (1,))
+    return bytes(flat.cpu().numpy().tobytes())
+
+
+def decode(content: Any, device: str | None = None) -> Any:
+    """The value that was encoded; tensors are new ones, on `device` if it is given.
+
+    Raises:
+        WireError: it is not valid.
+    """
+    try:
+        return _Decoder(content["storages"], device).decode(content["tree"])
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError, RecursionError) as error:
+        raise WireError(f"not a value: {type(error).__name__}: {error}") from error
+
+
+class _Decoder:
+    def __init__(self, storages: Sequence[bytes], device: str | None) -> None:
+        self._storages, self._device = storages, device
+        self._made: dict[tuple[int, str], torch.UntypedStorage] = {}
+
+    def decode(self, tree: Any) -> Any:  # noqa: PLR0911  (one for each kind)
+        kind, *rest = tree
+        match kind:
+            case "plain":
+                return rest[0]
+            case "integer":
+                return int(rest[0])
+            case "complex":
+                return complex(*rest)
+            case "device":
+                return torch.device(rest[0])
+            case "torch":
+                found = getattr(torch, rest[0])
+                if not isinstance(found, _NAMED_TORCH):
+                    raise WireError(f"{rest[0]!r} is not a constant of torch")
+                return found
+            case "list" | "tuple":
+                items = [self.decode(one) for one in rest[0]]
+                return items if kind == "list" else tuple(items)
+            case "slice":
+                return slice(*(self.decode(one) for one in rest[0]))
+            case "dict":
+                return {self.decode(key): self.decode(value) for key, value in rest[0]}
+            case "tensor":
+                return self._tensor(*rest)
+        raise WireError(f"unknown kind {kind!r}")
+
+    def _tensor(
+        self,
+        place: int,
+        name: str,
+        shape: list[int],
+        strides: list[int],
+        offset: int,
+        requires_grad: bool,  # noqa: FBT001
+        device: str,
+    ) -> Tensor:
+        dtype, content = _DTYPES[name], self._storages[place]
+        device = self._device or device
+        last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+        is_empty = 0 in shape
+        valid = all(size >= 0 for size in shape) and all(step >= 0 for step in strides)
+        fits = is_empty or (last + 1) * dtype.itemsize <= len(content)
+        if not valid or offset < 0 or not fits:
+            raise WireError(f"shape {shape}, strides {strides} do not fit {len(content)} bytes")
+        if is_empty:
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        else:
+            key = place, device
+            if key not in self._made:
+                self._made[key] = _make_storage(content, device)
+            made = torch.empty(0, dtype=dtype, device=device)
+            made = made.set_(self._made[key], offset, shape, strides)
+        return made.requires_grad_(requires_grad) if requires_grad else made
+
+
+def _make_storage(content: bytes, device: str) -> torch.UntypedStorage:
+    flat = torch.empty(len(content), dtype=torch.uint8)
+    flat.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    return flat.to(device).untyped_storage()

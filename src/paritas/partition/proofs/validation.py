@@ -1,0 +1,323 @@
+"""Comparing a definition with torch: its terms are evaluated, and so are their gradients.
+
+A definition is never trusted. Before anything is proved about a call, elements of its results are
+computed from the definition and compared with what torch returns, and so are their gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.errors import in_one_line
+from paritas.partition.proofs.algebra import OutsideTheoryError, Term
+from paritas.partition.proofs.definitions import Definition, flat, tensors_by_name
+
+if TYPE_CHECKING:
+    from paritas.partition.proofs.indices import Atom, Poly
+    from paritas.partition.proofs.splits import DefinedOutput
+    from paritas.placement.recipes import OperatorCall
+
+# How many elements of each result are compared.
+ELEMENTS = 3
+_RELATIVE, _ABSOLUTE = 1e-7, 1e-9
+_MOST_EVALUATED = 20_000
+
+
+class DisagreementError(OutsideTheoryError):
+    """A definition and torch disagree."""
+
+
+def lifted(call: OperatorCall) -> OperatorCall:
+    """The call in float64, where rounding does not matter."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().double() if value.is_floating_point() else value.detach()
+        if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+            return type(value)(wide(item) for item in value)
+        return value
+
+    return dataclasses.replace(
+        call,
+        args=tuple(map(wide, call.args)),
+        kwargs={name: wide(value) for name, value in call.kwargs.items()},
+    )
+
+
+def validate(definition: Definition, *, elements: int = ELEMENTS, seed: int = 0) -> int:
+    """Compare elements of the results, and their gradients, with torch.
+
+    Returns:
+        The number of elements that were compared.
+
+    Raises:
+        DisagreementError: they differ.
+    """
+    run = _Run(definition)
+    results = [output for output in definition.outputs if output.written is None]
+    if len(results) != len(run.results):
+        raise DisagreementError(
+            f"the definition has {len(results)} results, torch returns {len(run.results)}"
+        )
+    written = {output.written for output in definition.outputs}
+    for name in run.changed():
+        if name not in written:
+            raise OutsideTheoryError(f"an operator that writes to its argument {name}")
+    compared = 0
+    places = random.Random(seed)
+    real = iter(run.results)
+    for output in definition.outputs:
+        value = next(real) if output.written is None else run.after[output.written]
+        if value.dim() != len(output.index):
+            raise DisagreementError(
+                f"the definition has {len(output.index)} dimensions, torch {value.dim()}"
+            )
+        compared += run.compare(output, value, elements, places)
+    if not compared:
+        raise OutsideTheoryError("a call without an element to compare")
+    return compared
+
+
+class _Run:
+    """The operator on arguments of which gradients can be taken."""
+
+    def __init__(self, definition: Definition) -> None:
+        call = definition.call.call
+        self.definition = definition
+        self.before = tensors_by_name(call)
+        still = set(map(str, call.without_gradient))
+        self.leaves = {
+            name: tensor.detach()
+            .clone()
+            .requires_grad_(tensor.is_floating_point() and name.partition("[")[0] not in still)
+            for name, tensor in self.before.items()
+        }
+        self.after = {name: leaf.detach().clone() for name, leaf in self.leaves.items()}
+        given = {
+            name: leaf.clone() if leaf.requires_grad else self.after[name]
+            for name, leaf in self.leaves.items()
+        }
+        self._given = given
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(call.seed)
+            try:
+                args = [_rebuilt(str(at), value, given) for at, value in enumerate(call.args)]
+                kwargs = {n: _rebuilt(n, value, given) for n, value in call.kwargs.items()}
+                self.results = flat(call.function(*args, **kwargs))
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                raise OutsideTheoryError(
+                    f"a call that fails in float64: {in_one_line(error, 80)}"
+                ) from error
+        self.sizes = _sizes(definition)
+
+    def changed(self) -> list[str]:
+        """The arguments that the operator wrote to."""
+        found = []
+        for name, before in self.before.items():
+            now = self._given[name].detach()
+            if now.shape == before.shape and not torch.equal(
+                torch.nan_to_num(now), torch.nan_to_num(before)
+            ):
+                found.append(name)
+            self.after[name] = now
+        return found
+
+    def compare(
+        self, output: DefinedOutput, value: torch.Tensor, elements: int, places: random.Random
+    ) -> int:
+        """Compare some elements of one result, and the gradients of the first ones."""
+        if not value.numel():
+            return 0
+        count = min(elements, value.numel())
+        for turn in range(count):
+            at = tuple(places.randrange(size) for size in value.shape)
+            evaluation = _Evaluation(self.definition, self.leaves, self.sizes)
+            env = dict(zip(output.index, at, strict=True))
+            try:
+                found = evaluation.number(output.term, env)
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                raise DisagreementError(
+                    f"the definition cannot be evaluated: {in_one_line(error, 120)}"
+                ) from error
+            real = value[at]
+            if not _close(found.detach().reshape(()), real.detach()):
+                raise DisagreementError(
+                    f"at {list(at)} the definition gives {found.detach().item()}, "
+                    f"torch {real.detach().item()}"
+                )
+            if turn < 2 and output.written is None:  # noqa: PLR2004 - two of them
+                self._compare_gradients(found.reshape(()), real, at)
+        return count
+
+    def _compare_gradients(
+        self, found: torch.Tensor, real: torch.Tensor, at: tuple[int, ...]
+    ) -> None:
+        if not real.requires_grad or not real.is_floating_point():
+            return
+        leaves = {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
+        torch_own = torch.autograd.grad(
+            real, list(leaves.values()), retain_graph=True, allow_unused=True
+        )
+        ours: tuple[torch.Tensor | None, ...] = (None,) * len(leaves)
+        if found.requires_grad:
+            ours = torch.autograd.grad(
+                found.to(real.dtype), list(leaves.values()), allow_unused=True
+            )
+        for name, mine, theirs in zip(leaves, ours, torch_own, strict=True):
+            zero = torch.zeros_like(leaves[name])
+            left, right = (zero if one is None else one for one in (mine, theirs))
+            if not _close(left, right):
+                raise DisagreementError(
+                    f"the gradient of the result at {list(at)} with respect to {name} differs"
+                )
+
+
+def _rebuilt(name: str, value: Any, given: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return given[name]
+    if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+        return type(value)(
+            given[f"{name}[{at}]"] if isinstance(item, torch.Tensor) else item
+            for at, item in enumerate(value)
+        )
+    return value
+
+
+def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.is_complex() or right.is_complex():
+        pair = (
+            torch.view_as_real(one.resolve_conj().to(torch.complex128)) for one in (left, right)
+        )
+        return _close(*pair)
+    left, right = left.double(), right.double()
+    scale = right[right.isfinite()].abs().max() if right.isfinite().any() else torch.tensor(0.0)
+    return torch.allclose(
+        left, right, rtol=_RELATIVE, atol=_ABSOLUTE * max(1.0, float(scale)), equal_nan=True
+    )
+
+
+def _sizes(definition: Definition) -> dict[Atom, int]:
+    sizes: dict[Atom, int] = {}
+    for name, tensor in definition.tensors.items():
+        sizes |= {f"{name}.{at}": size for at, size in enumerate(tensor.shape)}
+    call = definition.call.call
+    for place, item in definition.call.symbolic:
+        value = call.kwargs[place] if isinstance(place, str) else call.args[place]
+        if item is None:
+            sizes[f"#{place}"] = value
+        else:
+            sizes[f"#{place}[{item}]"] = value[item]
+    return sizes
+
+
+# --- Evaluation -----------------------------------------------------------------------------------
+
+
+class _Evaluation:
+    def __init__(
+        self,
+        definition: Definition,
+        tensors: Mapping[str, torch.Tensor],
+        sizes: Mapping[Atom, int],
+    ) -> None:
+        self._functions = definition.call.functions
+        self._draws = definition.call.draws
+        self._tensors = tensors
+        self._sizes = sizes
+        self._steps = 0
+
+    def index(self, poly: Poly, env: Mapping[Atom, int]) -> int:
+        total = 0
+        for monomial, value in poly:
+            total += value * math.prod(self._atom(one, env) for one in monomial)
+        return total
+
+    def _atom(self, one: Atom, env: Mapping[Atom, int]) -> int:
+        if isinstance(one, tuple):
+            if one[0] not in ("//", "%"):
+                raise OutsideTheoryError("a size that only torch knows")
+            left, right = self.index(one[1], env), self.index(one[2], env)
+            return left // right if one[0] == "//" else left % right
+        return env[one] if one in env else self._sizes[one]
+
+    def number(self, term: Term, env: Mapping[Atom, int]) -> torch.Tensor:
+        """The value of a term."""
+        self._steps += 1
+        if self._steps > _MOST_EVALUATED:
+            raise OutsideTheoryError("a call too large to evaluate; use smaller shapes")
+        kind = term[0]
+        if kind == "num":
+            return torch.tensor(float(Fraction(term[1])), dtype=torch.float64)
+        if kind == "int":
+            return torch.tensor(self.index(term[1], env))
+        if kind in ("read", "draw"):
+            tensors = self._tensors if kind == "read" else self._draws
+            return tensors[term[1]][tuple(self.index(p, env) for p in term[-1])]
+        if kind in ("add", "mul"):
+            values = [self.number(one, env) for one in term[1]]
+            total = values[0]
+            for one in values[1:]:
+                total = total + one if kind == "add" else total * one
+            return total
+        if kind == "inv":
+            return 1.0 / self.number(term[1], env)
+        if kind == "fn":
+            return self._functions[term[1]]([self.number(one, env) for one in term[2]])
+        if kind == "fun":
+            arrays = [self._array(binders, body, env) for binders, body in term[2]]
+            result = self._functions[term[1]](arrays)
+            return result[tuple(self.index(place, env) for place in term[3])]
+        return self._reduction(term, env)
+
+    def _reduction(self, term: Term, env: Mapping[Atom, int]) -> torch.Tensor:
+        kind, name, size, body = term
+        values = [self.number(body, {**env, name: at}) for at in range(self.index(size, env))]
+        stacked = torch.stack([value.reshape(()) for value in values])
+        if kind == "sum":
+            return stacked.sum()
+        if kind == "prod":
+            return stacked.prod()
+        return stacked.amax() if kind == "max" else stacked.amin()
+
+    def _array(self, binders: Any, body: Term, env: Mapping[Atom, int]) -> torch.Tensor:
+        sizes = [self.index(size, env) for _, size in binders]
+        names = [name for name, _ in binders]
+        sliced = self._slice(names, sizes, body, env) if body[0] == "read" else None
+        if sliced is not None:
+            return sliced
+        values = [
+            self.number(body, {**env, **dict(zip(names, at, strict=True))}).reshape(())
+            for at in itertools.product(*map(range, sizes))
+        ]
+        return torch.stack(values).reshape(sizes)
+
+    def _slice(
+        self, names: list[str], sizes: list[int], body: Term, env: Mapping[Atom, int]
+    ) -> torch.Tensor | None:
+        """An array whose indices are places of one tensor, in their order."""
+        at: list[Any] = []
+        order: list[str] = []
+        lengths = dict(zip(names, sizes, strict=True))
+        for place in body[2]:
+            own = [m for m, _ in place if any(name in names for name in m)]
+            nested = any(isinstance(one, tuple) for m, _ in place for one in m)
+            if not own:
+                at.append(self.index(place, env))
+                continue
+            if nested or len(own) > 1 or len(own[0]) != 1 or dict(place)[own[0]] != 1:
+                return None
+            begin = self.index(tuple(one for one in place if one[0] != own[0]), env)
+            name = own[0][0]
+            at.append(slice(begin, begin + lengths[name]))
+            order.append(name)
+        if order != names:
+            return None
+        return self._tensors[body[1]][tuple(at)]

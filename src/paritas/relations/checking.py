@@ -1,0 +1,430 @@
+"""invariants(): do the ways of running one model that must agree, agree?
+
+Both ways are runs of one model, so the arbiter is exact for both: first in float64, where they
+agree to the last bits or are wrong; then in the dtype of the run, against measured noise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import nn
+
+from paritas.checks.comparer import Comparer
+from paritas.checks.failures import Explainer
+from paritas.errors import UsageError, in_one_line
+from paritas.execution.evidence import Demand, Evidence, Notes, WideDefault, run_quietly
+from paritas.execution.observation import RunConditions, RunOptions
+from paritas.execution.saved_state import RandomState
+from paritas.execution.subject_runs import SubjectLift, SubjectProgram
+from paritas.execution.subjects import Inputs, VerifyConfig, input_sets, inspect_subject
+from paritas.numerics import criterion
+from paritas.numerics.bits import is_inexact
+from paritas.numerics.checkers import AutomaticValueChecker, FullValueChecker
+from paritas.relations.catalogue import chosen
+from paritas.relations.locating import ModuleLog, first_wrong, first_wrong_token
+from paritas.relations.relation import Case, CheckedModel, DoesNotApply, NotPromised
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.invariants import InvariantsReport, Promise, RelationRow
+from paritas.results.items import CALL, Item, ItemKind
+from paritas.results.progress import shows_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paritas.execution.observation import Observation
+    from paritas.execution.subjects import Subject
+    from paritas.relations.relation import Relation, Way
+    from paritas.results.findings import Origin
+
+_LONGEST_REASON = 240
+_BUFFER_RUNS = 3
+_BUFFERS_NOTE = (
+    "in float64, the two ways differ only by the rounding of the model's buffers: only the native "
+    "run was judged"
+)
+
+
+@shows_progress
+def invariants(  # noqa: PLR0913
+    model: Any,
+    inputs: Any,
+    *,
+    only: Sequence[str] | str | None = None,
+    candidate: Any = None,
+    strict: bool = False,
+    seed: int = 0,
+    target: str = "",
+    on_progress: Callable[[str], None] | None = None,
+) -> InvariantsReport:
+    """Check relations between ways of running one model that must agree.
+
+    Args:
+        model: an `nn.Module` or a callable, in the mode in which it is used.
+        inputs: as for `verify`: a list of positional inputs, a dict of keyword arguments, or
+            `Inputs(args, kwargs)`.
+        only: names of relations, or `serving`, `training` or `own`; by default, all that apply.
+        candidate: a compiled or otherwise changed form of the model: it runs the other ways, and
+            the model itself the plain ones.
+        strict: count `unstable` as a failure.
+        seed: seed of the perturbed runs.
+        target: the name of the model in the report.
+        on_progress: called with a short text before each step that may take long.
+
+    Returns:
+        A report with a row for each relation. A relation that the model does not promise has a row
+        with the reason, and is not a failure.
+
+    Raises:
+        UsageError: the inputs are not valid, or there is no relation of a name in `only`.
+    """
+    sets = input_sets(inputs)
+    if len(sets) != 1:
+        raise UsageError(f"invariants takes one set of inputs, got {len(sets)}")
+    names = [only] if isinstance(only, str) else only
+    relations = chosen(names)
+    began = time.monotonic()
+    tell = on_progress or (lambda _: None)
+    rng = RandomState.now()
+    try:
+        check = _Check(model, candidate, sets[0], strict=strict, seed=seed)
+        rows = []
+        for relation in relations:
+            tell(f"checking {relation.name}")
+            rows.append(check.run(relation))
+        rows += check.unrestored()
+    finally:
+        rng.restore()
+    return InvariantsReport(
+        rows=tuple(rows), target=target, strict=strict, seconds=time.monotonic() - began
+    )
+
+
+class _Check:
+    """All relations of one model on one set of inputs."""
+
+    def __init__(
+        self, model: Any, candidate: Any, inputs: Inputs, *, strict: bool, seed: int
+    ) -> None:
+        self.checked = CheckedModel(model, inputs)
+        self.reference = inspect_subject(model, "reference", "model")
+        self.candidate = self.reference
+        if candidate is not None:
+            state = self.reference.state
+            self.candidate = inspect_subject(candidate, "candidate", "candidate", state)
+        self.rng = RandomState.now()
+        self.strict = strict
+        self.seed = seed
+        self._known: dict[Any, Evidence[SubjectProgram]] = {}
+        self._demands: dict[Any, Demand] = {}
+        # Relation -> the first wrong module, once a case of it has failed.
+        self._origins: dict[str, Origin | None] = {}
+
+    def run(self, relation: Relation) -> RelationRow:
+        """Check one relation; what it raises is a row, never an exception."""
+        began = time.monotonic()
+        promise: Promise = "checked"
+        reason, verdicts = "", list[Verdict]()
+        try:
+            verdicts.extend(self._verdict(relation, case) for case in relation.cases(self.checked))
+        except DoesNotApply as why:
+            promise, reason = "does not apply", str(why)
+        except NotPromised as why:
+            promise, reason = "not promised", str(why)
+        except Exception as error:  # noqa: BLE001  (an unverified row reports it)
+            verdicts.append(self._unverified(relation, "", error))
+        if verdicts:
+            promise = "checked"
+            if reason:  # some cases do not apply
+                skipped = Coverage(skipped=(f"{relation.name}: {reason}",))
+                verdicts.append(Verdict(coverage=skipped))
+        elif promise == "checked":
+            promise, reason = "does not apply", "it has no cases for this model"
+        verdict = _merged(verdicts)
+        return RelationRow(
+            relation=relation.name,
+            about=relation.about,
+            promise=promise,
+            reason=reason,
+            verdict=msgspec.structs.replace(verdict, strict=self.strict),
+            seconds=time.monotonic() - began,
+        )
+
+    def unrestored(self) -> list[RelationRow]:
+        """A row if something of the model could not be restored between runs."""
+        failures = {**self.reference.state.failures, **self.candidate.state.failures}
+        findings = tuple(
+            Finding(
+                item=Item(ItemKind.STATE, name),
+                aspect=Aspect.HARNESS,
+                status=Status.UNVERIFIED,
+                reason=reason,
+            )
+            for name, reason in failures.items()
+        )
+        about = "every run starts from the same state"
+        row = RelationRow(
+            relation="same-start",
+            about=about,
+            promise="checked",
+            verdict=Verdict(findings=findings),
+        )
+        return [row] if findings else []
+
+    def _unverified(self, relation: Relation, label: str, error: Exception) -> Verdict:
+        item = Item(ItemKind.HARNESS, "run").in_graph(relation.name)
+        finding = Finding(
+            item=item.under(label) if label else item,
+            aspect=Aspect.HARNESS,
+            status=Status.UNVERIFIED,
+            reason=f"it raised {in_one_line(error, _LONGEST_REASON)}",
+        )
+        return Verdict(findings=(finding,), coverage=Coverage())
+
+    # --- One case ---
+
+    def _verdict(self, relation: Relation, case: Case) -> Verdict:
+        # Looking for what a model promises calls it, and it may remember its last call.
+        self.reference.state.touch()
+        self.reference.state.restore()
+        evidence = self._evidence(case)
+        error = evidence.native[0].error
+        if error is not None:
+            return self._unverified(relation, case.label, error)
+        if not case.draws_alike and evidence.depends_on_draws():
+            raise DoesNotApply("its result depends on random numbers that it draws")
+        program = dataclasses.replace(
+            evidence.program, subject=self._subject(self.candidate, case.actual, case)
+        )
+        mine = program.run(RunOptions())[0]
+        if mine.error is not None:
+            if isinstance(mine.error, NotImplementedError):
+                raise NotPromised(f"it raises {in_one_line(mine.error, _LONGEST_REASON)}")
+            return self._unverified(relation, case.label, mine.error)
+        sides = SubjectLift(evidence, program.subject, notes=Notes())
+        config = self._config(relation)
+        demand = self._demands.setdefault(_key(case), Demand(settles=False))
+        is_first = relation.name not in self._origins
+        comparer = Comparer(sides, demand, config, 0, CALL)
+        if not is_first:
+            comparer.explainer = Explainer(left=0)
+        collected = comparer.compare(evidence.native[0], mine)
+        if not collected.passes:
+            if is_first:  # the cases of a relation that fail, fail at one place
+                self._origins[relation.name] = self._origin(case, evidence, sides)
+            origin = self._origins[relation.name]
+            if self._is_rounding_of_buffers(evidence, sides, origin):
+                del self._origins[relation.name]
+                natively = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
+                comparer = Comparer(natively, demand, config, 0, CALL)
+                collected = comparer.compare(evidence.native[0], mine)
+                collected.notes.append(_BUFFERS_NOTE)
+            elif is_first:
+                collected.findings = [
+                    self._located(finding, relation, case, evidence, sides, mine)
+                    for finding in collected.findings
+                ]
+        collected.findings = [
+            self._named(finding, relation, case) for finding in collected.findings
+        ]
+        collected.notes += [*evidence.notes, *sides.notes]
+        return collected.verdict(strict=self.strict)
+
+    def _evidence(self, case: Case) -> Evidence[SubjectProgram]:
+        key = _key(case)
+        if key not in self._known:
+            program = SubjectProgram(
+                self._subject(self.reference, case.expected, case),
+                self.checked.inputs if case.inputs is None else case.inputs,
+                self.rng,
+                RunConditions(gradients=False, seed=self.seed, changing=frozenset()),
+            )
+            self._known[key] = Evidence(program, seed=self.seed)
+        return self._known[key]
+
+    @staticmethod
+    def _subject(subject: Subject, way: Way, case: Case) -> Subject:
+        model = subject.call
+
+        def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            with torch.set_grad_enabled(case.trains):
+                found = dict(way(model, Inputs(args, kwargs)))
+            # A slice and a concatenation have other strides, which nobody promises.
+            return {name: _contiguous(value) for name, value in found.items()}
+
+        return dataclasses.replace(subject, call=call, is_module=False)
+
+    @staticmethod
+    def _config(relation: Relation) -> VerifyConfig:
+        checker = FullValueChecker() if relation.bitwise else AutomaticValueChecker()
+        return VerifyConfig(
+            value_checker=checker,
+            verify_gradients=False,
+            verify_mutation=False,
+            verify_state=False,
+            verify_aliasing=False,
+            verify_rng=False,
+            verify_second_call=False,
+            raise_on_mismatch=False,
+        )
+
+    @staticmethod
+    def _named(finding: Finding, relation: Relation, case: Case) -> Finding:
+        item = finding.item.in_graph(relation.name)
+        item = item.under(case.label) if case.label else item
+        return msgspec.structs.replace(finding, item=item)
+
+    def _is_rounding_of_buffers(
+        self, evidence: Evidence[SubjectProgram], sides: SubjectLift, origin: Origin | None
+    ) -> bool:
+        """Whether the two ways differ in float64 no more than the rounding of buffers explains.
+
+        Only the buffers of the first wrong module count.
+
+        A buffer holds what was computed when the model was built, in its dtype. A way that reads
+        the buffer and a way that computes the same numbers then differ by that rounding, also in
+        float64.
+        """
+        arbiter, lifted = evidence.arbiter(), sides.runs()
+        module = self.checked.model
+        if origin is not None and origin.name and isinstance(module, nn.Module):
+            module = module.get_submodule(origin.name)
+        shaken = _ShakenBuffers(module, evidence.unit, self.seed)
+        if arbiter is None or lifted is None or not shaken.has_any:
+            return False
+        moved = [
+            evidence.run(RunOptions(wide=True, mode=evidence.lift_mode(), watch=shaken))[0]
+            for _ in range(_BUFFER_RUNS)
+        ]
+        for item, value in arbiter[0].outputs.items():
+            other = lifted[0].value(item)
+            if not is_inexact(value) or not isinstance(other, torch.Tensor):
+                continue
+            runs = [one.value(item) for one in moved]
+            if not all(isinstance(run, torch.Tensor) and run.shape == value.shape for run in runs):
+                return False
+            usual = max(criterion.rms_difference(run, value) for run in runs)
+            if not criterion.rms_difference(other, value) <= criterion.MAX_Z * usual:
+                return False
+        return True
+
+    # --- Where a difference starts ---
+
+    def _located(
+        self,
+        finding: Finding,
+        relation: Relation,
+        case: Case,
+        evidence: Evidence[SubjectProgram],
+        sides: SubjectLift,
+        mine: Observation,
+    ) -> Finding:
+        """Add the first wrong module and token to a value that computes something else."""
+        if finding.status is not Status.DIFFERENT or finding.aspect is not Aspect.VALUE:
+            return finding
+        origin = self._origins[relation.name]
+        finding = msgspec.structs.replace(finding, origin=origin)
+        if case.size is None:
+            return finding
+        wide = evidence.arbiter() is not None
+        native = evidence.native
+        runs = [evidence.arbiter(), native, sides.runs()] if wide else [native, native, [mine]]
+        values: list[Any] = [None if run is None else run[0].value(finding.item) for run in runs]
+        place = None
+        if all(isinstance(one, torch.Tensor) and one.dim() > 1 for one in values):
+            expected, measured, actual = values
+            place = first_wrong_token(expected, measured, actual, evidence.unit)
+        if place is not None:
+            row, token = place
+            words = f"first wrong at row {row}, token {token} (from 0, of {case.size[1]})"
+            reason = f"{finding.reason}; {words}" if finding.reason else words
+            finding = msgspec.structs.replace(finding, reason=reason)
+        return finding
+
+    def _origin(
+        self, case: Case, evidence: Evidence[SubjectProgram], sides: SubjectLift
+    ) -> Origin | None:
+        """The first wrong module; None if it is not known."""
+        model = self.checked.model
+        if case.size is None or self.candidate.is_compiled or not isinstance(model, nn.Module):
+            return None
+        try:
+            return self._first_wrong(model, case.size, evidence, sides)
+        except Exception as error:  # noqa: BLE001  (a place is an extra: the verdict stands)
+            sides.notes.append(f"no module was located: {in_one_line(error, 120)}")
+            return None
+
+    @staticmethod
+    def _first_wrong(
+        model: nn.Module,
+        size: tuple[int, int],
+        evidence: Evidence[SubjectProgram],
+        sides: SubjectLift,
+    ) -> Origin | None:
+        """Run both ways once more, in float64 if that is possible, and compare their modules."""
+        wide = evidence.arbiter() is not None
+        expected = ModuleLog(model, size)
+        native, actual = (ModuleLog(model, size, expected) for _ in range(2))
+
+        def options(log: ModuleLog) -> RunOptions:
+            mode = evidence.lift_mode() if wide else None
+            return RunOptions(wide=wide, mode=mode, watch=log)
+
+        evidence.run(options(expected))
+        evidence.run(RunOptions(watch=native))
+        run_quietly(sides.program, options(actual), WideDefault())
+        return first_wrong(expected, native, actual, evidence.unit)
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def _merged(verdicts: list[Verdict]) -> Verdict:
+    """One verdict; a part that only lists what was skipped is not a failure."""
+    judged = [one for one in verdicts if one.findings]
+    merged = Verdict.merge(judged)
+    coverage = merged.coverage
+    for one in verdicts:
+        if not one.findings:
+            coverage += one.coverage
+    return msgspec.structs.replace(merged, coverage=coverage)
+
+
+class _ShakenBuffers(contextlib.AbstractContextManager[None]):
+    """Moves the floating buffers of a model by about a rounding error, each time by another."""
+
+    def __init__(self, model: Any, unit: float, seed: int) -> None:
+        self._model = model if isinstance(model, nn.Module) else nn.Module()
+        self._unit = unit
+        self._random = torch.Generator().manual_seed(seed)
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a buffer to move."""
+        return any(map(is_inexact, self._model.buffers()))
+
+    def __enter__(self) -> None:
+        """Move them."""
+        buffers = [one for one in self._model.buffers() if is_inexact(one)]
+        self._before = [(one, one.clone()) for one in buffers]
+        for one in buffers:
+            noise = torch.rand(one.shape, generator=self._random, dtype=torch.float64) * 2 - 1
+            one.mul_((1 + self._unit * noise).to(one.device, one.dtype))
+
+    def __exit__(self, *_: object) -> None:
+        """Put them back."""
+        for one, value in self._before:
+            one.copy_(value)
+        self._before = []
+
+
+def _key(case: Case) -> Any:
+    """Cases with the same plain way and the same inputs share its runs."""
+    return case.expected, id(case.inputs)

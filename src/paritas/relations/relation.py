@@ -1,0 +1,266 @@
+"""What a relation is: two ways of running one model that must agree; and the user's own ones."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.errors import UsageError
+from paritas.numerics.contents import leaves, map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.execution.subjects import Inputs
+    from paritas.relations.token_models import TokenModel
+
+# One way of running a model: takes the model and the inputs, and returns values by name. The two
+# ways of a relation return the same names, shapes and dtypes.
+Way = Callable[[Any, Any], Mapping[str, Any]]
+
+
+class RelationFamily(enum.StrEnum):
+    """What a relation is about."""
+
+    SERVING = "serving"
+    TRAINING = "training"
+    OWN = "own"
+
+
+class DoesNotApply(Exception):  # noqa: N818  (not an error: the row of the relation says why)
+    """The model or its inputs lack something that the relation is about."""
+
+
+class NotPromised(Exception):  # noqa: N818  (as above)
+    """The relation could be tried, but the model does not promise that it holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One comparison of a relation.
+
+    Attributes:
+        expected: the plain way, which defines the values. Cases that share it share its evidence.
+        actual: the other way.
+        label: what distinguishes it from the relation's other cases; empty if there is one.
+        inputs: the inputs of both ways; None for the caller's.
+        size: batch and number of tokens of the whole, if the values have these two axes.
+        trains: whether the ways differentiate the model.
+        draws_alike: both ways draw the same random numbers, so that dropout may be on.
+    """
+
+    expected: Way
+    actual: Way
+    label: str = ""
+    inputs: Inputs | None = None
+    size: tuple[int, int] | None = None
+    trains: bool = False
+    draws_alike: bool = False
+
+
+class CheckedModel:
+    """The model and the inputs that relations are about.
+
+    Attributes:
+        model: the reference model.
+        inputs: the caller's inputs.
+    """
+
+    def __init__(self, model: Any, inputs: Inputs) -> None:
+        """Nothing is run until a relation asks."""
+        self.model = model
+        self.inputs = inputs
+
+    @functools.cached_property
+    def _tokens(self) -> TokenModel | DoesNotApply:
+        from paritas.relations.token_models import TokenModel
+
+        try:
+            return TokenModel(self.model, self.inputs)
+        except DoesNotApply as reason:
+            return reason
+
+    @property
+    def tokens(self) -> TokenModel:
+        """The model as one that gives a value for each token.
+
+        Raises:
+            DoesNotApply: it is not such a model.
+        """
+        if isinstance(self._tokens, DoesNotApply):
+            raise self._tokens
+        return self._tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Relation:
+    """Two ways of running one model that must agree.
+
+    Attributes:
+        name: short, as `--only` takes it.
+        about: what must agree, in one line.
+        family: what it is about.
+        cases: the comparisons for a model. Raises `DoesNotApply` or `NotPromised`.
+        on_request: only checked if it is named: torch does not promise it.
+        bitwise: equal bits are required.
+    """
+
+    name: str
+    about: str
+    family: RelationFamily
+    cases: Callable[[CheckedModel], Iterable[Case]]
+    on_request: bool = False
+    bitwise: bool = False
+
+
+# --- Which part of the whole a call of the model computes -----------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """The part of the whole result that one call of the model computes.
+
+    Attributes:
+        rows: the rows of the whole batch, in the order of the call.
+        tokens: the tokens of the whole sequence.
+        own: the same tokens in the call's own sequence, which may have padding: a slice, or for
+            each row the places of its tokens.
+    """
+
+    rows: Any
+    tokens: Any
+    own: Any
+
+
+_ALL = slice(None)
+_WHOLE = Piece(_ALL, _ALL, _ALL)
+_piece: contextvars.ContextVar[Piece] = contextvars.ContextVar("_piece")
+
+
+@contextlib.contextmanager
+def computing(*, rows: Any = _ALL, tokens: Any = _ALL, own: Any = _ALL) -> Iterator[None]:
+    """Say which part of the whole the calls in this block compute, to locate a difference."""
+    token = _piece.set(Piece(rows, tokens, own))
+    try:
+        yield
+    finally:
+        _piece.reset(token)
+
+
+def computing_nothing() -> contextlib.AbstractContextManager[None]:
+    """Say that the calls in this block compute nothing of the whole."""
+    return computing(tokens=slice(0, 0), own=slice(0, 0))
+
+
+def current_piece() -> Piece:
+    """The part of the whole that is being computed."""
+    return _piece.get(_WHOLE)
+
+
+# --- Rows of any inputs ---------------------------------------------------------------------------
+
+
+def batch_of(inputs: Inputs) -> int:
+    """The number of rows that all tensors of the inputs have.
+
+    Raises:
+        DoesNotApply: they have different first axes, or there is no tensor.
+    """
+    sizes = {
+        leaf.shape[0]
+        for _, leaf in leaves([inputs.args, inputs.kwargs])
+        if isinstance(leaf, torch.Tensor) and leaf.dim()
+    }
+    if len(sizes) != 1:
+        raise DoesNotApply("its inputs have no common batch axis")
+    return int(sizes.pop())
+
+
+def rows_of(inputs: Inputs, rows: Any) -> Inputs:
+    """Some rows of all tensors of the inputs."""
+
+    def select(leaf: Any) -> Any:
+        return leaf[rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
+
+    args, kwargs = map_leaves(list(inputs.args), select), map_leaves(inputs.kwargs, select)
+    return dataclasses.replace(inputs, args=tuple(args), kwargs=kwargs)
+
+
+# --- Relations of the user ------------------------------------------------------------------------
+
+_own: dict[str, Relation] = {}
+
+
+def call_model(model: Any, inputs: Inputs) -> Mapping[str, Any]:
+    """Call the model with its inputs; the default of what a relation expects."""
+    result = model(*inputs.args, **inputs.kwargs)
+    if isinstance(result, Mapping):
+        return {str(name): value for name, value in result.items()}
+    if isinstance(result, list | tuple):
+        return {f"output[{place}]": value for place, value in enumerate(result)}
+    return {"output": result}
+
+
+def relation(
+    *,
+    name: str,
+    applies: Callable[[Any, Inputs], bool | str] | None = None,
+    expected: Way | None = None,
+    about: str = "",
+) -> Callable[[Way], Way]:
+    """Register a relation: the decorated function must give what `expected` gives.
+
+    Both take the model and its `Inputs` and return values by name.
+
+    Args:
+        name: the name in reports and for `only`.
+        applies: takes the model and its inputs; True if the relation applies. False or a text, the
+            reason, if it does not.
+        expected: the plain way; by default, calling the model with its inputs.
+        about: what must agree, in one line; by default, the first line of the docstring.
+
+    Raises:
+        UsageError: the name is empty or belongs to a relation of paritas.
+    """
+    from paritas.relations.catalogue import built_in
+
+    if not isinstance(name, str) or not name.strip():
+        raise UsageError(f"a relation needs a name, got {name!r}")
+    if name in built_in():
+        raise UsageError(f"paritas has a relation {name!r} already: choose another name")
+
+    def register(actual: Way) -> Way:
+        if not callable(actual):
+            raise UsageError(f"@paritas.relation decorates a function, not {actual!r:.80}")
+
+        def cases(checked: CheckedModel) -> Iterable[Case]:
+            verdict = True if applies is None else applies(checked.model, checked.inputs)
+            if verdict is not True:
+                reason = verdict if isinstance(verdict, str) and verdict else "applies() says no"
+                raise DoesNotApply(reason)
+            return [Case(expected or call_model, actual)]
+
+        doc = (actual.__doc__ or "").strip().partition("\n")[0]
+        _own[name] = Relation(
+            name=name, about=about or doc or name, family=RelationFamily.OWN, cases=cases
+        )
+        return actual
+
+    return register
+
+
+def own_relations() -> dict[str, Relation]:
+    """The registered relations of the user, by name."""
+    return dict(_own)
+
+
+def forget_relation(name: str) -> None:
+    """Remove a relation of the user."""
+    _own.pop(name, None)

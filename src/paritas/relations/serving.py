@@ -1,0 +1,418 @@
+"""Relations of serving: the ways in which a server runs a model, against one plain call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.numerics.contents import leaves
+from paritas.relations.relation import (
+    Case,
+    CheckedModel,
+    DoesNotApply,
+    NotPromised,
+    Relation,
+    RelationFamily,
+    batch_of,
+    computing,
+    computing_nothing,
+    rows_of,
+)
+from paritas.relations.token_models import (
+    KEYS_AND_VALUES,
+    config_parts,
+    has_cache,
+    pad_token,
+    spans,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.execution.subjects import Inputs
+    from paritas.relations.relation import Way
+    from paritas.relations.token_models import TokenModel
+
+PADDING = 3
+
+
+def plain_case(tokens: TokenModel, actual: Way, label: str = "") -> Case:
+    """A case against one plain call."""
+    return Case(tokens.whole, actual, label, tokens.inputs, tokens.size)
+
+
+# --- Decoding with a cache ------------------------------------------------------------------------
+
+
+def in_chunks(tokens: TokenModel, sizes: list[int]) -> Way:
+    """Run the sequence in chunks, each after the cache of those before."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        cache, found = None, []
+        for span in spans(sizes, tokens.size[1]):
+            value, cache = tokens.continue_with(model, inputs, span, cache)
+            found.append(value)
+        return {tokens.value: torch.cat(found, dim=1)}
+
+    return way
+
+
+def _cached_decoding(checked: CheckedModel) -> Iterator[Case]:
+    tokens = checked.tokens
+    tokens.require_cache()
+    yield plain_case(tokens, in_chunks(tokens, [1]), "token by token")
+    half = tokens.size[1] // 2
+    yield plain_case(tokens, in_chunks(tokens, [half, 1]), "after a prompt")
+
+
+def _chunked_prefill(checked: CheckedModel) -> Iterator[Case]:
+    tokens = checked.tokens
+    tokens.require_cache()
+    total = tokens.size[1]
+    if total < 4:  # noqa: PLR2004
+        raise DoesNotApply(f"{total} tokens cannot be cut into different chunks: pass at least 4")
+    plans = {
+        "chunks of 3": [3],
+        "chunks of 7": [7],
+        "uneven chunks": [2, 5, 1, 4],
+        "a last chunk of 1": [total - 1, 1],
+    }
+    for label, sizes in plans.items():
+        if len(spans(sizes, total)) > 1:
+            yield plain_case(tokens, in_chunks(tokens, sizes), label)
+
+
+# --- Padding --------------------------------------------------------------------------------------
+
+
+def padded(tokens: TokenModel, left: int, right: int) -> Way:
+    """Add padding to all rows, masked, with the positions that the tokens have without it."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        ids = tokens.ids(inputs)
+        rows, total = ids.shape
+        pad = ids.new_full((rows, 1), pad_token(tokens.config))
+        longer = torch.cat([pad.expand(-1, left), ids, pad.expand(-1, right)], dim=1)
+        places = torch.arange(-left, total + right, device=ids.device).clamp(min=0)
+        mask = torch.zeros_like(longer)
+        mask[:, left : left + total] = 1
+        own = slice(left, left + total)
+        # Padding on the right moves no token.
+        moved = tokens.positions_of(places[None], rows) if left else {}
+        with computing(own=own):
+            output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
+        return {tokens.value: tokens.value_of(output)[:, own]}
+
+    return way
+
+
+def _padded_and_decoded(tokens: TokenModel) -> Way:
+    """Prefill a padded prompt, then decode token by token, as batched generation does."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        ids = tokens.ids(inputs)
+        rows, total = ids.shape
+        half = total // 2
+        pad = ids.new_full((rows, PADDING), pad_token(tokens.config))
+        longer = torch.cat([pad, ids], dim=1)
+        mask = torch.ones_like(longer)
+        mask[:, :PADDING] = 0
+        places = torch.arange(-PADDING, total, device=ids.device).clamp(min=0)[None]
+        cache, found = None, []
+        for start, stop in [(0, half), *((at, at + 1) for at in range(half, total))]:
+            first = 0 if start == 0 else start + PADDING
+            span = slice(first, stop + PADDING)
+            own = slice(PADDING, None) if start == 0 else slice(None)
+            given = {} if cache is None else {tokens.cache: cache}
+            # A state has no places to mask: its mask is about the tokens of the call alone.
+            if cache is None or tokens.cache == KEYS_AND_VALUES:
+                given[tokens.mask] = mask[:, : stop + PADDING]
+            with computing(tokens=slice(start, stop), own=own):
+                output = tokens.call(
+                    model,
+                    inputs,
+                    longer[:, span],
+                    use_cache=True,
+                    **given,
+                    **tokens.positions_of(places[:, span], rows),
+                )
+            found.append(tokens.value_of(output)[:, own])
+            made = tokens.cache_of(output)
+            cache = cache if made is None else made
+        return {tokens.value: torch.cat(found, dim=1)}
+
+    return way
+
+
+def _of_unequal_lengths(tokens: TokenModel) -> Way:
+    """Rows of different lengths in one batch, padded on the left as for batched generation."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        ids = tokens.ids(inputs)
+        rows, total = ids.shape
+        lengths = [max(1, total - PADDING * (row % 2) - row // 2) for row in range(rows)]
+        longer = torch.full_like(ids, pad_token(tokens.config))
+        mask, places = torch.zeros_like(ids), torch.zeros_like(ids)
+        for row, length in enumerate(lengths):
+            longer[row, total - length :] = ids[row, :length]
+            mask[row, total - length :] = 1
+            places[row, total - length :] = torch.arange(length, device=ids.device)
+        moved = {tokens.positions: places} if tokens.positions else {}
+        shortest = min(lengths)
+        starts = torch.tensor([total - length for length in lengths])
+        own = starts[:, None] + torch.arange(shortest)
+        with computing(tokens=slice(0, shortest), own=own):
+            output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
+        value = tokens.value_of(output)
+        # A shorter row has no values for its last tokens.
+        with computing_nothing():
+            whole = tokens.whole(model, inputs)[tokens.value].clone()
+        for row, length in enumerate(lengths):
+            whole[row, :length] = value[row, total - length :]
+        return {tokens.value: whole}
+
+    return way
+
+
+def _padded_encoder(tokens: TokenModel) -> Way:
+    """Add masked padding after the encoder's tokens."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        ids = inputs.kwargs["input_ids"]
+        pad = ids.new_full((ids.shape[0], PADDING), pad_token(tokens.config))
+        mask = torch.cat([torch.ones_like(ids), torch.zeros_like(pad)], dim=1)
+        longer = {**inputs.kwargs, "input_ids": torch.cat([ids, pad], dim=1)}
+        longer.pop("attention_mask", None)
+        changed = type(inputs)(kwargs=longer)
+        more = {"attention_mask": mask}
+        output = tokens.call(model, changed, tokens.ids(inputs), **more)
+        return {tokens.value: tokens.value_of(output)}
+
+    return way
+
+
+def _padding(checked: CheckedModel) -> Iterator[Case]:
+    tokens = checked.tokens
+    encoder = tokens.context.get("input_ids")
+    pads_encoder = (
+        tokens.has_encoder
+        and isinstance(encoder, torch.Tensor)
+        and encoder.dim() == 2  # noqa: PLR2004
+        and "attention_mask" in tokens.takes
+        and "attention_mask" not in tokens.context
+    )
+    if not tokens.mask and not pads_encoder:
+        raise DoesNotApply("no attention_mask in its signature")
+    if tokens.mask:
+        yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
+        if _left_padding_is_promised(tokens):
+            yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
+            if has_cache(tokens):
+                yield plain_case(tokens, _padded_and_decoded(tokens), "left, then decoded")
+                unequal = _of_unequal_lengths(tokens)
+                yield plain_case(tokens, unequal, "left, rows of unequal length")
+    if pads_encoder:
+        yield plain_case(tokens, _padded_encoder(tokens), "of the encoder, right")
+
+
+def _left_padding_is_promised(tokens: TokenModel) -> bool:
+    """Whether positions can be given, or there are none: padding on the left moves tokens."""
+    if tokens.positions:
+        return tokens.counts_from_zero()
+    parts = list(config_parts(tokens.config))
+    settings = {name for part in parts for name, value in vars(part).items() if value is not None}
+    return bool(parts) and not any("position" in name or "rope" in name for name in settings)
+
+
+# --- Rows -----------------------------------------------------------------------------------------
+
+
+def _rows_alone(tokens: TokenModel) -> Way:
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        found = []
+        for row in range(tokens.size[0]):
+            rows = slice(row, row + 1)
+            with computing(rows=rows):
+                output = tokens.call(model, inputs, tokens.ids(inputs)[rows], rows=rows)
+            found.append(tokens.value_of(output))
+        return {tokens.value: torch.cat(found)}
+
+    return way
+
+
+def _rows_in_order(tokens: TokenModel, order: Callable[[int], list[int]]) -> Way:
+    """Run the rows in another order, some of them perhaps several times."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        rows = torch.tensor(order(tokens.size[0]))
+        with computing(rows=rows):
+            output = tokens.call(model, inputs, tokens.ids(inputs)[rows], rows=rows)
+        value = tokens.value_of(output)
+        back = value.new_empty((tokens.size[0], *value.shape[1:]))
+        back[rows] = value
+        return {tokens.value: back}
+
+    return way
+
+
+def _with_other_rows(tokens: TokenModel) -> Way:
+    """Run each row beside other rows than its own neighbours."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        ids = tokens.ids(inputs)
+        found = []
+        for row in range(tokens.size[0]):
+            others = ids.roll(1, dims=1)
+            others[row] = ids[row]
+            with computing_nothing():  # the other rows are not those of the whole
+                value = tokens.value_of(tokens.call(model, inputs, others))
+            found.append(value[row : row + 1])
+        return {tokens.value: torch.cat(found)}
+
+    return way
+
+
+def _reversed(rows: int) -> list[int]:
+    return list(range(rows))[::-1]
+
+
+def _any_row_cases(checked: CheckedModel) -> Iterator[Case]:
+    """The same for a model on anything else than tokens: all outputs that have rows."""
+    total = batch_of(checked.inputs)
+    if total == 1:
+        raise DoesNotApply("the inputs have one row: pass at least 2")
+
+    def outputs(model: Any, inputs: Inputs, rows: int) -> dict[str, Tensor]:
+        found = {
+            path or "output": leaf
+            for path, leaf in leaves(model(*inputs.args, **inputs.kwargs))
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dim()
+        }
+        return {path: leaf for path, leaf in found.items() if leaf.shape[0] == rows}
+
+    def whole(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        return outputs(model, inputs, total)
+
+    def alone(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        rows = [outputs(model, rows_of(inputs, slice(row, row + 1)), 1) for row in range(total)]
+        shapes = {path: leaf.shape[1:] for path, leaf in whole(model, inputs).items()}
+        return {
+            path: torch.cat([row[path] for row in rows])
+            for path, shape in shapes.items()
+            if all(path in row and row[path].shape[1:] == shape for row in rows)
+        }
+
+    def backwards(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        order = torch.arange(total).flip(0)
+        found = outputs(model, rows_of(inputs, order), total)
+        return {path: leaf[order] for path, leaf in found.items()}
+
+    yield Case(whole, alone, "each row alone")
+    yield Case(whole, backwards, "rows in reverse order")
+
+
+def _row_cases(checked: CheckedModel) -> Iterator[Case]:
+    try:
+        tokens = checked.tokens
+    except DoesNotApply:
+        if _has_tokens(checked):
+            raise
+        yield from _any_row_cases(checked)
+        return
+    if tokens.size[0] == 1:
+        raise DoesNotApply("the inputs have one row: pass at least 2")
+    _check_rows_promised(tokens)
+    yield plain_case(tokens, _rows_alone(tokens), "each row alone")
+    yield plain_case(tokens, _rows_in_order(tokens, _reversed), "rows in reverse order")
+    yield plain_case(tokens, _with_other_rows(tokens), "beside other rows")
+
+
+def _has_tokens(checked: CheckedModel) -> bool:
+    """Whether there are token ids among the inputs, which rows of other inputs may belong to."""
+    given = [*checked.inputs.args, *checked.inputs.kwargs.values()]
+    return any(isinstance(one, torch.Tensor) and one.dtype is torch.int64 for one in given)
+
+
+def _check_rows_promised(tokens: TokenModel) -> None:
+    for part in config_parts(tokens.config):
+        books = getattr(part, "num_codebooks", None)
+        if isinstance(books, int) and books > 1:
+            raise NotPromised(f"rows are the codebooks of one sequence (num_codebooks={books})")
+        for name in ("expert_capacity", "moe_capacity", "capacity_factor"):
+            if getattr(part, name, None) is not None:
+                raise NotPromised(f"rows compete for the experts' capacity ({name})")
+
+
+# --- A part of the result -------------------------------------------------------------------------
+
+
+def _kept(tokens: TokenModel) -> Way:
+    """The last position alone, then the last few, then all."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        ids, total = tokens.ids(inputs), tokens.size[1]
+        counts = [total, min(3, total), 1]
+        found: list[Tensor] = []
+        for count, fewer in zip(counts, [*counts[1:], 0], strict=True):
+            value = tokens.value_of(tokens.call(model, inputs, ids, **{tokens.keep: count}))
+            if value.shape[1] != count:
+                raise AssertionError(
+                    f"{tokens.keep}={count} gives {value.shape[1]} positions of {total}"
+                )
+            found.append(value[:, : count - fewer])
+        return {tokens.value: torch.cat(found, dim=1)}
+
+    return way
+
+
+def _logits_to_keep(checked: CheckedModel) -> Iterator[Case]:
+    tokens = checked.tokens
+    if not tokens.keep:
+        raise DoesNotApply("no logits_to_keep in its signature")
+    yield plain_case(tokens, _kept(tokens))
+
+
+# --- Later tokens ---------------------------------------------------------------------------------
+
+
+def _with_other_ends(tokens: TokenModel) -> Way:
+    """Each part of the sequence, computed with other tokens behind it."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        ids, total = tokens.ids(inputs), tokens.size[1]
+        cuts = sorted({1, total // 2, total - 1, total})
+        found, start = [], 0
+        for cut in cuts:
+            changed = ids.clone()
+            changed[:, cut:] = ids.flip(1).roll(1, dims=0)[:, cut:]
+            with computing(tokens=slice(start, cut), own=slice(start, cut)):
+                output = tokens.call(model, inputs, changed)
+            found.append(tokens.value_of(output)[:, start:cut])
+            start = cut
+        return {tokens.value: torch.cat(found, dim=1)}
+
+    return way
+
+
+def _causality(checked: CheckedModel) -> Iterator[Case]:
+    tokens = checked.tokens
+    if not tokens.cache:
+        raise NotPromised("no cache in its signature, so it need not be causal")
+    tokens.require_causal()
+    yield plain_case(tokens, _with_other_ends(tokens))
+
+
+SERVING: tuple[Relation, ...] = tuple(
+    Relation(name=name, about=about, family=RelationFamily.SERVING, cases=cases)
+    for name, about, cases in (
+        ("cached-decoding", "decoding with a cache = one call without a cache", _cached_decoding),
+        ("chunked-prefill", "a prompt run in chunks = one call without a cache", _chunked_prefill),
+        ("padding", "padded and masked rows = the rows without padding", _padding),
+        ("row-independence", "a row's result does not depend on the other rows", _row_cases),
+        ("logits-to-keep", "the last positions alone = those of all", _logits_to_keep),
+        ("causality", "later tokens do not change the values of earlier ones", _causality),
+    )
+)

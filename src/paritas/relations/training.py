@@ -1,0 +1,465 @@
+"""Relations of training: the ways in which a training loop runs a model, against the plain one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import io
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from paritas._torch.dynamo import original_of
+from paritas.numerics.contents import leaves
+from paritas.relations.relation import (
+    Case,
+    CheckedModel,
+    DoesNotApply,
+    NotPromised,
+    Relation,
+    RelationFamily,
+    batch_of,
+    rows_of,
+)
+from paritas.relations.token_models import TokenModel, as_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from paritas.execution.subjects import Inputs
+    from paritas.relations.relation import Way
+
+STEPS = 2
+RATE = 1e-2
+_IGNORED = -100  # labels with this value do not count, in torch and in transformers
+_ITEMS = "num_items_in_batch"
+
+
+class Lesson:
+    """A loss of the model on its inputs, and on some of their rows.
+
+    With labels, the loss is the model's own: the mean over the tokens that count. Without, it is
+    the sum of the squares of all outputs.
+
+    Attributes:
+        inputs: the inputs of the ways.
+        rows: the size of the batch.
+        labelled: whether the loss is the model's own.
+    """
+
+    def __init__(self, checked: CheckedModel) -> None:
+        """Find the loss; the model is called once.
+
+        Raises:
+            DoesNotApply: the model has no parameters to train, or no batch.
+        """
+        self.model = original_of(checked.model)
+        if not isinstance(self.model, nn.Module) or not any(
+            one.requires_grad for one in self.model.parameters()
+        ):
+            raise DoesNotApply("it has no parameters that require grad")
+        self.tokens: TokenModel | None = None
+        with contextlib.suppress(DoesNotApply):
+            self.tokens = checked.tokens
+        self.inputs = checked.inputs if self.tokens is None else self.tokens.inputs
+        self.rows = batch_of(self.inputs)
+        self.labelled = self._has_labels()
+
+    def _has_labels(self) -> bool:
+        if self.tokens is None or "labels" not in self.tokens.takes:
+            return False
+        tokens = self.tokens
+        try:
+            with torch.no_grad():
+                labels, ids = self.labels(tokens.inputs), tokens.ids(tokens.inputs)
+                output = tokens.call(self.model, tokens.inputs, ids, labels=labels)
+        except Exception:  # noqa: BLE001  (labels of another form: the outputs are trained)
+            return False
+        loss = as_named(output).get("loss")
+        return isinstance(loss, torch.Tensor) and loss.dim() == 0
+
+    @property
+    def takes_count(self) -> bool:
+        """Whether the number of tokens of all micro-batches can be given to the model's loss."""
+        parameters = inspect.signature(self.model.forward).parameters.values()
+        named = any(one.name == _ITEMS for one in parameters)
+        # transformers hands the arguments of the loss on by **kwargs, and says so in its type.
+        handed = any(
+            one.kind is one.VAR_KEYWORD and "TransformersKwargs" in str(one.annotation)
+            for one in parameters
+        )
+        return named or handed
+
+    def labels(self, inputs: Inputs) -> Tensor:
+        """The tokens themselves; in every second row, the last ones do not count."""
+        labels = checked_tokens(self).ids(inputs).clone()
+        labels[1::2, labels.shape[1] // 2 :] = _IGNORED
+        return labels
+
+    def count(self, inputs: Inputs) -> Tensor:
+        """The number of tokens that count, shifted by one as a decoder without an encoder does."""
+        labels = self.labels(inputs)
+        labels = labels if checked_tokens(self).has_encoder else labels[:, 1:]
+        return (labels != _IGNORED).sum()
+
+    def loss(self, model: Any, inputs: Inputs, rows: Any = slice(None), **more: Any) -> Tensor:
+        """The loss of some rows."""
+        if self.tokens is not None and self.labelled:
+            labels = self.labels(inputs)[rows]
+            ids = self.tokens.ids(inputs)[rows]
+            output = self.tokens.call(model, inputs, ids, rows=rows, labels=labels, **more)
+            found: Tensor = as_named(output)["loss"]
+            return found
+        if self.tokens is not None:
+            output = self.tokens.call(model, inputs, self.tokens.ids(inputs)[rows], rows=rows)
+            return self.tokens.value_of(output).square().sum()
+        some = rows_of(inputs, rows)
+        output = model(*some.args, **some.kwargs)
+        parts = [leaf for _, leaf in leaves(output) if _is_trained(leaf)]
+        if not parts:
+            raise DoesNotApply("none of its outputs can be differentiated")
+        return torch.stack([part.square().sum() for part in parts]).sum()
+
+    def case(
+        self, expected: Way, actual: Way, label: str = "", *, draws_alike: bool = False
+    ) -> Case:
+        """A case in training mode."""
+        return Case(expected, actual, label, self.inputs, trains=True, draws_alike=draws_alike)
+
+    def gradients(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        """The plain way: the gradients of the loss of the whole batch."""
+        with training(model):
+            return gradients(model, self.loss(model, inputs))
+
+
+def checked_tokens(lesson: Lesson) -> TokenModel:
+    """The model as one on tokens, which a model with labels is."""
+    if lesson.tokens is None:
+        raise DoesNotApply("its inputs are not tokens")
+    return lesson.tokens
+
+
+def _is_trained(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_complex()
+
+
+def _trained(model: Any) -> dict[str, nn.Parameter]:
+    return {name: one for name, one in original_of(model).named_parameters() if one.requires_grad}
+
+
+def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
+    """The gradients of a loss, by the names of the parameters; zeros for unused ones."""
+    named = _trained(model)
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(parameter) if one is None else one
+        for (name, parameter), one in zip(named.items(), found, strict=True)
+    }
+
+
+@contextlib.contextmanager
+def training(model: Any, *, on: bool = True) -> Iterator[None]:
+    """Set training or evaluation mode, and put back the mode of each module."""
+    modes = {module: module.training for module in original_of(model).modules()}
+    original_of(model).train(on)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+# --- One batch, in other ways ---------------------------------------------------------------------
+
+
+def _accumulated(lesson: Lesson) -> Way:
+    """Row by row, adding up the gradients."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        more = {_ITEMS: lesson.count(inputs)} if lesson.labelled else {}
+        total: dict[str, Tensor] = {}
+        with training(model):
+            for row in range(lesson.rows):
+                loss = lesson.loss(model, inputs, slice(row, row + 1), **more)
+                for name, one in gradients(model, loss).items():
+                    total[name] = total[name] + one if name in total else one
+        return total
+
+    return way
+
+
+def _accumulation_cases(checked: CheckedModel) -> Iterator[Case]:
+    lesson = Lesson(checked)
+    _require_rows(lesson)
+    if lesson.labelled and not lesson.takes_count:
+        raise NotPromised(f"its loss is a mean over its own tokens: no {_ITEMS} in its signature")
+    yield lesson.case(lesson.gradients, _accumulated(lesson))
+
+
+def _in_reverse(lesson: Lesson) -> Way:
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        with training(model):
+            rows = torch.arange(lesson.rows).flip(0)
+            return gradients(model, lesson.loss(model, inputs, rows))
+
+    return way
+
+
+def _order_cases(checked: CheckedModel) -> Iterator[Case]:
+    lesson = Lesson(checked)
+    _require_rows(lesson)
+    yield lesson.case(lesson.gradients, _in_reverse(lesson))
+
+
+def _require_rows(lesson: Lesson) -> None:
+    if lesson.rows == 1:
+        raise DoesNotApply("the inputs have one row: pass at least 2")
+    for one in lesson.model.modules():
+        if isinstance(one, nn.modules.batchnorm._NormBase) and not isinstance(  # noqa: SLF001
+            one,
+            nn.modules.instancenorm._InstanceNorm,  # noqa: SLF001
+        ):
+            raise NotPromised(f"{type(one).__name__} makes rows depend on each other in training")
+
+
+# --- Activation checkpointing ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _checkpointing(model: Any) -> Iterator[None]:
+    """Compute the activations of each layer again in the backward pass."""
+    whole = original_of(model)
+    if hasattr(whole, "gradient_checkpointing_enable"):
+        whole.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        try:
+            yield
+        finally:
+            whole.gradient_checkpointing_disable()
+        return
+    layers = _layers(whole)
+    for layer in layers:
+        layer.forward = _again(layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return recomputed
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model: the elements of its lists of modules."""
+    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList | nn.Sequential)]
+    found = [layer for one in lists for layer in one if "forward" not in vars(layer)]
+    inner = {id(part) for layer in found for part in layer.modules() if part is not layer}
+    return [layer for layer in dict.fromkeys(found) if id(layer) not in inner]
+
+
+def _checkpoint_cases(checked: CheckedModel) -> Iterator[Case]:
+    lesson = Lesson(checked)
+    model = lesson.model
+    if hasattr(model, "gradient_checkpointing_enable"):
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise NotPromised("its class does not support it (supports_gradient_checkpointing)")
+    elif not _layers(model):
+        raise DoesNotApply("it has no list of layers")
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        with training(model), _checkpointing(model):
+            return gradients(model, lesson.loss(model, inputs))
+
+    yield lesson.case(lesson.gradients, way, draws_alike=True)
+
+
+# --- Steps of an optimizer ------------------------------------------------------------------------
+
+
+class _Loop:
+    """A short training loop: model, optimizer, scheduler and random numbers."""
+
+    def __init__(self, lesson: Lesson, model: nn.Module, **how: Any) -> None:
+        self.lesson, self.model = lesson, model
+        parameters = list(_trained(model).values())
+        self.optimizer = torch.optim.AdamW(parameters, lr=RATE, **how)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=1, gamma=0.5)
+
+    def run(self, inputs: Inputs, steps: int) -> None:
+        """Take some steps."""
+        with training(self.model):
+            for _ in range(steps):
+                self.optimizer.zero_grad()
+                self.lesson.loss(self.model, inputs).backward()
+                self.optimizer.step()
+                self.scheduler.step()
+
+    def saved(self) -> bytes:
+        """Everything that a checkpoint holds."""
+        buffer = io.BytesIO()
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "random": torch.get_rng_state(),
+        }
+        torch.save(state, buffer)
+        return buffer.getvalue()
+
+    def load(self, data: bytes) -> None:
+        """Continue from a checkpoint."""
+        state = torch.load(io.BytesIO(data), weights_only=False)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        torch.set_rng_state(state["random"])
+
+    def result(self) -> dict[str, Tensor]:
+        """The parameters and buffers as they are now."""
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {name: one.detach().clone() for name, one in named.items()}
+
+
+def _fresh(model: Any) -> nn.Module:
+    """Another model of the same form: what a new process builds before it loads anything."""
+    made: nn.Module = copy.deepcopy(original_of(model))
+    with torch.no_grad():
+        for one in made.parameters():
+            one.mul_(0.5)
+    return made
+
+
+def _resume_cases(checked: CheckedModel) -> Iterator[Case]:
+    lesson = Lesson(checked)
+
+    def straight(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        loop = _Loop(lesson, copy.deepcopy(original_of(model)))
+        loop.run(inputs, 2 * STEPS)
+        return loop.result()
+
+    def resumed(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        new = _fresh(model)
+        loop = _Loop(lesson, copy.deepcopy(original_of(model)))
+        loop.run(inputs, STEPS)
+        data = loop.saved()
+        torch.manual_seed(1)
+        second = _Loop(lesson, new)
+        second.load(data)
+        second.run(inputs, STEPS)
+        return second.result()
+
+    yield lesson.case(straight, resumed, draws_alike=True)
+
+
+def _optimizer_cases(checked: CheckedModel) -> Iterator[Case]:
+    lesson = Lesson(checked)
+
+    def steps(**how: Any) -> Way:
+        def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+            loop = _Loop(lesson, copy.deepcopy(original_of(model)), **how)
+            loop.run(inputs, STEPS)
+            return loop.result()
+
+        return way
+
+    plain = steps(foreach=False, fused=False)
+    yield lesson.case(plain, steps(foreach=True), "foreach", draws_alike=True)
+    yield lesson.case(plain, steps(fused=True), "fused", draws_alike=True)
+
+
+# --- Saving, and switching modes ------------------------------------------------------------------
+
+
+def _outputs(checked: CheckedModel) -> tuple[Way, Inputs]:
+    """A call in evaluation mode, and its inputs."""
+    try:
+        tokens = checked.tokens
+    except DoesNotApply:
+        inputs = checked.inputs
+
+        def plain(model: Any, inputs: Inputs) -> Mapping[str, Any]:
+            with training(model, on=False):
+                output = model(*inputs.args, **inputs.kwargs)
+            return {path or "output": leaf for path, leaf in leaves(output) if _is_float(leaf)}
+
+        return plain, inputs
+
+    def whole(model: Any, inputs: Inputs) -> Mapping[str, Any]:
+        with training(model, on=False):
+            return tokens.whole(model, inputs)
+
+    return whole, tokens.inputs
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def _ties(model: nn.Module) -> Tensor:
+    """For each name in the state dict, the first name of the same memory."""
+    first: dict[int, int] = {}
+    state = model.state_dict(keep_vars=True)
+    found = [first.setdefault(one.data_ptr(), n) for n, one in enumerate(state.values())]
+    return torch.tensor(found)
+
+
+def _round_trip_cases(checked: CheckedModel) -> Iterator[Case]:
+    call, inputs = _outputs(checked)
+    if not isinstance(original_of(checked.model), nn.Module):
+        raise DoesNotApply("it is not a module")
+
+    def direct(model: Any, inputs: Inputs) -> dict[str, Any]:
+        return {**call(model, inputs), "tied weights": _ties(original_of(model))}
+
+    def loaded(model: Any, inputs: Inputs) -> dict[str, Any]:
+        buffer = io.BytesIO()
+        torch.save(original_of(model).state_dict(), buffer)
+        new = _fresh(model)
+        new.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
+        return {**call(new, inputs), "tied weights": _ties(new)}
+
+    yield Case(direct, loaded, inputs=inputs)
+
+
+def _mode_cases(checked: CheckedModel) -> Iterator[Case]:
+    lesson = Lesson(checked)
+    call, inputs = _outputs(checked)
+    tracked = [
+        name
+        for name, one in lesson.model.named_modules()
+        if getattr(one, "track_running_stats", False)
+    ]
+    if tracked:
+        raise NotPromised(f"{tracked[0]} keeps running statistics in training")
+
+    def trained_first(model: Any, inputs: Inputs) -> Mapping[str, Any]:
+        with training(model), torch.enable_grad():
+            lesson.loss(model, inputs).backward()
+        for one in original_of(model).parameters():
+            one.grad = None
+        return call(model, inputs)
+
+    yield Case(call, trained_first, inputs=inputs)
+
+
+TRAINING: tuple[Relation, ...] = tuple(
+    Relation(name=name, about=about, family=RelationFamily.TRAINING, cases=cases)
+    for name, about, cases in (
+        ("accumulation", "gradients of micro-batches add up to one batch's", _accumulation_cases),
+        ("checkpointing", "activation checkpointing on = off", _checkpoint_cases),
+        ("resume", "save, load, continue = continue", _resume_cases),
+        ("round-trip", "a state dict saved and loaded = the model", _round_trip_cases),
+        ("sample-order", "gradients do not depend on the order of samples", _order_cases),
+        ("eval-after-train", "training mode leaves nothing behind in evaluation", _mode_cases),
+        ("optimizer-forms", "foreach and fused optimizers = the for-loop", _optimizer_cases),
+    )
+)

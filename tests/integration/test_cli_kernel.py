@@ -1,0 +1,102 @@
+"""`paritas kernel`: verdicts, limits, scripts and exit codes, with candidates in processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from paritas.cli import main
+
+TASK = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n))
+    def forward(self, x):
+        return torch.relu(x * self.weight).sum(-1)
+
+def get_inputs():
+    return [torch.randn(4, 10)]
+
+def get_init_inputs():
+    return [10]
+"""
+RIGHT = """
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n))
+    def forward(self, x):
+        y = x * self.weight
+        return torch.where(y < 0, torch.zeros_like(y), y).sum(-1)
+"""
+# It reads ten columns, whatever the weight, and knows how many rows there are.
+FIXED = RIGHT.replace(".sum(-1)", ".sum(-1)[:4]")
+CRASHES = RIGHT.replace("        y = x", "        import os; os._exit(7)\n        y = x")
+FORBIDDEN = RIGHT.replace("torch.where(y < 0, torch.zeros_like(y), y)", "torch.relu(y)")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    named = {"task": TASK, "right": RIGHT, "fixed": FIXED, "crashes": CRASHES, "relu": FORBIDDEN}
+    for name, text in named.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def run(files: Path, candidate: str, *options: str) -> tuple[int, str, dict[str, object]]:
+    out = files / "out.json"
+    args = ["kernel", str(files / "task.py"), str(files / f"{candidate}.py"), "--cases", "16"]
+    done = CliRunner().invoke(
+        main, [*args, "--json", str(out), "--call-seconds", "600", "--seconds", "600", *options]
+    )
+    return done.exit_code, done.output, json.loads(out.read_bytes()) if out.exists() else {}
+
+
+def test_a_right_kernel_passes_and_has_a_row_for_each_case(files: Path) -> None:
+    code, shown, found = run(files, "right")
+    assert code == 0, shown
+    assert len(found["rows"]) == 18
+    assert "equivalent" in shown or "identical" in shown
+
+
+@pytest.mark.usefixtures("untried")
+def test_a_kernel_for_one_shape_fails_with_a_script_or_has_limits(files: Path) -> None:
+    script = files / "show.py"
+    code, shown, found = run(files, "fixed", "--script", str(script))
+    assert code == 1, shown
+    assert found["script"] == str(script)
+    assert "does not compute what" in script.read_text()
+    code, shown, found = run(files, "fixed", "--fixed-shapes")
+    assert code == 0, shown
+    assert any(row["is_limit"] for row in found["rows"])
+    assert "limits of the kernel, not failures" in shown
+
+
+def test_a_kernel_that_ends_its_process_is_a_row(files: Path) -> None:
+    code, shown, found = run(files, "crashes")
+    assert code == 1, shown
+    assert "its process ended with exit code 7" in " ".join(shown.split())
+    assert {row["ended"] for row in found["rows"]} == {"crashed", "not called"}
+
+
+def test_a_forbidden_operator_is_seen(files: Path) -> None:
+    code, shown, _ = run(files, "relu", "--forbid", "torch.relu")
+    assert code == 1, shown
+    words = " ".join(shown.split())
+    assert "the candidate calls aten.relu.default, which --forbid torch.relu rules out" in words
+
+
+def test_a_missing_file_is_wrong_usage(files: Path) -> None:
+    code, shown, _ = run(files, "nothing")
+    assert code == 2
+    assert "there is no file" in shown

@@ -1,0 +1,265 @@
+"""Proving, refuting and leaving undecided; certificates and their checker."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from click.testing import CliRunner
+
+from paritas.cli import main
+from paritas.errors import UsageError
+from paritas.partition import TensorInfo, VerifyConfig, prove
+from paritas.partition.annotation import Annotation
+from paritas.partition.proofs import checker, definitions
+from paritas.partition.proofs import prove as proving
+from paritas.partition.proofs.definitions import Array
+from paritas.partition.proofs.dtensor import prove_dtensor
+from paritas.placement.recipes import OperatorCall
+from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.items import output
+
+
+def config(operator, *shapes, options=(), **kwargs):
+    args = [TensorInfo("shape", s) if isinstance(s, tuple) else s for s in shapes]
+    return VerifyConfig(operator, args, kwargs, 1, list(options))
+
+
+LINEAR = ("torch.nn.functional.linear", (4, 6), (8, 6), (8,))
+
+
+def test_every_split_of_a_linear_layer_is_proved_for_parts_of_any_size():
+    proofs = prove(config(*LINEAR))
+
+    assert [(proof.split_by, proof.status, proof.parts) for proof in proofs] == [
+        ("m0", "proved", "any"),
+        ("k", "proved", "any"),
+        ("n", "proved", "any"),
+    ]
+
+
+def test_a_mean_of_means_is_proved_for_equal_parts_only():
+    (rows, columns) = prove(config("torch.mean", (6, 4), dim=1))
+
+    assert (rows.parts, columns.parts) == ("any", "equal")
+    assert "parts of equal size" in columns.words
+
+
+@pytest.mark.usefixtures("undiagnosed")
+@pytest.mark.parametrize(
+    ("operator", "shapes", "kwargs", "rule", "split"),
+    [
+        ("torch.softmax", [(4, 6)], {"dim": 1}, "a b -> a b", "b"),
+        (*LINEAR[:1], LINEAR[1:], {}, "m k+, n k+, n -> m n", "k"),
+        ("torch.mm", [(4, 6), (6, 8)], {}, "m k, k n -> m n", "k"),
+        ("torch.sum", [(4, 6)], {"dim": 1}, "a b+avg -> a", "b"),
+        ("torch.flip", [(4, 6)], {"dims": (0,)}, "a b -> a b", "a"),
+        ("torch.cumsum", [(4, 6)], {"dim": 0}, "a b -> a b", "a"),
+        ("torch.amax", [(4, 6)], {"dim": 1}, "a b+ -> a", "b"),
+    ],
+)
+def test_a_wrong_rule_is_refuted_on_small_shapes(operator, shapes, kwargs, rule, split):
+    proofs = prove(config(operator, *shapes, **kwargs), annotation=rule)
+    found = {proof.split_by: proof for proof in proofs}
+
+    assert found[split].status == "refuted"
+    example = found[split].counterexample
+    assert max(size for shape in example.shapes.values() for size in shape) <= 8
+    assert example.values
+    assert found[split].words.startswith("refuted on [")
+
+
+def test_what_the_theory_does_not_have_is_not_decided():
+    ids = TensorInfo("shape", (4, 6), dtype=torch.int64)
+    asked = config("torch.nn.functional.embedding", ids, (5, 6), scale_grad_by_freq=True)
+    (proof,) = prove(asked)
+
+    assert (proof.status, proof.reason) == (
+        "not decided",
+        "an embedding with scale_grad_by_freq",
+    )
+    assert proof.certificate is None
+
+
+def test_a_view_is_proved_for_lengths_that_are_only_known_as_products():
+    proofs = prove(config("torch.flatten", (4, 6, 3)), annotation="a b c^ -> (a b c^)")
+
+    assert [(proof.split_by, proof.status) for proof in proofs] == [("a", "proved")]
+
+
+def test_an_operator_without_a_rule_is_refused():
+    with pytest.raises(
+        UsageError, match=r"no rule is known for torch\.linalg\.svd: pass annotation="
+    ):
+        prove(config("torch.linalg.svd", (4, 4)))
+
+
+def test_a_definition_that_disagrees_with_torch_proves_nothing(monkeypatch):
+    def wrong(call):
+        x = call.given("x")
+        return Array(x.shape, lambda *at: ("mul", (("num", "2"), x[at])))
+
+    monkeypatch.setitem(definitions._DEFINITIONS, "relu", wrong)
+    proofs = prove(config("torch.relu", (4, 6)))
+
+    assert {proof.status for proof in proofs} == {"not decided"}
+    assert "the definition gives" in proofs[0].reason
+
+
+def test_a_definition_with_another_gradient_proves_nothing(monkeypatch):
+    def detached(call):
+        x = call.given("x")
+        name = call.function("detached", lambda one: one[0].detach().exp())
+        return Array(x.shape, lambda *at: ("fn", name, (x[at],)))
+
+    monkeypatch.setitem(definitions._DEFINITIONS, "exp", detached)
+    (proof, _) = prove(config("torch.exp", (4, 6)))
+
+    assert proof.status == "not decided"
+    assert "the gradient of the result" in proof.reason
+
+
+def test_a_proof_that_fails_the_numerical_check_is_no_proof(monkeypatch):
+    failure = Finding(
+        item=output("output"),
+        aspect=Aspect.VALUE,
+        status=Status.DIFFERENT,
+        reason="off by one",
+    )
+    monkeypatch.setattr(proving, "check_recipe", lambda *_, **__: Verdict(findings=(failure,)))
+    (proof, _) = prove(config("torch.relu", (4, 6)))
+
+    assert proof.status == "not decided"
+    assert proof.certificate is None
+    assert "proved, but the numerical check says different: off by one" in proof.reason
+
+
+# --- certificates ---------------------------------------------------------------------------------
+
+
+def certificate(operator, *shapes, split, **kwargs):
+    proofs = prove(config(operator, *shapes, **kwargs))
+    return next(proof.certificate for proof in proofs if proof.split_by == split)
+
+
+def test_the_checker_stands_alone_and_is_short():
+    source = Path(checker.__file__).read_text("utf-8")
+    imported = {
+        name
+        for node in ast.walk(ast.parse(source))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+
+    assert len(source.splitlines()) <= 400
+    assert not any(name.startswith(("paritas", "torch")) for name in imported)
+
+
+def test_a_certificate_survives_a_file_and_is_checked_from_it(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "linear.json"
+    path.write_bytes(msgspec.json.encode(certificate(*LINEAR, split="k")))
+    monkeypatch.setattr("sys.argv", ["checker", str(path)])
+
+    assert checker.main() == 0
+    assert "split by k: proved" in capsys.readouterr().out
+
+
+def _change(made, what):
+    if what == "a result that is not reduced":
+        made["outputs"][0]["role"] = ["replicate"]
+    elif what == "another reduction":
+        made["outputs"][0]["role"] = ["partial", "avg"]
+    elif what == "a bias on every rank":
+        made["tensors"]["2"]["role"] = ["replicate"]
+    elif what == "a factor that is not split":
+        made["tensors"]["1"]["role"] = ["replicate"]
+    elif what == "another dimension":
+        made["tensors"]["1"]["role"] = ["shard", 0]
+    elif what == "another operator":
+        first_column = [[[["%o0"], 1]], []]
+        made["outputs"][0]["term"] = ["read", "0", first_column]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a result that is not reduced",
+        "another reduction",
+        "a bias on every rank",
+        "a factor that is not split",
+        "another dimension",
+        "another operator",
+    ],
+)
+def test_a_changed_certificate_is_refused(what):
+    right = certificate(*LINEAR, split="k")
+    checker.Checker(right).check()
+    wrong = copy.deepcopy(right)
+    _change(wrong, what)
+
+    with pytest.raises((checker.Refused, IndexError)):
+        checker.Checker(wrong).check()
+
+
+def test_a_certificate_for_equal_parts_does_not_hold_for_others():
+    made = certificate("torch.mean", (6, 4), split="b", dim=1)
+    checker.Checker(made).check()
+
+    with pytest.raises(checker.Refused):
+        checker.Checker({**made, "parts": "any"}).check()
+
+
+# --- the command, and DTensor ---------------------------------------------------------------------
+
+
+def test_the_command_proves_and_writes_certificates(tmp_path):
+    asked = ["partition", "torch.mm", "--arg", "4x6", "--arg", "6x8"]
+    result = CliRunner().invoke(main, [*asked, "--certificates", str(tmp_path)])
+
+    assert result.exit_code == 0
+    assert "split by k: proved over the reals" in " ".join(result.output.split())
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [
+        "torch_mm_k.json",
+        "torch_mm_m.json",
+        "torch_mm_n.json",
+    ]
+    for file in files:
+        checker.Checker(json.loads(file.read_text("utf-8"))).check()
+
+
+def test_a_split_that_is_not_decided_is_unverified():
+    asked = ["partition", "torch.nn.functional.embedding", "--arg", "4x6:int64<5", "--arg", "5x6"]
+    result = CliRunner().invoke(main, [*asked, "--kwarg", "scale_grad_by_freq=True", "--prove"])
+
+    assert result.exit_code == 3
+    shown = " ".join(result.output.split())
+    assert "not decided: an embedding with scale_grad_by_freq" in shown
+
+
+@pytest.mark.slow
+def test_claims_of_dtensor_are_decided():
+    x, target = torch.randn(4), torch.randn(4)
+    proofs = list(prove_dtensor(torch.nn.functional.mse_loss, (x, target)))
+    found = {proof.rule: proof.status for proof in proofs}
+
+    assert found == {
+        "R, R -> R": "proved",
+        "S(0), S(0) -> P(avg)": "refuted",  # the gradient is divided by the size of the part
+    }
+
+
+def test_a_call_with_more_dimensions_than_the_rule_is_refused():
+    call = OperatorCall(torch.relu, (torch.randn(2, 3, 4),), name="torch.relu")
+    with pytest.raises(UsageError):
+        proving.Prover(call, Annotation.parse("a b -> a b"))

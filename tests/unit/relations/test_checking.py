@@ -1,0 +1,190 @@
+"""invariants(): rows, promises, exit codes, relations of one's own, the command."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import paritas
+from paritas.cli import main
+from paritas.relations.relation import forget_relation
+from paritas.results.invariants import InvariantsReport
+from quality.relation_models import Decoder, Trained, plant, tokens
+
+
+def decoder_and_tokens():
+    """For the command: a right model."""
+    return Decoder(), tokens()
+
+
+def faulty_and_tokens():
+    """For the command: a model that is wrong with a cache."""
+    return plant(Decoder(), "other scale with a cache", "layers.0.mixer"), tokens()
+
+
+@pytest.fixture
+def own():
+    """Register relations that are gone after the test."""
+    names = []
+
+    def register(name, **how):
+        names.append(name)
+        return paritas.relation(name=name, **how)
+
+    yield register
+    for name in names:
+        forget_relation(name)
+
+
+def test_a_relation_that_does_not_apply_has_a_row_with_its_reason():
+    report = paritas.invariants(Trained().eval(), tokens(), only=["cached-decoding"])
+    row = report.row("cached-decoding")
+    assert (row.promise, row.reason) == ("does not apply", "no cache in its signature")
+    assert row.status is None
+
+
+def test_nothing_compared_is_unverified():
+    report = paritas.invariants(Trained().eval(), tokens(), only=["cached-decoding"])
+    assert report.exit_code == 3
+    assert not report
+    assert str(report).startswith("unverified: no relation applies to this model")
+
+
+def test_a_way_that_raises_is_unverified():
+    class Broken(Decoder):
+        def forward(self, input_ids, use_cache=False, **rest):
+            if rest.get("past_key_values") is not None:
+                raise RuntimeError("no more memory")
+            return super().forward(input_ids, use_cache=use_cache, **rest)
+
+    class Named(Broken):
+        def forward(self, input_ids, past_key_values=None, use_cache=False):
+            return super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache)
+
+    report = paritas.invariants(Named().eval(), tokens(), only=["cached-decoding"])
+    assert report.row("cached-decoding").status is paritas.Status.UNVERIFIED
+    assert report.exit_code == 3
+    assert "no more memory" in report.row("cached-decoding").summary
+
+
+def test_a_model_that_draws_random_numbers_is_not_accused():
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x)
+
+    report = paritas.invariants(Noisy(), [torch.ones(2, 3)], only="row-independence")
+    row = report.row("row-independence")
+    assert row.promise == "does not apply"
+    assert "random numbers" in row.reason
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(6), nn.BatchNorm1d(6)])
+def test_rows_of_a_model_without_tokens_are_compared(norm):
+    model = nn.Sequential(nn.Linear(4, 6), norm)
+    inputs = [torch.randn(3, 4, generator=torch.Generator().manual_seed(0))]
+    right = isinstance(norm, nn.LayerNorm)
+    report = paritas.invariants(model, inputs, only="row-independence")
+    status = report.row("row-independence").status
+    assert status is not None
+    # In training mode, batch normalisation mixes rows; one row alone raises.
+    assert status.passes() == right
+
+
+def test_a_failing_finding_names_the_token_and_the_module():
+    model, inputs = faulty_and_tokens()
+    report = paritas.invariants(model.eval(), inputs, only=["cached-decoding"])
+    first = report.row("cached-decoding").verdict.failures[0]
+    assert first.item.graph == "cached-decoding"
+    assert first.item.option == "token by token"
+    assert "first wrong at row 0, token 1 (from 0, of 11)" in first.reason
+    assert first.origin.name == "layers.0.mixer"
+
+
+def test_a_report_survives_json():
+    model, inputs = faulty_and_tokens()
+    report = paritas.invariants(model.eval(), inputs, only=["cached-decoding", "packing"])
+    again = InvariantsReport.from_json(report.to_json())
+    assert again.exit_code == report.exit_code == 1
+    assert str(again) == str(report)
+
+
+def test_a_relation_of_ones_own_is_checked_and_does_not_pass_unseen(own):
+    def plainly(model, inputs):
+        return {"y": model(*inputs.args)}
+
+    @own("doubled", expected=plainly)
+    def doubled(model, inputs):
+        """Twice the input is twice the output."""
+        return {"y": model(2 * inputs.args[0]) / 2}
+
+    x = [torch.randn(3, 4)]
+    right = paritas.invariants(nn.Linear(4, 2, bias=False), x, only="doubled")
+    wrong = paritas.invariants(nn.Linear(4, 2), x, only="doubled")
+    assert (right.exit_code, wrong.exit_code) == (0, 1)
+    assert right.row("doubled").about == "Twice the input is twice the output."
+
+
+def test_a_relation_of_ones_own_can_say_why_it_does_not_apply(own):
+    @own("never", applies=lambda model, inputs: "it has no wings")
+    def never(model, inputs):
+        return {}
+
+    row = paritas.invariants(nn.Linear(4, 2), [torch.randn(3, 4)], only="never").row("never")
+    assert (row.promise, row.reason) == ("does not apply", "it has no wings")
+
+
+def test_a_name_that_is_taken_is_refused():
+    with pytest.raises(paritas.UsageError, match="has a relation 'padding' already"):
+        paritas.relation(name="padding")
+
+
+def test_an_unknown_relation_is_refused_with_a_hint():
+    with pytest.raises(paritas.UsageError, match="no relation 'pading'; did you mean 'padding'"):
+        paritas.invariants(Decoder(), tokens(), only="pading")
+
+
+def test_numbers_stored_in_a_buffer_and_computed_again_are_not_a_fault(own):
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rate = nn.Parameter(torch.rand(8) + 0.1)
+            self.register_buffer("table", torch.exp(-self.rate.detach()))
+
+    def stored(model, inputs):
+        return {"y": inputs.args[0] * model.table * model.table}
+
+    @own("decay", expected=stored)
+    def computed(model, inputs):
+        return {"y": inputs.args[0] * torch.exp(-2 * model.rate)}
+
+    torch.manual_seed(0)
+    report = paritas.invariants(Table(), [torch.randn(5, 8)], only="decay")
+    assert report.passed, str(report)
+    assert any("rounding of the model's buffers" in note for note in report.verdict.notes)
+
+
+def test_the_command_writes_its_report_and_exits_by_it(tmp_path):
+    written = tmp_path / "out.json"
+    page = tmp_path / "out.html"
+    done = CliRunner().invoke(
+        main,
+        [
+            "invariants",
+            f"{__name__}:faulty_and_tokens",
+            *("--only", "cached-decoding", "--only", "packing"),
+            *("--json", str(written), "--html", str(page), "--format", "junit"),
+        ],
+    )
+    assert done.exit_code == 1, done.output
+    assert "<testsuite" in done.stdout
+    assert "different: 1 of 1 relations fails (1 different)" in done.stderr
+    assert "layers.0.mixer" in page.read_text()
+    assert InvariantsReport.from_json(written.read_bytes()).exit_code == 1
+
+
+def test_the_command_lists_the_relations():
+    done = CliRunner().invoke(main, ["invariants", "--list"])
+    assert done.exit_code == 0
+    assert "cached-decoding      serving   decoding with a cache" in done.stdout
