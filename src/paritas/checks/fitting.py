@@ -99,7 +99,8 @@ def describe_shortage(model: Any, *, gradients: bool) -> tuple[str, torch.device
     """Why a model is too large to be checked as a whole, or "", and the device that it is on."""
     tensors: dict[int, Tensor] = {}
     for module in reachable_modules(model, original_of).values():
-        tensors |= {id(one): one for one in (*module.parameters(), *module.buffers())}
+        held = (*module.parameters(), *module.buffers())
+        tensors |= {id(one): one for one in held if not torch.nn.parameter.is_lazy(one)}
     if not tensors:
         return "", torch.device("cpu")
     device = max(tensors.values(), key=lambda one: one.nbytes).device

@@ -579,7 +579,7 @@ def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
 
 
 def _is_finite(value: Any) -> bool:
-    return is_inexact(value) and bool(torch.isfinite(value).all())
+    return is_inexact(value) and bool(torch.isfinite(value.double()).all())
 
 
 def _pair_squares(value: Tensor, plus: Any, minus: Any) -> list[Tensor]:
