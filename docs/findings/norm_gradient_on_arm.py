@@ -13,13 +13,11 @@ steps = torch.tensor([1.0, 0.1, 0.01, 0.001]).bfloat16()
 
 
 def rotated(x, cos, sin):
-    turned, rest = x[..., :8], x[..., 8:]
-    return torch.cat((turned * cos - turned.flip(-1) * sin, rest), -1)
+    return torch.cat((x[..., :8] * cos - x[..., :8].flip(-1) * sin, x[..., 8:]), -1)
 
 
 def normed(steps, fused, query_weight, query_bias, key_weight, key_bias):
-    angles = torch.arange(16)[:, None, None].float() * steps.float()
-    angles = torch.cat((angles, angles), -1)
+    angles = torch.arange(16)[:, None, None].float() * torch.cat((steps, steps)).float()
     cos, sin = angles.cos().to(steps.dtype), angles.sin().to(steps.dtype)
     query, key, _ = fused.unbind(3)
     query = F.layer_norm(query, (16,), query_weight, query_bias)
@@ -31,19 +29,11 @@ def gradients(function, dtype):
     leaves = [value.to(dtype).requires_grad_() for value in given]
     outputs = function(steps.to(dtype), *leaves)
     found = torch.autograd.grad(outputs, leaves, [value.to(dtype) for value in tangents])
-    return [value.double() for value in found]
+    return found[1].double()
 
 
-exact = gradients(normed, torch.float64)
-eager = gradients(normed, torch.bfloat16)
+exact, eager = gradients(normed, torch.float64), gradients(normed, torch.bfloat16)
 compiled = gradients(torch.compile(normed), torch.bfloat16)
-wrong = False
-names = ["fused", "query_weight", "query_bias", "key_weight", "key_bias"]
-for name, right, plain, other in zip(names, exact, eager, compiled, strict=True):
-    error, own = ((value - right).norm() / right.norm() for value in (other, plain))
-    wrong |= bool(error > 0.1)
-    print(f"gradient of {name}: compiled off by {error:.1%}, eager by {own:.1%}")
-    if error > 0.1:
-        print("  eager   ", [round(value, 2) for value in plain.tolist()])
-        print("  compiled", [round(value, 2) for value in other.tolist()])
-sys.exit(wrong)
+error, own = ((found - exact).norm() / exact.norm() for found in (compiled, eager))
+print(f"gradient of query_weight: compiled off by {error:.1%}, eager by {own:.1%}")
+sys.exit(bool(error > 0.1))

@@ -742,6 +742,7 @@ class DropsLayers(nn.Module):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_other_random_numbers_matter_only_where_a_value_depends_on_them(training: bool) -> None:
+    torch.manual_seed(0)  # with others, both sides may keep the layer
     model = DropsLayers().train(training)
     verdict = verify([torch.randn(4, 8)], model, torch.compile(model), QUIET)
     (state,) = (f for f in verdict.findings if f.path == "random state")
