@@ -225,7 +225,7 @@ class Comparer:
         ):
             # Its numbers come from another stream: values that depend on them prove nothing.
             self.random_differs = True
-            if not self.evidence.depends_on_draws():
+            if not self.evidence.depends_on_draws(runs=THOROUGH_DRAWS):
                 self.out.compared += 1
                 reason = "the candidate draws other random numbers, but no value depends on them"
                 self.out.add(item, Aspect.RNG, Status.EQUIVALENT, reason)

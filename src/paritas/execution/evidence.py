@@ -481,7 +481,7 @@ class Evidence(Generic[P_co]):
         """
         if not any(seen.drew_random_numbers for seen in self.native):
             return False
-        while self._draw_runs < runs:
+        while self._draw_runs < runs and not (item is None and self._drawn):
             self.tell(Progress("running with other random numbers", self._draw_runs, runs))
             self._draw_runs += 1
             moved = self.run(RunOptions(other_draws=self._draw_runs))

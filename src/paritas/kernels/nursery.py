@@ -204,7 +204,7 @@ class _Process:
         return measure(self._observers[-1], order)
 
     def _do_opcheck(self, order: dict[str, Any]) -> dict[str, Any]:
-        from paritas.kernels.operators import check_registrations
+        from paritas.kernels.sides import check_registrations
 
         return check_registrations(self._side.target, decode(order["inputs"], self._device))
 

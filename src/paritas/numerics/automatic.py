@@ -322,11 +322,13 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
     step = max(criterion.smallest_step(t.dtype) for t in (reference, candidate))
     truth = reference if arbiter is None else arbiter
+    # A lifted run that is judged at the noise of the native one settles no more than that.
+    is_settled = above is not None and not above.shaky and evidence.lift_unit < unit
     noise = Noise(
         unit=unit,
         step=step,
         own_error=own_error,
-        own_share=OWN_SHARE if above is None or above.shaky else OWN_SHARE_SETTLED,
+        own_share=OWN_SHARE_SETTLED if is_settled else OWN_SHARE,
         reference=None if arbiter is None else reference,
         # Whatever rounding in float64 decides, rounding in a narrower dtype decides too.
         spread=None if above is None else above.spread,

@@ -20,7 +20,7 @@ from paritas.relations.relation import (
     computing,
     computing_nothing,
 )
-from paritas.relations.serving import plain_case
+from paritas.relations.serving import in_chunks, plain_case
 from paritas.relations.token_models import KEYS_AND_VALUES, TokenModel, spans
 
 if TYPE_CHECKING:
@@ -163,17 +163,12 @@ def _reorder_cases(checked: CheckedModel) -> Iterator[Case]:
 
 
 def _in_static_cache(tokens: TokenModel, sizes: list[int], room: int) -> Way:
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+    def make_cache() -> Any:
         library = importlib.import_module("transformers")
         config = tokens.config.get_text_config(decoder=True)
-        cache: Any = library.StaticCache(config=config, max_cache_len=tokens.size[1] + room)
-        found = []
-        for span in spans(sizes, tokens.size[1]):
-            value, cache = tokens.continue_with(model, inputs, span, cache)
-            found.append(value)
-        return {tokens.value: torch.cat(found, dim=1)}
+        return library.StaticCache(config=config, max_cache_len=tokens.size[1] + room)
 
-    return way
+    return in_chunks(tokens, sizes, make_cache)
 
 
 def _static_cases(checked: CheckedModel) -> Iterator[Case]:

@@ -47,11 +47,13 @@ def plain_case(tokens: TokenModel, actual: Way, label: str = "") -> Case:
 # --- Decoding with a cache ------------------------------------------------------------------------
 
 
-def in_chunks(tokens: TokenModel, sizes: list[int]) -> Way:
-    """Run the sequence in chunks, each after the cache of those before."""
+def in_chunks(
+    tokens: TokenModel, sizes: list[int], make_cache: Callable[[], Any] = lambda: None
+) -> Way:
+    """Run the sequence in chunks, each after the cache of those before; the first is made."""
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        cache, found = None, []
+        cache, found = make_cache(), []
         for span in spans(sizes, tokens.size[1]):
             value, cache = tokens.continue_with(model, inputs, span, cache)
             found.append(value)
