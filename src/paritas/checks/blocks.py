@@ -42,7 +42,7 @@ from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import ForeignProgram, Inputs, inspect_subject
 from paritas.numerics import criterion
-from paritas.numerics.automatic import RUNS, NoEvidence
+from paritas.numerics.automatic import FEW_RUNS, MOST_RUNS, NoEvidence
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import map_leaves
 from paritas.numerics.flattening import flattened
@@ -188,16 +188,24 @@ class _ComposedEvidence(NoEvidence):
         """The spread over native runs in which the blocks round differently."""
         return self.noise.spread(self.item, runs)
 
+    def runs_made(self, unit: float) -> int:
+        """The number of these runs so far."""
+        return self.noise.runs
+
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where one of these runs gives the candidate's value."""
         if not isinstance(self.native, torch.Tensor) or self.native.shape != candidate.shape:
             return None
         reference, candidate = promotable(self.native, candidate.to(self.native.device))
         reached = torch.zeros_like(reference, dtype=torch.bool)
-        for value in self.noise.values(self.item, RUNS[-1]):
-            if isinstance(value, torch.Tensor) and value.shape == reference.shape:
-                reached |= torch.eq(*promotable(value, candidate))
-        return reached & (reference != candidate)
+        contested = reference != candidate
+        for runs in range(1, MOST_RUNS + 1):
+            for value in self.noise.values(self.item, runs)[runs - 1 :]:
+                if isinstance(value, torch.Tensor) and value.shape == reference.shape:
+                    reached |= torch.eq(*promotable(value, candidate))
+            if bool(reached[contested].all()):
+                break
+        return reached & contested
 
 
 # --- The check ------------------------------------------------------------------------------------
@@ -480,7 +488,7 @@ class _OneCheck:
             difference = criterion.rms_difference(total, value)
             if difference <= _NEAR * criterion.rms(value):
                 continue
-            spread = noise.spread(gradient(name), RUNS[1])
+            spread = noise.spread(gradient(name), FEW_RUNS)
             near = criterion.Noise(unit=0.0, spread=spread, factor=2.0)
             if spread is not None and criterion.score(total, value, near).score.passed:
                 continue

@@ -14,7 +14,7 @@ import torch
 
 from paritas._torch.graphs import NodeProvenance, provenance
 from paritas.numerics import criterion
-from paritas.numerics.automatic import LIFTED_SLACK, RUNS
+from paritas.numerics.automatic import LIFTED_SLACK
 from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.flattening import is_dense
 from paritas.results.findings import Aspect, Diagnosis, Origin, OriginKind, Status
@@ -132,7 +132,7 @@ def _diagnose_value(
     native: Tensor | None = None
     unit = _coarser_unit(reference, candidate)
     if finding.native is not None and unit is not None and evidence.unit is not None:
-        spread = evidence.spread(evidence.unit, RUNS[0])
+        spread = evidence.spread(evidence.unit, 1)
         truth = reference if arbiter is None else arbiter
         own = None if arbiter is None else reference
         native = _element_noise((truth, candidate), own, spread, unit)
@@ -148,7 +148,7 @@ def _lifted_noise(
     if not measured and small == criterion.UNIT_F64:
         size = _widen_tensor(arbiter).abs().nan_to_num(0.0, 0.0, 0.0)
         return PLAIN_SHARE * (size + criterion.rms(arbiter))
-    noise = _element_noise((arbiter, lifted), None, evidence.spread(small, RUNS[0]), small)
+    noise = _element_noise((arbiter, lifted), None, evidence.spread(small, 1), small)
     return None if noise is None else LIFTED_SLACK * noise
 
 

@@ -425,7 +425,7 @@ class ComposedNoise:
         self._base = base
         self._blocks, self._errors, self._seed = blocks, errors, seed
         self._tell = tell
-        self._runs = 0
+        self.runs = 0
         self._is_broken = False
         self._squares: dict[Item, Tensor] = {}
         self._discrete: dict[Item, list[Any]] = {}
@@ -434,7 +434,7 @@ class ComposedNoise:
         """The rms deviation of an item over the runs, or None if there are none."""
         self._run(runs)
         squares = self._squares.get(item)
-        return None if squares is None or self._is_broken else (squares / self._runs).sqrt()
+        return None if squares is None or self._is_broken else (squares / self.runs).sqrt()
 
     def values(self, item: Item, runs: int) -> list[Any]:
         """The values of a discrete item in the runs."""
@@ -442,14 +442,14 @@ class ComposedNoise:
         return self._discrete.get(item, [])
 
     def _run(self, runs: int) -> None:
-        while self._runs < runs and not self._is_broken:
+        while self.runs < runs and not self._is_broken:
             self._tell("measuring the noise of the whole model")
-            watch = Shaken(self._blocks, self._errors, self._seed + self._runs)
+            watch = Shaken(self._blocks, self._errors, self._seed + self.runs)
             seen = self._program.run(RunOptions(watch=watch))[0]
             if seen.error is not None or seen.gradient_error is not None:
                 self._is_broken = True
                 return
-            self._runs += 1
+            self.runs += 1
             for item, still in self._base.items():
                 self._add(item, still, seen.value(item))
 

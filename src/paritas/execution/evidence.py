@@ -80,7 +80,6 @@ def run_quietly(program: Program, options: RunOptions, default: WideDefault) -> 
 
 # --- What is known about a program ----------------------------------------------------------------
 
-DECIDING_RUNS = 12
 # Decisions are searched with noise this many times larger than the program's. A decision that the
 # candidate's rounding can flip then flips in nearly every second pair of runs.
 JUMP_GAIN = 4.0
@@ -141,6 +140,11 @@ class _Pairs:
     size: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
     moves: dict[tuple[int, Item], list[Tensor]] = dataclasses.field(default_factory=dict)
 
+    def forget(self, key: tuple[int, Item]) -> None:
+        """Drop the sums of one item."""
+        for sums in (self.left, self.size, self.moves):
+            sums.pop(key, None)
+
 
 class Demand:
     """What one comparison still needs from perturbed runs, and their results so far.
@@ -164,8 +168,13 @@ class Demand:
 
     def settle(self, call: int, item: Item) -> None:
         """Note that an item needs no more evidence."""
-        if self.settles:
-            self.settled.add((call, item))
+        if not self.settles:
+            return
+        self.settled.add((call, item))
+        for spread in self.spreads.values():
+            spread.squares.pop((call, item), None)
+        for pairs in self.jumps.values():
+            pairs.forget((call, item))
 
     def unsettle(self) -> None:
         """Start again: other values are compared."""
@@ -291,7 +300,7 @@ class Evidence(Generic[P_co]):
             if demand.puts_off:
                 raise NoiseNotYetMeasured
             whose = "float64" if unit <= UNIT_F64 else "the dtype of the run"
-            self.tell(Progress(f"measuring rounding in {whose}", spread.runs, runs))
+            self.tell(f"measuring rounding in {whose}, run {spread.runs + 1}")
             seen = self.perturbed(unit, spread.runs, demand)
             if not is_usable(seen, "a perturbed run of the reference", self.notes, weakens=False):
                 return None
@@ -304,6 +313,11 @@ class Evidence(Generic[P_co]):
             self.notes.append(f"{item}: most of it became NaN or infinite when perturbed")
             return None
         return (squares / spread.runs).sqrt()
+
+    def runs_made(self, unit: float, demand: Demand | None = None) -> int:
+        """The number of perturbed runs of the spread so far."""
+        spread = (demand or self.everything).spreads.get(unit)
+        return 0 if spread is None else spread.runs
 
     def _add_run(self, spread: _Spread, seen: list[Observation], demand: Demand) -> None:
         for call, (still, moved) in enumerate(zip(self._base(), seen, strict=False)):
@@ -331,7 +345,7 @@ class Evidence(Generic[P_co]):
         while known.runs < pairs:
             if demand.puts_off:
                 raise NoiseNotYetMeasured
-            self.tell(Progress("looking for decisions within rounding", known.runs, pairs))
+            self.tell(f"looking for decisions within rounding, pair {known.runs + 1} of runs")
             logs = DecisionLog(), DecisionLog()
             plus, minus = (
                 self.perturbed(unit, _FIRST_PAIR_SEED + known.runs, demand, gain=gain, log=log)
@@ -401,21 +415,26 @@ class Evidence(Generic[P_co]):
             self._baseline = self.native if arbiter is None else arbiter
         return self._baseline
 
-    def decided(self, unit: float, demand: Demand | None = None) -> list[list[Observation]]:
-        """Runs that record what decided their discrete results: a plain one, then perturbed."""
+    def decided(
+        self, unit: float, runs: int, demand: Demand | None = None
+    ) -> list[list[Observation]]:
+        """Runs that record what decided their discrete results: a plain one, then perturbed.
+
+        There are at least `runs` perturbed ones.
+        """
         demand = demand or self.everything
-        if unit not in self._decided:
-            if demand.puts_off:
-                raise NoiseNotYetMeasured
+        known = self._decided.setdefault(unit, [])
+        if len(known) <= runs and demand.puts_off:
+            raise NoiseNotYetMeasured
+        if not known:
             plain = self.lift_mode(remember_decisions=True)
-            runs = [self.run(RunOptions(wide=True, mode=plain))]
+            known.append(self.run(RunOptions(wide=True, mode=plain)))
             self.casts |= plain.casts
-            runs += [
-                self.perturbed(unit, seed, demand, remember_decisions=True)
-                for seed in range(DECIDING_RUNS)
-            ]
-            self._decided[unit] = runs
-        return self._decided[unit]
+        while len(known) <= runs:
+            self.tell(f"looking for ties, run {len(known)}")
+            seed = len(known) - 1
+            known.append(self.perturbed(unit, seed, demand, remember_decisions=True))
+        return known
 
     def perturbed(
         self,
@@ -446,22 +465,28 @@ class Evidence(Generic[P_co]):
             gain=gain,
             decisions=log,
         )
-        wanted: frozenset[Item] | None = None
-        if self._can_make_less():
-            wanted = frozenset() if remember_decisions else self._unsettled_gradients(demand)
-        return self.run(RunOptions(wide=wide, mode=mode, wanted=wanted, second=demand.at_second))
+        return self.run(
+            RunOptions(
+                wide=wide,
+                mode=mode,
+                wanted=self._wanted(demand, none=remember_decisions),
+                second=demand.at_second,
+            )
+        )
 
-    def _can_make_less(self) -> bool:
-        """Whether a perturbed run may leave out gradients that are settled.
+    def _wanted(self, demand: Demand, *, none: bool) -> frozenset[Item] | None:
+        """The gradients that a perturbed run computes; None for all.
 
-        It may not if the order of operators identifies their dtypes, nor if a second call
-        continues from the state of the first.
+        All of them if a second call continues from the state of the first. If the order of
+        operators identifies their dtypes, all or none: the backward pass comes last.
         """
-        return len(self.native) == 1 and len(self.dtypes) == 1
-
-    def _unsettled_gradients(self, demand: Demand) -> frozenset[Item]:
+        if len(self.native) > 1:
+            return None
         items = (*self.native[0].gradients, *self.native[0].further)
-        return frozenset(item for item in items if (0, item) not in demand.settled)
+        wanted = frozenset(item for item in items if (0, item) not in demand.settled)
+        if none or not wanted:
+            return frozenset()
+        return wanted if len(self.dtypes) == 1 else None
 
     def dtype_log(self) -> dict[Any, torch.dtype]:
         """The native dtype of each operator call of a mixed-precision program."""

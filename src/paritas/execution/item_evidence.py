@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from paritas._torch.operators import COMPARISONS, WIDE
 from paritas.execution.isolation import MISSING
-from paritas.numerics.criterion import MAX_Z, UNIT_F64, Jumps, unit_roundoff
+from paritas.numerics.automatic import MOST_RUNS
+from paritas.numerics.criterion import (
+    ERROR_RATE,
+    MAX_Z,
+    UNIT_F64,
+    Jumps,
+    most_hidden,
+    most_shown,
+    unit_roundoff,
+)
 from paritas.numerics.metrics import promotable
 
 if TYPE_CHECKING:
@@ -152,6 +162,11 @@ class ItemEvidence:
                 mine = torch.maximum(mine, theirs)
         return mine
 
+    def runs_made(self, unit: float) -> int:
+        """The number of perturbed runs so far; for several programs, the fewest."""
+        made = self.evidence.runs_made(unit, self._demand)
+        return min([made, *(other.runs_made(unit) for other in self.also)])
+
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """The effect of decisions that rounding can flip; for several programs, the largest."""
         mine = self.evidence.jumps(unit, self.call, self.item, pairs, self._demand)
@@ -186,32 +201,59 @@ class ItemEvidence:
         if native is None or candidate.shape != native.shape:
             return None
         reference, candidate = promotable(native, candidate.to(native.device))
-        decided = self.evidence.decided(unit, self._demand)
-        runs = [run[self.call] for run in decided if len(run) > self.call]
+        contested = reference != candidate
+        rate = ERROR_RATE / max(1, int(contested.sum()))
+        near = torch.zeros_like(contested)
+        for runs in range(1, MOST_RUNS + 1):
+            decided = self.evidence.decided(unit, runs, self._demand)
+            seen = [run[self.call] for run in decided if len(run) > self.call]
+            distance = self._distances(seen, reference, candidate)
+            if distance is None:
+                # The decision is unknown: rounding decides where a run gives the candidate's value.
+                near = self._reached(seen, reference, candidate)
+                if bool(near[contested].all()):
+                    break
+                continue
+            near = distance <= MAX_Z
+            far = distance > MAX_Z * most_hidden(runs, rate)
+            surely_near = distance <= MAX_Z / most_shown(runs, rate)
+            if bool(far[contested].any()) or bool(surely_near[contested].all()):
+                break
+        return near & contested
+
+    def _distances(
+        self, runs: list[Observation], reference: Tensor, candidate: Tensor
+    ) -> Tensor | None:
+        """The distance between the two choices, in multiples of how far rounding moves it.
+
+        The first run is plain, the others are perturbed. None if it is not known what decides.
+        """
         margins = [
             decision.margin(reference, candidate)
             for run in runs
             if (decision := run.decisions.get(self.item)) is not None
         ]
         known = [margin for margin in margins if margin is not None]
-        if runs and len(known) == len(runs):
-            # The distance between the two choices, compared with how far rounding moves it.
-            plain, *moved = known
-            moves = torch.stack([(margin - plain).double() for margin in moved])
-            spread = moves.square().mean(dim=0).sqrt()
-            near = plain.abs() <= MAX_Z * spread
-            if runs[0].decisions[self.item].kind in COMPARISONS:
-                # Either of two equal scores may be chosen, and a half may be rounded either way.
-                # But the result of a comparison is exact if rounding does not move its operands.
-                near &= spread > 0
-            return near & (reference != candidate)
-        # The decision is unknown: rounding decides where some run gives the candidate's value.
+        if not runs or len(known) != len(runs):
+            return None
+        plain, *moved = known
+        moves = torch.stack([(margin - plain).double() for margin in moved])
+        spread = moves.square().mean(dim=0).sqrt()
+        distance = plain.abs() / spread
+        # Either of two equal scores may be chosen, and a half may be rounded either way. But the
+        # result of a comparison is exact if rounding does not move its operands.
+        is_comparison = runs[0].decisions[self.item].kind in COMPARISONS
+        tie = math.inf if is_comparison else 0.0
+        return torch.where((spread == 0) & (plain == 0), tie, distance)
+
+    def _reached(self, runs: list[Observation], reference: Tensor, candidate: Tensor) -> Tensor:
+        """Where some run gives the candidate's value."""
         reached = torch.zeros_like(reference, dtype=torch.bool)
         for run in runs:
             value = self._complete(run)
             if isinstance(value, torch.Tensor) and value.shape == reference.shape:
                 reached |= torch.eq(*promotable(value, candidate))
-        return reached & (reference != candidate)
+        return reached
 
     def _native(self) -> Tensor | None:
         value = self._complete(self.evidence.native[self.call])

@@ -39,7 +39,7 @@ from paritas.execution.observation import (
 from paritas.execution.program import Program, count_dtypes
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
-from paritas.numerics.automatic import MOST_PAIRS, RUNS
+from paritas.numerics.automatic import FEW_PAIRS, FEW_RUNS, MOST_PAIRS
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
 from paritas.numerics.flattening import as_plain, flattened, is_dense
@@ -416,18 +416,21 @@ class Repetition:
             difference = criterion.rms_difference(wide[0], wide[1])
             if difference > UNIT_F32 * criterion.rms(wide[0]):
                 return False
-        spread = evidence.spread(evidence.unit, 0, item, RUNS[1], demand)
+        spread = evidence.spread(evidence.unit, 0, item, FEW_RUNS, demand)
         if spread is None:
             return True
         unit = unit_roundoff(values[0].dtype)
         noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
         if criterion.score(values[1], values[0], noise).score.passed:
             return True
-        jumps = evidence.jumps(evidence.unit, 0, item, MOST_PAIRS, demand)
-        if jumps is None:
-            return False
-        noise = dataclasses.replace(noise, jumps=jumps)
-        return criterion.score(values[1], values[0], noise).score.passed
+        for pairs in range(FEW_PAIRS, MOST_PAIRS + 1):
+            jumps = evidence.jumps(evidence.unit, 0, item, pairs, demand)
+            if jumps is None:
+                return False
+            noise = dataclasses.replace(noise, jumps=jumps)
+            if criterion.score(values[1], values[0], noise).score.passed:
+                return True
+        return False
 
     def _repeated_arbiter(self) -> list[Observation] | None:
         if self._arbiter is None and self.evidence.arbiter() is not None:

@@ -29,7 +29,7 @@ from paritas.numerics.automatic import (
     BLIND_NOISE,
     BLIND_SHARE,
     LIFTED_SLACK_SCALED,
-    RUNS,
+    FEW_RUNS,
     nonfinite_mismatch,
 )
 from paritas.numerics.bits import is_inexact
@@ -375,7 +375,7 @@ def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
         step=criterion.smallest_step(reference.dtype),
         own_error=own_error,
         reference=None if arbiter is None else reference,
-        spread=evidence.spread(runs.unit, RUNS[1]),
+        spread=evidence.spread(runs.unit, FEW_RUNS),
         factor=1.0 if arbiter is not None else 2.0,
     )
     if noise.spread is None:

@@ -64,8 +64,13 @@ class JudgeEvidence(Protocol):
     def spread(self, unit: float, runs: int) -> Tensor | None:
         """Per element, the rms deviation of the reference under rounding noise of size `unit`.
 
-        Measured over `runs` perturbed runs; infinite where rounding decides if a value is finite.
+        Measured over at least `runs` perturbed runs; infinite where rounding decides if a value is
+        finite.
         """
+
+    def runs_made(self, unit: float) -> int:
+        """The number of perturbed runs that the spread is measured over so far."""
+        ...
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """How far decisions within rounding of size `unit`, and nothing else, move each element.
@@ -115,6 +120,10 @@ class NoEvidence:
         """No program, so nothing to perturb."""
         return None
 
+    def runs_made(self, unit: float) -> int:
+        """No program, so no runs."""
+        return 0
+
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """No program, so no decisions."""
         return None
@@ -151,13 +160,17 @@ VANISHED = 1e-3
 VANISHED_SLACK = 4.0
 # `BLIND_NOISE` is at most this share of the value, or anything would pass in float8.
 BLIND_SHARE = 2.0**-6
-# Perturbed runs are expensive. One measures the overall noise, three measure it per element. Twelve
-# are worth it if at most this share of the elements is over the limit: a rounding or a comparison
-# near its threshold shows in some runs and not in others.
-RUNS = (1, 3, 12)
+# Perturbed runs are expensive, so they are made one by one until a value passes, or fails whatever
+# further runs may show (`criterion.may_still_pass`). A tie, which falls either way in every run, is
+# missed by all of these with a probability of 2^-12.
+MOST_RUNS = 12
+# Few runs, for a spread that nothing but a rough estimate depends on.
+FEW_RUNS = 3
+# A tie moves at most this share of the elements over the limit.
 SPARSE = 0.05
-# Pairs of runs that measure what decisions move: a few to see whether anything moves, more before a
-# candidate fails.
+# Pairs of runs that measure what decisions move: two to see whether anything moves, then one by one
+# up to the most before a candidate fails. A decision that the candidate's rounding can flip flips
+# in nearly every second pair.
 FEW_PAIRS, MOST_PAIRS = 2, 6
 # An error this many times the reference's own that passes by the spread alone is looked into: one
 # decision that flips in perturbed runs makes the spread as large as its effect.
@@ -305,7 +318,7 @@ def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutc
     )
     scored = criterion.score(lifted, arbiter, scaled)
     passed = scored.score.passed and mismatch is None
-    if passed and (Gate.SCALED_OWN_ERROR in case.gates or evidence.spread(unit, RUNS[0]) is None):
+    if passed and (Gate.SCALED_OWN_ERROR in case.gates or evidence.spread(unit, 1) is None):
         return _RunOutcome(scored, passed=True)
     measured = dataclasses.replace(
         scaled, factor=LIFTED_SLACK if exact_inside else 1.0, source="perturbed float64 runs"
@@ -380,7 +393,7 @@ def _native_slack(case: _FloatCase, above: _RunOutcome | None) -> float:
 
 
 def _has_spread(evidence: JudgeEvidence) -> bool:
-    return evidence.unit is not None and evidence.spread(evidence.unit, RUNS[0]) is not None
+    return evidence.unit is not None and evidence.spread(evidence.unit, 1) is not None
 
 
 def _with_least_spread(noise: Noise, least: Tensor | None) -> Noise:
@@ -427,15 +440,15 @@ def _judge_with_spread(  # noqa: PLR0913
     *,
     is_lifted: bool = False,
 ) -> _RunOutcome:
-    """Score again with the measured spread, with more runs if few elements decide.
+    """Score again with the measured spread, run by run, until the outcome is certain.
 
     A spread that is already in `noise` is a lower bound.
     """
     outcome = _RunOutcome(before, passed=False)
-    for runs in RUNS:
-        if runs == RUNS[-1] and outcome.scored.over > SPARSE * candidate.numel():
-            break
-        spread = evidence.spread(unit, runs)
+    runs = 0
+    while runs < MOST_RUNS:
+        spread = evidence.spread(unit, runs + 1)
+        runs = max(runs + 1, evidence.runs_made(unit))  # other items may have caused more
         if spread is None:
             reason = "" if mismatch is None else _nonfinite_reason(mismatch)
             return dataclasses.replace(outcome, reason=reason)
@@ -452,6 +465,12 @@ def _judge_with_spread(  # noqa: PLR0913
             outcome = _RunOutcome(scored, passed, shaky=passed and decided, spread=spread)
         if outcome.passed:
             break
+        if criterion.may_still_pass(scored.score, candidate.shape, runs):
+            continue
+        is_sparse = scored.over <= SPARSE * candidate.numel()
+        is_finite = not outcome.reason
+        if not is_sparse or (not is_lifted and is_finite and _has_pairs(evidence, unit)):
+            break  # if it is a tie, pairs of runs show it
     # A lifted run ends here: jumps are measured for the native run only.
     settled = outcome.passed and not outcome.scored.knife_edges
     settled = settled and not _is_far_from_own(candidate, truth, noise)
@@ -459,6 +478,10 @@ def _judge_with_spread(  # noqa: PLR0913
         return outcome
     measured = dataclasses.replace(noise, spread=outcome.spread)
     return _judge_with_jumps(candidate, truth, measured, mismatch, unit, evidence, outcome)
+
+
+def _has_pairs(evidence: JudgeEvidence, unit: float) -> bool:
+    return evidence.jumps(unit, FEW_PAIRS) is not None
 
 
 def _judge_with_jumps(
@@ -477,7 +500,7 @@ def _judge_with_jumps(
     decision from a sum that cancels to mere rounding.
     """
     outcome = before
-    for pairs in (FEW_PAIRS, MOST_PAIRS):
+    for pairs in range(FEW_PAIRS, MOST_PAIRS + 1):
         jumps = evidence.jumps(unit, pairs)
         if jumps is None:
             return before

@@ -397,6 +397,58 @@ class ScoreTotals:
         return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
 
 
+# --- How many perturbed runs a decision needs -----------------------------------------------------
+
+# A value fails before the last run only if it would pass by the spread of very many runs with at
+# most this probability.
+ERROR_RATE = 1e-3
+
+
+def most_hidden(runs: int, rate: float) -> float:
+    """How many times the measured spread the true one may be, except with probability `rate`.
+
+    Deviations are normal, near enough, so their squares add up to a chi-square variable of as many
+    degrees of freedom as there are runs. It is below x with a probability of at most
+    (x / 2)^(n / 2) / gamma(n / 2 + 1).
+    """
+    half = runs / 2
+    return math.sqrt(half) * math.exp(-(math.log(rate) + math.lgamma(half + 1)) / runs)
+
+
+def most_shown(runs: int, rate: float) -> float:
+    """How many times the true spread the measured one may be, except with probability `rate`.
+
+    By Chernoff's bound, the mean square of n normal deviations exceeds t times its expectation with
+    a probability of at most (t exp(1 - t))^(n / 2).
+    """
+    low, high = 1.0, 2.0 - 4 * math.log(rate) / runs
+    for _ in range(40):
+        middle = (low + high) / 2
+        is_rare = runs / 2 * (math.log(middle) + 1 - middle) <= math.log(rate)
+        low, high = (low, middle) if is_rare else (middle, high)
+    return math.sqrt(high)
+
+
+def may_still_pass(score: Score, shape: torch.Size, runs: int) -> bool:
+    """Whether a value that fails by the spread of `runs` runs may pass by that of many more.
+
+    No z shrinks by more than the spread grows. The worst element, or slice, may be the one whose
+    spread is too small by chance; there are as many to choose from as there are elements, or
+    slices.
+    """
+    figures = [
+        (score.rms_z / score.rms_limit, 1),
+        (score.max_z / score.max_limit, math.prod(shape)),
+    ]
+    if score.slice_z is not None and score.slice_limit:
+        figures.append((score.slice_z / score.slice_limit, sum(shape)))
+    rate = ERROR_RATE / len(figures)
+    return all(ratio <= most_hidden(runs, rate / among) for ratio, among in figures)
+
+
+# --- Complex values -------------------------------------------------------------------------------
+
+
 def real_view(tensor: Tensor) -> Tensor:
     """View a complex tensor as real, with a new last axis of two."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -77,7 +77,7 @@ def test_while_they_are_put_off_no_perturbed_run_is_made(known):
     with pytest.raises(NoiseNotYetMeasured):
         known.spread(known.unit, 0, OUTPUT, 1, demand)
     with pytest.raises(NoiseNotYetMeasured):
-        known.decided(known.unit, demand)
+        known.decided(known.unit, 1, demand)
     assert len(known.program.ran) == count
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paritas.numerics.automatic import RUNS, NoEvidence, judge_exact, judge_floats
+from paritas.numerics.automatic import MOST_RUNS, NoEvidence, judge_exact, judge_floats
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps
 from paritas.results.findings import Status
 
@@ -55,8 +55,8 @@ class Program(NoEvidence):
         return self._lifted
 
     def spread(self, unit, runs):
-        self.asked.append("thorough spread" if runs == RUNS[-1] else "spread")
-        given = self._thorough if runs == RUNS[-1] else self._spread
+        self.asked.append("thorough spread" if runs == MOST_RUNS else "spread")
+        given = self._thorough if runs == MOST_RUNS else self._spread
         return None if given is None else given * (unit / self.unit)
 
     def jumps(self, unit, pairs):
@@ -331,6 +331,62 @@ def test_many_runs_are_not_asked_for_where_much_is_over_the_limit():
     candidate = rounded(TRUTH, units=1000, seed=2)
     assert judge_floats(rounded(TRUTH), candidate, program).status is Status.DEGRADED
     assert "thorough spread" not in program.asked
+
+
+class Sampled(NoEvidence):
+    """Perturbed runs whose deviations are drawn, so that few of them show too small a spread."""
+
+    unit = UNIT_F32
+
+    def __init__(self, spread, seed, *, shared=False):
+        self._draws = values(MOST_RUNS, *(() if shared else spread.shape), seed=seed)
+        self._spread = spread
+        self.made = 0
+
+    def arbiter(self):
+        return TRUTH
+
+    def lifted(self):
+        return TRUTH
+
+    def spread(self, unit, runs):
+        self.made = max(self.made, runs)
+        size = self._draws[: self.made].square().mean(dim=0).sqrt()
+        return size * self._spread * (unit / self.unit)
+
+    def runs_made(self, unit):
+        return self.made
+
+
+def off_by(spreads, seed):
+    """A candidate in float64 whose error is so many times the spread everywhere."""
+    return TRUTH + spreads * SPREAD * like(TRUTH, seed).sign()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_far_off_fails_after_one_run(shared):
+    program = Sampled(SPREAD, 3, shared=shared)
+    candidate = off_by(1e7, 4)
+    assert judge_floats(rounded(TRUTH, 0), candidate, program).status is Status.DEGRADED
+    assert program.made == 1
+
+
+def test_what_is_just_over_its_limit_fails_after_all_runs():
+    program = Sampled(SPREAD, 3)
+    assert judge_floats(rounded(TRUTH, 0), off_by(6, 4), program).status is Status.DEGRADED
+    assert program.made == MOST_RUNS
+
+
+def test_no_error_within_the_noise_fails_because_few_runs_showed_little_of_it():
+    # All elements deviate together, so a run shows as little of all of them as of one.
+    candidate = off_by(0.9, 4)
+    found, made = [], 0
+    for seed in range(300):
+        program = Sampled(SPREAD, seed, shared=True)
+        found.append(judge_floats(rounded(TRUTH, 0), candidate, program).status)
+        made += program.made
+    assert set(found) == {Status.EQUIVALENT}
+    assert made < 2 * len(found), "most of them need one run"
 
 
 def test_two_values_that_are_noise_around_zero_are_equivalent():

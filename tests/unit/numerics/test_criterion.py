@@ -376,3 +376,29 @@ def test_chunks_cover_every_element_once_and_stay_small(shape, monkeypatch):
     if shape:
         rest = x.numel() // max(shape)  # one slice of the longest axis is never cut
         assert max(piece.numel() for piece in pieces) <= max(7, rest)
+
+
+# --- how many runs a decision needs ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5, 12])
+@pytest.mark.parametrize("rate", [0.05, 0.01])
+def test_a_measured_spread_leaves_its_bounds_no_more_often_than_stated(runs, rate):
+    generator = torch.Generator().manual_seed(runs)
+    deviations = torch.randn(40_000, runs, generator=generator, dtype=torch.float64)
+    measured = deviations.square().mean(dim=1).sqrt()
+    hidden = float((1 / measured > criterion.most_hidden(runs, rate)).double().mean())
+    shown = float((measured > criterion.most_shown(runs, rate)).double().mean())
+    assert hidden <= 1.2 * rate
+    assert shown <= 1.2 * rate
+    assert hidden >= rate / 8, "a bound that is never reached costs runs"
+
+
+def test_the_more_runs_the_less_can_be_hidden():
+    bounds = [criterion.most_hidden(runs, 1e-6) for runs in range(1, 13)]
+    assert bounds == sorted(bounds, reverse=True)
+
+
+def test_a_nan_will_never_pass():
+    score = criterion.Score(max_z=math.nan, max_limit=12.0, rms_z=1.0, rms_limit=2.5)
+    assert not criterion.may_still_pass(score, torch.Size([4]), 1)
