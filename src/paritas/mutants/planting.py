@@ -28,8 +28,8 @@ from paritas.numerics import criterion
 from paritas.numerics.automatic import (
     BLIND_NOISE,
     BLIND_SHARE,
-    LIFTED_SLACK_SCALED,
     FEW_RUNS,
+    LIFTED_SLACK_SCALED,
     nonfinite_mismatch,
 )
 from paritas.numerics.bits import is_inexact

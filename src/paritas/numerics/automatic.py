@@ -160,18 +160,20 @@ VANISHED = 1e-3
 VANISHED_SLACK = 4.0
 # `BLIND_NOISE` is at most this share of the value, or anything would pass in float8.
 BLIND_SHARE = 2.0**-6
-# Perturbed runs are expensive, so they are made one by one until a value passes, or fails whatever
-# further runs may show (`criterion.may_still_pass`). A tie, which falls either way in every run, is
-# missed by all of these with a probability of 2^-12.
-MOST_RUNS = 12
-# Few runs, for a spread that nothing but a rough estimate depends on.
-FEW_RUNS = 3
+# Perturbed runs are expensive, so they are made one by one until it is certain, up to the error
+# rate of the criterion, that a value passes or fails. One run measures the overall noise, a few
+# measure it per element; a value that passes by the spread of either, or of the most, passes. A
+# tie, which falls either way in every run, is missed by the most with a probability of 2^-12.
+FEW_RUNS, MOST_RUNS = 3, 12
 # A tie moves at most this share of the elements over the limit.
 SPARSE = 0.05
 # Pairs of runs that measure what decisions move: two to see whether anything moves, then one by one
 # up to the most before a candidate fails. A decision that the candidate's rounding can flip flips
 # in nearly every second pair.
 FEW_PAIRS, MOST_PAIRS = 2, 6
+# Between the two, a value passes if it is this many times below its limit. What flips in the last of
+# three pairs and in none of three more counts for 0.7 of that in the end.
+SURE_BY_PAIRS = 2.0
 # An error this many times the reference's own that passes by the spread alone is looked into: one
 # decision that flips in perturbed runs makes the spread as large as its effect.
 FAR_FROM_OWN = 8.0
@@ -461,7 +463,9 @@ def _judge_with_spread(  # noqa: PLR0913
             outcome = _RunOutcome(scored, passed=False, reason=_nonfinite_reason(left))
         else:
             decided = mismatch is not None or scored.knife_edges > 0
-            passed = scored.score.passed
+            is_last_word = runs in {1, FEW_RUNS, MOST_RUNS} or outcome.scored is before
+            sure = 1.0 if is_last_word else criterion.most_shown(runs, criterion.ERROR_RATE)
+            passed = scored.score.passed and scored.score.excess * sure <= 1
             outcome = _RunOutcome(scored, passed, shaky=passed and decided, spread=spread)
         if outcome.passed:
             break
@@ -505,7 +509,8 @@ def _judge_with_jumps(
         if jumps is None:
             return before
         scored = criterion.score(candidate, truth, dataclasses.replace(noise, jumps=jumps))
-        passed = scored.score.passed
+        sure = 1.0 if pairs in {FEW_PAIRS, MOST_PAIRS} else SURE_BY_PAIRS
+        passed = scored.score.passed and scored.score.excess * sure <= 1
         reason = ""
         if passed:
             reason = _unexplained_reason(candidate, truth, noise, jumps, last=pairs == MOST_PAIRS)
