@@ -208,6 +208,7 @@ class Evidence(Generic[P_co]):
         open_decisions: operator -> how many of its decisions rounding can flip, of how many, in the
             pair of runs that flipped most.
         seed: the seed of the perturbations.
+        has_perturbed: whether any perturbed run was made.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class Evidence(Generic[P_co]):
         counts = program.dtypes(self.native) or {self.default: 0}
         self.dtypes = set(counts)
         self.dtype = max(counts.items(), key=lambda item: item[1])[0]
+        self.has_perturbed = False
         self._is_asked = False
         self._arbiter: list[Observation] | None = None
         self._baseline: list[Observation] | None = None
@@ -260,6 +262,11 @@ class Evidence(Generic[P_co]):
     def lift_mode(self, **how: Any) -> LiftMode:
         """A mode for a lifted run of this program."""
         return LiftMode(self.dtype, self.default, **how)
+
+    @property
+    def has_arbiter(self) -> bool:
+        """Whether the reference has run in float64."""
+        return self._arbiter is not None
 
     def arbiter(self) -> list[Observation] | None:
         """The reference in float64, call by call, or None if that is not possible."""
@@ -450,6 +457,7 @@ class Evidence(Generic[P_co]):
 
         Runs that record decisions compute no gradients, which are not discrete.
         """
+        self.has_perturbed = True
         wide = self.arbiter() is not None or not self.is_narrow
         native = unit == self.unit and len(self.dtypes) > 1
         mode = PerturbMode(

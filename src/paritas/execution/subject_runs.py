@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 _LONGEST_REASON = 200
 # Far more than float64 rounds in any program, far less than one float32 cast does.
 _FLOAT64_ROUNDS = 2.0**-40
+# Of a value and of the typical value: more than most programs in float32 are off, and less than
+# anyone would notice.
+_NEAR_ARBITER = 2.0**-16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -397,6 +400,22 @@ class Repetition:
         )
         return same_value(first, again)
 
+    def is_shown_by_arbiter(self, first: Observation) -> bool:
+        """Whether the arbiter, which ran after both sides, shows that nothing has changed.
+
+        If every value is as near to the first run as a good run in float32 is, a change since
+        then is below what could matter. Perturbed runs come later, and measure such a change too.
+        """
+        evidence = self.evidence
+        if evidence.has_perturbed or not evidence.has_arbiter:
+            return False
+        arbiter = evidence.arbiter()
+        if arbiter is None or first.error is not None or first.gradient_error is not None:
+            return False
+        return all(
+            _is_near(value, evidence.complete(arbiter[0], item)) for item, value in first.items()
+        )
+
     def agrees(self, item: Item, first: Observation, last: Observation, demand: Demand) -> bool:
         """Whether two native runs of the reference differ in an item only by rounding.
 
@@ -437,3 +456,12 @@ class Repetition:
             mode = self.evidence.lift_mode()
             self._arbiter = self.evidence.run(RunOptions(mode=mode, wide=True))
         return self._arbiter
+
+
+def _is_near(value: Any, true: Any) -> bool:
+    if not is_inexact(value) or not is_inexact(true):
+        return same_value(value, true)
+    if value.shape != true.shape or value.device != true.device:
+        return False
+    limit = true.abs().add_(criterion.rms(true)).mul_(_NEAR_ARBITER)
+    return bool(((value.to(true.dtype) - true).abs() <= limit).all())

@@ -171,8 +171,8 @@ SPARSE = 0.05
 # up to the most before a candidate fails. A decision that the candidate's rounding can flip flips
 # in nearly every second pair.
 FEW_PAIRS, MOST_PAIRS = 2, 6
-# Between the two, a value passes if it is this many times below its limit. What flips in the last of
-# three pairs and in none of three more counts for 0.7 of that in the end.
+# Between the two, a value passes if it is this many times below its limit. What flips in the last
+# of three pairs and in none of three more counts for 0.7 of that in the end.
 SURE_BY_PAIRS = 2.0
 # An error this many times the reference's own that passes by the spread alone is looked into: one
 # decision that flips in perturbed runs makes the spread as large as its effect.
