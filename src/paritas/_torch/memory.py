@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+CONTAINER = Path("/sys/fs/cgroup")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "bytes": 1}
 # The words of torch's allocators: "Tried to allocate 2.00 GiB", "you tried to allocate 8 bytes".
 _TRIED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(B|KiB|MiB|GiB|bytes)")
@@ -23,7 +21,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         # The allocator of the CPU raises a plain RuntimeError.
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error):
             return True
-        error = error.__cause__
+        error = _cause_of(error)
     return False
 
 
@@ -33,8 +31,14 @@ def bytes_asked(error: BaseException | None) -> int | None:
         found = _TRIED.search(str(error))
         if found is not None:
             return int(float(found[1]) * _UNITS[found[2]])
-        error = error.__cause__
+        error = _cause_of(error)
     return None
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    """What caused an error; Inductor raises its own from nothing, with the cause inside."""
+    inside = getattr(error, "inner_exception", None)
+    return inside if isinstance(inside, BaseException) else error.__cause__
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -46,13 +50,45 @@ def free_bytes(device: torch.device) -> int | None:
     return _available_on_host() if device.type == "cpu" else None
 
 
-def _available_on_host(table: Path | None = None) -> int | None:
-    """What the kernel estimates to be available without swapping."""
-    from pathlib import Path
+def _available_on_host() -> int | None:
+    """What a process can still use: the kernel's estimate, within the limits set for it."""
+    known = (_available(Path("/proc/meminfo")), _left_to_container(CONTAINER), _left_to_process())
+    return min((left for left in known if left is not None), default=None)
 
+
+def _available(table: Path) -> int | None:
+    """What the kernel estimates to be available without swapping."""
     try:
-        lines = (table or Path("/proc/meminfo")).read_text(encoding="ascii").splitlines()
+        lines = table.read_text(encoding="ascii").splitlines()
     except OSError:  # not Linux
         return None
     sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return int(sizes[0]) * 1024 if sizes else None
+
+
+def _left_to_container(folder: Path) -> int | None:
+    """What is left of the limit of the container (cgroup), if it has one."""
+    try:
+        most, used = (
+            (folder / name).read_text("ascii") for name in ("memory.max", "memory.current")
+        )
+        lines = (folder / "memory.stat").read_text("ascii").splitlines()
+        # Files in the cache count as used, and make room for anything else.
+        cached = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        return max(0, int(most) - int(used) + cached)
+    except (OSError, ValueError):  # not Linux, another version of cgroups, or "max": no limit
+        return None
+
+
+def _left_to_process() -> int | None:
+    """What is left of the limit of the address space (`ulimit -v`), if there is one."""
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most == resource.RLIM_INFINITY:
+            return None
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        return max(0, most - pages * resource.getpagesize())
+    except (ImportError, OSError, ValueError):  # not Linux
+        return None
