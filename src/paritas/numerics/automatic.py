@@ -507,7 +507,10 @@ def _judge_with_jumps(
     for pairs in range(FEW_PAIRS, MOST_PAIRS + 1):
         jumps = evidence.jumps(unit, pairs)
         if jumps is None:
-            return before
+            # Without pairs of runs, large noise is not known to be a decision. A gradient may have
+            # either of its values at one; any other value is reported.
+            is_excused = evidence.is_gradient and mismatch is None
+            return dataclasses.replace(before, shaky=before.shaky and not is_excused)
         scored = criterion.score(candidate, truth, dataclasses.replace(noise, jumps=jumps))
         sure = 1.0 if pairs in {FEW_PAIRS, MOST_PAIRS} else SURE_BY_PAIRS
         passed = scored.score.passed and scored.score.excess * sure <= 1
@@ -610,13 +613,21 @@ def _conclude(
             return Status.UNSTABLE, native.reason
         if native.shaky or (above is not None and above.shaky):
             reason = "the reference's own rounding decides this value"
-            return Status.UNSTABLE, f"{reason}: {turned}" if turned else reason
+            why = turned or _describe_knife_edges(native.scored)
+            return Status.UNSTABLE, f"{reason}: {why}" if why else reason
         return Status.EQUIVALENT, turned
     excess = native.scored.score.excess
     by = native.reason or f"its error is {excess:.3g} times what the reference's own noise allows"
     if above is not None:
         return Status.DEGRADED, f"the same function when lifted, but natively {by}"
     return Status.DIFFERENT, by
+
+
+def _describe_knife_edges(scored: Scored) -> str:
+    if not scored.knife_edges:
+        return ""
+    share = f"{criterion.KNIFE_EDGE_SHARE:.0%}"
+    return f"it moves {scored.knife_edges:,} of its elements by more than {share} of their size"
 
 
 def _describe_open(decisions: dict[str, tuple[int, int]]) -> str:

@@ -333,6 +333,25 @@ def test_many_runs_are_not_asked_for_where_much_is_over_the_limit():
     assert "thorough spread" not in program.asked
 
 
+@pytest.mark.parametrize("is_gradient", [False, True])
+def test_large_noise_is_no_decision_about_a_gradient(is_gradient):
+    # Only pairs of runs tell a decision from large noise, and there are none here.
+    spread = SPREAD.clone()
+    spread[0, :3] = 0.5
+    candidate = rounded(TRUTH, seed=2)
+    candidate[0, 1:3] += 0.4
+    program = Program(TRUTH, TRUTH, spread=spread, is_gradient=is_gradient)
+    judgement = judge_floats(rounded(TRUTH), candidate, program)
+    if is_gradient:
+        assert judgement.status is Status.EQUIVALENT
+        return
+    assert judgement.status is Status.UNSTABLE
+    assert judgement.reason == (
+        "the reference's own rounding decides this value: it moves 2 of its elements by more than "
+        "10% of their size"
+    )
+
+
 class Sampled(NoEvidence):
     """Perturbed runs whose deviations are drawn, so that few of them show too small a spread."""
 
