@@ -102,6 +102,7 @@ def compile_and_time(layers: int) -> tuple[int, float, float]:
         compiled += 1
         return graph.forward
 
+    torch.compiler.reset()  # many models of one class would reach Dynamo's limit
     model, other, x = make_pair(layers, SMALL)
     candidate = torch.compile(other, backend=backend)
     candidate(x).sum().backward()

@@ -223,6 +223,32 @@ def test_the_blocks_of_a_compiled_model_are_compiled_once():
     assert len(spy.notes()) == 3
 
 
+def test_a_stack_of_blocks_can_still_be_compiled_as_a_whole_afterwards():
+    # Between its blocks there is nothing to compile, which Dynamo would remember of its code.
+    graphs = []
+
+    def other_backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    x = torch.randn(2, 8)
+    stack = Stack()
+    made = torch.compile(copy.deepcopy(stack), backend="eager")
+    assert by_blocks(stack, made, [x]).passed
+    torch.compile(Stack(), backend=other_backend)(x)
+    assert len(graphs) == 1, "not one for each layer"
+
+
 def test_a_backend_that_spoils_one_operator_is_found_in_each_block(undiagnosed):
     def backend(graph, example_inputs):
         for node in graph.graph.nodes:

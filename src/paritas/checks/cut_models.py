@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.dynamo import compile_like
+from paritas._torch.operators import DispatchMode
 from paritas.execution.block_runs import bring_back, version_of
 from paritas.execution.blocks import (
     RESULTS,
@@ -86,6 +87,7 @@ class Rest:
         self._inputs = inputs
         self._left_out: dict[str, frozenset[int | str]] = {}
         self._written: set[str] = set()
+        self._computes = False
 
     def inputs(self) -> Inputs:
         """The inputs of the model, and the results of its blocks."""
@@ -102,7 +104,9 @@ class Rest:
         with self._cut_side(self.reference, {}) as (mine, cuts):
             same = self.candidate.call is self.reference.call
             with self._cut_side(self.candidate, cuts) as (theirs, _):
-                yield mine, self.candidate.like(mine if same else theirs)
+                made = mine if same else theirs
+                # Dynamo never again compiles code in which it once found nothing to compile.
+                yield mine, self.candidate.like(made) if self._computes else made
 
     @contextlib.contextmanager
     def _cut_side(
@@ -144,15 +148,17 @@ class Rest:
             inputs = copy_inputs(self.inputs())
             rng.restore()
             try:
-                with torch.no_grad():
+                with torch.no_grad(), _AnyOperator() as operators:
                     given = inputs.kwargs[RESULTS]
                     _, taken = rest(*inputs.args, **inputs.kwargs)
+                self._computes |= operators.ran
                 self._written |= {name for name, one in given.items() if _is_written(one)}
             except ReachedInsideError:
                 raise
             except Exception:
                 if side is self.reference:
                     raise
+                self._computes = True
                 return {}  # the check itself shows what the candidate raises
             finally:
                 state.restore()
@@ -203,6 +209,24 @@ class Rest:
                     place = f"{INPUT}[{RESULTS!r}][{call.name!r}][{call.number}]{path}"
                     names[place] = f"result of {call.name}{number} {path}".rstrip()
         return names
+
+
+class _AnyOperator(DispatchMode):
+    """Notes whether any operator runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ran = False
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self.ran = True
+        return func(*args, **(kwargs or {}))
 
 
 def _not_a_leaf(leaf: Any) -> Any:
