@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.lab.figures import Figure, Report, Table, line, write
+from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.slopes import FLAT, growth
 from torch import Tensor, nn
 from torch.nn import functional
@@ -176,8 +176,6 @@ def main() -> None:
             {row[0]: max(1.0, row[2] - row[1]) for row in rows}, "MiB", FLAT,
         ),
     ]  # fmt: skip
-    for figure in figures:
-        print(line(figure), flush=True)
     columns = [
         "layers", "plain step, MiB", "by blocks, MiB", "beyond, in blocks", "compilations",
         "a later check, s", "plain step, s",
