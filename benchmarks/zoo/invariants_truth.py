@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 
 import torch
 from benchmarks.zoo.truth import grouped_products, move
@@ -214,8 +215,9 @@ def differences(model, kwargs):
                         if name == "logits-to-keep"
                         else slice(0, value.shape[1])
                     )
-                    worst = max(worst, float((value - plain[:, place]).abs().max() / scale))
-                found[name] = worst
+                    error = float((value - plain[:, place]).abs().max() / scale)
+                    worst = math.nan if math.isnan(error) else max(error, worst)
+                found[name] = worst if math.isfinite(worst) else "not finite"
             except Exception as error:  # noqa: BLE001  (a model that cannot do this by hand)
                 found[name] = f"{type(error).__name__}: {str(error)[:80]}"
     return found

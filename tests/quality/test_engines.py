@@ -67,7 +67,7 @@ def faulty(fault, settings, seed=0):
     """The model, an engine with a fault, and earlier weights if the fault is about them."""
     model = served(seed, **settings)
     if "stale" not in fault:
-        chunk = 8 if "chunks" in fault else 5
+        chunk = {"positions of chunks start again": 8, "cache in float8": 64}.get(fault, 5)
         return model, SmallEngine(model, fault, kernels="fused online", chunk=chunk), {}
     older, model = model, trained_further(model)
     mixed = copy.deepcopy(older if fault == "stale weights" else model)

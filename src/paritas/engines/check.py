@@ -67,6 +67,9 @@ _MENTIONED = 0.3
 # Hypotheses that leave up to this many times as much as the best are named beside it.
 _ALIKE = 1.5
 _FITTED = 1.25
+# Requests with so many tokens at most are run in one batch.
+_MOST_TOGETHER = 1 << 14
+_SAME = 1e-4
 _NOT_ALLOWED = "its tokens are not among those that its sampling parameters allow"
 
 
@@ -247,8 +250,11 @@ class _Check:
         def call(model: Any) -> dict[str, Tensor]:
             keys.clear()
             found = {}
-            for request in requests:
-                logits = logits_of(model, request)
+            if logits_of == self.runner.plain and self._runs_together:
+                runs: Iterable[Tensor | None] = self.runner.together(model, requests)
+            else:
+                runs = (logits_of(model, one) for one in requests)
+            for request, logits in zip(requests, runs, strict=True):
                 if logits is None:
                     continue
                 number = self.numbers[id(request)]
@@ -264,6 +270,22 @@ class _Check:
     def _float32(self) -> Any:
         """The reference without the rounding of a narrow dtype, to screen hypotheses by."""
         return _in_float32(self.model)
+
+    @functools.cached_property
+    def _runs_together(self) -> bool:
+        """Whether requests can be run in one batch: later tokens and other rows change nothing."""
+        total = len(self.requests) * max(len(one.ids) for one in self.requests)
+        if len(self.requests) == 1 or total > _MOST_TOGETHER:
+            return False
+        shortest = min(self.requests, key=lambda one: len(one.ids))
+        try:
+            with torch.no_grad(), quietly():
+                alone = self.runner.plain(self._float32, shortest)
+                together = self.runner.together(self._float32, self.requests)
+        except Exception:  # noqa: BLE001  (then each request is run by itself)
+            return False
+        beside = together[self.numbers[id(shortest)]]
+        return criterion.rms_difference(alone, beside) <= _SAME * criterion.rms(alone)
 
     def _screened(self, change: Change | None, requests: list[Request]) -> dict[int, Tensor]:
         """The logits of some requests under a changed run; empty if it cannot be run."""

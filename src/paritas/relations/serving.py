@@ -211,7 +211,7 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
         raise DoesNotApply("no attention_mask in its signature")
     if tokens.mask:
         yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
-        if _left_padding_is_promised(tokens):
+        if left_padding_is_promised(tokens):
             yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
             if has_cache(tokens):
                 yield plain_case(tokens, _padded_and_decoded(tokens), "left, then decoded")
@@ -221,7 +221,7 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
         yield plain_case(tokens, _padded_encoder(tokens), "of the encoder, right")
 
 
-def _left_padding_is_promised(tokens: TokenModel) -> bool:
+def left_padding_is_promised(tokens: TokenModel) -> bool:
     """Whether positions can be given, or there are none: padding on the left moves tokens."""
     if tokens.positions:
         return tokens.counts_from_zero()
