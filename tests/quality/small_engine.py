@@ -108,7 +108,7 @@ class SmallEngine:
         groups = self.config.num_attention_heads // self.config.num_key_value_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         q, k, v = (one.transpose(0, 1) for one in (q, k, v))
-        scale = 1 / math.sqrt(q.shape[-1])
+        scale = (2 if self.fault == "attention too strong" else 1) / math.sqrt(q.shape[-1])
         if "online" not in self.kernels:
             scores = (q @ k.mT * scale).masked_fill(~seen, -1e30).float()
             return (scores.softmax(-1).to(v.dtype) @ v).transpose(0, 1).flatten(1)

@@ -92,6 +92,15 @@ def test_the_fault_of_an_engine_is_named(fault, kind, sampling, settings):
     assert [cause.kind for cause in report.causes if cause.to_rounding] == [kind], str(report)
 
 
+def test_a_fault_that_is_none_of_the_known_ones_is_not_named():
+    if not os.environ.get("PARITAS_WHOLE_CORPUS"):
+        pytest.skip("all hypotheses are tried: PARITAS_WHOLE_CORPUS=1 runs it")
+    model, engine, _ = faulty("attention too strong", {})
+    report = paritas.check_engine(model, returned(engine, count=2))
+    assert report.exit_code == 1
+    assert not any(cause.to_rounding for cause in report.causes), str(report)
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_an_engine_that_rounds_elsewhere_passes(kernels):
     if kernels != "ranks" and not os.environ.get("PARITAS_WHOLE_CORPUS"):
@@ -115,8 +124,9 @@ def test_processed_log_probabilities_of_a_right_engine_pass():
 def test_tokens_that_may_not_be_drawn_are_a_fault(fault, sampling):
     model = served(0)
     records = returned(SmallEngine(model, fault), sampling, count=1)
-    report = paritas.check_engine(model, records, explain=False)
+    report = paritas.check_engine(model, records)
     assert [one.item.name for one in report.verdict.failures] == ["tokens"]
+    assert [one.kind for one in report.causes] == ["sampling"]
 
 
 def test_a_coarser_dtype_is_degraded_and_named():

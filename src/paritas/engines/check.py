@@ -114,12 +114,9 @@ def check_engine(  # noqa: PLR0913
         check = _Check(model, requests, dict(older or {}), seed=seed, tell=tell)
         tell(f"comparing {len(requests)} requests")
         rows = check.rows(strict=strict)
-        failing = [
-            request
-            for request, row in zip(requests, rows, strict=True)
-            if not row.status.passes(strict=strict)
-        ]
+        drawn, failing = _failing(requests, rows, strict=strict)
         causes = check.explain(failing) if failing and explain else []
+        causes += _drawn_otherwise(drawn) if drawn else []
     finally:
         rng.restore()
     rounding = {name for one in causes if one.kind == "precision" for name in one.requests}
@@ -133,6 +130,32 @@ def check_engine(  # noqa: PLR0913
         seconds=time.monotonic() - began,
         notes=tuple(dict.fromkeys(check.base.evidence.notes)),
     )
+
+
+def _failing(
+    requests: list[Request], rows: list[EngineRow], *, strict: bool
+) -> tuple[list[Request], list[Request]]:
+    """The requests that fail by their tokens alone, and those that fail by their numbers."""
+    drawn, failing = [], []
+    for request, row in zip(requests, rows, strict=True):
+        bad = {one.item.name for one in row.findings if not one.status.passes(strict=strict)}
+        if bad == {TOKENS}:
+            drawn.append(request)
+        elif bad:
+            failing.append(request)
+    return drawn, failing
+
+
+def _drawn_otherwise(requests: list[Request]) -> list[EngineCause]:
+    cause = EngineCause(
+        kind="sampling",
+        text="the log probabilities are the model's, but tokens were drawn that the sampling "
+        "parameters exclude",
+        requests=tuple(one.record.name for one in requests),
+        remaining=0.0,
+        to_rounding=True,
+    )
+    return [cause]
 
 
 def _as_degraded(row: EngineRow) -> EngineRow:
@@ -585,6 +608,10 @@ def _token_model(model: Any, requests: list[Request]) -> TokenModel:
     """
     longest = max(requests, key=lambda one: len(one.ids))
     own = original_of(model)
+    size = _vocabulary(own)
+    largest = max(max(one.ids) for one in requests)
+    if size and largest >= size:
+        raise UsageError(f"token id {largest} is not among the model's {size} tokens")
     device = next((one.device for one in getattr(own, "parameters", list)()), None)
     ids = torch.tensor([longest.ids], device=device)
     try:
@@ -593,15 +620,12 @@ def _token_model(model: Any, requests: list[Request]) -> TokenModel:
         raise UsageError(f"the model cannot be compared with an engine: {error}") from error
     if tokens.has_encoder:
         raise UsageError("models with an encoder are not compared with engines")
-    size = _vocabulary(tokens)
-    largest = max(max(one.ids) for one in requests)
-    if size and largest >= size:
-        raise UsageError(f"token id {largest} is not among the model's {size} tokens")
     return tokens
 
 
-def _vocabulary(tokens: TokenModel) -> int:
-    inner = getattr(original_of(tokens.model), "get_input_embeddings", None)
+def _vocabulary(model: Any) -> int:
+    """The number of its tokens; 0 if it does not say."""
+    inner = getattr(model, "get_input_embeddings", None)
     if not callable(inner):
         return 0
     weight = getattr(inner(), "weight", None)

@@ -144,10 +144,10 @@ class Readout:
             return logits
         if self.rounded is not None:
             logits = logits.to(self.rounded).to(logits.dtype)
-        total = torch.logsumexp(logits, dim=-1, keepdim=True)
+        table = logits.log_softmax(dim=-1)
         if self.padding > 0:
-            total = torch.logaddexp(total, torch.full_like(total, math.log(self.padding)))
-        table = logits - total
+            total = torch.logsumexp(logits, dim=-1, keepdim=True)
+            table = table - torch.nn.functional.softplus(math.log(self.padding) - total)
         if self.rounded is not None:
             table = table.to(self.rounded).to(table.dtype)
         if self.scale == "probability":

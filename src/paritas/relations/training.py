@@ -397,7 +397,7 @@ def _compiled_cases(checked: CheckedModel) -> Iterator[Case]:
         return {
             **found,
             "loss": loss.detach(),
-            **{f"gradient of {name}": one for name, one in last.items()},
+            **{f"{name} (gradient)": one for name, one in last.items()},
         }
 
     case = lesson.case(steps, steps, f"{STEPS} steps")

@@ -20,7 +20,8 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         kind: temperature, truncation, penalties, normalisation, shift, prompt, positions, cache,
-            quantised cache, stale weights, quantised weights, precision, settings, layers, routing.
+            quantised cache, stale weights, quantised weights, precision, settings, layers, routing,
+            sampling.
         text: the cause in words.
         requests: the requests that it explains.
         remaining: the rms of what it leaves, as a share of the difference without it.
