@@ -62,6 +62,10 @@ _MOST_CONFIRMED = 5
 _MOST_CAUSES = 4
 # A hypothesis that leaves more than this share of the difference is not worth a closer look.
 _CLOSE = 0.7
+# One that leaves this or less is confirmed at once; others wait until all have been tried.
+_CLEAR = 0.2
+# A hypothesis may leave at most this share of a record's values unknown.
+_MOST_UNKNOWN = 0.5
 # One that does not explain a record to rounding is still mentioned if it leaves no more than this.
 _MENTIONED = 0.3
 # Hypotheses that leave up to this many times as much as the best are named beside it.
@@ -113,7 +117,7 @@ def check_engine(  # noqa: PLR0913
     try:
         check = _Check(model, requests, dict(older or {}), seed=seed, tell=tell)
         tell(f"comparing {len(requests)} requests")
-        rows = check.rows(strict=strict)
+        rows = check.rows()
         drawn, failing = _failing(requests, rows, strict=strict)
         causes = check.explain(failing) if failing and explain else []
         causes += _drawn_otherwise(drawn) if drawn else []
@@ -180,6 +184,11 @@ class Hypothesis:
     # A hypothesis with a fitted number must explain more than one without.
     doubt: float = 1.0
 
+    @property
+    def only_rounds(self) -> bool:
+        """Whether it is the same function with less precision."""
+        return self.change is not None and self.change.only_rounds
+
 
 class _Judged:
     """Requests under one hypothesis: its evidence, and the judgement of each."""
@@ -189,12 +198,22 @@ class _Judged:
         # The items of the run in the order in which the values were returned.
         self.items = dict(zip(keys, evidence.native[0].outputs, strict=True))
 
-    def finding(self, request: Request, number: int, kind: str) -> Finding:
+    def explains(self, request: Request, number: int, kind: str) -> bool:
+        """Whether the hypothesis gives these values; it may leave some, not most, unknown."""
+        reference = self.evidence.native[0].outputs[self.items[number, kind]]
+        unknown = reference.isnan()
+        if int(unknown.sum()) > unknown.numel() * _MOST_UNKNOWN:
+            return False
+        known = torch.where(unknown.cpu(), torch.nan, request.values[kind])
+        return self.finding(request, number, kind, known).status.passes()
+
+    def finding(
+        self, request: Request, number: int, kind: str, values: Tensor | None = None
+    ) -> Finding:
+        """The judgement of the engine's values, or of others in their place."""
         item = self.items[number, kind]
         reference = self.evidence.native[0].outputs[item]
-        engine = request.values[kind].to(reference.device)
-        unknown = reference.isnan()
-        engine = torch.where(unknown, torch.nan, engine)
+        engine = (request.values[kind] if values is None else values).to(reference.device)
         judgement = judge_floats(reference, engine, ItemEvidence(self.evidence, item))
         failed = not judgement.status.passes()
         return Finding(
@@ -326,7 +345,7 @@ class _Check:
 
     # --- The rows ---
 
-    def rows(self, *, strict: bool) -> list[EngineRow]:
+    def rows(self) -> list[EngineRow]:
         """The judgement of each request."""
         return [self._row(number, request) for number, request in enumerate(self.requests)]
 
@@ -389,13 +408,21 @@ class _Check:
         sample = sorted(failing, key=lambda one: len(one.ids))[:_MOST_SAMPLED]
         scored: list[tuple[float, Hypothesis]] = []
         done: set[int] = set()
+        # What rounding leaves; a hypothesis that leaves little more need not wait for others.
+        clear = max(_CLEAR, 2 * self._rounding_share(sample))
         for group in self._screen(sample):
             scored += [one for one in group if math.isfinite(one[0])]
             scored.sort(key=lambda one: one[0])
-            close = [one for one in scored if one[0] <= _CLOSE and id(one[1]) not in done]
-            cause = self._confirmed(close[:_MOST_CONFIRMED], failing, done)
+            good = [one for one in scored if one[0] <= clear and id(one[1]) not in done]
+            cause = self._confirmed(good[:_MOST_CONFIRMED], failing, done)
             if cause is not None:
                 return cause
+        close = [one for one in scored if one[0] <= _CLOSE and id(one[1]) not in done]
+        rounding = [one for one in close if one[1].only_rounds]
+        weak = [one for one in close if not one[1].only_rounds][:_MOST_CONFIRMED]
+        cause = self._confirmed([*weak, *rounding], failing, done)
+        if cause is not None:
+            return cause
         if scored and scored[0][0] <= _MENTIONED:
             remaining, hypothesis = scored[0]
             return EngineCause(
@@ -406,6 +433,20 @@ class _Check:
                 to_rounding=False,
             )
         return None
+
+    def _rounding_share(self, sample: list[Request]) -> float:
+        """How much of the difference the reference's own rounding would be."""
+        shares = []
+        for request in sample:
+            number = self.numbers[id(request)]
+            own, whole = 0.0, 0.0
+            for kind in request.values.keys() - {TOKENS}:
+                truth = self.base.truth(number, kind).cpu()
+                native = self.base.evidence.native[0].outputs[self.base.items[number, kind]]
+                own += _squares(native.double().cpu() - truth)
+                whole += _squares(request.values[kind] - truth)
+            shares.append(math.sqrt(own / whole) if whole else 0.0)
+        return min(shares)
 
     def _confirmed(
         self, close: list[tuple[float, Hypothesis]], failing: list[Request], done: set[int]
@@ -447,9 +488,7 @@ class _Check:
         for request in failing:
             number = self.numbers[id(request)]
             kinds = [kind for kind in request.values if kind != TOKENS or len(request.values) == 1]
-            if number in known and all(
-                judged.finding(request, number, kind).status.passes() for kind in kinds
-            ):
+            if number in known and all(judged.explains(request, number, kind) for kind in kinds):
                 found.append(request.record.name)
         return tuple(found)
 

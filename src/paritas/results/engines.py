@@ -124,6 +124,8 @@ def engine_headline(report: EngineReport) -> str:
     counts = Counter(row.status for row in failing)
     words = ", ".join(f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one])
     cause = f": {report.causes[0].sentence}" if report.causes else ""
+    if not cause and report.tried:
+        cause = f": none of {counted(report.tried, 'changed run')} gives this"
     return f"{status.value}: {len(failing)} of {total} ({words}){cause}"
 
 

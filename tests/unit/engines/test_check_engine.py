@@ -84,6 +84,15 @@ def test_a_value_that_the_model_excludes_is_different():
     assert report.rows[0].first == 2
 
 
+def test_a_model_that_gives_nan_does_not_pass():
+    class Overflowing(Bigrams):
+        def forward(self, input_ids):
+            return {"logits": super().forward(input_ids)["logits"] * torch.nan}
+
+    report = paritas.check_engine(Overflowing(), [record()], explain=False)
+    assert report.exit_code == 1
+
+
 def test_a_report_survives_json():
     report = paritas.check_engine(Bigrams(), [record(0.7, sampling={"temperature": 0.7})])
     assert paritas.EngineReport.from_json(report.to_json()) == report
