@@ -45,12 +45,14 @@ class _Generation:
     def __init__(self, tokens: TokenModel) -> None:
         self.tokens = tokens
         ids = tokens.ids(tokens.inputs)[:, :_PROMPT].clone()
-        start = self._start_token()
+        start = self.start_token
         if tokens.has_encoder and start is not None:
             ids[:, 0] = start  # generation would put it in front otherwise
         self.inputs = Inputs(kwargs={**tokens.inputs.kwargs, tokens.tokens: ids})
 
-    def _start_token(self) -> int | None:
+    @property
+    def start_token(self) -> int | None:
+        """The token that a decoder starts with, if the configuration has one."""
         for part in config_parts(self.tokens.config):
             for name in ("decoder_start_token_id", "bos_token_id"):
                 found = getattr(part, name, None)
@@ -97,7 +99,7 @@ class _Generation:
 
     def _settings(self, **how: Any) -> Any:
         library = importlib.import_module("transformers")
-        start = self._start_token()
+        start = self.start_token
         return library.GenerationConfig(
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
@@ -136,6 +138,8 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
     if tokens.value != "logits":
         raise DoesNotApply("it returns no logits for each token")
     run = _Generation(tokens)
+    if tokens.has_encoder and run.start_token is None:
+        raise DoesNotApply("its configuration has no token that a decoder starts with")
 
     def case(label: str, **how: Any) -> Case:
         return Case(run.repeated, run.generated(**how), label, run.inputs)
