@@ -125,7 +125,7 @@ class SmallEngine:
             top = higher
         return (found / total).to(v.dtype).transpose(0, 1).flatten(1)
 
-    def experts(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def experts(self, x: torch.Tensor, name: str, places: torch.Tensor) -> torch.Tensor:
         """The gated products of the chosen experts."""
         act = ACTIVATIONS[self.config.hidden_act]
 
@@ -139,11 +139,13 @@ class SmallEngine:
         if not self.config.num_experts:
             return one(x, up, down)
         scores = self._multiply(x, self.weights[f"{name}.router.weight"]).float()
-        if self.fault == "routers in few bits":
-            scores = scores.to(FLOAT8).float()
         scores = scores.softmax(-1)
         weights, chosen = scores.sort(dim=-1, descending=True, stable=True)
         count = self.config.num_experts_per_tok
+        if self.fault == "an expert chosen otherwise" and name == "layers.2.mlp":
+            turned = places == 14
+            for part in (weights, chosen):
+                part[turned, count - 1] = part[turned, count]
         weights, chosen = weights[:, :count], chosen[:, :count]
         if self.fault != "weights of experts not normalised":
             weights = weights / weights.sum(-1, keepdim=True)
@@ -185,7 +187,7 @@ class SmallEngine:
                 seen = seen & (columns >= 4)
             q = self.rotate(q, places)
             x = x + self.product(self.attend(q, *pages[layer], seen), f"{at}self_attn.o_proj")
-            x = x + self.experts(self.norm(x, f"{at}post_attention_layernorm"), f"{at}mlp")
+            x = x + self.experts(self.norm(x, f"{at}post_attention_layernorm"), f"{at}mlp", places)
         x = self.norm(x, "norm")
         if "head" in self.kernels:
             logits = x.float() @ self.weights["lm_head.weight"].float().T

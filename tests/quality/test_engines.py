@@ -42,7 +42,13 @@ FAULTS = [
     ("weights in int4", "quantised weights", WARM, {}),
     ("second layer skipped", "layers", WARM, {}),
     ("weights of experts not normalised", "settings", WARM, {"num_experts": 6}),
-    ("routers in few bits", "routing", WARM, {"num_experts": 6}),
+    # In bfloat16 rounding itself may choose other experts, which is a warning.
+    (
+        "an expert chosen otherwise",
+        "routing",
+        WARM,
+        {"num_experts": 6, "dtype": torch.float32},
+    ),
     ("stale weights", "stale weights", WARM, {}),
     ("one stale layer", "stale weights", WARM, {}),
     ("stale cache of the prompt", "stale weights", WARM, {}),
@@ -89,7 +95,7 @@ def test_the_fault_of_an_engine_is_named(fault, kind, sampling, settings):
     top = 0 if fault == "shifted by one" else 3
     report = paritas.check_engine(model, returned(engine, sampling, top=top), older=older)
     assert report.exit_code == 1
-    assert [cause.kind for cause in report.causes if cause.to_rounding] == [kind], str(report)
+    assert {cause.kind for cause in report.causes if cause.to_rounding} == {kind}, str(report)
 
 
 def test_a_fault_that_is_none_of_the_known_ones_is_not_named():
