@@ -394,23 +394,41 @@ class _Check:
         """Look for what gives the records of the failing requests."""
         left, causes = list(failing), list[EngineCause]()
         while left and len(causes) < _MOST_CAUSES:
-            cause = self._best(left)
-            if cause is None:
+            best = self._best(left, pairs=not causes)
+            if best is None:
                 break
+            cause, hypothesis = best
+            left = [one for one in left if one.record.name not in cause.requests]
+            if cause.to_rounding:
+                # A single decision, as about the last token of a nucleus, is no second cause.
+                mostly = [one for one in left if self._left_by(hypothesis, one) <= _MENTIONED]
+                left = [one for one in left if one not in mostly]
+                names = tuple(one.record.name for one in mostly)
+                cause = msgspec.structs.replace(cause, mostly=names)
             causes.append(cause)
             if not cause.to_rounding:
                 break
-            left = [one for one in left if one.record.name not in cause.requests]
         return causes
 
-    def _best(self, failing: list[Request]) -> EngineCause | None:
-        """The hypothesis that explains most; cheap ones first, until one explains the record."""
+    def _left_by(self, hypothesis: Hypothesis, request: Request) -> float:
+        """The share of one request's difference that a hypothesis leaves."""
+        logits = self._screened(hypothesis.change, [request])
+        return self._remaining(logits, hypothesis.readout, [request]) if logits else math.inf
+
+    def _best(
+        self, failing: list[Request], *, pairs: bool
+    ) -> tuple[EngineCause, Hypothesis] | None:
+        """The hypothesis that explains most; cheap ones first, until one explains the record.
+
+        Pairs are far more than single changes: next to a known cause, one of them would sooner or
+        later explain a request in which that cause met a decision within rounding.
+        """
         sample = sorted(failing, key=lambda one: len(one.ids))[:_MOST_SAMPLED]
         scored: list[tuple[float, Hypothesis]] = []
         done: set[int] = set()
         # What rounding leaves; a hypothesis that leaves little more need not wait for others.
         clear = max(_CLEAR, 2 * self._rounding_share(sample))
-        for group in self._screen(sample):
+        for group in self._screen(sample, pairs=pairs):
             scored += [one for one in group if math.isfinite(one[0])]
             scored.sort(key=lambda one: one[0])
             good = [one for one in scored if one[0] <= clear and id(one[1]) not in done]
@@ -425,13 +443,14 @@ class _Check:
             return cause
         if scored and scored[0][0] <= _MENTIONED:
             remaining, hypothesis = scored[0]
-            return EngineCause(
+            closest = EngineCause(
                 kind=hypothesis.kind,
                 text=hypothesis.text,
                 requests=tuple(one.record.name for one in failing),
                 remaining=remaining,
                 to_rounding=False,
             )
+            return closest, hypothesis
         return None
 
     def _rounding_share(self, sample: list[Request]) -> float:
@@ -450,7 +469,7 @@ class _Check:
 
     def _confirmed(
         self, close: list[tuple[float, Hypothesis]], failing: list[Request], done: set[int]
-    ) -> EngineCause | None:
+    ) -> tuple[EngineCause, Hypothesis] | None:
         """The first of some hypotheses that gives records up to rounding, and its equals."""
         found: list[tuple[float, Hypothesis, tuple[str, ...]]] = []
         for remaining, hypothesis in close:
@@ -465,7 +484,7 @@ class _Check:
             return None
         most = max(len(names) for _, _, names in found)
         (remaining, chosen, names), *others = [one for one in found if len(one[2]) == most]
-        return EngineCause(
+        cause = EngineCause(
             kind=chosen.kind,
             text=chosen.text,
             requests=names,
@@ -473,6 +492,7 @@ class _Check:
             to_rounding=True,
             also=tuple(one.text for _, one, _ in others),
         )
+        return cause, chosen
 
     def _explained(self, hypothesis: Hypothesis, failing: list[Request]) -> tuple[str, ...]:
         """The failing requests that a hypothesis gives up to rounding, by all the evidence."""
@@ -492,7 +512,9 @@ class _Check:
                 found.append(request.record.name)
         return tuple(found)
 
-    def _screen(self, sample: list[Request]) -> Iterator[list[tuple[float, Hypothesis]]]:
+    def _screen(
+        self, sample: list[Request], *, pairs: bool
+    ) -> Iterator[list[tuple[float, Hypothesis]]]:
         """Hypotheses with the share of the difference that they leave, in groups."""
         own = self._screened(None, sample)
         yield [
@@ -507,7 +529,8 @@ class _Check:
         # In float64 it is the reference itself: only the confirmation can tell.
         coarser = list(changed_models.coarser_dtypes(self.model))
         yield [(_CLOSE, Hypothesis(one.kind, one.text, one)) for one in coarser]
-        yield list(self._pairs(everything, sample))
+        if pairs:
+            yield list(self._pairs(everything, sample))
 
     def _scored(self, change: Change, sample: list[Request]) -> tuple[float, Hypothesis]:
         self.tell(f"trying hypothesis {self.tried + 1}: {change.text}")

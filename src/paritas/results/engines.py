@@ -26,6 +26,7 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         requests: the requests that it explains.
         remaining: the rms of what it leaves, as a share of the difference without it.
         to_rounding: it explains them down to rounding; otherwise it is only the closest.
+        mostly: further requests of which it explains most, but not all.
         also: other causes that explain the same requests as well.
     """
 
@@ -34,6 +35,7 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     requests: tuple[str, ...]
     remaining: float
     to_rounding: bool
+    mostly: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
 
     @property
@@ -41,7 +43,10 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The cause and how well it explains the record."""
         share = f"{100 * (1 - self.remaining):.3g} % of the difference"
         if self.to_rounding:
-            return f"{self.text} (explains {counted(len(self.requests), 'request')} to rounding)"
+            more = f", and most of {len(self.mostly)} more" if self.mostly else ""
+            return (
+                f"{self.text} (explains {counted(len(self.requests), 'request')} to rounding{more})"
+            )
         return f"not explained; closest: {self.text} (explains {share})"
 
 
