@@ -71,6 +71,8 @@ _MENTIONED = 0.3
 # Hypotheses that leave up to this many times as much as the best are named beside it.
 _ALIKE = 1.5
 _FITTED = 1.25
+# An engine in a coarser dtype is off by at least this share of what that dtype is off by.
+_AS_COARSE = 0.1
 # Requests with so many tokens at most are run in one batch.
 _MOST_TOGETHER = 1 << 14
 _SAME = 1e-4
@@ -504,6 +506,8 @@ class _Check:
             return ()
         judged = _Judged(evidence, keys)
         known = {number for number, _ in judged.items}
+        if hypothesis.only_rounds:
+            failing = [one for one in failing if self._is_as_coarse(judged, one)]
         found = []
         for request in failing:
             number = self.numbers[id(request)]
@@ -511,6 +515,17 @@ class _Check:
             if number in known and all(judged.explains(request, number, kind) for kind in kinds):
                 found.append(request.record.name)
         return tuple(found)
+
+    def _is_as_coarse(self, judged: _Judged, request: Request) -> bool:
+        """Whether most values are as far off as a coarser dtype makes them, not a few alone."""
+        number = self.numbers[id(request)]
+        kinds = [kind for kind in request.values if kind != TOKENS]
+        truths = [self.base.truth(number, kind).cpu() for kind in kinds]
+        coarse = [judged.evidence.native[0].outputs[judged.items[number, kind]] for kind in kinds]
+        pairs = list(zip(kinds, truths, coarse, strict=True))
+        mine = torch.cat([(request.values[kind] - true).abs() for kind, true, _ in pairs])
+        theirs = torch.cat([(one.double().cpu() - true).abs() for _, true, one in pairs])
+        return float(mine.median()) >= _AS_COARSE * float(theirs.median())
 
     def _screen(
         self, sample: list[Request], *, pairs: bool
