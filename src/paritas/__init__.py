@@ -16,6 +16,8 @@ __all__ = [
     "AutomaticValueChecker",
     "Comparison",
     "Coverage",
+    "EngineRecord",
+    "EngineReport",
     "Finding",
     "FullValueChecker",
     "GraphReport",
@@ -35,6 +37,7 @@ __all__ = [
     "Verdict",
     "VerifyConfig",
     "capture",
+    "check_engine",
     "compare",
     "guard",
     "guard_everywhere",
@@ -55,6 +58,8 @@ _HOMES = {
     "AutomaticValueChecker": "paritas.numerics.checkers",
     "Comparison": "paritas.results.comparisons",
     "Coverage": "paritas.results.findings",
+    "EngineRecord": "paritas.engines.records",
+    "EngineReport": "paritas.results.engines",
     "Finding": "paritas.results.findings",
     "FullValueChecker": "paritas.numerics.checkers",
     "GraphReport": "paritas.results.graph_reports",
@@ -74,6 +79,7 @@ _HOMES = {
     "Verdict": "paritas.results.findings",
     "VerifyConfig": "paritas.execution.subjects",
     "capture": "paritas.recording.capture",
+    "check_engine": "paritas.engines.check",
     "compare": "paritas.comparison.compare",
     "guard": "paritas.checks.guard",
     "guard_everywhere": "paritas.checks.guard",
@@ -95,6 +101,8 @@ if TYPE_CHECKING:
     from paritas.checks.guard import guard, guard_everywhere
     from paritas.checks.verify import verify
     from paritas.comparison.compare import compare
+    from paritas.engines.check import check_engine
+    from paritas.engines.records import EngineRecord
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.execution.subjects import Inputs, VerifyConfig
     from paritas.graphs.verify import verify_graph
@@ -113,6 +121,7 @@ if TYPE_CHECKING:
     from paritas.relations.checking import invariants
     from paritas.relations.relation import relation
     from paritas.results.comparisons import Comparison
+    from paritas.results.engines import EngineReport
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
     from paritas.results.invariants import InvariantsReport

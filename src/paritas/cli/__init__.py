@@ -64,6 +64,7 @@ _HOMES = {
     "demo": "paritas.cli.demo:demo",
     "verify": "paritas.cli.verify:verify",
     "invariants": "paritas.cli.invariants:invariants",
+    "engine": "paritas.cli.engine:engine",
     "sweep": "paritas.cli.sweep:sweep",
     "kernel": "paritas.cli.kernel:kernel",
     "run": "paritas.cli.run:run",

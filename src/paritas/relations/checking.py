@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
+from paritas._torch.dynamo import room_for_entries
 from paritas.checks.comparer import Comparer
 from paritas.checks.failures import Explainer
 from paritas.errors import UsageError, in_one_line
@@ -25,7 +27,7 @@ from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import Inputs, VerifyConfig, input_sets, inspect_subject
 from paritas.numerics import criterion
 from paritas.numerics.bits import is_inexact
-from paritas.numerics.checkers import AutomaticValueChecker, FullValueChecker
+from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 from paritas.relations.catalogue import chosen
 from paritas.relations.locating import ModuleLog, first_wrong, first_wrong_token
 from paritas.relations.relation import Case, CheckedModel, DoesNotApply, NotPromised
@@ -198,10 +200,14 @@ class _Check:
             return self._unverified(relation, case.label, error)
         if not case.draws_alike and evidence.depends_on_draws():
             raise DoesNotApply("its result depends on random numbers that it draws")
+        side = self._compiled if case.compiles else self.candidate
         program = dataclasses.replace(
-            evidence.program, subject=self._subject(self.candidate, case.actual, case)
+            evidence.program, subject=self._subject(side, case.actual, case)
         )
-        mine = program.run(RunOptions())[0]
+        # A compiled model meets many shapes here. At its limit it would quietly run eagerly, and
+        # eager would be compared with eager.
+        with room_for_entries():
+            mine = program.run(RunOptions())[0]
         if mine.error is not None:
             if isinstance(mine.error, NotImplementedError):
                 raise NotPromised(f"it raises {in_one_line(mine.error, _LONGEST_REASON)}")
@@ -235,6 +241,14 @@ class _Check:
         collected.notes += [*evidence.notes, *sides.notes]
         return collected.verdict(strict=self.strict)
 
+    @functools.cached_property
+    def _compiled(self) -> Subject:
+        """The model under `torch.compile`; a candidate that is compiled is used as it is."""
+        if self.candidate.is_compiled:
+            return self.candidate
+        made = torch.compile(self.checked.model)
+        return inspect_subject(made, "candidate", "candidate", self.reference.state)
+
     def _evidence(self, case: Case) -> Evidence[SubjectProgram]:
         key = _key(case)
         if key not in self._known:
@@ -261,7 +275,8 @@ class _Check:
 
     @staticmethod
     def _config(relation: Relation) -> VerifyConfig:
-        checker = FullValueChecker() if relation.bitwise else AutomaticValueChecker()
+        exact = AllCloseValueChecker(rtol=0.0, atol=0.0)
+        checker = exact if relation.bitwise else AutomaticValueChecker()
         return VerifyConfig(
             value_checker=checker,
             verify_gradients=False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.dynamo import original_of
+from paritas.errors import in_one_line
 from paritas.execution.subjects import Inputs
 from paritas.relations.relation import (
     Case,
@@ -20,7 +21,7 @@ from paritas.relations.relation import (
     RelationFamily,
     computing_nothing,
 )
-from paritas.relations.serving import PADDING, padded, plain_case
+from paritas.relations.serving import PADDING, left_padding_is_promised, padded, plain_case
 from paritas.relations.token_models import TokenModel, config_parts, pad_token
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 NEW_TOKENS = 4
 _PROMPT = 6
+_LONGEST_REASON = 160
 
 
 # --- Greedy generation ----------------------------------------------------------------------------
@@ -43,12 +45,14 @@ class _Generation:
     def __init__(self, tokens: TokenModel) -> None:
         self.tokens = tokens
         ids = tokens.ids(tokens.inputs)[:, :_PROMPT].clone()
-        start = self._start_token()
+        start = self.start_token
         if tokens.has_encoder and start is not None:
             ids[:, 0] = start  # generation would put it in front otherwise
         self.inputs = Inputs(kwargs={**tokens.inputs.kwargs, tokens.tokens: ids})
 
-    def _start_token(self) -> int | None:
+    @property
+    def start_token(self) -> int | None:
+        """The token that a decoder starts with, if the configuration has one."""
         for part in config_parts(self.tokens.config):
             for name in ("decoder_start_token_id", "bos_token_id"):
                 found = getattr(part, name, None)
@@ -95,7 +99,7 @@ class _Generation:
 
     def _settings(self, **how: Any) -> Any:
         library = importlib.import_module("transformers")
-        start = self._start_token()
+        start = self.start_token
         return library.GenerationConfig(
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
@@ -134,13 +138,15 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
     if tokens.value != "logits":
         raise DoesNotApply("it returns no logits for each token")
     run = _Generation(tokens)
+    if tokens.has_encoder and run.start_token is None:
+        raise DoesNotApply("its configuration has no token that a decoder starts with")
 
     def case(label: str, **how: Any) -> Case:
         return Case(run.repeated, run.generated(**how), label, run.inputs)
 
     yield case("with a cache", use_cache=True)
     yield case("without a cache", use_cache=False)
-    if not tokens.has_encoder and tokens.mask:
+    if not tokens.has_encoder and tokens.mask and left_padding_is_promised(tokens):
         yield case("left padded", left=PADDING, use_cache=True)
 
 
@@ -177,6 +183,11 @@ def _attention_cases(checked: CheckedModel) -> Iterator[Case]:
     if not others:
         raise DoesNotApply(f"{own} is its only attention implementation here")
     for name in others:
+        try:
+            with _implementation(model, name):
+                pass
+        except (ValueError, ImportError) as error:  # transformers refuses by these
+            raise NotPromised(in_one_line(error, _LONGEST_REASON)) from error
         yield plain_case(tokens, _with_implementation(name, tokens.whole), name)
         if tokens.mask:
             way = padded(tokens, 0, PADDING)
@@ -226,9 +237,6 @@ def _no_packing(model: Any, tokens: TokenModel) -> str:
     """Why positions that start again do not separate sequences; empty if they should."""
     if tokens.config is None:
         return "whether positions that start again separate sequences is not documented"
-    module = sys.modules.get(type(model).__module__)
-    if not hasattr(module, "create_causal_mask"):
-        return "it does not build its mask with create_causal_mask, which separates sequences"
     if getattr(model, "_is_stateful", False):
         return "it has a state, which positions do not separate (_is_stateful)"
     for part in config_parts(tokens.config):
@@ -236,7 +244,32 @@ def _no_packing(model: Any, tokens: TokenModel) -> str:
         found = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT))
         if found:
             return f"layers of the kind {found[0]} have a state, which positions do not separate"
-    return ""
+    return _no_separation(model, tokens)
+
+
+def _no_separation(model: Any, tokens: TokenModel) -> str:
+    """Why the mask does not separate sequences; empty if it gets the positions that do."""
+    module = sys.modules.get(type(model).__module__)
+    build = getattr(module, "create_causal_mask", None)
+    if build is None:
+        return "it does not build its mask with create_causal_mask, which separates sequences"
+    given: list[Any] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        given.append(kwargs.get("position_ids"))
+        return build(*args, **kwargs)
+
+    setattr(module, build.__name__, watched)
+    try:
+        with torch.no_grad():
+            _packed(tokens)(model, tokens.inputs)
+    except Exception as error:  # noqa: BLE001  (positions of another form)
+        return f"it does not take packed positions: {in_one_line(error, _LONGEST_REASON)}"
+    finally:
+        setattr(module, build.__name__, build)
+    if any(isinstance(one, torch.Tensor) and one.shape[-1] > tokens.size[1] for one in given):
+        return ""
+    return "it does not hand its positions on to create_causal_mask, which separates sequences"
 
 
 GENERATION: tuple[Relation, ...] = tuple(

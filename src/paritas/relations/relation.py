@@ -54,6 +54,7 @@ class Case:
         size: batch and number of tokens of the whole, if the values have these two axes.
         trains: whether the ways differentiate the model.
         draws_alike: both ways draw the same random numbers, so that dropout may be on.
+        compiles: the other way gets the model compiled by `torch.compile`.
     """
 
     expected: Way
@@ -63,6 +64,7 @@ class Case:
     size: tuple[int, int] | None = None
     trains: bool = False
     draws_alike: bool = False
+    compiles: bool = False
 
 
 class CheckedModel:

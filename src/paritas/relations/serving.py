@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -210,7 +211,7 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
         raise DoesNotApply("no attention_mask in its signature")
     if tokens.mask:
         yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
-        if _left_padding_is_promised(tokens):
+        if left_padding_is_promised(tokens):
             yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
             if has_cache(tokens):
                 yield plain_case(tokens, _padded_and_decoded(tokens), "left, then decoded")
@@ -220,7 +221,7 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
         yield plain_case(tokens, _padded_encoder(tokens), "of the encoder, right")
 
 
-def _left_padding_is_promised(tokens: TokenModel) -> bool:
+def left_padding_is_promised(tokens: TokenModel) -> bool:
     """Whether positions can be given, or there are none: padding on the left moves tokens."""
     if tokens.positions:
         return tokens.counts_from_zero()
@@ -332,6 +333,26 @@ def _row_cases(checked: CheckedModel) -> Iterator[Case]:
     yield plain_case(tokens, _with_other_rows(tokens), "beside other rows")
 
 
+def _deterministic(inner: Way) -> Way:
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            return dict(inner(model, inputs))
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+    return way
+
+
+def _invariant_cases(checked: CheckedModel) -> Iterator[Case]:
+    """The cases of independent rows, under torch's deterministic settings."""
+    expected: dict[Way, Way] = {}
+    for case in _row_cases(checked):
+        plain = expected.setdefault(case.expected, _deterministic(case.expected))
+        yield dataclasses.replace(case, expected=plain, actual=_deterministic(case.actual))
+
+
 def _has_tokens(checked: CheckedModel) -> bool:
     """Whether there are token ids among the inputs, which rows of other inputs may belong to."""
     given = [*checked.inputs.args, *checked.inputs.kwargs.values()]
@@ -407,14 +428,32 @@ def _causality(checked: CheckedModel) -> Iterator[Case]:
     yield plain_case(tokens, _with_other_ends(tokens))
 
 
-SERVING: tuple[Relation, ...] = tuple(
-    Relation(name=name, about=about, family=RelationFamily.SERVING, cases=cases)
-    for name, about, cases in (
-        ("cached-decoding", "decoding with a cache = one call without a cache", _cached_decoding),
-        ("chunked-prefill", "a prompt run in chunks = one call without a cache", _chunked_prefill),
-        ("padding", "padded and masked rows = the rows without padding", _padding),
-        ("row-independence", "a row's result does not depend on the other rows", _row_cases),
-        ("logits-to-keep", "the last positions alone = those of all", _logits_to_keep),
-        ("causality", "later tokens do not change the values of earlier ones", _causality),
-    )
+SERVING: tuple[Relation, ...] = (
+    *(
+        Relation(name=name, about=about, family=RelationFamily.SERVING, cases=cases)
+        for name, about, cases in (
+            (
+                "cached-decoding",
+                "decoding with a cache = one call without a cache",
+                _cached_decoding,
+            ),
+            (
+                "chunked-prefill",
+                "a prompt run in chunks = one call without a cache",
+                _chunked_prefill,
+            ),
+            ("padding", "padded and masked rows = the rows without padding", _padding),
+            ("row-independence", "a row's result does not depend on the other rows", _row_cases),
+            ("logits-to-keep", "the last positions alone = those of all", _logits_to_keep),
+            ("causality", "later tokens do not change the values of earlier ones", _causality),
+        )
+    ),
+    Relation(
+        name="batch-invariant",
+        about="equal bits, whatever other rows are in the batch (deterministic settings)",
+        family=RelationFamily.SERVING,
+        cases=_invariant_cases,
+        on_request=True,
+        bitwise=True,
+    ),
 )

@@ -284,12 +284,14 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
 def _all_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
     """The parameters of `forward`, and those that it hands on to the model inside by **kwargs."""
     own = _parameters(model)
-    inner = getattr(model, "base_model", None)
+    # A model for text and images hands them on to its language model.
+    inner = (getattr(model, name, None) for name in ("base_model", "language_model"))
+    inside = next((one for one in inner if one is not None and one is not model), None)
     hands_on = any(one.kind is one.VAR_KEYWORD for one in own.values())
-    if not hands_on or inner is None or inner is model:
+    if not hands_on or inside is None:
         return own
     known = ("use_cache", *_CACHES, "attention_mask", "position_ids")
-    more = {name: one for name, one in _parameters(inner).items() if name in known}
+    more = {name: one for name, one in _all_parameters(inside).items() if name in known}
     return {**more, **own}
 
 

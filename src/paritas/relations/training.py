@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 import io
 from typing import TYPE_CHECKING, Any
@@ -325,7 +326,8 @@ class _Loop:
 
     def result(self) -> dict[str, Tensor]:
         """The parameters and buffers as they are now."""
-        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        whole = original_of(self.model)
+        named = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
         return {name: one.detach().clone() for name, one in named.items()}
 
 
@@ -374,6 +376,82 @@ def _optimizer_cases(checked: CheckedModel) -> Iterator[Case]:
     plain = steps(foreach=False, fused=False)
     yield lesson.case(plain, steps(foreach=True), "foreach", draws_alike=True)
     yield lesson.case(plain, steps(fused=True), "fused", draws_alike=True)
+
+
+def _compiled_cases(checked: CheckedModel) -> Iterator[Case]:
+    """Steps of the compiled model. Rounding grows from step to step; perturbed steps show how far.
+
+    The model itself is trained, not a copy: it is what was compiled. Its state is put back. The
+    gradients after the steps are compared too: Adam hides a factor in them.
+    """
+    lesson = Lesson(checked)
+
+    def steps(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        loop = _Loop(lesson, model)
+        loop.run(inputs, STEPS)
+        loop.optimizer.zero_grad()
+        found = loop.result()
+        with training(model):
+            loss = lesson.loss(model, inputs)
+            last = gradients(model, loss)
+        return {
+            **found,
+            "loss": loss.detach(),
+            **{f"{name} (gradient)": one for name, one in last.items()},
+        }
+
+    case = lesson.case(steps, steps, f"{STEPS} steps")
+    yield dataclasses.replace(case, compiles=True)
+
+
+# --- Clipping gradients that are cut into shards --------------------------------------------------
+
+
+def _clipped(lesson: Lesson, shards: Callable[[Tensor], list[Tensor]] | None) -> Way:
+    """Clip by the norm of all gradients; each rank has one shard of each, and sums are reduced."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        with training(model):
+            found = gradients(model, lesson.loss(model, inputs))
+        names, values = list(found), [one.detach().clone() for one in found.values()]
+        limit = 0.5 * float(nn.utils.get_total_norm(values))
+        parts = [[one] if shards is None else shards(one) for one in values]
+        of_ranks = [list(rank) for rank in zip(*parts, strict=True)]
+        norms = [nn.utils.get_total_norm(mine) for mine in of_ranks]
+        total = torch.stack(norms).square().sum().sqrt()
+        for mine in of_ranks:
+            held = [nn.Parameter(one) for one in mine]
+            for parameter, gradient in zip(held, mine, strict=True):
+                parameter.grad = gradient
+            nn.utils.clip_grads_with_norm_(held, limit, total)
+        whole = [torch.cat([one.flatten() for one in mine]) for mine in parts]
+        return {
+            **{
+                name: one.view_as(value)
+                for name, one, value in zip(names, whole, values, strict=True)
+            },
+            "norm": total,
+        }
+
+    return way
+
+
+def _shards(ranks: int) -> Callable[[Tensor], list[Tensor]]:
+    """Equal parts of the flattened tensor; the last ranks may have less, or nothing."""
+
+    def cut(whole: Tensor) -> list[Tensor]:
+        flat = whole.flatten()
+        size = -(-flat.numel() // ranks)
+        return [flat[rank * size : (rank + 1) * size] for rank in range(ranks)]
+
+    return cut
+
+
+def _clipping_cases(checked: CheckedModel) -> Iterator[Case]:
+    lesson = Lesson(checked)
+    plain = _clipped(lesson, None)
+    for ranks in (2, 3):
+        yield lesson.case(plain, _clipped(lesson, _shards(ranks)), f"{ranks} ranks")
 
 
 # --- Saving, and switching modes ------------------------------------------------------------------
@@ -451,15 +529,33 @@ def _mode_cases(checked: CheckedModel) -> Iterator[Case]:
     yield Case(call, trained_first, inputs=inputs)
 
 
-TRAINING: tuple[Relation, ...] = tuple(
-    Relation(name=name, about=about, family=RelationFamily.TRAINING, cases=cases)
-    for name, about, cases in (
-        ("accumulation", "gradients of micro-batches add up to one batch's", _accumulation_cases),
-        ("checkpointing", "activation checkpointing on = off", _checkpoint_cases),
-        ("resume", "save, load, continue = continue", _resume_cases),
-        ("round-trip", "a state dict saved and loaded = the model", _round_trip_cases),
-        ("sample-order", "gradients do not depend on the order of samples", _order_cases),
-        ("eval-after-train", "training mode leaves nothing behind in evaluation", _mode_cases),
-        ("optimizer-forms", "foreach and fused optimizers = the for-loop", _optimizer_cases),
-    )
+TRAINING: tuple[Relation, ...] = (
+    *(
+        Relation(name=name, about=about, family=RelationFamily.TRAINING, cases=cases)
+        for name, about, cases in (
+            (
+                "accumulation",
+                "gradients of micro-batches add up to one batch's",
+                _accumulation_cases,
+            ),
+            ("checkpointing", "activation checkpointing on = off", _checkpoint_cases),
+            ("resume", "save, load, continue = continue", _resume_cases),
+            ("round-trip", "a state dict saved and loaded = the model", _round_trip_cases),
+            ("sample-order", "gradients do not depend on the order of samples", _order_cases),
+            ("eval-after-train", "training mode leaves nothing behind in evaluation", _mode_cases),
+            ("optimizer-forms", "foreach and fused optimizers = the for-loop", _optimizer_cases),
+            (
+                "sharded-clipping",
+                "gradients clipped by norm in shards = as a whole",
+                _clipping_cases,
+            ),
+        )
+    ),
+    Relation(
+        name="compiled-steps",
+        about="training steps of the compiled model = those of the model",
+        family=RelationFamily.TRAINING,
+        cases=_compiled_cases,
+        on_request=True,
+    ),
 )

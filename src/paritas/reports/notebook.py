@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paritas.reports.comparison_page import small_figure, step_and_rank
+from paritas.reports.engines import COLUMNS as ENGINE_COLUMNS
+from paritas.reports.engines import engine_cells
 from paritas.reports.graph_page import OUTCOME_SIGNS, SLUGS, VERDICTS
 from paritas.reports.graphs import ORDER, short_name, size_words, verdict_word, verdict_words
 from paritas.reports.pages import (
@@ -33,6 +35,7 @@ from paritas.reports.terminal import (
     power_rows,
 )
 from paritas.results.comparisons import Comparison
+from paritas.results.engines import EngineReport, EngineRow, engine_headline
 from paritas.results.findings import Status, Verdict
 from paritas.results.graph_reports import GraphReport
 from paritas.results.invariants import InvariantsReport, RelationRow, invariants_headline
@@ -240,6 +243,32 @@ def _invariants(report: InvariantsReport) -> NotebookResult:
         rows=[_relation_row(row) for row in report.rows[:MOST_ROWS]],
         more_rows=max(0, len(report.rows) - MOST_ROWS),
     )
+
+
+@_notebook_result.register
+def _engine(report: EngineReport) -> NotebookResult:
+    verdict = report.verdict
+    failures = verdict.failures
+    return NotebookResult(
+        mark=_mark(verdict.status),
+        title="engine",
+        words=engine_headline(report),
+        facts=_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
+        lists=[
+            ("Causes", [f"{one.kind}: {one.sentence}" for one in report.causes], "note"),
+            ("Notes", verdict.notes, "note"),
+        ],
+        failures=[finding_story(finding) for finding in failures[:MOST_TOLD]],
+        more_failures=max(0, len(failures) - MOST_TOLD),
+        columns=ENGINE_COLUMNS,
+        rows=[_engine_row(row) for row in report.rows[:MOST_ROWS]],
+        more_rows=max(0, len(report.rows) - MOST_ROWS),
+    )
+
+
+def _engine_row(row: EngineRow) -> tuple[str, str, str, list[str]]:
+    mark = _mark(row.status)
+    return mark.kind, mark.sign, row.status.value, engine_cells(row)
 
 
 def _relation_row(row: RelationRow) -> tuple[str, str, str, list[str]]:

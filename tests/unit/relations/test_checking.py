@@ -198,3 +198,32 @@ def test_the_command_lists_the_relations():
     done = CliRunner().invoke(main, ["invariants", "--list"])
     assert done.exit_code == 0
     assert "cached-decoding      serving   decoding with a cache" in done.stdout
+
+
+def test_clipping_in_shards_is_clipping_as_a_whole():
+    torch.manual_seed(0)
+    assert paritas.invariants(Trained(), tokens(), only="sharded-clipping")
+
+
+def test_equal_bits_in_any_batch_are_only_checked_if_named():
+    class Doubled(nn.Module):
+        def forward(self, input_ids):
+            return {"logits": 2.0 * nn.functional.one_hot(input_ids, 30).float()}
+
+    report = paritas.invariants(Doubled(), tokens())
+    assert "batch-invariant" not in {row.relation for row in report.rows}
+    assert paritas.invariants(Doubled(), tokens(), only="batch-invariant")
+
+    class Mixed(Doubled):
+        def forward(self, input_ids):
+            found = super().forward(input_ids)["logits"]
+            return {"logits": found * (1 + 1e-7 * (len(input_ids) > 1))}
+
+    assert not paritas.invariants(Mixed(), tokens(), only="batch-invariant")
+
+
+def test_relations_hold_in_bfloat16_and_a_fault_is_found_there():
+    torch.manual_seed(0)
+    assert paritas.invariants(Decoder().bfloat16(), tokens(), only="cached-decoding")
+    faulty = plant(Decoder(), "other scale with a cache", "layers.0.mixer").bfloat16()
+    assert not paritas.invariants(faulty, tokens(), only="cached-decoding")

@@ -1,0 +1,127 @@
+"""`paritas engine`: did a serving engine return what the reference model computes?"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paritas.cli.options import (
+    BuildOptions,
+    OutputFormat,
+    device_option,
+    dtype_option,
+    emit,
+    format_options,
+    json_option,
+    progress,
+    strict_option,
+    subject_file,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from paritas.results.engines import EngineReport
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineOptions(BuildOptions):
+    """The options of the command, by their names."""
+
+    older: tuple[str, ...]
+    explain: bool
+    strict: bool
+    inputs: str | None = None
+    train: bool = False
+
+
+@click.command(short_help="Check the log probabilities of a serving engine against the model.")
+@click.argument("target", metavar="TARGET")
+@click.argument("records", metavar="RECORDS", type=click.Path(path_type=Path))
+@click.option(
+    "--older",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Function that returns the model with earlier weights, which the engine may still run; "
+    "may be repeated.",
+)
+@click.option(
+    "--explain/--no-explain",
+    default=True,
+    show_default=True,
+    help="Look for the cause if a request fails.",
+)
+@dtype_option
+@device_option
+@strict_option
+@click.option(
+    "--html",
+    "html_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the report as an HTML page to this file.",
+)
+@json_option("Write every request with its findings, and the causes, to this file.")
+@format_options
+@click.pass_context
+def engine(
+    ctx: click.Context,
+    /,
+    target: str,
+    records: Path,
+    html_path: Path | None,
+    json_path: Path | None,
+    form: OutputFormat,
+    **given: Any,
+) -> None:
+    """Check the log probabilities of a serving engine against the model that it should serve.
+
+    TARGET is package.module:factory as for paritas verify; RECORDS is a file with one JSON object
+    for each request: prompt, output (token ids), logprobs, and, if there are any, prompt_logprobs,
+    top_logprobs, sampling and logprobs_mode. If a request differs by more than rounding, the model
+    is run with one thing changed after the other, until a run gives what the engine returned.
+
+    Exit codes: 0 rounding only, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
+    """
+    options = EngineOptions(**given)
+    if html_path is not None:
+        from paritas.reports.files import check_writable
+
+        check_writable(html_path)
+    report = _run(target, records, options)
+    from paritas.reports.engines import engine_account, engine_page, engine_report
+
+    write_json(json_path, report.to_json)
+    if html_path is not None:
+        from paritas.reports.files import write_whole
+
+        name = "" if json_path is None else json_path.name
+        write_whole(html_path, engine_page(report, name).encode())
+    file = subject_file(target)
+    emit(form, lambda: engine_account(report, subject=target, file=file), engine_report(report))
+    ctx.exit(report.exit_code)
+
+
+def _run(target: str, records: Path, options: EngineOptions) -> EngineReport:
+    from paritas.candidates.loading import check_forms
+
+    check_forms({"TARGET": target, **{f"--older {one}": one for one in options.older}})
+    with progress() as tell:
+        tell("importing torch")
+        from paritas.candidates.building import build_reference
+        from paritas.engines.check import check_engine
+
+        tell(f"building {target}")
+        model, _ = build_reference(target, options)
+        older = {one: build_reference(one, options)[0] for one in options.older}
+        return check_engine(
+            model,
+            records,
+            older=older,
+            explain=options.explain,
+            strict=options.strict,
+            target=target,
+            on_progress=tell,
+        )

@@ -1,0 +1,397 @@
+"""Changed models: other weights, precisions, settings and layers than the reference has."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paritas._torch.dynamo import original_of
+from paritas.engines.changes import Change, Runner
+from paritas.relations.token_models import config_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from paritas.engines.readout import Request
+
+_PLAIN = 1e4  # the usual base of rotary positions
+
+
+# --- Other weights --------------------------------------------------------------------------------
+
+
+def older_weights(runner: Runner, model: Any, older: Mapping[str, Any]) -> Iterator[Change]:
+    """The engine runs, or partly runs, weights that the caller passed."""
+    for name, old in older.items():
+        words = f"the weights are those of {name}"
+        yield Change("stale weights", words, make_model=functools.partial(_itself, old))
+        yield from _old_cache(runner, name, old)
+        yield from _partly_old(model, name, old)
+
+
+def _itself(model: Any) -> Any:
+    return model
+
+
+def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
+    if not runner.tokens.cache:
+        return
+
+    def logits(model: Any, request: Request) -> Tensor | None:
+        output = request.record.output[:-1]
+        if not output:
+            return None
+        found, cache = runner.prefill(_like(old, model), request.record.prompt)
+        rest, _ = runner.decode(model, output, cache)
+        return torch.cat([found, rest])
+
+    def prefix(model: Any, request: Request) -> Tensor | None:
+        """All but the prompt's last token were in a cache that older weights computed."""
+        if request.start < 2:  # noqa: PLR2004
+            return None
+        found, cache = runner.prefill(_like(old, model), request.record.prompt[:-1])
+        rest, _ = runner.decode(model, request.ids[request.start - 1 : -1], cache)
+        return torch.cat([found, rest])
+
+    yield Change("stale weights", f"the cache of the prompt was computed by {name}", logits)
+    words = f"the prompt's prefix comes from a cache that {name} computed"
+    yield Change("stale weights", words, prefix)
+
+
+def _like(old: Any, model: Any) -> Any:
+    """A copy of older weights in the precision of this run, which may be float64."""
+    return copy.deepcopy(original_of(old)).to(_dtype(model))
+
+
+def _dtype(model: Any) -> torch.dtype:
+    found: torch.dtype = next(original_of(model).parameters()).dtype
+    return found
+
+
+def _partly_old(model: Any, name: str, old: Any) -> Iterator[Change]:
+    mine, theirs = (dict(original_of(one).named_parameters()) for one in (model, old))
+    if mine.keys() != theirs.keys():
+        return
+    stale = [key for key in mine if not torch.equal(mine[key], theirs[key])]
+    for part in _parts(model, stale):
+
+        def make(part: str = part) -> Any:
+            mixed = copy.deepcopy(original_of(model))
+            with torch.no_grad():
+                for key, value in mixed.named_parameters():
+                    if key == part or key.startswith(f"{part}."):
+                        value.copy_(theirs[key])
+            return mixed
+
+        yield Change("stale weights", f"the weights of {part} are those of {name}", make_model=make)
+
+
+def _parts(model: Any, changed: list[str]) -> list[str]:
+    """The blocks and other parts that have changed parameters; empty if all of it is one part."""
+    path, _ = blocks_of(model)
+    found: dict[str, None] = {}
+    for key in changed:
+        if path and key.startswith(f"{path}."):
+            number = key[len(path) + 1 :].partition(".")[0]
+            found[f"{path}.{number}"] = None
+        else:
+            found[key.rpartition(".")[0] or key] = None
+    return list(found) if len(found) > 1 else []
+
+
+def blocks_of(model: Any) -> tuple[str, nn.ModuleList | None]:
+    """The path of the longest list of modules, and the list."""
+    lists = [
+        (path, one)
+        for path, one in original_of(model).named_modules()
+        if isinstance(one, nn.ModuleList)
+    ]
+    if not lists:
+        return "", None
+    return max(lists, key=lambda pair: len(pair[1]))
+
+
+# --- Quantised weights ----------------------------------------------------------------------------
+
+
+def _by_steps(weight: Tensor, largest: int) -> Tensor:
+    scale = weight.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / largest
+    return (weight / scale).round().clamp(-largest - 1, largest) * scale
+
+
+def _by_range(weight: Tensor, steps: int) -> Tensor:
+    low, high = weight.amin(dim=-1, keepdim=True), weight.amax(dim=-1, keepdim=True)
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = (high - low).clamp(min=1e-12) / steps
+    zero = (-low / scale).round()
+    return ((weight / scale).round().add(zero).clamp(0, steps) - zero) * scale
+
+
+def _float8(weight: Tensor) -> Tensor:
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    scale = weight.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / largest
+    return (weight / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+_NF4 = (
+    -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
+)  # fmt: skip
+
+
+def _nf4(weight: Tensor) -> Tensor:
+    scale = weight.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
+    levels = torch.tensor(_NF4, device=weight.device)
+    nearest = ((weight / scale)[..., None] - levels).abs().argmin(dim=-1)
+    return levels[nearest] * scale
+
+
+def _grouped(size: int, rounding: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Round groups of `size` values along the last axis; 0 for whole rows, -1 for the tensor."""
+
+    def rounded(weight: Tensor) -> Tensor:
+        if size == -1:
+            return rounding(weight.reshape(1, -1)).reshape(weight.shape)
+        if size == 0 or weight.shape[-1] % size:
+            return rounding(weight)
+        return rounding(weight.unflatten(-1, (-1, size))).flatten(-2)
+
+    return rounded
+
+
+QUANTISERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "int8 by channel": _grouped(0, lambda w: _by_steps(w, 127)),
+    "int8 by tensor": _grouped(-1, lambda w: _by_steps(w, 127)),
+    "float8 by tensor": _grouped(-1, _float8),
+    "float8 by channel": _grouped(0, _float8),
+    "int4 in groups of 128": _grouped(128, lambda w: _by_steps(w, 7)),
+    "int4 in groups of 32": _grouped(32, lambda w: _by_steps(w, 7)),
+    "int4 with zero points in groups of 128": _grouped(128, lambda w: _by_range(w, 15)),
+    "int4 with zero points in groups of 32": _grouped(32, lambda w: _by_range(w, 15)),
+    "nf4 in groups of 64": _grouped(64, _nf4),
+}
+
+
+def quantised_weights(model: Any) -> Iterator[Change]:
+    """Weights of all products rounded to few bits, without and with the last one."""
+    for name, rounding in QUANTISERS.items():
+        for head in (False, True):
+
+            def make(rounding: Any = rounding, *, head: bool = head) -> Any:
+                changed = copy.deepcopy(original_of(model))
+                with torch.no_grad():
+                    for weight in _products(changed, head=head):
+                        weight.copy_(rounding(weight.float()).to(weight.dtype))
+                return changed
+
+            words = f"the weights are quantised to {name}"
+            words += ", those of the head too" if head else ""
+            yield Change("quantised weights", words, make_model=make)
+
+
+def _products(model: nn.Module, *, head: bool) -> Iterator[nn.Parameter]:
+    """The weights of matrix products, without embeddings."""
+    outer = {
+        id(one.weight)
+        for one in (_asked(model, "get_input_embeddings"), _asked(model, "get_output_embeddings"))
+        if one is not None
+    }
+    heads = [one for one in [_asked(model, "get_output_embeddings")] if one is not None]
+    embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    for name, weight in model.named_parameters():
+        is_outer = id(weight) in outer or name.startswith("lm_head.")
+        if weight.dim() >= 2 and not is_outer and id(weight) not in embeddings:  # noqa: PLR2004
+            yield weight
+    if head:
+        own = [one.weight for one in heads] or [
+            one for name, one in model.named_parameters() if name == "lm_head.weight"
+        ]
+        yield from (one for one in own if id(one) not in embeddings)
+
+
+def _asked(model: nn.Module, name: str) -> Any:
+    with contextlib.suppress(Exception):
+        return getattr(model, name)()
+    return None
+
+
+# --- Precision ------------------------------------------------------------------------------------
+
+
+def coarser_dtypes(model: Any) -> Iterator[Change]:
+    """The same model in a dtype with fewer digits."""
+    own = _dtype(model)
+    for dtype in (torch.float16, torch.bfloat16):
+        if torch.finfo(dtype).eps > torch.finfo(own).eps:
+            words = f"the engine computes in {str(dtype).removeprefix('torch.')}"
+
+            def make(dtype: torch.dtype = dtype) -> Any:
+                return copy.deepcopy(original_of(model)).to(dtype)
+
+            yield Change("precision", words, make_model=make, only_rounds=True)
+
+
+# --- Layers and adapters --------------------------------------------------------------------------
+
+
+class _Skipped(nn.Module):
+    """Stands for a block that is left out; returns its first argument, as the block would."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.returns_tuple = False
+        for name in ("attention_type", "layer_type"):
+            if hasattr(block, name):
+                setattr(self, name, getattr(block, name))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the hidden states."""
+        return args[0] if args else kwargs["hidden_states"]
+
+
+def skipped_layers(model: Any) -> Iterator[Change]:
+    """One block after the other is left out; adapters are switched off."""
+    path, blocks = blocks_of(model)
+    for number in range(0 if blocks is None else len(blocks)):
+
+        def make(number: int = number) -> Any:
+            changed = copy.deepcopy(original_of(model))
+            _, own = blocks_of(changed)
+            if own is not None:
+                own[number] = _Skipped(own[number])
+            return changed
+
+        yield Change("layers", f"{path}.{number} is left out", make_model=make)
+    disable = getattr(original_of(model), "disable_adapter_layers", None)
+    if callable(disable):
+
+        def without() -> Any:
+            changed = copy.deepcopy(original_of(model))
+            changed.disable_adapter_layers()
+            return changed
+
+        yield Change("stale weights", "the adapter is not applied", make_model=without)
+
+
+# --- Settings -------------------------------------------------------------------------------------
+
+_GATES = ("gelu", "gelu_pytorch_tanh", "silu", "relu")
+# Setting -> what an engine that ignores it, or has another default, uses.
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "final_logit_softcapping": (None,),
+    "attn_logit_softcapping": (None,),
+    "logit_scale": (1.0,),
+    "logits_scaling": (1.0,),
+    "embedding_multiplier": (1.0,),
+    "residual_multiplier": (1.0,),
+    "scale_embedding": (False,),
+    "norm_topk_prob": (True, False),
+    "routed_scaling_factor": (1.0,),
+    "rms_norm_eps": (1e-5, 1e-6),
+    "layer_norm_eps": (1e-5, 1e-12),
+    "layer_norm_epsilon": (1e-5, 1e-12),
+    "hidden_act": _GATES,
+    "hidden_activation": _GATES,
+    "activation_function": (*_GATES, "gelu_new"),
+    "use_parallel_residual": (True, False),
+    "partial_rotary_factor": (1.0,),
+    "rope_theta": (_PLAIN, 5e5, 1e6),
+    "rope_scaling": (None,),
+    "sliding_window": (None,),
+    "attention_chunk_size": (None,),
+}
+
+
+def other_settings(model: Any) -> Iterator[Change]:
+    """The same weights under another configuration, if the class is built from one."""
+    config = getattr(original_of(model), "config", None)
+    if config is None:
+        return
+    for number, part in enumerate(config_parts(config)):
+        known = vars(part)
+        for name, others in _OTHERS.items():
+            for value in others:
+                if name in known and known[name] != value and known[name] is not None:
+                    text = f"{name} is {value} in place of {known[name]}"
+                    yield _setting(model, number, {name: value}, text)
+        count = known.get("num_experts_per_tok")
+        if isinstance(count, int):
+            for value in (count - 1, count + 1):
+                text = f"{value} experts are chosen in place of {count}"
+                if value > 0:
+                    yield _setting(model, number, {"num_experts_per_tok": value}, text)
+        yield from _other_windows(model, number, known)
+        yield from _other_rotations(model, number, known)
+
+
+def _other_windows(model: Any, number: int, known: dict[str, Any]) -> Iterator[Change]:
+    kinds = known.get("layer_types")
+    if not isinstance(kinds, list) or len(set(kinds)) < 1:
+        return
+    for kind in ("full_attention", "sliding_attention"):
+        if kind in kinds and len(set(kinds)) == 1:
+            continue
+        if "sliding_attention" in kinds and known.get("sliding_window"):
+            words = "in no layer" if kind == "full_attention" else "in all layers"
+            text = f"the sliding window is applied {words}"
+            yield _setting(model, number, {"layer_types": [kind] * len(kinds)}, text)
+
+
+def _other_rotations(model: Any, number: int, known: dict[str, Any]) -> Iterator[Change]:
+    """Rotary positions with another base, without scaling, or with linear scaling."""
+    ropes = known.get("rope_parameters")
+    if not isinstance(ropes, dict):
+        return
+    nested = all(isinstance(one, dict) for one in ropes.values())
+    for place in list(ropes) if nested else [""]:
+        own = ropes[place] if place else ropes
+        where = f" of {place}" if place else ""
+        base = own.get("rope_theta", _PLAIN)
+        plans: dict[str, dict[str, Any]] = {}
+        if own.get("rope_type", "default") != "default":
+            plain = {"rope_type": "default", "rope_theta": base}
+            plans[f"rope scaling ({own['rope_type']}){where} is not applied"] = plain
+            words = f"neither rope scaling nor rope_theta={base:g}{where} is applied"
+            plans[words] = {"rope_type": "default", "rope_theta": _PLAIN}
+        else:
+            for factor in (2.0, 4.0, 8.0):
+                words = f"rope positions{where} are divided by {factor:g}"
+                plans[words] = {**own, "rope_type": "linear", "factor": factor}
+        for other in (_PLAIN, 5e5, 1e6):
+            if other != base:
+                words = f"rope_theta{where} is {other:g} in place of {base:g}"
+                plans[words] = {**own, "rope_theta": other}
+        share = own.get("partial_rotary_factor")
+        if share not in (None, 1.0):
+            words = f"partial_rotary_factor{where} is 1 in place of {share}"
+            plans[words] = {**own, "partial_rotary_factor": 1.0}
+        for text, plan in plans.items():
+            yield _setting(model, number, {"rope_parameters": plan}, text, place)
+
+
+def _setting(model: Any, number: int, values: dict[str, Any], text: str, place: str = "") -> Change:
+    """The model under a configuration with other values in its part of that number."""
+
+    def make() -> Any:
+        own = original_of(model)
+        config = copy.deepcopy(own.config)
+        part = list(config_parts(config))[number]
+        for name, value in values.items():
+            if place:
+                value = {**getattr(part, name), place: value}  # noqa: PLW2901
+            setattr(part, name, value)
+        with torch.random.fork_rng(devices=[]):
+            made = type(own)(config)
+        made.load_state_dict(own.state_dict())
+        first = next(own.parameters())
+        return made.to(device=first.device, dtype=first.dtype).train(own.training)
+
+    kind = "positions" if "rope" in next(iter(values)) else "settings"
+    return Change(kind, text, make_model=make)

@@ -1,0 +1,415 @@
+"""Changed runs of the reference: each is a hypothesis about what the engine does differently.
+
+Here are the changes of what is run: the prompt, positions and caches. Those of the model itself are
+in `changed_models`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.execution.subjects import Inputs
+from paritas.relations.token_models import TokenModel, special_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.engines.readout import Request
+
+# Takes the model and a request; row t of the result predicts token t + 1. None if the change does
+# not concern the request.
+LogitsOf = Callable[[Any, "Request"], "Tensor | None"]
+_NO_INPUTS = Inputs()
+# Engines keep caches in blocks of so many tokens.
+_BLOCKS = (16, 8, 32, 4, 64)
+_MOST_BLOCKS = 8
+_MOST_OTHERS = 8
+_LONGEST_TRIED = 65
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One changed run.
+
+    Attributes:
+        kind: the kind of the cause.
+        text: the cause in words.
+        logits: how a request is run; None for plainly.
+        make_model: makes the changed model; None for the reference itself.
+        only_rounds: the same function, with less precision.
+    """
+
+    kind: str
+    text: str
+    logits: LogitsOf | None = None
+    make_model: Callable[[], Any] | None = None
+    only_rounds: bool = False
+
+
+class Runner:
+    """Runs requests through a model with the names of its arguments."""
+
+    def __init__(self, tokens: TokenModel) -> None:
+        """`tokens` knows the model's arguments."""
+        self.tokens = tokens
+
+    def _ids(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([list(ids)], device=self.tokens.ids(self.tokens.inputs).device)
+
+    def rows(self, model: Any, ids: Sequence[int], **more: Any) -> Tensor:
+        """The logits after each token."""
+        output = self.tokens.call(model, _NO_INPUTS, self._ids(ids), **more)
+        return self.tokens.value_of(output)[0]
+
+    def plain(self, model: Any, request: Request) -> Tensor:
+        """One call on all tokens, without a cache."""
+        return self.rows(model, request.ids)[:-1]
+
+    def together(self, model: Any, requests: Sequence[Request]) -> list[Tensor]:
+        """The same for several requests in one call, filled up on the right.
+
+        A causal model gives no token another value for what comes after it.
+        """
+        longest = max(len(one.ids) for one in requests)
+        rows = [[*one.ids, *[0] * (longest - len(one.ids))] for one in requests]
+        ids = torch.tensor(rows, device=self.tokens.ids(self.tokens.inputs).device)
+        values = self.tokens.value_of(self.tokens.call(model, _NO_INPUTS, ids))
+        return [row[: len(one.ids) - 1] for row, one in zip(values, requests, strict=True)]
+
+    def with_prompt(
+        self, model: Any, request: Request, prompt: Sequence[int], **how: Any
+    ) -> Tensor:
+        """The same output tokens after another prompt; rows that it lacks are NaN."""
+        found = self.rows(model, [*prompt, *request.record.output], **how)[:-1]
+        lacking = request.start - len(prompt)
+        if lacking > 0:
+            missing = found.new_full((lacking, found.shape[1]), torch.nan)
+            return torch.cat([missing, found])
+        return found[-lacking:]
+
+    def positions(self, places: Sequence[int]) -> dict[str, Tensor]:
+        """The argument with these positions."""
+        return {self.tokens.positions: self._ids(places)}
+
+    # --- With a cache ---
+
+    def prefill(self, model: Any, ids: Sequence[int]) -> tuple[Tensor, Any]:
+        """The logits of a prompt, and its cache."""
+        output = self.tokens.call(model, _NO_INPUTS, self._ids(ids), use_cache=True)
+        return self.tokens.value_of(output)[0], self.tokens.cache_of(output)
+
+    def decode(self, model: Any, ids: Sequence[int], cache: Any, **more: Any) -> tuple[Tensor, Any]:
+        """The logits of tokens after a cache, and the cache with them."""
+        given = {self.tokens.cache: cache, **more}
+        output = self.tokens.call(model, _NO_INPUTS, self._ids(ids), use_cache=True, **given)
+        found = self.tokens.cache_of(output)
+        return self.tokens.value_of(output)[0], cache if found is None else found
+
+
+# --- The prompt -----------------------------------------------------------------------------------
+
+
+def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Change]:
+    """Tokens that a tokenizer or a template adds or leaves out, and truncation."""
+    config = runner.tokens.config
+    names = _named_tokens(config)
+
+    def change(kind: str, text: str, make: Callable[[Request], Sequence[int] | None]) -> Change:
+        def logits(model: Any, request: Request) -> Tensor | None:
+            prompt = make(request)
+            if not prompt or tuple(prompt) == request.record.prompt:
+                return None
+            return runner.with_prompt(model, request, prompt)
+
+        return Change(kind, text, logits)
+
+    def with_front(token: int) -> Callable[[Request], Sequence[int]]:
+        return lambda request: [token, *request.record.prompt]
+
+    def with_end(token: int) -> Callable[[Request], Sequence[int]]:
+        return lambda request: [*request.record.prompt, token]
+
+    def without_first(token: int) -> Callable[[Request], Sequence[int] | None]:
+        return lambda r: r.record.prompt[1:] if r.record.prompt[0] == token else None
+
+    def keeping_end(count: int) -> Callable[[Request], Sequence[int]]:
+        return lambda request: request.record.prompt[-count:]
+
+    for token, name in names.items():
+        words = f"the {name} token ({token})"
+        yield change("prompt", f"{words} is missing in front of the prompt", without_first(token))
+        yield change("prompt", f"{words} is added in front of the prompt", with_front(token))
+        yield change("prompt", f"{words} is added to the end of the prompt", with_end(token))
+    longest = max(request.start for request in requests)
+    yield change("prompt", "the prompt's last token is missing", lambda r: r.record.prompt[:-1])
+    yield change("prompt", "the prompt's first token is missing", lambda r: r.record.prompt[1:])
+    for count in range(1, min(longest, _LONGEST_TRIED)):
+        words = f"last {count} tokens" if count > 1 else "last token"
+        yield change("prompt", f"only the prompt's {words} are seen", keeping_end(count))
+    yield change(
+        "prompt",
+        "the prompt's last token is run twice",
+        lambda r: [*r.record.prompt, r.record.prompt[-1]],
+    )
+
+
+def _named_tokens(config: Any) -> dict[int, str]:
+    """Special tokens by id, BOS first."""
+    found: dict[int, str] = {}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value >= 0:
+            found.setdefault(value, name.removesuffix("_token_id").upper())
+    for token in special_tokens(config):
+        if token >= 0:
+            found.setdefault(token, "special")
+    return found
+
+
+# --- Positions ------------------------------------------------------------------------------------
+
+
+def position_changes(runner: Runner) -> Iterator[Change]:
+    """Other positions of the prompt's or the output's tokens."""
+    if not runner.tokens.positions:
+        return
+    plans: dict[str, Callable[[int, int], list[int]]] = {
+        "positions of the output are one too far": lambda p, n: [
+            *range(p),
+            *range(p + 1, p + n + 1),
+        ],
+        "positions of the output are one too low": lambda p, n: [
+            *range(p),
+            *range(p - 1, p + n - 1),
+        ],
+        "positions of the output start again at 0": lambda p, n: [*range(p), *range(n)],
+        "positions of the output do not advance": lambda p, n: [*range(p), *[p] * n],
+        "all positions are 0": lambda p, n: [0] * (p + n),
+        "all positions are one too far": lambda p, n: [*range(1, p + n + 1)],
+        "all positions are two too far": lambda p, n: [*range(2, p + n + 2)],
+        "the first position is counted twice": lambda p, n: [0, *range(p + n - 1)],
+    }
+    for text, plan in plans.items():
+
+        def logits(model: Any, request: Request, plan: Any = plan) -> Tensor:
+            places = plan(request.start, len(request.record.output))
+            return runner.rows(model, request.ids, **runner.positions(places))[:-1]
+
+        yield Change("positions", text, logits)
+    for block in _BLOCKS:
+
+        def chunked(model: Any, request: Request, block: int = block) -> Tensor | None:
+            if request.start <= block:
+                return None
+            places = [place % block for place in range(request.start)]
+            places += range(request.start, len(request.ids))
+            return runner.rows(model, request.ids, **runner.positions(places))[:-1]
+
+        yield Change("positions", f"positions start again in each chunk of {block} tokens", chunked)
+
+
+# --- The cache ------------------------------------------------------------------------------------
+
+
+def _after_own_prompt(plain: Tensor, request: Request, rest: Tensor) -> Tensor:
+    """The rows of the prompt as they should be, and those of the output from elsewhere."""
+    return torch.cat([plain[: request.start], rest[len(rest) - (len(plain) - request.start) :]])
+
+
+def cache_changes(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
+    """A cache that is lost, incomplete, or another request's."""
+    yield from _lost(runner)
+    yield from _of_others(runner, requests)
+    if runner.tokens.mask:
+        longest = max(request.start for request in requests)
+        for block in _BLOCKS:
+            for first in range(0, min(longest - 1, block * _MOST_BLOCKS), block):
+                yield from _without_block(runner, first, first + block)
+    yield from _quantised(runner)
+
+
+def _lost(runner: Runner) -> Iterator[Change]:
+    takes = bool(runner.tokens.positions)
+
+    def alone(model: Any, request: Request, *, again: bool) -> Tensor | None:
+        output = request.record.output
+        if len(output) < 2:  # noqa: PLR2004
+            return None
+        first = 0 if again else request.start
+        how = runner.positions(range(first, first + len(output))) if takes else {}
+        rest = runner.rows(model, output, **how)[:-1]
+        return _after_own_prompt(runner.plain(model, request), request, rest)
+
+    kept = "the cache of the prompt is lost when decoding starts"
+    yield Change("cache", kept, functools.partial(alone, again=False))
+    if takes:
+        again = functools.partial(alone, again=True)
+        yield Change("cache", f"{kept}, and positions start again at 0", again)
+
+    def shorter(model: Any, request: Request) -> Tensor | None:
+        if request.start < 2 or len(request.record.output) < 2:  # noqa: PLR2004
+            return None
+        keeps = [*range(request.start - 1), *range(request.start, len(request.ids))]
+        how = runner.positions(keeps) if takes else {}
+        rest = runner.with_prompt(model, request, request.record.prompt[:-1], **how)
+        return _after_own_prompt(runner.plain(model, request), request, rest)
+
+    yield Change("cache", "the prompt's last token is missing in the cache", shorter)
+
+    def twice(model: Any, request: Request) -> Tensor:
+        longer = [*request.record.prompt, request.record.output[0]]
+        rest = runner.with_prompt(model, request, longer)
+        return _after_own_prompt(runner.plain(model, request), request, rest)
+
+    yield Change("cache", "the first output token is in the cache twice", twice)
+
+
+def _of_others(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
+    for other in requests[:_MOST_OTHERS]:
+        theirs, name = other.record.prompt, other.record.name
+
+        def whole(model: Any, request: Request, theirs: Any = theirs) -> Tensor | None:
+            if request.record.prompt == theirs:
+                return None
+            return runner.with_prompt(model, request, theirs)
+
+        def in_decoding(
+            model: Any, request: Request, theirs: Any = theirs, *, own: bool
+        ) -> Tensor | None:
+            if request.record.prompt == theirs:
+                return None
+            places = [*range(len(theirs)), *range(request.start, len(request.ids))]
+            how = runner.positions(places) if own else {}
+            rest = runner.with_prompt(model, request, theirs, **how)
+            return _after_own_prompt(runner.plain(model, request), request, rest)
+
+        yield Change("cache", f"the prompt is that of {name}", whole)
+        words = f"decoding uses the cache of {name}"
+        yield Change("cache", words, functools.partial(in_decoding, own=False))
+        if runner.tokens.positions:
+            words += ", with the request's own positions"
+            yield Change("cache", words, functools.partial(in_decoding, own=True))
+        for block in _BLOCKS:
+
+            def prefix(
+                model: Any, request: Request, theirs: Any = theirs, block: int = block
+            ) -> Tensor | None:
+                mixed = (*theirs[:block], *request.record.prompt[block:])
+                if len(theirs) < block or len(mixed) != request.start:
+                    return None
+                if mixed == request.record.prompt:
+                    return None
+                return runner.with_prompt(model, request, mixed)
+
+            text = f"the cache of the first {block} tokens is that of {name}"
+            yield Change("cache", text, prefix)
+        yield _fed_by(runner, other)
+
+
+def _fed_by(runner: Runner, other: Request) -> Change:
+    """Another request's tokens are fed back in place of the request's own."""
+
+    def logits(model: Any, request: Request) -> Tensor | None:
+        count = len(request.record.output) - 1
+        same = other.record.output[:count]
+        if request is other or len(same) < count:
+            return None
+        return runner.rows(model, [*request.record.prompt, *same])
+
+    return Change("cache", f"the output tokens of {other.record.name} are fed back", logits)
+
+
+def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
+    tokens = runner.tokens
+    takes = bool(tokens.positions)
+
+    def mask(request: Request) -> dict[str, Any] | None:
+        if last >= request.start:
+            return None
+        seen = torch.ones((1, len(request.ids)), dtype=torch.int64)
+        seen[:, first:last] = 0
+        seen = seen.to(tokens.ids(tokens.inputs).device)
+        how = runner.positions(range(len(request.ids))) if takes else {}
+        return {tokens.mask: seen, **how}
+
+    def never(model: Any, request: Request) -> Tensor | None:
+        how = mask(request)
+        return None if how is None else runner.rows(model, request.ids, **how)[:-1]
+
+    def in_decoding(model: Any, request: Request) -> Tensor | None:
+        how = mask(request)
+        if how is None or not tokens.cache:
+            return None
+        seen = how[tokens.mask][:, :-1]
+        start = request.start
+        found, cache = runner.prefill(model, request.record.prompt)
+        places = runner.positions(range(start, len(request.ids) - 1)) if takes else {}
+        output = request.record.output[:-1]
+        if not output:
+            return None
+        rest, _ = runner.decode(model, output, cache, **{tokens.mask: seen}, **places)
+        return torch.cat([found, rest])
+
+    where = f"tokens {first} to {last - 1} of the prompt"
+    yield Change("cache", f"{where} are missing in the cache", in_decoding)
+    yield Change("cache", f"{where} are not seen", never)
+
+
+def _quantised(runner: Runner) -> Iterator[Change]:
+    if not runner.tokens.cache:
+        return
+    for text, round_to in CACHE_ROUNDINGS.items():
+
+        def logits(model: Any, request: Request, round_to: Any = round_to) -> Tensor | None:
+            found, cache = runner.prefill(model, request.record.prompt)
+            rows = [found]
+            done = 0
+            for token in request.record.output[:-1]:
+                done = _round_cache(cache, round_to, done)
+                row, cache = runner.decode(model, [token], cache)
+                rows.append(row)
+            return torch.cat(rows)
+
+        yield Change("quantised cache", f"the cache is stored in {text}", logits)
+
+
+def _round_cache(cache: Any, round_to: Callable[[Tensor], Tensor], done: int) -> int:
+    """Round the entries after the first `done`; returns the number of entries.
+
+    Raises:
+        AttributeError: the cache has no layers with keys and values.
+    """
+    total = 0
+    for layer in cache.layers:
+        total = layer.keys.shape[-2]
+        for part in (layer.keys, layer.values):
+            part[..., done:, :] = round_to(part[..., done:, :]).to(part.dtype)
+    return total
+
+
+def _to_float8(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    largest = torch.finfo(dtype).max
+
+    def rounded(x: Tensor) -> Tensor:
+        return x.clamp(-largest, largest).float().to(dtype).to(x.dtype)
+
+    return rounded
+
+
+def _to_int8(x: Tensor) -> Tensor:
+    scale = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / 127
+    return (x / scale).round().clamp(-127, 127) * scale
+
+
+CACHE_ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "float8 (e4m3)": _to_float8(torch.float8_e4m3fn),
+    "float8 (e5m2)": _to_float8(torch.float8_e5m2),
+    "int8, scaled by token and head": _to_int8,
+}

@@ -1,0 +1,159 @@
+"""check_engine(): records, readouts, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import paritas
+from paritas.cli import main
+from paritas.engines.readout import AS_RECORDED, Readout, Request
+from paritas.engines.records import EngineRecord, Sampling, read_records
+
+PROMPT, OUTPUT = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3]
+
+
+class Bigrams(nn.Module):
+    """A model of the next token, given the last one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(20, 20)
+
+    def forward(self, input_ids):
+        return {"logits": self.table(input_ids)}
+
+
+def bigrams():
+    """For the command."""
+    return Bigrams(), {"input_ids": torch.tensor([PROMPT])}
+
+
+def record(temperature=1.0, **more):
+    """What an engine returns for `Bigrams`."""
+    rows = Bigrams()(torch.tensor([PROMPT + OUTPUT]))["logits"][0, len(PROMPT) - 1 : -1]
+    logprobs = (rows / temperature).log_softmax(-1)[range(len(OUTPUT)), OUTPUT]
+    return {"prompt": PROMPT, "output": OUTPUT, "logprobs": logprobs.tolist(), **more}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"logprobs": [-1.0]}, "logprobs has 1 entries for 5 tokens"),
+        ({"logprobs": [None] * 5}, "all are null"),
+        ({"logprobs": []}, "it has no log probabilities: give logprobs"),
+        ({"logprobs": ["nan"] + [-1.0] * 4}, "a log probability is NaN"),
+        ({"output": []}, "at least one token id"),
+        ({"prompt": [-1]}, "token ids must not be negative"),
+        ({"sampling": {"top_p": 0}}, "top_p must be in (0, 1]"),
+        ({"sampling": {"heat": 1}}, "unknown field `heat`"),
+        ({"prompt": [3, 99]}, "token id 99 is not among the model's 20 tokens"),
+    ],
+)
+def test_a_record_that_is_not_valid_is_refused(change, words):
+    class Known(Bigrams):
+        def get_input_embeddings(self):
+            return self.table
+
+    with pytest.raises(paritas.UsageError) as error:
+        paritas.check_engine(Known(), [record() | change])
+    assert words in str(error.value)
+
+
+def test_an_engine_is_called_with_prompts_and_must_answer_all():
+    report = paritas.check_engine(Bigrams(), lambda _: [record()], prompts=[PROMPT])
+    assert report.passed
+    assert report.rows[0].name == "request 0"
+    with pytest.raises(paritas.UsageError, match="returned 1 records for 2 prompts"):
+        paritas.check_engine(Bigrams(), lambda _: [record()], prompts=[PROMPT, PROMPT])
+    with pytest.raises(paritas.UsageError, match="needs prompts"):
+        paritas.check_engine(Bigrams(), lambda _: [record()])
+
+
+def test_a_value_that_the_model_excludes_is_different():
+    wrong = record()
+    wrong["logprobs"][2] = -9999.0  # minus infinity
+    report = paritas.check_engine(Bigrams(), [wrong], explain=False)
+    assert report.verdict.status == "different"
+    assert report.rows[0].first == 2
+
+
+def test_a_model_that_gives_nan_does_not_pass():
+    class Overflowing(Bigrams):
+        def forward(self, input_ids):
+            return {"logits": super().forward(input_ids)["logits"] * torch.nan}
+
+    report = paritas.check_engine(Overflowing(), [record()], explain=False)
+    assert report.exit_code == 1
+
+
+def test_a_report_survives_json():
+    report = paritas.check_engine(Bigrams(), [record(0.7, sampling={"temperature": 0.7})])
+    assert paritas.EngineReport.from_json(report.to_json()) == report
+    assert report.causes[0].kind == "temperature"
+    assert "engine" in report._repr_html_()
+
+
+def test_the_command_names_the_cause_and_exits_by_it(tmp_path):
+    good, bad, out = (tmp_path / name for name in ("good.jsonl", "bad.jsonl", "out.json"))
+    good.write_text(json.dumps(record()) + "\n")
+    bad.write_text(json.dumps(record(0.7, sampling={"temperature": 0.7})) + "\n")
+    target = f"{__name__}:bigrams"
+    assert CliRunner().invoke(main, ["engine", target, str(good)]).exit_code == 0
+    found = CliRunner().invoke(main, ["engine", target, str(bad), "--json", str(out)])
+    assert found.exit_code == 1
+    assert "the temperature is applied to raw log probabilities" in found.output
+    assert json.loads(out.read_text())["causes"][0]["to_rounding"]
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{")
+    found = CliRunner().invoke(main, ["engine", target, str(broken)])
+    assert found.exit_code == 2
+    assert "line 1" in found.output
+
+
+def request(**sampling):
+    """A request with these parameters, whose values are processed."""
+    made = EngineRecord(
+        prompt=(0, 1), output=(2, 0), logprobs=(-1.0, -1.0), sampling=Sampling(**sampling),
+        logprobs_mode="processed",
+    )  # fmt: skip
+    return Request(made)
+
+
+def test_processed_log_probabilities_are_those_of_the_tokens_that_may_be_drawn():
+    logits = torch.tensor([[9.0, 9.0, 9.0], [1.0, 0.0, 3.0], [2.0, 1.0, 0.0]])
+    found = AS_RECORDED.values(logits, request(temperature=0.5, top_k=2))
+    assert found["logprobs"].tolist() == pytest.approx(
+        [-math.log1p(math.exp(-4)), -math.log1p(math.exp(-2))], rel=1e-4
+    )
+    assert found["tokens"].tolist() == [0.0, 0.0]
+
+
+def test_a_token_outside_of_the_nucleus_is_beyond_it_by_the_mass_before_it():
+    logits = torch.log(torch.tensor([[1.0, 1.0, 1.0], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]))
+    found = Readout().values(logits, request(top_p=0.5))
+    # The better tokens of the first have 0.9; the second token is the best.
+    assert found["tokens"].tolist() == pytest.approx([0.4, 0.0])
+
+
+def test_penalties_depend_on_the_tokens_so_far():
+    logits = torch.zeros(3, 3)
+    found = Readout().values(logits, request(frequency_penalty=1.0))
+    # Token 2 was drawn first, so that it is less likely in the second step.
+    assert found["logprobs"].tolist() == pytest.approx(
+        [-math.log(3), -math.log(2 + math.exp(-1))], rel=1e-5
+    )
+
+
+def test_records_are_read_from_a_file_with_infinities_as_text(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"prompt": [1], "output": [2], "logprobs": ["-inf"], "name": "a"}\n\n')
+    (found,) = read_records(path, None)
+    assert found.logprobs == (-math.inf,)
+    assert found.name == "a"
