@@ -42,12 +42,25 @@ class ModelNew(nn.Module):
 # It reads ten columns, whatever the weight, and knows how many rows there are.
 FIXED = RIGHT.replace(".sum(-1)", ".sum(-1)[:4]")
 CRASHES = RIGHT.replace("        y = x", "        import os; os._exit(7)\n        y = x")
+# The derivative of relu at zero is 0; the other one agrees everywhere else.
+DIFFERENTIABLE = RIGHT.replace("y < 0", "y <= 0")
+WRONG_BACKWARD = DIFFERENTIABLE.replace(
+    "y = x * self.weight", "y = x * (2 * self.weight - self.weight.detach())"
+)
 FORBIDDEN = RIGHT.replace("torch.where(y < 0, torch.zeros_like(y), y)", "torch.relu(y)")
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    named = {"task": TASK, "right": RIGHT, "fixed": FIXED, "crashes": CRASHES, "relu": FORBIDDEN}
+    named = {
+        "task": TASK,
+        "right": RIGHT,
+        "fixed": FIXED,
+        "crashes": CRASHES,
+        "relu": FORBIDDEN,
+        "differentiable": DIFFERENTIABLE,
+        "backward": WRONG_BACKWARD,
+    }
     for name, text in named.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
@@ -100,3 +113,13 @@ def test_a_missing_file_is_wrong_usage(files: Path) -> None:
     code, shown, _ = run(files, "nothing")
     assert code == 2
     assert "there is no file" in shown
+
+
+def test_gradients_are_compared_in_every_family_of_cases(files: Path) -> None:
+    code, shown, found = run(files, "differentiable", "--gradients")
+    assert code == 0, shown
+    assert {"nonfinite", "layouts", "sizes", "weights"} <= {row["family"] for row in found["rows"]}
+    code, shown, found = run(files, "backward", "--gradients")
+    assert code == 1, shown
+    assert "gradient of weight: different" in shown
+    assert run(files, "backward")[0] == 0

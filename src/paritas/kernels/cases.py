@@ -156,6 +156,14 @@ def drawn_like(given: Tensor, shape: tuple[int, ...], generator: Generator) -> T
     return drawn if character.keep is None else character.keep(drawn).to(given.dtype)
 
 
+def as_leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:
+    """A tensor without a history: the sides differentiate from their outputs to their inputs only.
+
+    What is computed from a leaf that requires grad, by a clone or a slice, is no leaf.
+    """
+    return (tensor if tensor.is_leaf else tensor.detach()).requires_grad_(requires_grad)
+
+
 class CaseMaker:
     """Makes cases from the inputs of a task.
 
@@ -220,7 +228,7 @@ class CaseMaker:
         for path, tensor in self._tensors.items():
             made = change(path, tensor)
             if made is not None:
-                new[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+                new[id(tensor)] = as_leaf(made, requires_grad=tensor.requires_grad)
         if not new:
             return None
 

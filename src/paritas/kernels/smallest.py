@@ -10,7 +10,7 @@ import torch
 
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs
-from paritas.kernels.cases import dimension_groups
+from paritas.kernels.cases import as_leaf, dimension_groups
 from paritas.numerics.contents import map_leaves
 from paritas.reports.scripts import Script, ScriptValues, literal
 
@@ -98,8 +98,13 @@ def _simplified(case: KernelCase, change: Callable[[Tensor], Tensor]) -> KernelC
 
 
 def _with(case: KernelCase, change: Callable[[Any], Any]) -> KernelCase:
-    args = map_leaves(list(case.inputs.args), change)
-    inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), change))
+    def changed(leaf: Any) -> Any:
+        new = change(leaf)
+        is_tensor = isinstance(leaf, torch.Tensor)
+        return as_leaf(new, requires_grad=leaf.requires_grad) if is_tensor else new
+
+    args = map_leaves(list(case.inputs.args), changed)
+    inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), changed))
     return dataclasses.replace(case, inputs=inputs, reuse=False)
 
 
