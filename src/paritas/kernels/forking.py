@@ -11,6 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SERVE = "from paritas.kernels.nursery import serve; serve()"
 
@@ -22,13 +26,14 @@ class Nursery:
         is_usable: whether it can fork; otherwise each candidate gets a new interpreter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        """`preload` names modules that it imports; one that starts threads makes it useless."""
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         self._orders = ours
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(theirs.fileno())],
+            [sys.executable, "-c", _SERVE, str(theirs.fileno()), *preload],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -81,23 +86,28 @@ def environment() -> dict[str, str]:
     }
 
 
-# --- One nursery for the whole process ------------------------------------------------------------
+# --- The nurseries of the process -----------------------------------------------------------------
 
 _lock = threading.Lock()
-_nurseries: list[Nursery] = []
+_nurseries: dict[tuple[str, ...], Nursery] = {}
 
 
-def shared_nursery() -> Nursery:
-    """The nursery of this process; it is started on first use and ends with the process."""
+def shared_nursery(preload: Sequence[str] = ()) -> Nursery:
+    """The nursery of this process that has imported these modules.
+
+    It is started on first use and ends with the process.
+    """
     with _lock:
         if not _nurseries:
-            _nurseries.append(Nursery())
-            atexit.register(stop_nursery)
-        return _nurseries[0]
+            atexit.register(stop_nurseries)
+        key = tuple(preload)
+        if key not in _nurseries:
+            _nurseries[key] = Nursery(key)
+        return _nurseries[key]
 
 
-def stop_nursery() -> None:
-    """End the nursery and all candidates' processes."""
+def stop_nurseries() -> None:
+    """End the nurseries and all candidates' processes."""
     with _lock:
         while _nurseries:
-            _nurseries.pop().stop()
+            _nurseries.popitem()[1].stop()

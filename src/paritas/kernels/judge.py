@@ -94,7 +94,7 @@ class KernelJudge:
         """
         self.options = options or KernelOptions()
         self.tell = on_progress or (lambda _: None)
-        self.nursery = shared_nursery()
+        self.nursery = shared_nursery(self.options.preload)
         usable_device(self.options.device)
         rng = RandomState.now()
         try:
@@ -176,7 +176,10 @@ class KernelJudge:
                 accepts=self.task.accepts,
             )
             found = maker.all_families()
+            wanted = self.options.families
             for family, cases in found.items():
+                if wanted is not None and family not in wanted:
+                    continue
                 # Of further sets of inputs, the given values and a few others are enough.
                 if number == 0 or family in {CaseFamily.GIVEN, CaseFamily.VALUES}:
                     yield cases

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import resource
 import signal
@@ -36,6 +37,8 @@ def serve() -> NoReturn:
     import paritas.kernels.sides
     import paritas.kernels.timing  # noqa: F401
 
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     torch.set_num_threads(1)
     import gc
 

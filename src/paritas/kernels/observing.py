@@ -57,6 +57,14 @@ _MOST_JUNK = 12
 # Bound before a candidate can replace it.
 _wait_for_device = torch.accelerator.synchronize
 _MOST_NAMES = 200
+# Variables that torch's compilers set themselves, as they build kernels.
+_OF_COMPILERS = (
+    "_TORCHINDUCTOR_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_",
+    "KMP_DUPLICATE_LIB_OK",
+    "CUDA_HOME",
+)
 _LONGEST_TEXT = 400
 
 
@@ -357,12 +365,14 @@ class Observer:
         now = RandomState.now()
         record["drew"] = not rng.same_torch(now)
         record["threads"] = max(0, threading.active_count() - threads)
-        if dict(os.environ) != self._environment:
-            names = {k for k, v in os.environ.items() if self._environment.get(k) != v}
-            names |= self._environment.keys() - os.environ.keys()
-            os.environ.clear()
-            os.environ.update(self._environment)
-            record["settings"] |= {f"os.environ[{name!r}]": "changed" for name in sorted(names)}
+        for name in sorted(os.environ.keys() | self._environment.keys()):
+            before = self._environment.get(name)
+            if os.environ.get(name) == before or name.startswith(_OF_COMPILERS):
+                continue
+            os.environ.pop(name, None)
+            if before is not None:
+                os.environ[name] = before
+            record["settings"][f"os.environ[{name!r}]"] = "changed"
         if os.getcwd() != self._folder:  # noqa: PTH109
             os.chdir(self._folder)
             record["settings"]["the current directory"] = "changed"
