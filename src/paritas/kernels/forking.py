@@ -22,13 +22,15 @@ _SERVE = "from paritas.kernels.nursery import serve; serve()"
 class Nursery:
     """A process that has imported torch and forks candidates' processes. Thread-safe.
 
+    A fork of the process that started it may use it, too, as long as no other process does so.
+
     Attributes:
         is_usable: whether it can fork; otherwise each candidate gets a new interpreter.
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         """`preload` names modules that it imports; one that starts threads makes it useless."""
-        self._lock = threading.Lock()
+        self._lock, self._owner = threading.Lock(), os.getpid()
         ours, theirs = socket.socketpair()
         self._orders = ours
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)
@@ -51,7 +53,17 @@ class Nursery:
         with self._lock:
             if self._can_fork is None:
                 self._can_fork = self._lines.readline().strip() == "ready"
-            return self._can_fork and self._process.poll() is None
+            return self._can_fork and not self._has_ended()
+
+    def _has_ended(self) -> bool:
+        if os.getpid() == self._owner:
+            return self._process.poll() is not None
+        # In a fork of the process that started it, it is no child.
+        try:
+            os.kill(self._process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def start(self, channel: int, log: int, memory: int) -> int:
         """Fork a process that follows the orders from `channel`; return its id."""

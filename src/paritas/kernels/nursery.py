@@ -158,7 +158,7 @@ class _Process:
             "settings": settings,
             "outside": self._audit.take(),
             "files": _files_of_modules(),
-            "extensions": _extensions(set(sys.modules) - libraries),
+            "extensions": _extensions(set(sys.modules) - libraries, self._side),
         }
 
     def _do_construct(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -217,10 +217,17 @@ def _files_of_modules() -> list[str]:
     return sorted({str(file) for file in files if file})
 
 
-def _extensions(names: set[str]) -> list[str]:
+_KERNEL_COMPILERS = {"triton", "cupy", "numba", "cutlass", "tilelang", "ctypes", "cffi"}
+
+
+def _extensions(names: set[str], side: Any) -> list[str]:
     """Compiled code, or a compiler of kernels, that the import has brought in."""
-    found = {name.partition(".")[0] for name in names}
-    known = found & {"triton", "cupy", "numba", "cutlass", "tilelang", "ctypes", "cffi"}
+    # A compiler that was imported before shows in what the candidate's module imports from it.
+    values = list(vars(side.home).values()) if getattr(side, "home", None) is not None else []
+    used = [getattr(one, "__module__", None) or getattr(one, "__name__", "") for one in values]
+    used += [type(one).__module__ for one in values]
+    found = {str(name).partition(".")[0] for name in [*names, *used]}
+    known = found & _KERNEL_COMPILERS
     for name in names:
         file = str(getattr(sys.modules.get(name), "__file__", None) or "")
         if file.endswith(".so") and "site-packages" not in file and "lib-dynload" not in file:

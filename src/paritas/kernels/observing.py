@@ -36,8 +36,7 @@ from paritas.execution.observation import (
 )
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.execution.subjects import Inputs
-from paritas.kernels.wire import WireError, decode, encode
-from paritas.numerics.bits import dtype_name
+from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.contents import Opaque, contents
 from paritas.numerics.flattening import as_plain, flattened
 from paritas.precision.lifting import LiftMode, is_rounding
@@ -54,8 +53,9 @@ PATTERNS = (float("nan"), -1.2345e30)
 # Functions that hand the memory of a tensor to code that no dispatch mode sees.
 _ESCAPES = {"data_ptr", "numpy", "__array__", "__dlpack__"}
 _MOST_JUNK = 12
-# Bound before a candidate can replace it.
+# Bound before a candidate can replace them.
 _wait_for_device = torch.accelerator.synchronize
+_stream_of, _set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
 _MOST_NAMES = 200
 # Variables that torch's compilers set themselves, as they build kernels.
 _OF_COMPILERS = (
@@ -303,6 +303,8 @@ class Observer:
         live: dict[str, Any] = {}
         with _widened(self, order["wide"]):
             wide_state = {name: detached_copy(value) for name, value in self.state().items()}
+            with self._audit.aside():
+                self._arrive_late(inputs)
             self._run(order, inputs, record, live)
             with self._audit.aside():
                 _synchronize(self.device)
@@ -338,12 +340,33 @@ class Observer:
             self.held.inputs = new
         return new
 
+    def _arrive_late(self, inputs: Inputs) -> None:
+        """Let the values of the inputs arrive after the call has begun.
+
+        On a device, work is queued, and a caller's inputs may still be on their way. A kernel on
+        another stream that does not wait for them reads what was there before.
+        """
+        if self.device.startswith("cpu"):
+            return
+        storages = {
+            t.untyped_storage().data_ptr(): t for _, t in input_tensors(inputs) if t.numel()
+        }
+        places = [bytes_of(tensor) for tensor in storages.values()]
+        values = [place.clone() for place in places]
+        for place in places:
+            place.fill_(0xFF)  # NaN in every floating dtype
+        _synchronize(self.device)
+        _keep_busy(self.device)
+        for place, value in zip(places, values, strict=True):
+            place.copy_(value)
+
     def _run(
         self, order: dict[str, Any], inputs: Inputs, record: dict[str, Any], live: dict[str, Any]
     ) -> None:
         modes = _modes_of(order)
         process, rng = ProcessState(), RandomState.now()
         threads = threading.active_count()
+        stream = _current_stream(self.device)
         began = time.perf_counter()
         try:
             with contextlib.ExitStack() as stack:
@@ -355,6 +378,11 @@ class Observer:
             record["error"] = [type(error).__name__, str(error)[:_LONGEST_TEXT]]
         record["seconds"] = time.perf_counter() - began
         with self._audit.aside():
+            if stream is not None and _current_stream(self.device) != stream:
+                _set_stream(stream)
+                record["moved"] = True
+            if stream is not None and "error" not in record:
+                live["early"] = _copied_at_once(live[OUTPUT])
             self._note_process(process, rng, threads, record)
             _note_modes(modes, record)
 
@@ -362,6 +390,8 @@ class Observer:
         self, process: ProcessState, rng: RandomState, threads: int, record: dict[str, Any]
     ) -> None:
         record["settings"] = process.put_back() | self._own_code.put_back()
+        if record.pop("moved", False):
+            record["settings"]["torch.accelerator.current_stream()"] = "changed"
         now = RandomState.now()
         record["drew"] = not rng.same_torch(now)
         record["threads"] = max(0, threading.active_count() - threads)
@@ -416,10 +446,15 @@ class Observer:
         if order["grad"]:
             gradients = _gradients(flat.leaves, inputs, self.state(), order, record)
         record["overwritten"] = self._overwritten()
+        early = live.pop("early", {})
         record["later"] = [
             path
             for path, leaf in flat.leaves.items()
-            if isinstance(leaf, torch.Tensor) and not is_same_leaf(copies[path], as_plain(leaf))
+            if isinstance(leaf, torch.Tensor)
+            and not (
+                is_same_leaf(copies[path], as_plain(leaf))
+                and (path not in early or is_same_leaf(copies[path], early[path]))
+            )
         ]
         record["values"] = _encoded(copies, after, changed, gradients)
         if not order["wide"]:
@@ -492,6 +527,20 @@ def _unreadable(result: Any) -> dict[str, str]:
         path: type(leaf).__name__
         for path, leaf in contents(result, OUTPUT)
         if isinstance(leaf, torch.Tensor) and type(leaf) not in _PLAIN_CLASSES
+    }
+
+
+def _copied_at_once(result: Any) -> dict[str, Tensor]:
+    """Copies of the results, queued on the caller's stream like any use of them, without waiting.
+
+    A result that a kernel on another stream still computes is not there yet.
+    """
+    return {
+        path: leaf.detach().clone()
+        for path, leaf in contents(result, OUTPUT)
+        if isinstance(leaf, torch.Tensor)
+        and type(leaf) in _PLAIN_CLASSES
+        and leaf.layout is torch.strided
     }
 
 
@@ -589,6 +638,15 @@ def _synchronize(device: str) -> None:
         _wait_for_device(device)
 
 
-def facts_of(tensors: dict[str, Tensor]) -> list[list[Any]]:
-    """Names, shapes and dtypes, for messages."""
-    return [[name, list(one.shape), dtype_name(one.dtype)] for name, one in tensors.items()]
+def _current_stream(device: str) -> torch.Stream | None:
+    return None if device.startswith("cpu") else _stream_of(torch.device(device))
+
+
+# Some milliseconds of work: longer than a call takes to queue its own.
+_BUSY_SIZE, _BUSY_TIMES = 2048, 8
+
+
+def _keep_busy(device: str) -> None:
+    left = torch.ones(_BUSY_SIZE, _BUSY_SIZE, device=device)
+    for _ in range(_BUSY_TIMES):
+        left = left @ left / _BUSY_SIZE

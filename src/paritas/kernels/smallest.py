@@ -92,7 +92,8 @@ def _simplified(case: KernelCase, change: Callable[[Tensor], Tensor]) -> KernelC
         is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
         if not is_float or not bool(torch.isfinite(leaf).all()):
             return leaf
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(change(leaf))
+        made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        return made.copy_(change(leaf.detach()))
 
     return _with(case, simplify)
 
@@ -180,6 +181,7 @@ def case_script(failing: FailingCase) -> Script:
         _MAKE.format(
             train=case.train,
             dtype=f"torch.{case.dtype}" if case.dtype else "None",
+            device=next((str(one.device) for _, one in input_tensors(case.inputs)), "cpu"),
         ),
     ]
     heading = (
@@ -205,12 +207,19 @@ def _side_text(name: SideName) -> str:
 def _input_text(values: ScriptValues, name: str, value: Any, position: int) -> str:
     if not isinstance(value, torch.Tensor):
         return literal(value)
+    repeated = [n for n, step in enumerate(value.stride()) if step == 0 and value.shape[n] > 1]
+    if repeated:
+        single = value.detach()
+        for dim in repeated:
+            single = single.narrow(dim, 0, 1)
+        return f"{_input_text(values, name, single, position)}.expand({tuple(value.shape)})"
     text = values.text(name, value.detach().contiguous(), position)
     if value.is_contiguous():
         return text
     strides = literal(tuple(value.stride()))
     return (
-        f"torch.empty_strided({tuple(value.shape)}, {strides}, dtype={value.dtype}).copy_({text})"
+        f"torch.empty_strided({tuple(value.shape)}, {strides}, dtype={value.dtype}, "
+        f"device={str(value.device)!r}).copy_({text})"
     )
 
 
@@ -223,6 +232,7 @@ def find(side, usual):
         spec = importlib.util.spec_from_file_location(Path(file).stem, file)
         home = importlib.util.module_from_spec(spec)
         sys.path.insert(0, str(Path(file).parent))
+        sys.modules.setdefault(spec.name, home)
         spec.loader.exec_module(home)
     elif module:
         home = importlib.import_module(module)
@@ -241,7 +251,7 @@ _MAKE = '''def make(side, usual, names):
     if not isinstance(found, type):
         return found
     torch.manual_seed(SEED)
-    module = found(*INIT[0], **INIT[1])
+    module = found(*INIT[0], **INIT[1]).to({device!r})
     if {dtype} is not None:
         module = module.to({dtype})
     if {train} is not None:
