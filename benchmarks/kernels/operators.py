@@ -174,8 +174,8 @@ def work(asked, number):
         if time.monotonic() > until:
             break
         row = forked(job, asked)
-        with asked.out.open("a") as out:
-            out.write(json.dumps(row) + "\n")
+        with asked.out.open("ab", buffering=0) as out:  # one write: other workers write, too
+            out.write(json.dumps(row).encode() + b"\n")
     nursery.stop()
 
 
