@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import hashlib
 import json
 import os
-import signal
-import sys
 import time
-import traceback
 from pathlib import Path
 
 import torch
 from benchmarks.kernels import opinfo, truth
+from benchmarks.kernels.rows import add_row, forked, half, read_rows
 
-from paritas.errors import ParitasError
 from paritas.kernels.forking import shared_nursery
 from paritas.kernels.judge import KernelJudge
 from paritas.kernels.options import KernelOptions
@@ -38,10 +34,6 @@ SAME_SHAPES = frozenset(
 )
 PRELOADED = ("benchmarks.kernels.opinfo", "torch._inductor.compile_fx")
 MOST_CHECKED = 3
-
-
-def half(name):
-    return "tuned" if hashlib.sha256(name.encode()).digest()[0] % 2 == 0 else "measured"
 
 
 def jobs(asked):
@@ -107,49 +99,6 @@ def described(row):
     }
 
 
-# --- One process a run ----------------------------------------------------------------------------
-
-
-def forked(job, asked):
-    began, (read, write) = time.monotonic(), os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(read)
-        os.setsid()
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                row = judged(*job, asked)
-        except ParitasError as error:
-            row = {"status": "skipped", "reason": str(error)[:300]}
-        except BaseException:  # noqa: BLE001  (it becomes a row)
-            row = {"status": "error", "reason": traceback.format_exc()[-1500:]}
-        os.write(write, json.dumps(row).encode())
-        os._exit(0)
-    os.close(write)
-    signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
-    signal.alarm(asked.seconds)
-    content = b""
-    while part := os.read(read, 1 << 16):
-        content += part
-    os.close(read)
-    _, status = os.waitpid(child, 0)
-    signal.alarm(0)
-    row = json.loads(content) if content else {"status": "no result", "exit": status}
-    return {
-        "operator": job[0],
-        "dtype": job[1],
-        "half": half(job[0]),
-        **row,
-        "seconds": round(time.monotonic() - began, 1),
-    }
-
-
-def read_rows(path):
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().split("\n") if line]
-
-
 def run(asked):
     """Share the operators out to workers, each with candidates' processes of its own."""
     workers = []
@@ -173,9 +122,8 @@ def work(asked, number):
             continue
         if time.monotonic() > until:
             break
-        row = forked(job, asked)
-        with asked.out.open("ab", buffering=0) as out:  # one write: other workers write, too
-            out.write(json.dumps(row).encode() + b"\n")
+        known = {"operator": job[0], "dtype": job[1], "half": half(job[0])}
+        add_row(asked.out, known | forked(lambda job=job: judged(*job, asked), asked.seconds))
     nursery.stop()
 
 
