@@ -185,18 +185,14 @@ def judged(task_source, kernel_source, asked):
         "accepts": list(report.rating.accepts),
         "given_accepts": list(report.rating.given_accepts),
         "limits": sorted({str(row.family) for row in failing if row.is_limit}),
-        "failing": [
-            [
-                row.case,
-                str(row.status),
-                row.verdict.findings[0].path,
-                row.verdict.findings[0].reason[:200],
-            ]
-            for row in failing
-            if not row.is_limit
-        ][:4],
+        "failing": [described(row) for row in failing if not row.is_limit][:4],
         **without,
     }
+
+
+def described(row):
+    worst = max(row.verdict.findings, key=lambda one: one.status.gravity)
+    return [row.case, str(row.status), worst.path, worst.reason[:200]]
 
 
 def run(asked):

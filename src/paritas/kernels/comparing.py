@@ -26,6 +26,7 @@ from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import ContainerKind, Opaque
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -147,10 +148,17 @@ class RemoteLift(SubjectLift):
         ask: Callable[[Inputs, dict[str, Any]], dict[str, Any] | None],
         names: Mapping[str, str],
         extensions: Sequence[str],
+        own_values: Sequence[str] = (),
     ) -> None:
-        """`ask` calls the candidate with inputs in float64; it returns the record, or None."""
+        """Lift a candidate.
+
+        Args:
+            ask: calls the candidate with inputs in float64; it returns the record, or None.
+            own_values: floating parameters and buffers that are not the reference's.
+        """
         super().__init__(evidence, candidate)
         self._ask, self._names, self._extensions = ask, names, extensions
+        self._own_values = own_values
 
     def _lift_candidate(self) -> list[Observation] | None:
         if self._extensions:
@@ -180,7 +188,22 @@ class RemoteLift(SubjectLift):
                 f"{_FLOAT64_ONLY}: the candidate runs code outside torch ({used})"
             )
             return None
-        return [observation_of(record, evidence.native[0], self._names)]
+        return self._judged_at(record)
+
+    def _judged_at(self, record: dict[str, Any]) -> list[Observation] | None:
+        """What the candidate made before the call is rounded, in float64 too: a folded weight."""
+        narrow = [str(name) for name in record.get("narrow", ()) if name != "float32"]
+        if narrow:
+            self.notes.add_weaker(
+                f"{_FLOAT64_ONLY}: the candidate computes with {narrow[0]} values of its own"
+            )
+            return None
+        if self._own_values:
+            names = enumerated(list(self._own_values), 3)
+            self._judge_at_float32({f"the candidate computed {names} before the call"})
+        elif record.get("narrow"):
+            self._judge_at_float32({"the candidate computes with float32 values of its own"})
+        return [observation_of(record, self.evidence.native[0], self._names)]
 
 
 def compare_call(

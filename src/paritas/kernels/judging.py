@@ -80,6 +80,7 @@ class Judgement:
         self._weights: Any = None
         self._stand: Any = None
         self._names: dict[str, str] = {}
+        self._own_values: list[str] = []
         self._counts = 0
 
     def __enter__(self) -> Self:
@@ -306,6 +307,9 @@ class Judgement:
         own: dict[str, Tensor] = decode(made["state"])
         reference = self.task.state((case.construction, case.dtype, 0, None))
         self._names = match_weights(reference, own)
+        self._own_values = [
+            name for name, v in own.items() if name not in self._names and v.is_floating_point()
+        ]
         self._stand = stand_in({self._names.get(name, name): v for name, v in own.items()})
         self._made, self._weights = key, None
         changed = setting_findings(made["settings"], "constructing the candidate")
@@ -455,7 +459,12 @@ class Judgement:
                 return None
 
         lift = RemoteLift(
-            run.evidence, self._stand, ask, self._names, self.process.loaded["extensions"]
+            run.evidence,
+            self._stand,
+            ask,
+            self._names,
+            self.process.loaded["extensions"],
+            self._own_values,
         )
         failed = sum(not row.status.passes() for row in self.rows)
         collected = compare_call(

@@ -37,6 +37,7 @@ from paritas.execution.observation import (
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.execution.subjects import Inputs
 from paritas.kernels.wire import WireError, bytes_of, decode, encode
+from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import Opaque, contents
 from paritas.numerics.flattening import as_plain, flattened
 from paritas.precision.lifting import LiftMode, is_rounding
@@ -515,6 +516,7 @@ def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
 def _note_modes(modes: dict[str, Any], record: dict[str, Any]) -> None:
     if "lift" in modes:
         record["foreign"] = sorted({*modes["lift"].foreign, *modes["escapes"].seen})
+        record["narrow"] = sorted(map(dtype_name, modes["lift"].narrow))
     if "watch" in modes:
         record["operators"] = list(modes["watch"].names)
     if "code" in modes:
