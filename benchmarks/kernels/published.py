@@ -45,7 +45,7 @@ def items(files):
     for file in files:
         for row in map(json.loads, filter(None, file.read_text().split("\n"))):
             kernel, task = row["custom_code"] or "", row["ref_code"]
-            if not kernel or ON_DEVICES.search(kernel) or not is_plain(kernel):
+            if "class ModelNew" not in kernel or ON_DEVICES.search(kernel) or not is_plain(kernel):
                 continue
             digest = hashlib.sha256(ast.unparse(ast.parse(kernel)).encode()).digest()
             if digest not in known:
@@ -109,20 +109,66 @@ def distance(left, right):
     if isinstance(left, list | tuple):
         pairs = zip(left, right, strict=True)
         return max((distance(a, b) for a, b in pairs), default=0.0)
-    if left.shape != right.shape or left.dtype is not right.dtype:
+    if not torch.is_tensor(right) or left.shape != right.shape:
         return float("inf")
     left, right = left.detach().double(), right.detach().double()
     if not torch.equal(left.isfinite(), right.isfinite()):
         return float("inf")
     here = left.isfinite()
     scale = left[here].norm().item()
-    return (
-        (left - right)[here].norm().item() / scale if scale else (left - right)[here].norm().item()
+    return (left - right)[here].norm().item() / (scale or 1.0)
+
+
+def state_of(module):
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def pairs_of(theirs, ours):
+    """The names of parameters that are each other's, by name or by value; None if not all are."""
+    own, pairs = state_of(ours), []
+    for name, value in state_of(theirs).items():
+        fits = [name] if name in own and own[name].shape == value.shape else []
+        fits = fits or [other for other, one in own.items() if is_same(value, one)]
+        if not fits:
+            return None
+        pairs.append((name, fits[0]))
+    return pairs
+
+
+def is_same(value, own):
+    if own.numel() != value.numel():
+        return False
+    is_transpose = value.dim() == 2 and own.shape == value.T.shape and torch.equal(own, value.T)
+    return is_transpose or torch.equal(own.reshape(-1), value.reshape(-1))
+
+
+def set_others(theirs, ours, pairs):
+    torch.manual_seed(7)
+    state, own = state_of(theirs), state_of(ours)
+    for name, other in pairs:
+        value, fit = state[name], own[other]
+        if value.is_floating_point():
+            value.mul_(0.5 + torch.rand_like(value))
+            is_transpose = fit.shape != value.shape and fit.shape == value.T.shape
+            fit.copy_(value.T if is_transpose else value.reshape(fit.shape))
+
+
+def changed_by(call, args):
+    """Whether a call changes its inputs, or the result of the call before."""
+    first = call(*args)
+    kept = first.clone() if torch.is_tensor(first) else None
+    given = copy.deepcopy(args)
+    call(*args)
+    other = [x + 1 if torch.is_tensor(x) and x.is_floating_point() else x for x in given]
+    call(*other)
+    writes = any(
+        torch.is_tensor(a) and not torch.equal(a, b) for a, b in zip(args, given, strict=True)
     )
+    return writes, kept is not None and not torch.equal(first, kept)
 
 
 def asked_of_both(task, kernel):
-    """KernelBench's own answer, and the distances in float64, by what was changed."""
+    """KernelBench's own answer, and what is found in float64, by what was changed."""
     init = task.get_init_inputs() if hasattr(task, "get_init_inputs") else []
     passes, shown = True, {}
     with torch.no_grad():
@@ -131,34 +177,48 @@ def asked_of_both(task, kernel):
             torch.manual_seed(seed)
             inputs = task.get_inputs()
             expected, found = theirs(*copy.deepcopy(inputs)), ours(*copy.deepcopy(inputs))
-            passes &= expected.shape == found.shape and torch.allclose(expected, found, 1e-2, 1e-2)
+            passes &= torch.is_tensor(found) and expected.shape == found.shape
+            passes = passes and torch.allclose(expected, found, 1e-2, 1e-2)
         for change in ("nothing", "weights", "evaluation"):
-            ours, theirs = made(kernel, "ModelNew", init, 42), made(task, "Model", init, 42)
-            ours, theirs = ours.double(), theirs.double()
-            if change == "evaluation":
-                ours.eval()
-                theirs.eval()
-            own = dict(ours.named_parameters()) | dict(ours.named_buffers())
-            state = dict(theirs.named_parameters()) | dict(theirs.named_buffers())
-            if change == "weights":
-                missing = [name for name in state if name not in own]
-                if missing or not state:
-                    shown[change] = f"no counterpart of {missing[:3]}" if missing else "none"
-                    continue
-                torch.manual_seed(7)
-                for name, value in state.items():
-                    if value.is_floating_point():
-                        new = value * (0.5 + torch.rand_like(value))
-                        value.copy_(new)
-                        own[name].copy_(new)
-            torch.manual_seed(11)
-            inputs = [
-                x.double() if torch.is_tensor(x) and x.is_floating_point() else x
-                for x in task.get_inputs()
+            try:
+                shown[change] = distance_after(change, task, kernel, init)
+            except Exception as error:  # noqa: BLE001  (the row says so)
+                shown[change] = f"raises {type(error).__name__}: {error}"[:120]
+        torch.manual_seed(11)
+        try:
+            reference = changed_by(made(task, "Model", init, 42), task.get_inputs())
+            own = changed_by(made(kernel, "ModelNew", init, 42), task.get_inputs())
+            shown["breaches"] = [
+                what
+                for what, ours, theirs in zip(("inputs", "results"), own, reference, strict=True)
+                if ours and not theirs
             ]
-            expected = theirs(*copy.deepcopy(inputs))
-            shown[change] = distance(expected, ours(*copy.deepcopy(inputs)))
+        except Exception as error:  # noqa: BLE001  (the row says so)
+            shown["breaches"] = f"raises {type(error).__name__}: {error}"[:120]
     return {"kernelbench": bool(passes), "float64": shown}
+
+
+def distance_after(change, task, kernel, init):
+    ours, theirs = made(kernel, "ModelNew", init, 42), made(task, "Model", init, 42)
+    pairs = pairs_of(theirs, ours)
+    ours, theirs = ours.double(), theirs.double()
+    if change == "evaluation":
+        ours.eval()
+        theirs.eval()
+    torch.manual_seed(11)
+    inputs = [
+        x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in task.get_inputs()
+    ]
+    if change == "weights":
+        if pairs is None:
+            return "folded: some parameters have no counterpart"
+        if not pairs:
+            return 0.0
+        theirs(*copy.deepcopy(inputs))
+        ours(*copy.deepcopy(inputs))
+        set_others(theirs, ours, pairs)
+    expected = theirs(*copy.deepcopy(inputs))
+    return distance(expected, ours(*copy.deepcopy(inputs)))
 
 
 # --- With paritas ---------------------------------------------------------------------------------
@@ -208,9 +268,12 @@ def run(asked):
 
 
 def is_wrong(row):
-    """Whether float64 shows that a kernel computes something else."""
+    """Whether a kernel computes something else, keeps old weights, or writes where it must not."""
     found = row.get("float64", {})
-    return any(isinstance(one, float) and not one <= WRONG for one in found.values())
+    values = [one for one in found.values() if isinstance(one, float)]
+    folded = str(found.get("weights", "")).startswith("folded")
+    breaches = isinstance(found.get("breaches"), list) and found["breaches"]
+    return any(not one <= WRONG for one in values) or folded or bool(breaches)
 
 
 def summarize(asked):

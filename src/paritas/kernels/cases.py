@@ -51,6 +51,7 @@ class KernelCase:
         dtype: the dtype to convert modules to; empty for their own.
         reuse: call the candidate with the tensors of the call before, with other contents.
         is_given: the inputs are exactly the given ones.
+        is_uniform: all values of an input are equal: roundings of a sum are alike, and add up.
     """
 
     name: str
@@ -62,6 +63,7 @@ class KernelCase:
     dtype: str = ""
     reuse: bool = False
     is_given: bool = False
+    is_uniform: bool = False
 
     @property
     def shapes(self) -> str:
@@ -276,9 +278,9 @@ class CaseMaker:
         yield KernelCase("as given, at the end", CaseFamily.MEMORY, self.given)
 
     def _values(self) -> Iterator[KernelCase]:
-        def case(name: str, inputs: Inputs | None) -> Iterator[KernelCase]:
+        def case(name: str, inputs: Inputs | None, **further: bool) -> Iterator[KernelCase]:
             if inputs is not None:
-                yield KernelCase(name, CaseFamily.VALUES, inputs)
+                yield KernelCase(name, CaseFamily.VALUES, inputs, **further)
 
         generator = self._generator
 
@@ -294,7 +296,9 @@ class CaseMaker:
         yield from case("both signs, normal", self._free(lambda t: _normal(t, generator)))
         yield from case("large values", self._free(lambda t: _normal(t, generator) * 512))
         # Sums of this number are exact: what remains of it is not rounding.
-        yield from case("all equal", self._free(lambda t: torch.full_like(t, 0.75)))
+        yield from case(
+            "all equal", self._free(lambda t: torch.full_like(t, 0.75)), is_uniform=True
+        )
         yield from case(
             "far from zero, close together",
             self._free(lambda t: _normal(t, generator) / 64 + 40),

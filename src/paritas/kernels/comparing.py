@@ -24,6 +24,7 @@ from paritas.execution.subjects import VerifyConfig, inspect_subject
 from paritas.kernels.wire import WireError, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import ContainerKind, Opaque
+from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
 from paritas.results.wording import enumerated
@@ -214,10 +215,13 @@ def compare_call(
     config: VerifyConfig,
     *,
     explains: bool = True,
+    is_uniform: bool = False,
 ) -> CollectedFindings:
     """Everything in which the candidate's call differs from the reference's.
 
-    Without `explains`, wrong values are not diagnosed, which takes longer than judging them.
+    Args:
+        explains: diagnose wrong values, which takes longer than judging them.
+        is_uniform: all values of an input are equal.
     """
     mine = observation_of(record, run.native, names)
     if record.get("refused"):
@@ -232,6 +236,8 @@ def compare_call(
         comparer.explainer = Explainer(left=0)
     collected = comparer.compare(run.native, mine)
     collected.findings = list(map(_different_if_far_off, collected.findings))
+    if is_uniform:
+        collected.findings = [_with_roundings_alike(one, run) for one in collected.findings]
     collected.notes += [*run.evidence.notes, *sides.notes]
     collected.take(_memory_findings(run.native, mine))
     for paths, what in (
@@ -257,6 +263,22 @@ def _different_if_far_off(finding: Finding) -> Finding:
         return finding
     reason = f"right in float64 only: {finding.reason}"
     return msgspec.structs.replace(finding, status=Status.DIFFERENT, reason=reason)
+
+
+# How many roundings of the result's dtype a sum of equal numbers may be off by. Roundings of a sum
+# are taken to be independent of each other; those of equal numbers are equal, and add up.
+_ALIKE = 16
+
+
+def _with_roundings_alike(finding: Finding, run: ReferenceRun) -> Finding:
+    value = run.native.value(finding.item)
+    if finding.status is not Status.DEGRADED or not isinstance(value, Tensor):
+        return finding
+    limit = min(_ALIKE * unit_roundoff(value.dtype), _FAR_OFF / 2)
+    if finding.metrics is None or not finding.metrics.rel_l2 <= limit:
+        return finding
+    reason = f"within {_ALIKE} roundings, which are alike where all values are equal"
+    return msgspec.structs.replace(finding, status=Status.EQUIVALENT, reason=reason)
 
 
 def _memory_findings(reference: Observation, candidate: Observation) -> CollectedFindings:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,21 +29,20 @@ class Nursery:
         is_usable: whether it can fork; otherwise each candidate gets a new interpreter.
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        """`preload` names modules that it imports; one that starts threads makes it useless."""
+    def __init__(self, preload: Sequence[str] = (), *, forks: bool = False) -> None:
+        """Start it.
+
+        Args:
+            preload: modules that it imports; one that starts threads makes it useless.
+            forks: fork it from this process instead of starting a new interpreter.
+        """
         self._lock, self._owner = threading.Lock(), os.getpid()
         ours, theirs = socket.socketpair()
         self._orders = ours
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(theirs.fileno()), *preload],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=[theirs.fileno()],
-            env=environment(),
-            start_new_session=True,
-        )
+        start = _forked if forks else _started
+        self._pid = start(theirs, self._log.fileno(), preload)
+        self._is_reaped = False
         theirs.close()
         self._lines = ours.makefile("r", encoding="ascii")
         self._can_fork: bool | None = None
@@ -57,10 +57,11 @@ class Nursery:
 
     def _has_ended(self) -> bool:
         if os.getpid() == self._owner:
-            return self._process.poll() is not None
+            self._is_reaped = self._is_reaped or os.waitpid(self._pid, os.WNOHANG)[0] != 0
+            return self._is_reaped
         # In a fork of the process that started it, it is no child.
         try:
-            os.kill(self._process.pid, 0)
+            os.kill(self._pid, 0)
         except ProcessLookupError:
             return True
         return False
@@ -83,9 +84,46 @@ class Nursery:
             self._lines.close()
             self._orders.close()
         with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(self._pid, signal.SIGKILL)
+        if os.getpid() == self._owner and not self._is_reaped:
+            os.waitpid(self._pid, 0)
+            self._is_reaped = True
         self._log.close()
+
+
+def _started(channel: socket.socket, log: int, preload: Sequence[str]) -> int:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVE, str(channel.fileno()), *preload],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[channel.fileno()],
+        env=environment(),
+        start_new_session=True,
+    )
+    process.returncode = 0  # `Nursery` waits for it
+    return process.pid
+
+
+def _forked(channel: socket.socket, log: int, preload: Sequence[str]) -> int:
+    process = os.fork()
+    if process:
+        return process
+    try:
+        os.setsid()
+        for target in (1, 2):
+            os.dup2(log, target)
+        # A candidate must not be able to write to what this process has open.
+        kept = {0, 1, 2, channel.fileno()}
+        for end in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                os.close(end)
+        os.environ.update(environment())
+        from paritas.kernels.nursery import be_nursery
+
+        be_nursery(channel, preload)
+    finally:
+        os._exit(70)
 
 
 def environment() -> dict[str, str]:
@@ -116,6 +154,21 @@ def shared_nursery(preload: Sequence[str] = ()) -> Nursery:
         if key not in _nurseries:
             _nurseries[key] = Nursery(key)
         return _nurseries[key]
+
+
+def fork_nursery() -> None:
+    """Fork the nursery of this process, which has imported torch and holds no reference yet.
+
+    On Linux, and as long as this process has one thread; otherwise the nursery is started on first
+    use, which takes as long as importing torch.
+    """
+    threads = Path("/proc/self/task")
+    with _lock:
+        if () in _nurseries or not threads.is_dir() or len(list(threads.iterdir())) > 1:
+            return
+        if not _nurseries:
+            atexit.register(stop_nurseries)
+        _nurseries[()] = Nursery(forks=True)
 
 
 def stop_nurseries() -> None:

@@ -22,22 +22,28 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from paritas.kernels.wire import ChannelClosedError, decode, encode, receive, send
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paritas.kernels.observing import Observer
 
 _LONGEST_TEXT = 600
 
 
 def serve() -> NoReturn:
-    """Be the nursery: fork a process for each channel that is sent, and report how it ended."""
+    """Be the nursery in a new interpreter: `channel module...`."""
+    be_nursery(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+
+
+def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
+    """Fork a process for each channel that is sent, and report how it ended."""
     _die_with_parent()
-    orders = socket.socket(fileno=int(sys.argv[1]))
     import torch
 
     import paritas.kernels.observing
     import paritas.kernels.sides
     import paritas.kernels.timing  # noqa: F401
 
-    for name in sys.argv[2:]:
+    for name in preload:
         importlib.import_module(name)
     torch.set_num_threads(1)
     import gc

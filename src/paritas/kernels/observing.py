@@ -3,7 +3,8 @@
 The candidate may cheat. So memory that it allocates is poisoned, the addresses of its inputs vary,
 its results are read twice, and whatever it changes in the process is recorded and restored. Its own
 state is not restored: a kernel that counts its calls or caches a result is called on and on, as it
-would be by a user. Only registered parameters and buffers are set back after each call.
+would be by a user. Only parameters and buffers that are the reference's, too, are set back after
+each call: what else a candidate keeps must fit what it remembers elsewhere.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from paritas.precision.lifting import LiftMode, is_rounding
 from paritas.results.items import Item, ItemKind, output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import Tensor
 
@@ -292,7 +293,11 @@ class Observer:
             before = input_contents(inputs)
             if order.get("train") is not None and self.module is not None:
                 self.module.train(order["train"])
-            state = {name: detached_copy(value) for name, value in self.state().items()}
+            state = {
+                name: detached_copy(value)
+                for name, value in self.state().items()
+                if name in order["shared"]
+            }
             flags = {name: value.requires_grad for name, value in self.state().items()}
             torch.manual_seed(order["seed"])
             poison_free_memory(
@@ -302,7 +307,7 @@ class Observer:
             )
         record: dict[str, Any] = {}
         live: dict[str, Any] = {}
-        with _widened(self, order["wide"]):
+        with _widened(self, order["wide"], order["shared"]):
             wide_state = {name: detached_copy(value) for name, value in self.state().items()}
             with self._audit.aside():
                 self._arrive_late(inputs)
@@ -441,8 +446,9 @@ class Observer:
         changed = {
             name: detached_copy(value)
             for name, value in self.state().items()
-            if name not in state or not is_same_leaf(state[name], value)
+            if name in order["shared"] and not is_same_leaf(state[name], value)
         }
+        changed |= _attributes(self.call, order["attributes"])
         gradients: dict[str, Any] = {}
         if order["grad"]:
             gradients = _gradients(flat.leaves, inputs, self.state(), order, record)
@@ -491,6 +497,18 @@ class Observer:
                         value.copy_(state[name])
                     value.requires_grad_(flags[name])
                     value.grad = None
+
+
+def _attributes(call: Any, names: list[str]) -> dict[str, Tensor]:
+    """Tensors that the candidate keeps under these names, as the reference does."""
+    found: dict[str, Tensor] = {}
+    for name in names:
+        value = call
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, torch.Tensor) and type(value) in _PLAIN_CLASSES:
+            found[name] = detached_copy(value)
+    return found
 
 
 def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
@@ -618,21 +636,25 @@ def _gradients(
 
 
 @contextlib.contextmanager
-def _widened(observer: Observer, wide: Any) -> Iterator[None]:
+def _widened(observer: Observer, wide: Any, shared: Collection[str]) -> Iterator[None]:
     """Run with parameters and buffers in float64."""
     if not wide:
         yield
         return
     saved = {name: value.data for name, value in observer.state().items()}
     own = observer.state()
+    wides: dict[str, Tensor] = {}
     try:
         for name, value in own.items():
             if value.dtype in WIDE:
                 value.data = saved[name].to(WIDE[value.dtype])
+                wides[name] = value.data.clone()
         yield
     finally:
         for name, value in own.items():
-            value.data = saved[name]
+            is_kept = name in shared or name not in wides or is_same_leaf(wides[name], value.data)
+            # A buffer of its own that it has written stays written.
+            value.data = saved[name] if is_kept else value.data.to(saved[name].dtype)
 
 
 def _synchronize(device: str) -> None:

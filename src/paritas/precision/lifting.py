@@ -285,11 +285,7 @@ class LiftMode(DispatchMode):
                     self.narrow.add(dtype)
                 return wide
             if isinstance(value, torch.dtype) and value in self.widths:
-                self.casts.add(value)
-                if not self.lifts(value):
-                    self._kept.add(value)
-                    return value
-                return self.widths[value]
+                return self._cast_to(value)
             if isinstance(value, list | tuple):
                 return [widen(item, place) for item in value]
             return value
@@ -309,6 +305,14 @@ class LiftMode(DispatchMode):
         # A cast that is not lifted keeps its narrow result: the next operator widens it again.
         keeps = kind.name in {"_to_copy", "copy"} or written or not self.widths
         return result if keeps else map_tensors(result, _widen_tensor)
+
+    def _cast_to(self, dtype: torch.dtype) -> torch.dtype:
+        """What a cast to a narrow dtype becomes."""
+        self.casts.add(dtype)
+        if self.lifts(dtype):
+            return self.widths[dtype]
+        self._kept.add(dtype)
+        return dtype
 
     def _note(
         self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
