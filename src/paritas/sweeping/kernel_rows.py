@@ -153,7 +153,7 @@ def _by_name(where: str, tasks: Path, kernels: Path) -> Iterator[tuple[str, str]
         if kernel.name.startswith("_"):
             continue
         path = kernel.relative_to(kernels)
-        same = [tasks / path, tasks / path.parent.with_suffix(".py")]
+        same = [tasks / path, tasks / f"{path.parent}.py"]
         task = next((one for one in same if one.is_file()), None)
         if task is None:
             homeless.append(str(path))
