@@ -39,12 +39,14 @@ PROMISED = frozenset({"shapes", "layouts", "dtypes", "finite", "aliases"})
 WRONG = 1e-6
 
 
-def items(files):
+def items(files, levels):
     """Name -> (task, kernel), of the kernels that run on a CPU; each source once."""
     found, known = {}, set()
     for file in files:
         for row in map(json.loads, filter(None, file.read_text().split("\n"))):
             kernel, task = row["custom_code"] or "", row["ref_code"]
+            if int(row["level_id"]) not in levels:
+                continue
             if "class ModelNew" not in kernel or ON_DEVICES.search(kernel) or not is_plain(kernel):
                 continue
             digest = hashlib.sha256(ast.unparse(ast.parse(kernel)).encode()).digest()
@@ -259,7 +261,7 @@ def run(asked):
     done = {row["item"] for row in read_rows(asked.out)}
     assert shared_nursery().is_usable, "the process that forks candidates cannot fork"
     until = time.monotonic() + asked.minutes * 60
-    for name, (task, kernel) in items(asked.cuda_l1).items():
+    for name, (task, kernel) in items(asked.cuda_l1, asked.levels).items():
         if name in done or time.monotonic() > until:
             continue
         row = forked(lambda task=task, kernel=kernel: judged(task, kernel, asked), asked.seconds)
@@ -300,6 +302,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cuda-l1", nargs="+", type=Path, default=[])
+    parser.add_argument("--levels", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--seconds", type=int, default=300, help="time limit of one kernel")
     parser.add_argument("--minutes", type=float, default=600.0, help="begin no kernel after this")
