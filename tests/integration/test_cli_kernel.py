@@ -123,3 +123,65 @@ def test_gradients_are_compared_in_every_family_of_cases(files: Path) -> None:
     assert code == 1, shown
     assert "gradient of weight: different" in shown
     assert run(files, "backward")[0] == 0
+
+
+STATEFUL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.hidden = torch.randn(3, 6)
+    def forward(self, x):
+        self.hidden = torch.tanh(self.linear(x) + self.hidden)
+        return self.hidden * 0.1
+
+def get_inputs():
+    return [torch.randn(3, 6)]
+"""
+# It keeps its weight transposed, and a buffer that a flag outside of the state says is filled.
+OTHERWISE = """
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        made = nn.Linear(6, 6)
+        self.transposed = nn.Parameter(made.weight.detach().t().contiguous())
+        self.bias = nn.Parameter(made.bias.detach())
+        self.hidden = torch.randn(3, 6)
+        self.register_buffer("tenth", torch.zeros(()))
+        self.is_filled = False
+    def forward(self, x):
+        if not self.is_filled:
+            self.tenth.fill_(0.1)
+            self.is_filled = True
+        self.hidden = torch.tanh(torch.addmm(self.bias, x, self.transposed) + self.hidden)
+        return self.hidden * self.tenth
+"""
+FOLDED = OTHERWISE.replace(
+    "self.is_filled = False\n",
+    "self.is_filled = False\n        self.kept = made.weight.detach().t()\n",
+).replace("x, self.transposed", "x, self.kept")
+IN_EVALUATION = OTHERWISE.replace(
+    "        self.hidden = torch.tanh(",
+    "        x = x if self.training else 2 * x\n        self.hidden = torch.tanh(",
+).replace("self.is_filled = False\n    def", "self.is_filled = False\n        self.eval()\n    def")
+
+
+def test_what_a_kernel_keeps_for_itself_is_its_own_affair(tmp_path: Path) -> None:
+    named = {"task": STATEFUL, "own": OTHERWISE, "folded": FOLDED, "evaluation": IN_EVALUATION}
+    for name, text in named.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    code, shown, _ = run(tmp_path, "own", "--fixed-dtypes", "--fixed-shapes")
+    assert code == 0, shown
+    code, shown, found = run(tmp_path, "folded", "--fixed-dtypes", "--fixed-shapes")
+    assert code == 1, shown
+    rows = [row for row in found["rows"] if row["status"] == "different" and not row["is_limit"]]
+    assert all("other parameters" in row["case"] for row in rows), shown
+    # The reference is constructed in training mode, and so must a kernel be.
+    code, shown, found = run(tmp_path, "evaluation", "--fixed-dtypes", "--fixed-shapes")
+    assert code == 1, shown

@@ -41,8 +41,7 @@ class Nursery:
         self._orders = ours
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)
         start = _forked if forks else _started
-        self._pid = start(theirs, self._log.fileno(), preload)
-        self._is_reaped = False
+        self._process = start(theirs, self._log.fileno(), preload)
         theirs.close()
         self._lines = ours.makefile("r", encoding="ascii")
         self._can_fork: bool | None = None
@@ -57,11 +56,10 @@ class Nursery:
 
     def _has_ended(self) -> bool:
         if os.getpid() == self._owner:
-            self._is_reaped = self._is_reaped or os.waitpid(self._pid, os.WNOHANG)[0] != 0
-            return self._is_reaped
+            return self._process.poll() is not None
         # In a fork of the process that started it, it is no child.
         try:
-            os.kill(self._pid, 0)
+            os.kill(self._process.pid, 0)
         except ProcessLookupError:
             return True
         return False
@@ -84,15 +82,14 @@ class Nursery:
             self._lines.close()
             self._orders.close()
         with contextlib.suppress(OSError):
-            os.killpg(self._pid, signal.SIGKILL)
-        if os.getpid() == self._owner and not self._is_reaped:
-            os.waitpid(self._pid, 0)
-            self._is_reaped = True
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if os.getpid() == self._owner:
+            self._process.wait()
         self._log.close()
 
 
-def _started(channel: socket.socket, log: int, preload: Sequence[str]) -> int:
-    process = subprocess.Popen(
+def _started(channel: socket.socket, log: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         [sys.executable, "-c", _SERVE, str(channel.fileno()), *preload],
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -101,14 +98,30 @@ def _started(channel: socket.socket, log: int, preload: Sequence[str]) -> int:
         env=environment(),
         start_new_session=True,
     )
-    process.returncode = 0  # `Nursery` waits for it
-    return process.pid
 
 
-def _forked(channel: socket.socket, log: int, preload: Sequence[str]) -> int:
+class _Fork:
+    """A forked process, with the methods of `subprocess.Popen` that are needed."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._has_ended = False
+
+    def poll(self) -> int | None:
+        self._has_ended = self._has_ended or os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return 0 if self._has_ended else None
+
+    def wait(self) -> int:
+        if not self._has_ended:
+            os.waitpid(self.pid, 0)
+            self._has_ended = True
+        return 0
+
+
+def _forked(channel: socket.socket, log: int, preload: Sequence[str]) -> _Fork:
     process = os.fork()
     if process:
-        return process
+        return _Fork(process)
     try:
         os.setsid()
         for target in (1, 2):

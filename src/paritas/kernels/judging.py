@@ -39,7 +39,8 @@ from paritas.results.progress import Progress
 from paritas.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from paritas.kernels.cases import KernelCase
@@ -80,7 +81,7 @@ class Judgement:
         self.restarts = 0
         self._made: tuple[int, str] | None = None
         self._weights: Any = None
-        self._shapes: dict[str, torch.Size] = {}
+        self._fit: dict[str, Callable[[Tensor], Tensor]] = {}
         self._stand: Any = None
         self._names: dict[str, str] = {}
         self._own_values: list[str] = []
@@ -316,7 +317,9 @@ class Judgement:
         self._own_mode = made["train"]
         reference = self.task.state((case.construction, case.dtype, 0, None))
         self._names = match_weights(reference, own, reshapes=not self.options.gradients)
-        self._shapes = {name: value.shape for name, value in own.items()}
+        self._fit = {
+            name: _fitting(reference[theirs], own[name]) for name, theirs in self._names.items()
+        }
         self._own_values = [
             name for name, v in own.items() if name not in self._names and v.is_floating_point()
         ]
@@ -338,8 +341,7 @@ class Judgement:
             return collected
         state = self.task.state(key)
         values = {
-            name: _reshaped(state[theirs], self._shapes[name])
-            for name, theirs in self._names.items()
+            name: self._fit[name](state[theirs].detach()) for name, theirs in self._names.items()
         }
         answer = {"error": None}
         if values:
@@ -602,7 +604,7 @@ def match_weights(
 ) -> dict[str, str]:
     """The candidate's name of each parameter -> the reference's: by name, or by value.
 
-    With `reshapes`, a parameter may have another shape, or be the transpose: see `_reshaped`.
+    With `reshapes`, a parameter may have another shape, or be the transpose of a matrix.
     """
     names = {
         name: name
@@ -631,18 +633,27 @@ def _has_same_values(reference: Tensor, own: Tensor) -> bool:
 
 
 def _has_reshaped_values(reference: Tensor, own: Tensor) -> bool:
-    fits = reference.numel() == own.numel() > 1 and reference.shape != own.shape
-    return fits and _has_same_values(_reshaped(reference, own.shape), own)
+    if reference.numel() != own.numel() or own.numel() < 2:  # noqa: PLR2004
+        return False
+    return is_transpose(reference, own) or _has_same_values(reference.reshape(own.shape), own)
 
 
-def _reshaped(reference: Tensor, shape: torch.Size) -> Tensor:
-    """A parameter in the shape in which the candidate keeps it; a matrix may be transposed."""
-    if reference.shape == shape:
-        return reference
-    detached = reference.detach()
-    if detached.dim() == 2 and detached.mT.shape == shape:  # noqa: PLR2004
-        return detached.mT.contiguous()
-    return detached.reshape(shape)
+def is_transpose(reference: Tensor, own: Tensor) -> bool:
+    """Whether a parameter is kept as the transpose of a matrix."""
+    return reference.dim() == 2 and _has_same_values(reference.mT.contiguous(), own)  # noqa: PLR2004
+
+
+def _fitting(reference: Tensor, own: Tensor) -> Callable[[Tensor], Tensor]:
+    """Brings a parameter of the reference into the form in which the candidate keeps it."""
+    if reference.shape == own.shape and not _is_other_transpose(reference, own):
+        return lambda value: value
+    if is_transpose(reference, own):
+        return lambda value: value.mT.contiguous()
+    return lambda value: value.reshape(own.shape)
+
+
+def _is_other_transpose(reference: Tensor, own: Tensor) -> bool:
+    return is_transpose(reference, own) and not _has_same_values(reference, own)
 
 
 def _left(judged: JudgedCase, task: KernelTask) -> list[str]:
