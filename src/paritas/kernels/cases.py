@@ -278,9 +278,11 @@ class CaseMaker:
         yield KernelCase("as given, at the end", CaseFamily.MEMORY, self.given)
 
     def _values(self) -> Iterator[KernelCase]:
-        def case(name: str, inputs: Inputs | None, **further: bool) -> Iterator[KernelCase]:
+        def case(
+            name: str, inputs: Inputs | None, *, is_uniform: bool = False
+        ) -> Iterator[KernelCase]:
             if inputs is not None:
-                yield KernelCase(name, CaseFamily.VALUES, inputs, **further)
+                yield KernelCase(name, CaseFamily.VALUES, inputs, is_uniform=is_uniform)
 
         generator = self._generator
 
