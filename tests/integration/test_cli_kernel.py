@@ -166,6 +166,12 @@ FOLDED = OTHERWISE.replace(
     "self.is_filled = False\n",
     "self.is_filled = False\n        self.kept = made.weight.detach().t()\n",
 ).replace("x, self.transposed", "x, self.kept")
+# The transpose is a view of the weight, until the module is moved.
+VIEW = OTHERWISE.replace(
+    "        self.transposed = nn.Parameter(made.weight.detach().t().contiguous())\n",
+    "        self.weight = nn.Parameter(made.weight.detach())\n"
+    "        self.transposed = nn.Parameter(self.weight.detach().t())\n",
+)
 IN_EVALUATION = OTHERWISE.replace(
     "        self.hidden = torch.tanh(",
     "        x = x if self.training else 2 * x\n        self.hidden = torch.tanh(",
@@ -174,7 +180,7 @@ IN_EVALUATION = OTHERWISE.replace(
 
 def test_what_a_kernel_keeps_for_itself_is_its_own_affair(tmp_path: Path) -> None:
     named = {"task": STATEFUL, "own": OTHERWISE, "folded": FOLDED, "evaluation": IN_EVALUATION}
-    for name, text in named.items():
+    for name, text in (named | {"view": VIEW}).items():
         (tmp_path / f"{name}.py").write_text(text)
     code, shown, _ = run(tmp_path, "own", "--fixed-dtypes", "--fixed-shapes")
     assert code == 0, shown
@@ -182,6 +188,10 @@ def test_what_a_kernel_keeps_for_itself_is_its_own_affair(tmp_path: Path) -> Non
     assert code == 1, shown
     rows = [row for row in found["rows"] if row["status"] == "different" and not row["is_limit"]]
     assert all("other parameters" in row["case"] for row in rows), shown
+    code, shown, found = run(tmp_path, "view", "--fixed-dtypes", "--fixed-shapes")
+    assert code == 1, shown
+    rows = [row for row in found["rows"] if row["status"] == "different" and not row["is_limit"]]
+    assert [row["case"] for row in rows] == ["other parameters after a move, seed 2"], shown
     # The reference is constructed in training mode, and so must a kernel be.
     code, shown, found = run(tmp_path, "evaluation", "--fixed-dtypes", "--fixed-shapes")
     assert code == 1, shown

@@ -47,6 +47,8 @@ class KernelCase:
         inputs: the arguments.
         weights: unless 0, the seed of other parameters and buffers, set after construction.
         construction: which construction of the two modules it uses: each has its own seed.
+        is_moved: the candidate is converted and converted back after its construction, as by a move
+            to a device: parameters that were views of others are no longer.
         train: training or evaluation mode; None for that of the construction.
         dtype: the dtype to convert modules to; empty for their own.
         reuse: call the candidate with the tensors of the call before, with other contents.
@@ -59,6 +61,7 @@ class KernelCase:
     inputs: Inputs
     weights: int = 0
     construction: int = 0
+    is_moved: bool = False
     train: bool | None = None
     dtype: str = ""
     reuse: bool = False
@@ -451,11 +454,13 @@ class CaseMaker:
             return
         for number in (1, 2):
             inputs = self.other(20 + number)
+            is_moved = number > 1
             yield KernelCase(
-                f"other parameters, seed {number}",
+                f"other parameters{' after a move' if is_moved else ''}, seed {number}",
                 CaseFamily.WEIGHTS,
                 self.given if inputs is None else inputs,
                 weights=number,
+                is_moved=is_moved,
             )
         yield KernelCase("constructed again", CaseFamily.GIVEN, self.given, construction=1)
 
@@ -636,7 +641,7 @@ def in_calling_order(cases: list[KernelCase], seed: int) -> list[KernelCase]:
     last = [case for case in cases if case.family is CaseFamily.MEMORY and not case.reuse]
     chance.shuffle(first)
     # One construction after the other: a module is not constructed again for each call.
-    first.sort(key=lambda case: (case.construction, case.dtype))
+    first.sort(key=lambda case: (case.construction, case.dtype, case.is_moved))
     ordered: list[KernelCase] = []
     for case in first:
         ordered.append(case)

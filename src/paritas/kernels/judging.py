@@ -79,7 +79,7 @@ class Judgement:
         self.notes: list[str] = []
         self.process: CandidateProcess | None = None
         self.restarts = 0
-        self._made: tuple[int, str] | None = None
+        self._made: tuple[int, str, bool] | None = None
         self._weights: Any = None
         self._fit: dict[str, Callable[[Tensor], Tensor]] = {}
         self._stand: Any = None
@@ -301,7 +301,7 @@ class Judgement:
 
     def _construct(self, case: KernelCase) -> None:
         """Make the candidate's module for a case, unless it is there already."""
-        key = case.construction, case.dtype
+        key = case.construction, case.dtype, case.is_moved
         if self._made == key and not self._memory:
             return
         assert self.process is not None  # noqa: S101  (for the type checker)
@@ -310,6 +310,7 @@ class Judgement:
             self.options.seed + case.construction,
             self.options.call_seconds * 3,
             case.dtype if self.task.side.is_module_class else "",
+            moves=case.is_moved,
         )
         if made["error"]:
             raise _CannotConstructError(made["error"])

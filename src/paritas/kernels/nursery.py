@@ -183,6 +183,8 @@ class _Process:
                 import torch
 
                 made = made.to(getattr(torch, name))
+            if order["moves"] and self._side.is_module_class:
+                _move(made)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (it becomes a finding)
             return {"error": in_one_line(error, _LONGEST_TEXT), "settings": before.put_back()}
         observer = Observer(made, self._device, self._audit, self._own_code)
@@ -216,6 +218,18 @@ class _Process:
         from paritas.kernels.sides import check_registrations
 
         return check_registrations(self._side.target, decode(order["inputs"], self._device))
+
+
+def _move(module: Any) -> None:
+    """Convert a module and convert it back: nothing changes, except which tensors share memory."""
+
+    def state() -> dict[str, Any]:
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    dtypes = {name: value.dtype for name, value in state().items()}
+    module.double()
+    for name, value in state().items():
+        value.data = value.data.to(dtypes.get(name, value.dtype))
 
 
 def _files_of_modules() -> list[str]:
