@@ -262,7 +262,7 @@ def run(asked):
     assert shared_nursery().is_usable, "the process that forks candidates cannot fork"
     until = time.monotonic() + asked.minutes * 60
     for name, (task, kernel) in items(asked.cuda_l1, asked.levels).items():
-        if name in done or time.monotonic() > until:
+        if name in done or time.monotonic() > until or (asked.only and name not in asked.only):
             continue
         row = forked(lambda task=task, kernel=kernel: judged(task, kernel, asked), asked.seconds)
         add_row(asked.out, {"item": name, "half": half(name), **row})
@@ -302,6 +302,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cuda-l1", nargs="+", type=Path, default=[])
+    parser.add_argument("--only", nargs="+", help="names of items, as in the rows")
     parser.add_argument("--levels", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--seconds", type=int, default=300, help="time limit of one kernel")
