@@ -534,7 +534,10 @@ def other_sizes(size: int) -> list[int]:
     """Other sizes of a dimension: degenerate, odd, prime, around tiles."""
     below = max((tile for tile in _TILES if tile <= max(size, 4)), default=4)
     prime = min(_PRIMES, key=lambda one: abs(one - size) if one != size else 10**9)
-    ordered = [size + 1, 1, prime, size - 1, 0, below, below + 1, below - 1, 2 * size, 5, 33, 129]
+    # A block of fixed size is usually the next power of two.
+    beyond = (1 << size.bit_length()) + 1
+    ordered = [size + 1, beyond, 1, prime, size - 1, 0, below, below + 1, below - 1, 2 * size]
+    ordered += [5, 33, 129]
     return [one for one in dict.fromkeys(ordered) if one >= 0 and one != size]
 
 

@@ -172,6 +172,9 @@ class Audit:
                 isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
             )
             kind = "writes" if writes else "reads"
+        elif event == "os.remove" and args[1] != -1:  # relative to an open folder: `rmtree` does so
+            with contextlib.suppress(OSError):
+                what = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), what)  # noqa: PTH118
         if not isinstance(args[0] if args else "", int):
             self.events[kind, what] = None
 
