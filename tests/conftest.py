@@ -128,7 +128,7 @@ def _forked_nursery() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(forking, "subprocess", forked)
         yield
-        forking.stop_nursery()
+        forking.stop_nurseries()
 
 
 @pytest.fixture

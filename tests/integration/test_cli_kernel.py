@@ -42,12 +42,25 @@ class ModelNew(nn.Module):
 # It reads ten columns, whatever the weight, and knows how many rows there are.
 FIXED = RIGHT.replace(".sum(-1)", ".sum(-1)[:4]")
 CRASHES = RIGHT.replace("        y = x", "        import os; os._exit(7)\n        y = x")
+# The derivative of relu at zero is 0; the other one agrees everywhere else.
+DIFFERENTIABLE = RIGHT.replace("y < 0", "y <= 0")
+WRONG_BACKWARD = DIFFERENTIABLE.replace(
+    "y = x * self.weight", "y = x * (2 * self.weight - self.weight.detach())"
+)
 FORBIDDEN = RIGHT.replace("torch.where(y < 0, torch.zeros_like(y), y)", "torch.relu(y)")
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    named = {"task": TASK, "right": RIGHT, "fixed": FIXED, "crashes": CRASHES, "relu": FORBIDDEN}
+    named = {
+        "task": TASK,
+        "right": RIGHT,
+        "fixed": FIXED,
+        "crashes": CRASHES,
+        "relu": FORBIDDEN,
+        "differentiable": DIFFERENTIABLE,
+        "backward": WRONG_BACKWARD,
+    }
     for name, text in named.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
@@ -100,3 +113,85 @@ def test_a_missing_file_is_wrong_usage(files: Path) -> None:
     code, shown, _ = run(files, "nothing")
     assert code == 2
     assert "there is no file" in shown
+
+
+def test_gradients_are_compared_in_every_family_of_cases(files: Path) -> None:
+    code, shown, found = run(files, "differentiable", "--gradients")
+    assert code == 0, shown
+    assert {"nonfinite", "layouts", "sizes", "weights"} <= {row["family"] for row in found["rows"]}
+    code, shown, found = run(files, "backward", "--gradients")
+    assert code == 1, shown
+    assert "gradient of weight: different" in shown
+    assert run(files, "backward")[0] == 0
+
+
+STATEFUL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.hidden = torch.randn(3, 6)
+    def forward(self, x):
+        self.hidden = torch.tanh(self.linear(x) + self.hidden)
+        return self.hidden * 0.1
+
+def get_inputs():
+    return [torch.randn(3, 6)]
+"""
+# It keeps its weight transposed, and a buffer that a flag outside of the state says is filled.
+OTHERWISE = """
+import torch
+from torch import nn
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        made = nn.Linear(6, 6)
+        self.transposed = nn.Parameter(made.weight.detach().t().contiguous())
+        self.bias = nn.Parameter(made.bias.detach())
+        self.hidden = torch.randn(3, 6)
+        self.register_buffer("tenth", torch.zeros(()))
+        self.is_filled = False
+    def forward(self, x):
+        if not self.is_filled:
+            self.tenth.fill_(0.1)
+            self.is_filled = True
+        self.hidden = torch.tanh(torch.addmm(self.bias, x, self.transposed) + self.hidden)
+        return self.hidden * self.tenth
+"""
+FOLDED = OTHERWISE.replace(
+    "self.is_filled = False\n",
+    "self.is_filled = False\n        self.kept = made.weight.detach().t()\n",
+).replace("x, self.transposed", "x, self.kept")
+# The transpose is a view of the weight, until the module is moved.
+VIEW = OTHERWISE.replace(
+    "        self.transposed = nn.Parameter(made.weight.detach().t().contiguous())\n",
+    "        self.weight = nn.Parameter(made.weight.detach())\n"
+    "        self.transposed = nn.Parameter(self.weight.detach().t())\n",
+)
+IN_EVALUATION = OTHERWISE.replace(
+    "        self.hidden = torch.tanh(",
+    "        x = x if self.training else 2 * x\n        self.hidden = torch.tanh(",
+).replace("self.is_filled = False\n    def", "self.is_filled = False\n        self.eval()\n    def")
+
+
+def test_what_a_kernel_keeps_for_itself_is_its_own_affair(tmp_path: Path) -> None:
+    named = {"task": STATEFUL, "own": OTHERWISE, "folded": FOLDED, "evaluation": IN_EVALUATION}
+    for name, text in (named | {"view": VIEW}).items():
+        (tmp_path / f"{name}.py").write_text(text)
+    code, shown, _ = run(tmp_path, "own", "--fixed-dtypes", "--fixed-shapes")
+    assert code == 0, shown
+    code, shown, found = run(tmp_path, "folded", "--fixed-dtypes", "--fixed-shapes")
+    assert code == 1, shown
+    rows = [row for row in found["rows"] if row["status"] == "different" and not row["is_limit"]]
+    assert all("other parameters" in row["case"] for row in rows), shown
+    code, shown, found = run(tmp_path, "view", "--fixed-dtypes", "--fixed-shapes")
+    assert code == 1, shown
+    rows = [row for row in found["rows"] if row["status"] == "different" and not row["is_limit"]]
+    assert [row["case"] for row in rows] == ["other parameters after a move, seed 2"], shown
+    # The reference is constructed in training mode, and so must a kernel be.
+    code, shown, found = run(tmp_path, "evaluation", "--fixed-dtypes", "--fixed-shapes")
+    assert code == 1, shown

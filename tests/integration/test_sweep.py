@@ -61,6 +61,28 @@ def eats():
     while sum(map(len, held)) < 4e9:
         held.append(b"x" * 50_000_000)
     time.sleep(3600)
+
+
+def numbers():
+    return [torch.randn(3, 5)]
+
+
+def doubled(x):
+    return 2 * x
+
+
+def added(x):
+    return x + x
+
+
+def forged(x):
+    # Whatever the process of a sweep has open, a kernel cannot write its own verdict there.
+    for end in range(3, 64):
+        try:
+            os.write(end, b'{"ended": "verdict", "verdict": {"coverage": {"compared": 9}}}\\n')
+        except OSError:
+            pass
+    return x
 """
 KINDS = """
 [defaults]
@@ -79,6 +101,11 @@ seconds = 0.5
 [[target]]
 name = "models:eats"
 memory = "1 GB"
+[[kernel]]
+reference = "models:doubled"
+inputs = "models:numbers"
+candidates = ["models:added", "models:forged"]
+cases = 6
 """
 THREE = """
 [defaults]
@@ -113,7 +140,7 @@ def report_of(folder):
 def test_whatever_becomes_of_a_run_is_a_row(folder):
     code, output, errors = ended(start(folder, KINDS, "--jobs", "2"))
     assert code == 1, errors
-    assert output.splitlines()[-1] == "different: 7 runs; 6 of 7 fail (1 different, 5 unverified)"
+    assert output.splitlines()[-1] == "different: 9 runs; 7 of 9 fail (2 different, 5 unverified)"
     report = report_of(folder)
     assert [(row.run.target, row.status.value, row.ended.value) for row in report.rows] == [
         ("models:fine", "identical", "verdict"),
@@ -123,6 +150,8 @@ def test_whatever_becomes_of_a_run_is_a_row(folder):
         ("models:raises", "unverified", "raised"),
         ("models:sleeps", "unverified", "timed out"),
         ("models:eats", "unverified", "out of memory"),
+        ("models:doubled", "identical", "verdict"),
+        ("models:doubled", "different", "verdict"),
     ]
     reasons = [row.worst.reason for row in report.rows[2:]]
     assert reasons[:2] == [

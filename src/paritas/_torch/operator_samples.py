@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
+import sys
+import types
+import unittest
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -68,17 +72,43 @@ def sample_calls(
                 return
 
 
-def _entries(base: str) -> list[Any]:
-    """The entries of the database that are likely to call an operator."""
+def operator_database() -> list[Any]:
+    """All entries of the database of torch's tests.
+
+    Raises:
+        UnsupportedTorchError: it cannot be imported.
+    """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _with_expecttest():
             warnings.simplefilter("ignore")
-            op_db = importlib.import_module(DATABASE).op_db
+            return list(importlib.import_module(DATABASE).op_db)
     except Exception as error:
         raise UnsupportedTorchError(
             f"{DATABASE} cannot be used with torch {torch.__version__}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def _with_expecttest() -> Iterator[None]:
+    """Let the database be imported without the package `expecttest`, which its samples do not use.
+
+    torch's tests derive their test cases from a class of it, and torch does not depend on it.
+    """
+    if importlib.util.find_spec("expecttest") is not None:
+        yield
+        return
+    stand_in = types.ModuleType("expecttest")
+    stand_in.__dict__.update(TestCase=unittest.TestCase, ACCEPT=False)
+    sys.modules["expecttest"] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules["expecttest"]
+
+
+def _entries(base: str) -> list[Any]:
+    """The entries of the database that are likely to call an operator."""
     plain = base.strip("_")
     short = [plain, plain.rpartition("_")[0] if plain.startswith("native_") else plain]
     names = {name.lower() for name in (base, *short)}
@@ -91,7 +121,7 @@ def _entries(base: str) -> list[Any]:
         known |= {f"_{own}", own.replace("_", "")}
         return bool(known & (names | {f"_{n}" for n in names}))
 
-    return [entry for entry in op_db if is_near(entry)]
+    return [entry for entry in operator_database() if is_near(entry)]
 
 
 def _dtypes_of(entry: Any, device: str) -> set[torch.dtype]:

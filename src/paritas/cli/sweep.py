@@ -76,8 +76,9 @@ def sweep(
 
     targets.toml has a row [[target]] for each model: its name (package.module:factory, hf:Class,
     timm:name, torchvision:name or a .pt2 file), dtypes, devices, modes and candidates, of which
-    every combination is a run. A run that crashes, takes too long or too much memory is a row of
-    the report, never a pass. Called again, a sweep that was cut short goes on where it stopped.
+    every combination is a run. A row [[kernel]] judges kernels against their references. A run
+    that crashes, takes too long or too much memory is a row of the report, never a pass. Called
+    again, a sweep that was cut short goes on where it stopped.
 
     Written to --output are sweep.json, junit.xml and report.html.
 

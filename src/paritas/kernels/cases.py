@@ -47,10 +47,13 @@ class KernelCase:
         inputs: the arguments.
         weights: unless 0, the seed of other parameters and buffers, set after construction.
         construction: which construction of the two modules it uses: each has its own seed.
+        is_moved: the candidate is converted and converted back after its construction, as by a move
+            to a device: parameters that were views of others are no longer.
         train: training or evaluation mode; None for that of the construction.
         dtype: the dtype to convert modules to; empty for their own.
         reuse: call the candidate with the tensors of the call before, with other contents.
         is_given: the inputs are exactly the given ones.
+        is_uniform: all values of an input are equal: roundings of a sum are alike, and add up.
     """
 
     name: str
@@ -58,10 +61,12 @@ class KernelCase:
     inputs: Inputs
     weights: int = 0
     construction: int = 0
+    is_moved: bool = False
     train: bool | None = None
     dtype: str = ""
     reuse: bool = False
     is_given: bool = False
+    is_uniform: bool = False
 
     @property
     def shapes(self) -> str:
@@ -156,6 +161,14 @@ def drawn_like(given: Tensor, shape: tuple[int, ...], generator: Generator) -> T
     return drawn if character.keep is None else character.keep(drawn).to(given.dtype)
 
 
+def as_leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:
+    """A tensor without a history: the sides differentiate from their outputs to their inputs only.
+
+    What is computed from a leaf that requires grad, by a clone or a slice, is no leaf.
+    """
+    return (tensor if tensor.is_leaf else tensor.detach()).requires_grad_(requires_grad)
+
+
 class CaseMaker:
     """Makes cases from the inputs of a task.
 
@@ -220,7 +233,7 @@ class CaseMaker:
         for path, tensor in self._tensors.items():
             made = change(path, tensor)
             if made is not None:
-                new[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+                new[id(tensor)] = as_leaf(made, requires_grad=tensor.requires_grad)
         if not new:
             return None
 
@@ -233,9 +246,11 @@ class CaseMaker:
         return Inputs(tuple(args), map_leaves(dict(self.given.kwargs), replace))
 
     def other(self, seed: int) -> Inputs | None:
-        """The given inputs under another seed."""
+        """The given inputs under another seed; drawn here if the task makes the same ones."""
         if self.again is not None:
-            return self.again(seed)
+            made = self.again(seed)
+            if not _are_same(made, self.given):
+                return made
         self._generator.manual_seed(self.seed + 7919 * seed)
         return self.changed(
             lambda _, t: drawn_like(t, tuple(t.shape), self._generator) if t.numel() else None
@@ -266,9 +281,11 @@ class CaseMaker:
         yield KernelCase("as given, at the end", CaseFamily.MEMORY, self.given)
 
     def _values(self) -> Iterator[KernelCase]:
-        def case(name: str, inputs: Inputs | None) -> Iterator[KernelCase]:
+        def case(
+            name: str, inputs: Inputs | None, *, is_uniform: bool = False
+        ) -> Iterator[KernelCase]:
             if inputs is not None:
-                yield KernelCase(name, CaseFamily.VALUES, inputs)
+                yield KernelCase(name, CaseFamily.VALUES, inputs, is_uniform=is_uniform)
 
         generator = self._generator
 
@@ -284,7 +301,9 @@ class CaseMaker:
         yield from case("both signs, normal", self._free(lambda t: _normal(t, generator)))
         yield from case("large values", self._free(lambda t: _normal(t, generator) * 512))
         # Sums of this number are exact: what remains of it is not rounding.
-        yield from case("all equal", self._free(lambda t: torch.full_like(t, 0.75)))
+        yield from case(
+            "all equal", self._free(lambda t: torch.full_like(t, 0.75)), is_uniform=True
+        )
         yield from case(
             "far from zero, close together",
             self._free(lambda t: _normal(t, generator) / 64 + 40),
@@ -435,11 +454,13 @@ class CaseMaker:
             return
         for number in (1, 2):
             inputs = self.other(20 + number)
+            is_moved = number > 1
             yield KernelCase(
-                f"other parameters, seed {number}",
+                f"other parameters{' after a move' if is_moved else ''}, seed {number}",
                 CaseFamily.WEIGHTS,
                 self.given if inputs is None else inputs,
                 weights=number,
+                is_moved=is_moved,
             )
         yield KernelCase("constructed again", CaseFamily.GIVEN, self.given, construction=1)
 
@@ -471,6 +492,14 @@ class CaseMaker:
             if inputs is not None:
                 name = f"{left} and {right} are one tensor"
                 yield KernelCase(name, CaseFamily.ALIASES, inputs)
+
+
+def _are_same(left: Inputs, right: Inputs) -> bool:
+    ours, theirs = (dict(input_tensors(one)) for one in (left, right))
+    return ours.keys() == theirs.keys() and all(
+        ours[path].dtype is theirs[path].dtype and torch.equal(ours[path], theirs[path])
+        for path in ours
+    )
 
 
 def dimension_groups(
@@ -505,7 +534,10 @@ def other_sizes(size: int) -> list[int]:
     """Other sizes of a dimension: degenerate, odd, prime, around tiles."""
     below = max((tile for tile in _TILES if tile <= max(size, 4)), default=4)
     prime = min(_PRIMES, key=lambda one: abs(one - size) if one != size else 10**9)
-    ordered = [size + 1, 1, prime, size - 1, 0, below, below + 1, below - 1, 2 * size, 5, 33, 129]
+    # A block of fixed size is usually the next power of two.
+    beyond = (1 << size.bit_length()) + 1
+    ordered = [size + 1, beyond, 1, prime, size - 1, 0, below, below + 1, below - 1, 2 * size]
+    ordered += [5, 33, 129]
     return [one for one in dict.fromkeys(ordered) if one >= 0 and one != size]
 
 
@@ -612,7 +644,7 @@ def in_calling_order(cases: list[KernelCase], seed: int) -> list[KernelCase]:
     last = [case for case in cases if case.family is CaseFamily.MEMORY and not case.reuse]
     chance.shuffle(first)
     # One construction after the other: a module is not constructed again for each call.
-    first.sort(key=lambda case: (case.construction, case.dtype))
+    first.sort(key=lambda case: (case.construction, case.dtype, case.is_moved))
     ordered: list[KernelCase] = []
     for case in first:
         ordered.append(case)

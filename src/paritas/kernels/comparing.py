@@ -24,8 +24,10 @@ from paritas.execution.subjects import VerifyConfig, inspect_subject
 from paritas.kernels.wire import WireError, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import ContainerKind, Opaque
+from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -147,10 +149,17 @@ class RemoteLift(SubjectLift):
         ask: Callable[[Inputs, dict[str, Any]], dict[str, Any] | None],
         names: Mapping[str, str],
         extensions: Sequence[str],
+        own_values: Sequence[str] = (),
     ) -> None:
-        """`ask` calls the candidate with inputs in float64; it returns the record, or None."""
+        """Lift a candidate.
+
+        Args:
+            ask: calls the candidate with inputs in float64; it returns the record, or None.
+            own_values: floating parameters and buffers that are not the reference's.
+        """
         super().__init__(evidence, candidate)
         self._ask, self._names, self._extensions = ask, names, extensions
+        self._own_values = own_values
 
     def _lift_candidate(self) -> list[Observation] | None:
         if self._extensions:
@@ -180,7 +189,22 @@ class RemoteLift(SubjectLift):
                 f"{_FLOAT64_ONLY}: the candidate runs code outside torch ({used})"
             )
             return None
-        return [observation_of(record, evidence.native[0], self._names)]
+        return self._judged_at(record)
+
+    def _judged_at(self, record: dict[str, Any]) -> list[Observation] | None:
+        """What the candidate made before the call is rounded, in float64 too: a folded weight."""
+        narrow = [str(name) for name in record.get("narrow", ()) if name != "float32"]
+        if narrow:
+            self.notes.add_weaker(
+                f"{_FLOAT64_ONLY}: the candidate computes with {narrow[0]} values of its own"
+            )
+            return None
+        if self._own_values:
+            names = enumerated(list(self._own_values), 3)
+            self._judge_at_float32({f"the candidate computed {names} before the call"})
+        elif record.get("narrow"):
+            self._judge_at_float32({"the candidate computes with float32 values of its own"})
+        return [observation_of(record, self.evidence.native[0], self._names)]
 
 
 def compare_call(
@@ -191,10 +215,13 @@ def compare_call(
     config: VerifyConfig,
     *,
     explains: bool = True,
+    is_uniform: bool = False,
 ) -> CollectedFindings:
     """Everything in which the candidate's call differs from the reference's.
 
-    Without `explains`, wrong values are not diagnosed, which takes longer than judging them.
+    Args:
+        explains: diagnose wrong values, which takes longer than judging them.
+        is_uniform: all values of an input are equal.
     """
     mine = observation_of(record, run.native, names)
     if record.get("refused"):
@@ -209,6 +236,8 @@ def compare_call(
         comparer.explainer = Explainer(left=0)
     collected = comparer.compare(run.native, mine)
     collected.findings = list(map(_different_if_far_off, collected.findings))
+    if is_uniform:
+        collected.findings = [_with_roundings_alike(one, run) for one in collected.findings]
     collected.notes += [*run.evidence.notes, *sides.notes]
     collected.take(_memory_findings(run.native, mine))
     for paths, what in (
@@ -234,6 +263,22 @@ def _different_if_far_off(finding: Finding) -> Finding:
         return finding
     reason = f"right in float64 only: {finding.reason}"
     return msgspec.structs.replace(finding, status=Status.DIFFERENT, reason=reason)
+
+
+# How many roundings of the result's dtype a sum of equal numbers may be off by. Roundings of a sum
+# are taken to be independent of each other; those of equal numbers are equal, and add up.
+_ALIKE = 16
+
+
+def _with_roundings_alike(finding: Finding, run: ReferenceRun) -> Finding:
+    value = run.native.value(finding.item)
+    if finding.status is not Status.DEGRADED or not isinstance(value, Tensor):
+        return finding
+    limit = min(_ALIKE * unit_roundoff(value.dtype), _FAR_OFF / 2)
+    if finding.metrics is None or not finding.metrics.rel_l2 <= limit:
+        return finding
+    reason = f"within {_ALIKE} roundings, which are alike where all values are equal"
+    return msgspec.structs.replace(finding, status=Status.EQUIVALENT, reason=reason)
 
 
 def _memory_findings(reference: Observation, candidate: Observation) -> CollectedFindings:

@@ -11,6 +11,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SERVE = "from paritas.kernels.nursery import serve; serve()"
 
@@ -18,24 +23,25 @@ _SERVE = "from paritas.kernels.nursery import serve; serve()"
 class Nursery:
     """A process that has imported torch and forks candidates' processes. Thread-safe.
 
+    A fork of the process that started it may use it, too, as long as no other process does so.
+
     Attributes:
         is_usable: whether it can fork; otherwise each candidate gets a new interpreter.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, preload: Sequence[str] = (), *, forks: bool = False) -> None:
+        """Start it.
+
+        Args:
+            preload: modules that it imports; one that starts threads makes it useless.
+            forks: fork it from this process instead of starting a new interpreter.
+        """
+        self._lock, self._owner = threading.Lock(), os.getpid()
         ours, theirs = socket.socketpair()
         self._orders = ours
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=[theirs.fileno()],
-            env=environment(),
-            start_new_session=True,
-        )
+        start = _forked if forks else _started
+        self._process = start(theirs, self._log.fileno(), preload)
         theirs.close()
         self._lines = ours.makefile("r", encoding="ascii")
         self._can_fork: bool | None = None
@@ -46,7 +52,17 @@ class Nursery:
         with self._lock:
             if self._can_fork is None:
                 self._can_fork = self._lines.readline().strip() == "ready"
-            return self._can_fork and self._process.poll() is None
+            return self._can_fork and not self._has_ended()
+
+    def _has_ended(self) -> bool:
+        if os.getpid() == self._owner:
+            return self._process.poll() is not None
+        # In a fork of the process that started it, it is no child.
+        try:
+            os.kill(self._process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def start(self, channel: int, log: int, memory: int) -> int:
         """Fork a process that follows the orders from `channel`; return its id."""
@@ -67,8 +83,60 @@ class Nursery:
             self._orders.close()
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if os.getpid() == self._owner:
+            self._process.wait()
         self._log.close()
+
+
+def _started(channel: socket.socket, log: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _SERVE, str(channel.fileno()), *preload],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[channel.fileno()],
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+class _Fork:
+    """A forked process, with the methods of `subprocess.Popen` that are needed."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._has_ended = False
+
+    def poll(self) -> int | None:
+        self._has_ended = self._has_ended or os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return 0 if self._has_ended else None
+
+    def wait(self) -> int:
+        if not self._has_ended:
+            os.waitpid(self.pid, 0)
+            self._has_ended = True
+        return 0
+
+
+def _forked(channel: socket.socket, log: int, preload: Sequence[str]) -> _Fork:
+    process = os.fork()
+    if process:
+        return _Fork(process)
+    try:
+        os.setsid()
+        for target in (1, 2):
+            os.dup2(log, target)
+        # A candidate must not be able to write to what this process has open.
+        kept = {0, 1, 2, channel.fileno()}
+        for end in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                os.close(end)
+        os.environ.update(environment())
+        from paritas.kernels.nursery import be_nursery
+
+        be_nursery(channel, preload)
+    finally:
+        os._exit(70)
 
 
 def environment() -> dict[str, str]:
@@ -81,23 +149,43 @@ def environment() -> dict[str, str]:
     }
 
 
-# --- One nursery for the whole process ------------------------------------------------------------
+# --- The nurseries of the process -----------------------------------------------------------------
 
 _lock = threading.Lock()
-_nurseries: list[Nursery] = []
+_nurseries: dict[tuple[str, ...], Nursery] = {}
 
 
-def shared_nursery() -> Nursery:
-    """The nursery of this process; it is started on first use and ends with the process."""
+def shared_nursery(preload: Sequence[str] = ()) -> Nursery:
+    """The nursery of this process that has imported these modules.
+
+    It is started on first use and ends with the process.
+    """
     with _lock:
         if not _nurseries:
-            _nurseries.append(Nursery())
-            atexit.register(stop_nursery)
-        return _nurseries[0]
+            atexit.register(stop_nurseries)
+        key = tuple(preload)
+        if key not in _nurseries:
+            _nurseries[key] = Nursery(key)
+        return _nurseries[key]
 
 
-def stop_nursery() -> None:
-    """End the nursery and all candidates' processes."""
+def fork_nursery() -> None:
+    """Fork the nursery of this process, which has imported torch and holds no reference yet.
+
+    On Linux, and as long as this process has one thread; otherwise the nursery is started on first
+    use, which takes as long as importing torch.
+    """
+    threads = Path("/proc/self/task")
+    with _lock:
+        if () in _nurseries or not threads.is_dir() or len(list(threads.iterdir())) > 1:
+            return
+        if not _nurseries:
+            atexit.register(stop_nurseries)
+        _nurseries[()] = Nursery(forks=True)
+
+
+def stop_nurseries() -> None:
+    """End the nurseries and all candidates' processes."""
     with _lock:
         while _nurseries:
-            _nurseries.pop().stop()
+            _nurseries.popitem()[1].stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +24,7 @@ from paritas.kernels.options import KernelOptions
 from paritas.kernels.references import JudgedCase, KernelTask, RefusedCase
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError
+from paritas.numerics.contents import map_leaves
 from paritas.results.kernels import (
     CaseFamily,
     KernelReport,
@@ -31,7 +33,7 @@ from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from paritas.kernels.references import ReferenceRun
 
@@ -94,7 +96,7 @@ class KernelJudge:
         """
         self.options = options or KernelOptions()
         self.tell = on_progress or (lambda _: None)
-        self.nursery = shared_nursery()
+        self.nursery = shared_nursery(self.options.preload)
         usable_device(self.options.device)
         rng = RandomState.now()
         try:
@@ -165,21 +167,33 @@ class KernelJudge:
         return [JudgedCase(case, runs[id(case)]) for case in ordered]
 
     def _families(self) -> Iterator[Iterator[KernelCase]]:
-        for number, given in enumerate(self.task.given):
-            maker = CaseMaker(
-                self._requiring_grad(given),
-                self._again(number),
-                has_weights=self.task.has_weights,
-                has_modes=self.task.has_modes,
-                seed=self.options.seed + number,
-                label=f"sample {number + 1}: " if len(self.task.given) > 1 else "",
-                accepts=self.task.accepts,
-            )
-            found = maker.all_families()
-            for family, cases in found.items():
-                # Of further sets of inputs, the given values and a few others are enough.
-                if number == 0 or family in {CaseFamily.GIVEN, CaseFamily.VALUES}:
-                    yield cases
+        """The families of all sets of inputs.
+
+        Of further sets, the given values and a few others are enough. Those whose other arguments
+        are new come first, in turn with the families of the first set.
+        """
+        first, *others = map(self._families_of, _newest_first(self.task.given))
+        given = [one.pop(CaseFamily.GIVEN) for one in others if CaseFamily.GIVEN in one]
+        values = [one[CaseFamily.VALUES] for one in others if CaseFamily.VALUES in one]
+        for pair in itertools.zip_longest(first.values(), [*given, *values]):
+            yield from (cases for cases in pair if cases is not None)
+
+    def _families_of(self, number: int) -> dict[CaseFamily, Iterator[KernelCase]]:
+        maker = CaseMaker(
+            self._requiring_grad(self.task.given[number]),
+            self._again(number),
+            has_weights=self.task.has_weights,
+            has_modes=self.task.has_modes,
+            seed=self.options.seed + number,
+            label=f"sample {number + 1}: " if len(self.task.given) > 1 else "",
+            accepts=self.task.accepts,
+        )
+        wanted = self.options.families
+        return {
+            family: cases
+            for family, cases in maker.all_families().items()
+            if wanted is None or family in wanted
+        }
 
     def _again(self, number: int) -> Callable[[int], Inputs] | None:
         make = self.task.again(number)
@@ -209,3 +223,20 @@ class KernelJudge:
             else:
                 return case
         return None
+
+
+def _newest_first(given: Sequence[Inputs]) -> list[int]:
+    """The positions of sets of inputs: the first, those with other settings, the rest."""
+    seen: set[str] = set()
+    new: list[int] = []
+    for number, one in enumerate(given):
+        settings = str(map_leaves([list(one.args), one.kwargs], _setting))
+        if settings not in seen:
+            seen.add(settings)
+            new.append(number)
+    return [*new, *(number for number in range(len(given)) if number not in new)]
+
+
+def _setting(leaf: Any) -> Any:
+    """A tensor is known by its rank; what else decides what is computed, by its value."""
+    return leaf.dim() if isinstance(leaf, torch.Tensor) else leaf

@@ -39,10 +39,13 @@ from paritas.results.progress import Progress
 from paritas.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.judge import KernelJudge
+    from paritas.kernels.references import KernelTask
     from paritas.kernels.sides import SideName
 
 # A candidate that ends its process this often is not called again.
@@ -76,10 +79,17 @@ class Judgement:
         self.notes: list[str] = []
         self.process: CandidateProcess | None = None
         self.restarts = 0
-        self._made: tuple[int, str] | None = None
+        self._made: tuple[int, str, bool] | None = None
         self._weights: Any = None
+        self._fit: dict[str, Callable[[Tensor], Tensor]] = {}
         self._stand: Any = None
         self._names: dict[str, str] = {}
+        self._own_values: list[str] = []
+        # The mode in which the candidate was constructed: a case before may have changed it.
+        self._own_mode: bool | None = None
+        # What a call leaves in the reference, apart from parameters and buffers. The reference is
+        # restored after each call; so the candidate is constructed again for each.
+        self._memory = sorted({name for one in self.cases for name in _left(one, self.task)})
         self._counts = 0
 
     def __enter__(self) -> Self:
@@ -291,8 +301,8 @@ class Judgement:
 
     def _construct(self, case: KernelCase) -> None:
         """Make the candidate's module for a case, unless it is there already."""
-        key = case.construction, case.dtype
-        if self._made == key:
+        key = case.construction, case.dtype, case.is_moved
+        if self._made == key and not self._memory:
             return
         assert self.process is not None  # noqa: S101  (for the type checker)
         made = self.process.construct(
@@ -300,12 +310,20 @@ class Judgement:
             self.options.seed + case.construction,
             self.options.call_seconds * 3,
             case.dtype if self.task.side.is_module_class else "",
+            moves=case.is_moved,
         )
         if made["error"]:
             raise _CannotConstructError(made["error"])
         own: dict[str, Tensor] = decode(made["state"])
+        self._own_mode = made["train"]
         reference = self.task.state((case.construction, case.dtype, 0, None))
-        self._names = match_weights(reference, own)
+        self._names = match_weights(reference, own, reshapes=not self.options.gradients)
+        self._fit = {
+            name: _fitting(reference[theirs], own[name]) for name, theirs in self._names.items()
+        }
+        self._own_values = [
+            name for name, v in own.items() if name not in self._names and v.is_floating_point()
+        ]
         self._stand = stand_in({self._names.get(name, name): v for name, v in own.items()})
         self._made, self._weights = key, None
         changed = setting_findings(made["settings"], "constructing the candidate")
@@ -323,7 +341,9 @@ class Judgement:
         if self._weights == (key[0], key[1], key[2]) or self.process is None:
             return collected
         state = self.task.state(key)
-        values = {name: state[theirs] for name, theirs in self._names.items()}
+        values = {
+            name: self._fit[name](state[theirs].detach()) for name, theirs in self._names.items()
+        }
         answer = {"error": None}
         if values:
             order = {"do": "state", "state": encode(values)}
@@ -428,7 +448,9 @@ class Judgement:
             "inputs": encode_inputs(case.inputs),
             "seed": (self.options.seed * 7919 + self._counts * 104729) % (1 << 31),
             "pattern": self._counts % 2,
-            "train": case.train if case.train is not None else self._own_mode(case),
+            "train": case.train if case.train is not None else self._own_mode,
+            "shared": list(self._names),
+            "attributes": self._memory,
             "reuse": case.reuse,
             "grad": self.options.gradients,
             "cotangents": self.options.seed,
@@ -437,29 +459,37 @@ class Judgement:
         }
         return self.process.ask(order, self.options.call_seconds)
 
-    def _own_mode(self, case: KernelCase) -> bool | None:
-        """The mode of the reference, which a case before may have changed in the candidate."""
-        if not self.task.side.is_module_class:
-            return None
-        return bool(getattr(self.task.subject(case).call, "training", True))
-
     def _compare(self, judged: JudgedCase, record: dict[str, Any]) -> CollectedFindings:
         case, run = judged.case, judged.run
         assert self.process is not None  # noqa: S101  (for the type checker)
 
         def ask(inputs: Inputs, wide: dict[str, Any]) -> dict[str, Any] | None:
             try:
+                if self._memory:
+                    self._construct(case)
+                    self._set_weights(case)
                 return self._call(dataclasses.replace(case, inputs=inputs, reuse=False), wide=wide)
             except CandidateEnded:
                 self.restarts += 1
                 return None
 
         lift = RemoteLift(
-            run.evidence, self._stand, ask, self._names, self.process.loaded["extensions"]
+            run.evidence,
+            self._stand,
+            ask,
+            self._names,
+            self.process.loaded["extensions"],
+            self._own_values,
         )
         failed = sum(not row.status.passes() for row in self.rows)
         collected = compare_call(
-            run, record, lift, self._names, self.config, explains=failed < _MOST_EXPLAINED
+            run,
+            record,
+            lift,
+            self._names,
+            self.config,
+            explains=failed < _MOST_EXPLAINED,
+            is_uniform=case.is_uniform,
         )
         collected.take(self._outside(record))
         return collected
@@ -570,25 +600,64 @@ def _no_counterpart(missing: list[str]) -> Verdict:
     return Verdict(findings=(finding,), coverage=Coverage(compared=1))
 
 
-def match_weights(reference: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, str]:
-    """The candidate's name of each parameter -> the reference's: by name, or by value."""
+def match_weights(
+    reference: dict[str, Tensor], own: dict[str, Tensor], *, reshapes: bool = True
+) -> dict[str, str]:
+    """The candidate's name of each parameter -> the reference's: by name, or by value.
+
+    With `reshapes`, a parameter may have another shape, or be the transpose of a matrix.
+    """
     names = {
         name: name
         for name, value in own.items()
         if name in reference and reference[name].shape == value.shape
     }
-    left = {name: value for name, value in reference.items() if name not in names}
-    for name, value in own.items():
-        if name in names:
-            continue
-        same = [
-            theirs
-            for theirs, one in left.items()
-            if one.shape == value.shape
-            and one.dtype is value.dtype
-            and bitwise_equal(one.detach().cpu(), value.detach().cpu())
-        ]
-        if len(same) == 1:
-            names[name] = same[0]
-            del left[same[0]]
+    for fits in (_has_same_values, _has_reshaped_values) if reshapes else (_has_same_values,):
+        left = {name: value for name, value in reference.items() if name not in names.values()}
+        for name, value in own.items():
+            same = [theirs for theirs, one in left.items() if fits(one, value)]
+            # Of several equal ones, such as zeros, the one with the same last name.
+            last = [one for one in same if one.rpartition(".")[2] == name.rpartition(".")[2]]
+            same = last if len(same) > 1 else same
+            if name not in names and len(same) == 1:
+                names[name] = same[0]
+                del left[same[0]]
     return names
+
+
+def _has_same_values(reference: Tensor, own: Tensor) -> bool:
+    return (
+        reference.shape == own.shape
+        and reference.dtype is own.dtype
+        and bitwise_equal(reference.detach().cpu(), own.detach().cpu())
+    )
+
+
+def _has_reshaped_values(reference: Tensor, own: Tensor) -> bool:
+    if reference.numel() != own.numel() or own.numel() < 2:  # noqa: PLR2004
+        return False
+    return is_transpose(reference, own) or _has_same_values(reference.reshape(own.shape), own)
+
+
+def is_transpose(reference: Tensor, own: Tensor) -> bool:
+    """Whether a parameter is kept as the transpose of a matrix."""
+    return reference.dim() == 2 and _has_same_values(reference.mT.contiguous(), own)  # noqa: PLR2004
+
+
+def _fitting(reference: Tensor, own: Tensor) -> Callable[[Tensor], Tensor]:
+    """Brings a parameter of the reference into the form in which the candidate keeps it."""
+    if reference.shape == own.shape and not _is_other_transpose(reference, own):
+        return lambda value: value
+    if is_transpose(reference, own):
+        return lambda value: value.mT.contiguous()
+    return lambda value: value.reshape(own.shape)
+
+
+def _is_other_transpose(reference: Tensor, own: Tensor) -> bool:
+    return is_transpose(reference, own) and not _has_same_values(reference, own)
+
+
+def _left(judged: JudgedCase, task: KernelTask) -> list[str]:
+    """What a call leaves in the reference, apart from parameters and buffers."""
+    known = task.state(task.key(judged.case))
+    return [item.name for item in judged.run.native.state if item.name not in known]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import resource
 import signal
@@ -21,21 +22,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from paritas.kernels.wire import ChannelClosedError, decode, encode, receive, send
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paritas.kernels.observing import Observer
 
 _LONGEST_TEXT = 600
 
 
 def serve() -> NoReturn:
-    """Be the nursery: fork a process for each channel that is sent, and report how it ended."""
+    """Be the nursery in a new interpreter: `channel module...`."""
+    be_nursery(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+
+
+def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
+    """Fork a process for each channel that is sent, and report how it ended."""
     _die_with_parent()
-    orders = socket.socket(fileno=int(sys.argv[1]))
     import torch
 
     import paritas.kernels.observing
     import paritas.kernels.sides
     import paritas.kernels.timing  # noqa: F401
 
+    for name in preload:
+        importlib.import_module(name)
     torch.set_num_threads(1)
     import gc
 
@@ -155,7 +164,7 @@ class _Process:
             "settings": settings,
             "outside": self._audit.take(),
             "files": _files_of_modules(),
-            "extensions": _extensions(set(sys.modules) - libraries),
+            "extensions": _extensions(set(sys.modules) - libraries, self._side),
         }
 
     def _do_construct(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -174,6 +183,8 @@ class _Process:
                 import torch
 
                 made = made.to(getattr(torch, name))
+            if order["moves"] and self._side.is_module_class:
+                _move(made)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (it becomes a finding)
             return {"error": in_one_line(error, _LONGEST_TEXT), "settings": before.put_back()}
         observer = Observer(made, self._device, self._audit, self._own_code)
@@ -209,15 +220,34 @@ class _Process:
         return check_registrations(self._side.target, decode(order["inputs"], self._device))
 
 
+def _move(module: Any) -> None:
+    """Convert a module and convert it back: nothing changes, except which tensors share memory."""
+
+    def state() -> dict[str, Any]:
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    dtypes = {name: value.dtype for name, value in state().items()}
+    module.double()
+    for name, value in state().items():
+        value.data = value.data.to(dtypes.get(name, value.dtype))
+
+
 def _files_of_modules() -> list[str]:
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return sorted({str(file) for file in files if file})
 
 
-def _extensions(names: set[str]) -> list[str]:
+_KERNEL_COMPILERS = {"triton", "cupy", "numba", "cutlass", "tilelang", "ctypes", "cffi"}
+
+
+def _extensions(names: set[str], side: Any) -> list[str]:
     """Compiled code, or a compiler of kernels, that the import has brought in."""
-    found = {name.partition(".")[0] for name in names}
-    known = found & {"triton", "cupy", "numba", "cutlass", "tilelang", "ctypes", "cffi"}
+    # A compiler that was imported before shows in what the candidate's module imports from it.
+    values = list(vars(side.home).values()) if getattr(side, "home", None) is not None else []
+    used = [getattr(one, "__module__", None) or getattr(one, "__name__", "") for one in values]
+    used += [type(one).__module__ for one in values]
+    found = {str(name).partition(".")[0] for name in [*names, *used]}
+    known = found & _KERNEL_COMPILERS
     for name in names:
         file = str(getattr(sys.modules.get(name), "__file__", None) or "")
         if file.endswith(".so") and "site-packages" not in file and "lib-dynload" not in file:

@@ -3,7 +3,8 @@
 The candidate may cheat. So memory that it allocates is poisoned, the addresses of its inputs vary,
 its results are read twice, and whatever it changes in the process is recorded and restored. Its own
 state is not restored: a kernel that counts its calls or caches a result is called on and on, as it
-would be by a user. Only registered parameters and buffers are set back after each call.
+would be by a user. Only parameters and buffers that are the reference's, too, are set back after
+each call: what else a candidate keeps must fit what it remembers elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from paritas.execution.observation import (
 )
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.execution.subjects import Inputs
-from paritas.kernels.wire import WireError, decode, encode
+from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import Opaque, contents
 from paritas.numerics.flattening import as_plain, flattened
@@ -44,7 +45,7 @@ from paritas.precision.lifting import LiftMode, is_rounding
 from paritas.results.items import Item, ItemKind, output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import Tensor
 
@@ -54,9 +55,18 @@ PATTERNS = (float("nan"), -1.2345e30)
 # Functions that hand the memory of a tensor to code that no dispatch mode sees.
 _ESCAPES = {"data_ptr", "numpy", "__array__", "__dlpack__"}
 _MOST_JUNK = 12
-# Bound before a candidate can replace it.
+# Bound before a candidate can replace them.
 _wait_for_device = torch.accelerator.synchronize
+_stream_of, _set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
 _MOST_NAMES = 200
+# Variables that torch's compilers set themselves, as they build kernels.
+_OF_COMPILERS = (
+    "_TORCHINDUCTOR_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_",
+    "KMP_DUPLICATE_LIB_OK",
+    "CUDA_HOME",
+)
 _LONGEST_TEXT = 400
 
 
@@ -162,6 +172,9 @@ class Audit:
                 isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
             )
             kind = "writes" if writes else "reads"
+        elif event == "os.remove" and args[1] != -1:  # relative to an open folder: `rmtree` does so
+            with contextlib.suppress(OSError):
+                what = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), what)  # noqa: PTH118
         if not isinstance(args[0] if args else "", int):
             self.events[kind, what] = None
 
@@ -283,7 +296,11 @@ class Observer:
             before = input_contents(inputs)
             if order.get("train") is not None and self.module is not None:
                 self.module.train(order["train"])
-            state = {name: detached_copy(value) for name, value in self.state().items()}
+            state = {
+                name: detached_copy(value)
+                for name, value in self.state().items()
+                if name in order["shared"]
+            }
             flags = {name: value.requires_grad for name, value in self.state().items()}
             torch.manual_seed(order["seed"])
             poison_free_memory(
@@ -293,8 +310,10 @@ class Observer:
             )
         record: dict[str, Any] = {}
         live: dict[str, Any] = {}
-        with _widened(self, order["wide"]):
+        with _widened(self, order["wide"], order["shared"]):
             wide_state = {name: detached_copy(value) for name, value in self.state().items()}
+            with self._audit.aside():
+                self._arrive_late(inputs)
             self._run(order, inputs, record, live)
             with self._audit.aside():
                 _synchronize(self.device)
@@ -330,12 +349,33 @@ class Observer:
             self.held.inputs = new
         return new
 
+    def _arrive_late(self, inputs: Inputs) -> None:
+        """Let the values of the inputs arrive after the call has begun.
+
+        On a device, work is queued, and a caller's inputs may still be on their way. A kernel on
+        another stream that does not wait for them reads what was there before.
+        """
+        if self.device.startswith("cpu"):
+            return
+        storages = {
+            t.untyped_storage().data_ptr(): t for _, t in input_tensors(inputs) if t.numel()
+        }
+        places = [bytes_of(tensor) for tensor in storages.values()]
+        values = [place.clone() for place in places]
+        for place in places:
+            place.fill_(0xFF)  # NaN in every floating dtype
+        _synchronize(self.device)
+        _keep_busy(self.device)
+        for place, value in zip(places, values, strict=True):
+            place.copy_(value)
+
     def _run(
         self, order: dict[str, Any], inputs: Inputs, record: dict[str, Any], live: dict[str, Any]
     ) -> None:
         modes = _modes_of(order)
         process, rng = ProcessState(), RandomState.now()
         threads = threading.active_count()
+        stream = _current_stream(self.device)
         began = time.perf_counter()
         try:
             with contextlib.ExitStack() as stack:
@@ -347,6 +387,11 @@ class Observer:
             record["error"] = [type(error).__name__, str(error)[:_LONGEST_TEXT]]
         record["seconds"] = time.perf_counter() - began
         with self._audit.aside():
+            if stream is not None and _current_stream(self.device) != stream:
+                _set_stream(stream)
+                record["moved"] = True
+            if stream is not None and "error" not in record:
+                live["early"] = _copied_at_once(live[OUTPUT])
             self._note_process(process, rng, threads, record)
             _note_modes(modes, record)
 
@@ -354,15 +399,19 @@ class Observer:
         self, process: ProcessState, rng: RandomState, threads: int, record: dict[str, Any]
     ) -> None:
         record["settings"] = process.put_back() | self._own_code.put_back()
+        if record.pop("moved", False):
+            record["settings"]["torch.accelerator.current_stream()"] = "changed"
         now = RandomState.now()
         record["drew"] = not rng.same_torch(now)
         record["threads"] = max(0, threading.active_count() - threads)
-        if dict(os.environ) != self._environment:
-            names = {k for k, v in os.environ.items() if self._environment.get(k) != v}
-            names |= self._environment.keys() - os.environ.keys()
-            os.environ.clear()
-            os.environ.update(self._environment)
-            record["settings"] |= {f"os.environ[{name!r}]": "changed" for name in sorted(names)}
+        for name in sorted(os.environ.keys() | self._environment.keys()):
+            before = self._environment.get(name)
+            if os.environ.get(name) == before or name.startswith(_OF_COMPILERS):
+                continue
+            os.environ.pop(name, None)
+            if before is not None:
+                os.environ[name] = before
+            record["settings"][f"os.environ[{name!r}]"] = "changed"
         if os.getcwd() != self._folder:  # noqa: PTH109
             os.chdir(self._folder)
             record["settings"]["the current directory"] = "changed"
@@ -400,16 +449,22 @@ class Observer:
         changed = {
             name: detached_copy(value)
             for name, value in self.state().items()
-            if name not in state or not is_same_leaf(state[name], value)
+            if name in order["shared"] and not is_same_leaf(state[name], value)
         }
+        changed |= _attributes(self.call, order["attributes"])
         gradients: dict[str, Any] = {}
         if order["grad"]:
             gradients = _gradients(flat.leaves, inputs, self.state(), order, record)
         record["overwritten"] = self._overwritten()
+        early = live.pop("early", {})
         record["later"] = [
             path
             for path, leaf in flat.leaves.items()
-            if isinstance(leaf, torch.Tensor) and not is_same_leaf(copies[path], as_plain(leaf))
+            if isinstance(leaf, torch.Tensor)
+            and not (
+                is_same_leaf(copies[path], as_plain(leaf))
+                and (path not in early or is_same_leaf(copies[path], early[path]))
+            )
         ]
         record["values"] = _encoded(copies, after, changed, gradients)
         if not order["wide"]:
@@ -447,6 +502,18 @@ class Observer:
                     value.grad = None
 
 
+def _attributes(call: Any, names: list[str]) -> dict[str, Tensor]:
+    """Tensors that the candidate keeps under these names, as the reference does."""
+    found: dict[str, Tensor] = {}
+    for name in names:
+        value = call
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, torch.Tensor) and type(value) in _PLAIN_CLASSES:
+            found[name] = detached_copy(value)
+    return found
+
+
 def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
     """The contexts of a call, the innermost last."""
     modes: dict[str, Any] = {}
@@ -470,6 +537,7 @@ def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
 def _note_modes(modes: dict[str, Any], record: dict[str, Any]) -> None:
     if "lift" in modes:
         record["foreign"] = sorted({*modes["lift"].foreign, *modes["escapes"].seen})
+        record["narrow"] = sorted(map(dtype_name, modes["lift"].narrow))
     if "watch" in modes:
         record["operators"] = list(modes["watch"].names)
     if "code" in modes:
@@ -482,6 +550,20 @@ def _unreadable(result: Any) -> dict[str, str]:
         path: type(leaf).__name__
         for path, leaf in contents(result, OUTPUT)
         if isinstance(leaf, torch.Tensor) and type(leaf) not in _PLAIN_CLASSES
+    }
+
+
+def _copied_at_once(result: Any) -> dict[str, Tensor]:
+    """Copies of the results, queued on the caller's stream like any use of them, without waiting.
+
+    A result that a kernel on another stream still computes is not there yet.
+    """
+    return {
+        path: leaf.detach().clone()
+        for path, leaf in contents(result, OUTPUT)
+        if isinstance(leaf, torch.Tensor)
+        and type(leaf) in _PLAIN_CLASSES
+        and leaf.layout is torch.strided
     }
 
 
@@ -557,21 +639,25 @@ def _gradients(
 
 
 @contextlib.contextmanager
-def _widened(observer: Observer, wide: Any) -> Iterator[None]:
+def _widened(observer: Observer, wide: Any, shared: Collection[str]) -> Iterator[None]:
     """Run with parameters and buffers in float64."""
     if not wide:
         yield
         return
     saved = {name: value.data for name, value in observer.state().items()}
     own = observer.state()
+    wides: dict[str, Tensor] = {}
     try:
         for name, value in own.items():
             if value.dtype in WIDE:
                 value.data = saved[name].to(WIDE[value.dtype])
+                wides[name] = value.data.clone()
         yield
     finally:
         for name, value in own.items():
-            value.data = saved[name]
+            is_kept = name in shared or name not in wides or is_same_leaf(wides[name], value.data)
+            # A buffer of its own that it has written stays written.
+            value.data = saved[name] if is_kept else value.data.to(saved[name].dtype)
 
 
 def _synchronize(device: str) -> None:
@@ -579,6 +665,15 @@ def _synchronize(device: str) -> None:
         _wait_for_device(device)
 
 
-def facts_of(tensors: dict[str, Tensor]) -> list[list[Any]]:
-    """Names, shapes and dtypes, for messages."""
-    return [[name, list(one.shape), dtype_name(one.dtype)] for name, one in tensors.items()]
+def _current_stream(device: str) -> torch.Stream | None:
+    return None if device.startswith("cpu") else _stream_of(torch.device(device))
+
+
+# Some milliseconds of work: longer than a call takes to queue its own.
+_BUSY_SIZE, _BUSY_TIMES = 2048, 8
+
+
+def _keep_busy(device: str) -> None:
+    left = torch.ones(_BUSY_SIZE, _BUSY_SIZE, device=device)
+    for _ in range(_BUSY_TIMES):
+        left = left @ left / _BUSY_SIZE

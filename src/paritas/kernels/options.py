@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from typing import TYPE_CHECKING
 
 from paritas.errors import UsageError
@@ -29,6 +30,7 @@ class KernelOptions:
 
     Attributes:
         cases: how many cases are made.
+        families: make cases of these families only; None for all.
         seconds: after this time no further case is begun.
         call_seconds: the time limit of one call of the candidate.
         seed: of everything that is drawn.
@@ -42,9 +44,11 @@ class KernelOptions:
         rate_task: plant faults in the reference, and count those that the given inputs show.
         timing: after the verdict, time both sides: `warm` or `cold` caches; empty for no timing.
         script: where to write a script that shows the smallest failing case.
+        preload: modules that are imported once for all candidates, before any of them runs.
     """
 
     cases: int = DEFAULT_CASES
+    families: frozenset[CaseFamily] | None = None
     seconds: float = 120.0
     call_seconds: float = 20.0
     seed: int = 0
@@ -58,10 +62,14 @@ class KernelOptions:
     rate_task: bool = False
     timing: str = ""
     script: Path | None = None
+    preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = sorted(self.fixed - PROMISES.keys())
         if unknown:
             raise UsageError(f"fixed={unknown[0]!r}: known are {', '.join(PROMISES)}")
+        for name in self.preload:
+            if importlib.util.find_spec(name) is None:
+                raise UsageError(f"preload={name!r}: there is no such module")
         if self.cases < 1:
             raise UsageError(f"the number of cases must be 1 or more, got {self.cases}")

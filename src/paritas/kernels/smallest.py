@@ -10,7 +10,7 @@ import torch
 
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs
-from paritas.kernels.cases import dimension_groups
+from paritas.kernels.cases import as_leaf, dimension_groups
 from paritas.numerics.contents import map_leaves
 from paritas.reports.scripts import Script, ScriptValues, literal
 
@@ -92,14 +92,20 @@ def _simplified(case: KernelCase, change: Callable[[Tensor], Tensor]) -> KernelC
         is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
         if not is_float or not bool(torch.isfinite(leaf).all()):
             return leaf
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(change(leaf))
+        made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        return made.copy_(change(leaf.detach()))
 
     return _with(case, simplify)
 
 
 def _with(case: KernelCase, change: Callable[[Any], Any]) -> KernelCase:
-    args = map_leaves(list(case.inputs.args), change)
-    inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), change))
+    def changed(leaf: Any) -> Any:
+        new = change(leaf)
+        is_tensor = isinstance(leaf, torch.Tensor)
+        return as_leaf(new, requires_grad=leaf.requires_grad) if is_tensor else new
+
+    args = map_leaves(list(case.inputs.args), changed)
+    inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), changed))
     return dataclasses.replace(case, inputs=inputs, reuse=False)
 
 
@@ -175,6 +181,7 @@ def case_script(failing: FailingCase) -> Script:
         _MAKE.format(
             train=case.train,
             dtype=f"torch.{case.dtype}" if case.dtype else "None",
+            device=next((str(one.device) for _, one in input_tensors(case.inputs)), "cpu"),
         ),
     ]
     heading = (
@@ -200,12 +207,19 @@ def _side_text(name: SideName) -> str:
 def _input_text(values: ScriptValues, name: str, value: Any, position: int) -> str:
     if not isinstance(value, torch.Tensor):
         return literal(value)
+    repeated = [n for n, step in enumerate(value.stride()) if step == 0 and value.shape[n] > 1]
+    if repeated:
+        single = value.detach()
+        for dim in repeated:
+            single = single.narrow(dim, 0, 1)
+        return f"{_input_text(values, name, single, position)}.expand({tuple(value.shape)})"
     text = values.text(name, value.detach().contiguous(), position)
     if value.is_contiguous():
         return text
     strides = literal(tuple(value.stride()))
     return (
-        f"torch.empty_strided({tuple(value.shape)}, {strides}, dtype={value.dtype}).copy_({text})"
+        f"torch.empty_strided({tuple(value.shape)}, {strides}, dtype={value.dtype}, "
+        f"device={str(value.device)!r}).copy_({text})"
     )
 
 
@@ -218,6 +232,7 @@ def find(side, usual):
         spec = importlib.util.spec_from_file_location(Path(file).stem, file)
         home = importlib.util.module_from_spec(spec)
         sys.path.insert(0, str(Path(file).parent))
+        sys.modules.setdefault(spec.name, home)
         spec.loader.exec_module(home)
     elif module:
         home = importlib.import_module(module)
@@ -236,7 +251,7 @@ _MAKE = '''def make(side, usual, names):
     if not isinstance(found, type):
         return found
     torch.manual_seed(SEED)
-    module = found(*INIT[0], **INIT[1])
+    module = found(*INIT[0], **INIT[1]).to({device!r})
     if {dtype} is not None:
         module = module.to({dtype})
     if {train} is not None:

@@ -40,7 +40,7 @@ def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     if not ordered:
         return TaskRating()
     first = ordered[0]
-    found = [_judged(name, make, ordered, first) for name, make in _TRIVIAL.items()]
+    found = [_judged(name, make, ordered, first) for name, make in TRIVIAL.items()]
     return TaskRating(trivial=tuple(one for one in found if one is not None))
 
 
@@ -141,7 +141,7 @@ def _first_output(
     return None if same else other
 
 
-_TRIVIAL: dict[str, Any] = {
+TRIVIAL: dict[str, Any] = {
     "zeros": _zeros,
     "a constant": _constant,
     "the mean": _mean,

@@ -161,7 +161,7 @@ def _encode_tensor(tensor: Tensor, storages: list[bytes], places: dict[int, int]
     key = storage.data_ptr()
     if key not in places:
         places[key] = len(storages)
-        storages.append(_storage_bytes(plain))
+        storages.append(bytes_of(plain).cpu().numpy().tobytes())
     return [
         "tensor",
         places[key],
@@ -174,11 +174,11 @@ def _encode_tensor(tensor: Tensor, storages: list[bytes], places: dict[int, int]
     ]
 
 
-def _storage_bytes(tensor: Tensor) -> bytes:
+def bytes_of(tensor: Tensor) -> Tensor:
+    """All bytes of a tensor's storage, as a view."""
+    storage = tensor.detach().untyped_storage()
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    storage = tensor.untyped_storage()
-    flat = flat.set_(storage, 0, (storage.nbytes(),), (1,))
-    return bytes(flat.cpu().numpy().tobytes())
+    return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def decode(content: Any, device: str | None = None) -> Any:

@@ -104,14 +104,17 @@ class CandidateProcess:
             was = str(error) if isinstance(error, WireError) else ""
             raise self._ending(was) from None
 
-    def construct(self, init: Any, seed: int, seconds: float, dtype: str = "") -> dict[str, Any]:
-        """Make what is called; return its parameters and buffers."""
+    def construct(
+        self, init: Any, seed: int, seconds: float, dtype: str = "", *, moves: bool = False
+    ) -> dict[str, Any]:
+        """Make what is called, and move it, if asked; return its parameters and buffers."""
         order = {
             "do": "construct",
             "init": encode(init),
             "seed": seed,
             "device": self._device,
             "dtype": [dtype] if dtype else [],
+            "moves": moves,
         }
         return self.ask(order, seconds)
 

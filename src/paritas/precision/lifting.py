@@ -172,6 +172,7 @@ class LiftMode(DispatchMode):
         casts: the narrow dtypes that the program itself casts to.
         foreign: names of operators outside aten, which may compute in any precision inside.
         asked_default: whether torch's default dtype may have decided something no mode can see.
+        narrow: the narrow dtypes of values from outside this run, which were rounded before it.
     """
 
     def __init__(
@@ -197,6 +198,8 @@ class LiftMode(DispatchMode):
         self.widths = WIDE if widen else {}
         self.casts: set[torch.dtype] = set()
         self.foreign: set[str] = set()
+        self.narrow: set[torch.dtype] = set()
+        self._kept: set[torch.dtype] = set()
         self.asked_default = False
         self._decisions = Decisions() if remember_decisions else None
         self._sums = LastSums() if remember_sums else None
@@ -237,6 +240,8 @@ class LiftMode(DispatchMode):
         self.asked_default = False
         self.casts.clear()
         self.foreign.clear()
+        self.narrow.clear()
+        self._kept.clear()
         if self._decisions is not None:
             self._decisions = Decisions()
         if self._sums is not None:
@@ -276,10 +281,11 @@ class LiftMode(DispatchMode):
                 wide = value.to(self.widths[dtype])
                 if place in kind.mutates:
                     written.append((value, wide))
+                elif dtype not in self._kept:  # it is not the result of a cast
+                    self.narrow.add(dtype)
                 return wide
             if isinstance(value, torch.dtype) and value in self.widths:
-                self.casts.add(value)
-                return self.widths[value] if self.lifts(value) else value
+                return self._cast_to(value)
             if isinstance(value, list | tuple):
                 return [widen(item, place) for item in value]
             return value
@@ -299,6 +305,14 @@ class LiftMode(DispatchMode):
         # A cast that is not lifted keeps its narrow result: the next operator widens it again.
         keeps = kind.name in {"_to_copy", "copy"} or written or not self.widths
         return result if keeps else map_tensors(result, _widen_tensor)
+
+    def _cast_to(self, dtype: torch.dtype) -> torch.dtype:
+        """What a cast to a narrow dtype becomes."""
+        self.casts.add(dtype)
+        if self.lifts(dtype):
+            return self.widths[dtype]
+        self._kept.add(dtype)
+        return dtype
 
     def _note(
         self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

@@ -26,6 +26,35 @@ SLOWER, SLOWER_SECONDS = 1.5, 10.0
 # --- One run and its row --------------------------------------------------------------------------
 
 
+class KernelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a kernel is judged in a sweep: `paritas.KernelOptions`, as far as a target file has them.
+
+    Attributes:
+        cases: how many cases are made.
+        seed: of everything that is drawn.
+        fixed: what the task promises.
+        forbid: operators that the candidate must not call.
+        gradients: compare gradients too.
+    """
+
+    cases: int = 40
+    seed: int = 0
+    fixed: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+    gradients: bool = False
+
+    @property
+    def words(self) -> str:
+        """Everything that is not usual."""
+        usual = KernelSettings()
+        found = [f"{self.cases} cases"] if self.cases != usual.cases else []
+        found += [f"seed {self.seed}"] if self.seed else []
+        found += ["gradients"] if self.gradients else []
+        found += [f"fixed {name}" for name in self.fixed]
+        found += [f"no {name}" for name in self.forbid]
+        return " ".join(["kernel", *found])
+
+
 class SweepRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One target under one setting; two sweeps are compared by it.
 
@@ -36,6 +65,7 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         mode: `eval`, `train`, or one of them without gradients: `eval-forward`, `train-forward`.
         candidate: what the target was compared with.
         inputs: the function that makes the inputs; empty for the target's own.
+        kernel: the candidate is a kernel, and the target its reference; None for models.
     """
 
     target: str
@@ -44,10 +74,14 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     mode: str = "eval"
     candidate: str = "inductor"
     inputs: str = ""
+    kernel: KernelSettings | None = None
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Everything except the target, in words."""
+        if self.kernel is not None:
+            words = self.device, self.kernel.words, self.candidate, self.inputs
+            return tuple(filter(None, words))
         own = self.dtype or "own dtype"
         return tuple(filter(None, (own, self.device, self.mode, self.candidate, self.inputs)))
 

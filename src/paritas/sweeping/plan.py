@@ -19,6 +19,7 @@ import msgspec
 from paritas.candidates.names import NAMED
 from paritas.errors import UsageError, did_you_mean
 from paritas.results.sweeps import SweepRun
+from paritas.sweeping.kernel_rows import LIMITS, is_kernel_row, kernel_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,7 @@ _LISTS: dict[str, tuple[str, ...]] = {
     "modes": ("eval",),
     "candidates": ("inductor",),
 }
+_TABLES = ("target", "kernel", "defaults")
 _NAMES = ("name", "names")
 _OTHERS = ("inputs", "seconds", "memory")
 USUAL_SECONDS = 900.0
@@ -81,30 +83,62 @@ def plan_tasks(
     """
     if isinstance(targets, str | os.PathLike):
         path = Path(targets)
-        where, rows, defaults = str(path), *_read_toml(path)
+        where, rows, kernels, defaults = str(path), *_read_toml(path)
     else:
-        where, rows, defaults = "targets", list(targets), {}
+        where, defaults = "targets", {}
+        kernels = [row for row in targets if is_kernel_row(row)]
+        rows = [row for row in targets if not is_kernel_row(row)]
     given = {"seconds": seconds, "memory": memory}
     defaults = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     _Row(f"{where}, [defaults]", {"name": "module:factory", **defaults}, {})  # only validates
-    tasks: list[RunTask] = []
-    seen: dict[SweepRun, int] = {}
-    for number, row in enumerate(rows, start=1):
-        asked = {"name": row} if isinstance(row, str) else row
-        for task in _Row(f"{where}, target {number}", asked, defaults).tasks():
-            first = seen.setdefault(task.run, number)
-            if len(seen) == len(tasks):
-                raise UsageError(
-                    f"{where}, target {number} repeats the run {str(task.run)!r} of target "
-                    f"{first}: remove one of the two"
-                )
-            tasks.append(task)
+    named = [
+        (f"target {number}", _Row(f"{where}, target {number}", asked, defaults).tasks())
+        for number, asked in enumerate(
+            ({"name": row} if isinstance(row, str) else row for row in rows), start=1
+        )
+    ]
+    named += [
+        (f"kernel {number}", _kernel_tasks(f"{where}, kernel {number}", row, defaults))
+        for number, row in enumerate(kernels, start=1)
+    ]
+    tasks = _unlike(named, where)
     if not tasks:
         raise UsageError(
-            f'{where} names no target: add a row, [[target]] with name = "package.module:factory"'
+            f'{where} names no target: add a row, [[target]] with name = "package.module:factory", '
+            'or [[kernel]] with reference = "task.py"'
         )
-    _check_backends({task.run.candidate for task in tasks}, where)
-    return tuple(tasks)
+    _check_backends({task.run.candidate for task in tasks if task.run.kernel is None}, where)
+    return tasks
+
+
+def _unlike(named: list[tuple[str, Iterator[RunTask]]], where: str) -> tuple[RunTask, ...]:
+    """All tasks of all rows; none of them twice."""
+    tasks: dict[SweepRun, RunTask] = {}
+    first: dict[SweepRun, str] = {}
+    for row, own in named:
+        for task in own:
+            if task.run in tasks:
+                raise UsageError(
+                    f"{where}, {row} repeats the run {str(task.run)!r} of {first[task.run]}: "
+                    "remove one of the two"
+                )
+            tasks[task.run], first[task.run] = task, row
+    return tuple(tasks.values())
+
+
+def _kernel_tasks(where: str, asked: Any, defaults: Mapping[str, Any]) -> Iterator[RunTask]:
+    """The runs of a row [[kernel]], with their limits."""
+    if not isinstance(asked, Mapping):
+        raise UsageError(f"{where} is {asked!r:.80}: use a table with a reference and candidates")
+    usual = {name: value for name, value in defaults.items() if name in (*LIMITS, "devices")}
+    both = {**usual, **asked}
+    limits = _Row(where, {"name": "module:factory", **_of(both, *LIMITS, "devices")}, {})
+    for run in kernel_runs(where, both):
+        yield RunTask(run=run, seconds=limits.seconds, memory=limits.memory)
+
+
+def _of(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: table[name] for name in names if name in table}
 
 
 def parse_size(value: Any, where: str) -> int:
@@ -117,7 +151,7 @@ def parse_size(value: Any, where: str) -> int:
     return int(float(form[1]) * _UNITS[form[2].lower()])
 
 
-def _read_toml(path: Path) -> tuple[list[Any], dict[str, Any]]:
+def _read_toml(path: Path) -> tuple[list[Any], list[Any], dict[str, Any]]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -125,20 +159,22 @@ def _read_toml(path: Path) -> tuple[list[Any], dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
     for name in content:
-        if name not in ("target", "defaults"):
+        if name not in _TABLES:
             raise UsageError(
-                f"{path}: unknown table [{name}]; {did_you_mean(name, ('target', 'defaults'))} "
-                "A sweep has rows [[target]] and one table [defaults]"
+                f"{path}: unknown table [{name}]; {did_you_mean(name, _TABLES)} "
+                "A sweep has rows [[target]] and [[kernel]], and one table [defaults]"
             )
-    rows, defaults = content.get("target", []), content.get("defaults", {})
-    if not isinstance(rows, list):
-        raise UsageError(f"{path}: write [[target]] with two brackets, once for each row")
+    rows, kernels = content.get("target", []), content.get("kernel", [])
+    defaults = content.get("defaults", {})
+    for name, table in (("target", rows), ("kernel", kernels)):
+        if not isinstance(table, list):
+            raise UsageError(f"{path}: write [[{name}]] with two brackets, once for each row")
     if not isinstance(defaults, dict):
         raise UsageError(f"{path}: defaults = {defaults!r:.80} is not a table; write [defaults]")
     for name in _NAMES:
         if name in defaults:
             raise UsageError(f"{path}, [defaults]: {name} belongs to a row, [[target]]")
-    return rows, defaults
+    return rows, kernels, defaults
 
 
 class _Row:

@@ -44,7 +44,7 @@ from paritas.sweeping.plan import INDUCTOR_MODES, INVARIANTS, RunTask, is_own_fu
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from paritas.results.sweeps import SweepRun
+    from paritas.results.sweeps import KernelSettings, SweepRun
 
 _LOOK_SECONDS = 0.1
 # The time to write a traceback, before a run is killed.
@@ -526,11 +526,13 @@ def _last_line(text: str) -> str:
 
 # --- One run: build a target, make a candidate from it, and compare the two -----------------------
 
+KERNELS = "kernels"
 # Modules that take long to import, for each kind of target.
 _LIBRARIES = {
     "hf": ("transformers.modeling_utils", "transformers.modeling_outputs"),
     "timm": ("timm",),
     "torchvision": ("torchvision.models",),
+    KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.timing"),
 }
 _OWN = ("paritas.checks.verify", "paritas.candidates.building", "paritas.diagnosis.diagnose")
 
@@ -572,6 +574,8 @@ def _options_of(run: SweepRun) -> _RunOptions:
 
 def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dict[str, str]]:
     """Compare; returns the verdict, and versions that only this process knows."""
+    if run.kernel is not None:
+        return _judge_kernel(run, run.kernel, tell), _device_versions(run.device)
     from paritas.candidates.building import build_candidate, build_reference
     from paritas.checks.verify import verify
     from paritas.execution.subjects import VerifyConfig
@@ -593,6 +597,28 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
     )
     verdict = verify(inputs, model, candidate, config, on_progress=tell)
     return verdict, _device_versions(run.device)
+
+
+def _judge_kernel(run: SweepRun, settings: KernelSettings, tell: Callable[[str], None]) -> Verdict:
+    """Judge a kernel; its processes are forked from this one, before the reference is loaded."""
+    from paritas.kernels.forking import fork_nursery
+    from paritas.kernels.judge import judge_kernel
+    from paritas.kernels.options import KernelOptions
+
+    if run.device == "cpu":
+        fork_nursery()
+    options = KernelOptions(
+        cases=settings.cases,
+        seed=settings.seed,
+        device=run.device,
+        fixed=frozenset(settings.fixed),
+        forbid=settings.forbid,
+        gradients=settings.gradients,
+    )
+    report = judge_kernel(
+        run.target, run.candidate, options, inputs=run.inputs or None, on_progress=tell
+    )
+    return report.verdict
 
 
 def _load_exported(run: SweepRun) -> tuple[Any, Any]:
@@ -717,7 +743,7 @@ def check_system() -> None:
         raise UsageError("paritas sweep does not run on win32: use Linux or macOS")
 
 
-def libraries_of(targets: Iterable[str]) -> tuple[str, ...]:
-    """The libraries of the targets: `hf`, `timm` ..."""
-    known = {target.partition(":")[0] for target in targets if ":" in target}
+def libraries_of(runs: Iterable[SweepRun]) -> tuple[str, ...]:
+    """What is imported before runs are forked: `hf`, `timm`, `kernels` ..."""
+    known = {KERNELS if run.kernel is not None else run.target.partition(":")[0] for run in runs}
     return tuple(sorted(name for name in known if preloaded_modules((name,), own=False)))

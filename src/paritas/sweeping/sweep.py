@@ -186,7 +186,7 @@ def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, workers: int) -
         folder=here,
         paths=tuple(paths),
         cache=str(cache),
-        libraries=processes.libraries_of(task.run.target for task in tasks),
+        libraries=processes.libraries_of(task.run for task in tasks),
         jobs=jobs,
         threads=max(count_processors() // max(workers, 1), 1),
     )

@@ -82,3 +82,10 @@ def test_weights_and_modes_are_changed_only_in_modules() -> None:
     found = made(normal(3, 4), has_weights=True, has_modes=True)
     assert [case.weights for case in found[CaseFamily.WEIGHTS]] == [1, 2, 0]
     assert {case.train for case in found[CaseFamily.MODES]} == {True, False}
+
+
+def test_inputs_that_require_grad_are_leaves_in_every_case() -> None:
+    for cases in made(normal(3, 4).requires_grad_(), normal(4, 3)).values():
+        for case in cases:
+            flags = [(one.is_leaf, one.requires_grad) for one in tensors(case)]
+            assert flags == [(True, True), (True, False)], case.name

@@ -180,7 +180,8 @@ def test_an_exported_program_has_a_dtype_and_a_mode_of_its_own(tmp_path, monkeyp
 
 def test_nothing_to_sweep_is_refused():
     assert refusal([]) == (
-        'targets names no target: add a row, [[target]] with name = "package.module:factory"'
+        'targets names no target: add a row, [[target]] with name = "package.module:factory", or '
+        '[[kernel]] with reference = "task.py"'
     )
 
 

@@ -1,0 +1,61 @@
+"""Rows of a long measurement: each is made in a forked process, and a file of them is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+
+from paritas.errors import ParitasError
+
+
+def half(name):
+    """Whether rules may be tuned on an item, or it is only measured."""
+    return "tuned" if hashlib.sha256(name.encode()).digest()[0] % 2 == 0 else "measured"
+
+
+def read_rows(path):
+    """The rows of a file; none if there is no such file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
+def add_row(path, row):
+    """Append a row, with one write: other processes append, too."""
+    with path.open("ab", buffering=0) as out:
+        out.write(json.dumps(row).encode() + b"\n")
+
+
+def forked(make, seconds):
+    """The row that `make` returns, made in a forked process within a time limit."""
+    began, (read, write) = time.monotonic(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(read)
+        os.setsid()
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                row = make()
+        except ParitasError as error:
+            row = {"status": "skipped", "reason": str(error)[:300]}
+        except BaseException:  # noqa: BLE001  (it becomes a row)
+            row = {"status": "error", "reason": traceback.format_exc()[-1500:]}
+        os.write(write, json.dumps(row).encode())
+        os._exit(0)
+    os.close(write)
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(child, signal.SIGKILL))
+    signal.alarm(seconds)
+    content = b""
+    while part := os.read(read, 1 << 16):
+        content += part
+    os.close(read)
+    _, status = os.waitpid(child, 0)
+    signal.alarm(0)
+    row = json.loads(content) if content else {"status": "no result", "exit": status}
+    return {**row, "seconds": round(time.monotonic() - began, 1)}
