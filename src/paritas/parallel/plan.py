@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from paritas.parallel.dropout import Dropout
+
 
 # --- The program: everything that a run needs -----------------------------------------------------
 
@@ -32,8 +34,8 @@ class ParallelProgram:
     Attributes:
         model: a module, which is copied before each run; or a function that makes one.
         plan: how it becomes parallel: a `dict[str, ParallelStyle]`, `ddp`, `fsdp`, or a function
-            of the model and the mesh that returns the parallel model, or None if it changed the
-            model in place.
+            of the model and the mesh that returns the parallel model, a pipeline schedule, or None
+            if it changed the model in place.
         batches: the inputs of the steps, repeated from the start as needed.
         mesh: name of each axis -> number of ranks along it.
         loss: a function of the output and the batch; None means the output itself if it is a
@@ -42,6 +44,7 @@ class ParallelProgram:
         steps: how many.
         split: axes of the mesh along which ranks have different samples.
         seed: for making the model, for each step, and for the weights of that mean.
+        dropout: what becomes of dropout on both sides.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -53,6 +56,7 @@ class ParallelProgram:
     steps: int = 2
     split: tuple[str, ...] = ()
     seed: int = 0
+    dropout: Dropout = "drawn"
 
     @property
     def ranks(self) -> int:
@@ -228,7 +232,12 @@ def part_of_batch(program: ParallelProgram, rank: int, step: int) -> Inputs:
     whole, samples = program.batch(step), samples_of(program, rank, step)
     if samples is None:
         return whole
-    size, (begin, end) = batch_size(whole), samples
+    return samples_from(whole, *samples)
+
+
+def samples_from(whole: Inputs, begin: int, end: int) -> Inputs:
+    """These samples of each tensor as long as the batch, the rest whole."""
+    size = batch_size(whole)
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == size:

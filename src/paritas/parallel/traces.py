@@ -127,6 +127,7 @@ class Trace:
         error: what was raised, in words; the steps before it are there.
         error_at: path of the module in which it was raised, if that is known.
         waited: whether it failed only because it waited for another rank.
+        unsupported: whether it ended because such a plan cannot be checked.
         random: whether a step drew random numbers (dropout). Ranks then draw other numbers than
             one device does, even if the plan is right.
     """
@@ -141,12 +142,14 @@ class Trace:
     error: str | None = None
     error_at: str = ""
     waited: bool = False
+    unsupported: bool = False
     random: bool = False
 
-    def fail(self, error: str, *, waited: bool = False) -> None:
+    def fail(self, error: str, *, waited: bool = False, unsupported: bool = False) -> None:
         """Record why it ended early."""
         self.error = error
         self.waited = waited
+        self.unsupported = unsupported
 
 
 # --- The paths of gradients between the inputs and outputs of modules -----------------------------

@@ -1,0 +1,116 @@
+"""A plan that returns a pipeline schedule: names of its stages, and their calls put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paritas.parallel.traces import ModelNames, ModuleCall, RankPiece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paritas._torch.pipelines import Pipeline
+    from paritas.parallel.traces import StepTrace
+
+# --- The stages of a rank as one module -----------------------------------------------------------
+
+
+class PipelinedModel(nn.Module):
+    """The stages that a rank holds; the schedule calls them.
+
+    Attributes:
+        pipeline: the schedule.
+        known: the user's modules before the plan was applied, by identity, with their names.
+    """
+
+    def __init__(self, pipeline: Pipeline, known: Mapping[nn.Module, str]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([stage.module for stage in pipeline.stages])
+        # Not attributes of a module: these must not be registered as submodules.
+        object.__setattr__(self, "pipeline", pipeline)
+        object.__setattr__(self, "known", known)
+
+
+@dataclasses.dataclass(frozen=True)
+class StageNames(ModelNames):
+    """Names in stages: a module of the user's model keeps its name wherever a stage puts it.
+
+    Other modules, such as those of a copied model, are expected to have the same name in their
+    stage as in the model.
+    """
+
+    def of(self, path: str) -> str:
+        """The plain name of a path of the stages."""
+        parts = path.split(".") if path else []
+        if len(parts) < 2:  # noqa: PLR2004  (the list of stages, or all of it)
+            return "all stages"
+        module: Any = self.model.get_submodule(".".join(parts[:2]))
+        pipelined: Any = self.model
+        # A stage itself is never the whole model, even if it is what is left of it.
+        name = pipelined.known.get(module) or ""
+        if len(parts) == 2:  # noqa: PLR2004
+            number = pipelined.pipeline.stages[int(parts[1])].number
+            return name or f"stage {number}"
+        plain = ModelNames(module).of(".".join(parts[2:]))
+        at, rest = module, plain.split(".")
+        for depth, part in enumerate(rest, start=1):
+            at = getattr(at, part, None)
+            if isinstance(at, nn.Module) and at in pipelined.known:
+                name = pipelined.known[at]
+                plain = ".".join([name, *rest[depth:]])
+        return f"{name}.{plain}" if name and not plain.startswith(name) else plain
+
+
+# --- Calls of a module for each micro-batch -------------------------------------------------------
+
+
+def merge_microbatches(step: StepTrace, microbatches: int) -> None:
+    """Replace the calls of each module by one call on the whole batch.
+
+    The loss of a step is the mean of the micro-batches' losses, so their gradients are divided by
+    the number of micro-batches. Before the first step torch calls each stage once more, to learn
+    the shapes. A module that was called another number of times is left out.
+    """
+    calls: dict[str, list[ModuleCall]] = {}
+    for call in step.modules:
+        calls.setdefault(call.name, []).append(call)
+    merged = [
+        ModuleCall(
+            name,
+            ones[0].kind,
+            _join_pieces([one.outputs for one in ones]),
+            _join_pieces([one.gradients for one in ones], microbatches),
+            _join_pieces([one.input_gradients for one in ones], microbatches),
+        )
+        for name, ones in (
+            (name, made[-microbatches:])
+            for name, made in calls.items()
+            if len(made) in (microbatches, microbatches + 1)
+        )
+    ]
+    step.modules[:] = merged
+    step.backward.clear()
+
+
+def _join_pieces(
+    parts: list[dict[str, RankPiece]], divisor: int | None = None
+) -> dict[str, RankPiece]:
+    """The tensors of several calls that all of them have, one after the other."""
+    found: dict[str, RankPiece] = {}
+    for path in parts[0]:
+        pieces = [part[path] for part in parts if path in part]
+        plain = all(one.placement is None and one.local.dim() > 0 for one in pieces)
+        if not plain or len(pieces) < len(parts) or not _alike(one.local for one in pieces):
+            continue
+        whole = torch.cat([one.local for one in pieces])
+        found[path] = RankPiece(whole if divisor is None else whole / divisor)
+    return found
+
+
+def _alike(tensors: Iterable[torch.Tensor]) -> bool:
+    return len({(tuple(one.shape[1:]), one.dtype) for one in tensors}) == 1
