@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -108,18 +109,29 @@ def pipeline_of(made: Any) -> Pipeline | None:
     )
 
 
+def in_backward() -> bool:
+    """Whether this thread computes gradients, where checkpointed modules are called once more."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 # --- FSDP -----------------------------------------------------------------------------------------
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 _FACTORS = "_get_gradient_divide_factors"
+_ARGUMENTS = 6
 
 
 @contextlib.contextmanager
-def divided_once() -> Iterator[None]:
-    """Within it, FSDP on a mesh of one rank divides gradients once by the factor of the user.
+def gradient_factors(*, once: bool) -> Iterator[None]:
+    """Within it, FSDP can divide gradients by a factor of the user on the CPU.
 
-    Torch divides them by it when it copies them and, in dtypes other than float32 and bfloat16,
-    once more. A run in float64 would show that as a fault of a plan that is right in float32.
+    For that, torch uses a reduction that only NCCL has; here it adds them up and divides the sum.
+
+    Args:
+        once: on a mesh of one rank, divide by the factor once. Torch divides by it when it copies
+            the gradients and, in dtypes other than float32 and bfloat16, once more. A run in
+            float64 would show that as a fault of a plan that is right in float32.
     """
     collectives: Any = sys.modules.get(_FSDP)
     original = getattr(collectives, _FACTORS, None)
@@ -127,11 +139,18 @@ def divided_once() -> Iterator[None]:
         yield
         return
 
-    def factors(scattering: Any, reducing: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(scattering, reducing, *args, **kwargs)
-        factor = kwargs.get("factor", args[2] if len(args) > 2 else None)  # noqa: PLR2004
+    def factors(
+        scattering: Any,
+        reducing: Any,
+        dtype: torch.dtype,
+        device_type: str = "",
+        factor: float | None = None,
+        force_sum: bool = False,  # noqa: FBT001, FBT002  (torch's order)
+    ) -> Any:
         alone = scattering is None or scattering.size() == 1
-        return (None, None, *found[2:]) if alone and factor is not None else found
+        summed = force_sum or (device_type == "cpu" and factor is not None and not alone)
+        found = original(scattering, reducing, dtype, device_type, factor, summed)
+        return (None, None, *found[2:]) if once and alone and factor is not None else found
 
     setattr(collectives, _FACTORS, factors)
     try:
@@ -140,6 +159,7 @@ def divided_once() -> Iterator[None]:
         setattr(collectives, _FACTORS, original)
 
 
-def divides_twice() -> bool:
-    """Whether this torch has the function that `divided_once` replaces."""
-    return hasattr(importlib.import_module(_FSDP), _FACTORS)
+def knows_factors() -> bool:
+    """Whether this torch has the function that `gradient_factors` replaces, with its arguments."""
+    found = getattr(importlib.import_module(_FSDP), _FACTORS, None)
+    return found is not None and len(inspect.signature(found).parameters) == _ARGUMENTS

@@ -143,6 +143,7 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         self.ranks = ranks
         self._threads: list[_RankThread] = []
         self._hook = sys.excepthook
+        self._loss_switches: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         self._start()
@@ -182,6 +183,7 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         self._hook = sys.excepthook
         group._install_threaded_pg()
         _deliver_messages(group.ProcessLocalGroup)
+        self._loss_switches = _count_loss_switches()
         isolate(True)  # otherwise threads share groups of the same name
         self._threads = [_RankThread(rank, self.ranks, store) for rank in range(self.ranks)]
         for thread in self._threads:
@@ -201,6 +203,8 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         isolate(False)
         group.ProcessLocalGroup.reset()
         del group.ProcessLocalGroup.send, group.ProcessLocalGroup.recv
+        for name, switch in self._loss_switches.items():
+            setattr(sys.modules[_LOSS], name, switch)
         group._uninstall_threaded_pg()
 
 
@@ -307,6 +311,38 @@ def _deliver_messages(group: Any) -> None:
         return Receipt((self.pg_name, source, self._rank, tag), tensors)
 
     group.send, group.recv = send, receive
+
+
+_LOSS = "torch.distributed.tensor.parallel.loss"
+_SWITCHES = ("_enable_custom_loss_ops", "_disable_custom_loss_ops")
+
+
+def _count_loss_switches() -> dict[str, Any]:
+    """Let `loss_parallel()` end when the last thread leaves it; returns the original functions.
+
+    It changes a table of the process, so the first rank to leave would end it for the others.
+    """
+    module = sys.modules.get(_LOSS)
+    found = {name: getattr(module, name) for name in _SWITCHES if hasattr(module, name)}
+    if len(found) < len(_SWITCHES):
+        return {}
+    lock, within = threading.Lock(), [0]
+
+    def enable() -> None:
+        with lock:
+            if not within[0]:
+                found[_SWITCHES[0]]()
+            within[0] += 1
+
+    def disable() -> None:
+        with lock:
+            within[0] -= 1
+            if not within[0]:
+                found[_SWITCHES[1]]()
+
+    for name, switch in zip(_SWITCHES, (enable, disable), strict=True):
+        setattr(module, name, switch)
+    return found
 
 
 def _mode_flags() -> dict[str, bool]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paritas.cli.running import Ranks
     from paritas.results.findings import Verdict
 
-NAMED_PLANS = ("ddp", "fsdp")
+NAMED_PLANS = ("ddp", "fsdp", "hf", "hf-ep")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,11 @@ class ParallelOptions:
 @click.option(
     "--plan",
     required=True,
-    metavar="ddp|fsdp|MODULE:NAME",
-    help="A dict of parallel styles, or a function that takes the model and the mesh and returns "
-    "the parallel model (None if it changed the model in place).",
+    metavar="ddp|fsdp|hf|hf-ep|MODULE:NAME",
+    help="hf: the tensor-parallel plan that a model of transformers ships; hf-ep: with experts on "
+    "different ranks. MODULE:NAME: a dict of parallel styles, or a function that takes the model "
+    "and the mesh and returns the parallel model or a pipeline schedule (None if it changed the "
+    "model in place).",
 )
 @inputs_option
 @click.option(

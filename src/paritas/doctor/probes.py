@@ -714,7 +714,7 @@ def pipelines() -> None:
     """A pipeline schedule runs on ranks that are threads, and its loss can be replaced."""
     from torch.distributed import pipelining
 
-    from paritas._torch.pipelines import divides_twice, pipeline_of
+    from paritas._torch.pipelines import knows_factors, pipeline_of
     from paritas._torch.simulated_ranks import run_in_threads
 
     def program(rank: int) -> Any:
@@ -730,7 +730,7 @@ def pipelines() -> None:
 
     values = [outcome.value for outcome in run_in_threads(program, 2, timeout=30)]
     expect("the gradients of two stages", values, [3.0, 3.0])
-    expect("the function with FSDP's divisors", divides_twice())
+    expect("the function with FSDP's divisors", knows_factors())
 
 
 def simulated_ranks() -> None:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.parallel.judging import Judge, Judged
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import ModuleCall, RankPiece, StepTrace, Trace, ValuePlace
-    from paritas.parallel.verify import Judge, Judged
 
 
 # --- The first module, in forward order, with a wrong output --------------------------------------

@@ -1,4 +1,4 @@
-"""A plan that returns a pipeline schedule: names of its stages, and their calls put together."""
+"""Steps in micro-batches: the stages of a pipeline, and calls of modules put together."""
 
 from __future__ import annotations
 
@@ -69,32 +69,41 @@ class StageNames(ModelNames):
 # --- Calls of a module for each micro-batch -------------------------------------------------------
 
 
-def merge_microbatches(step: StepTrace, microbatches: int) -> None:
-    """Replace the calls of each module by one call on the whole batch.
+def merge_calls(step: StepTrace, microbatches: int | None = None) -> None:
+    """Replace the calls of each module, one for each micro-batch, by one on the whole batch.
 
-    The loss of a step is the mean of the micro-batches' losses, so their gradients are divided by
-    the number of micro-batches. Before the first step torch calls each stage once more, to learn
-    the shapes. A module that was called another number of times is left out.
+    A module that was called another number of times is left out.
+
+    Args:
+        microbatches: of a pipeline, whose schedule divides gradients by it in the end, and which
+            calls each stage once more before the first step, to learn the shapes. None for a step
+            of the user's own, which calls the model once for each micro-batch.
     """
     calls: dict[str, list[ModuleCall]] = {}
     for call in step.modules:
         calls.setdefault(call.name, []).append(call)
-    merged = [
+    count = microbatches or len(calls.get("", ()))
+    allowed = (count,) if microbatches is None else (count, count + 1)
+    names = [call.name for call in step.modules]
+    step.modules[:] = [
         ModuleCall(
             name,
-            ones[0].kind,
-            _join_pieces([one.outputs for one in ones]),
-            _join_pieces([one.gradients for one in ones], microbatches),
-            _join_pieces([one.input_gradients for one in ones], microbatches),
+            made[0].kind,
+            _join_pieces([one.outputs for one in made[-count:]]),
+            _join_pieces([one.gradients for one in made[-count:]], microbatches),
+            _join_pieces([one.input_gradients for one in made[-count:]], microbatches),
         )
-        for name, ones in (
-            (name, made[-microbatches:])
-            for name, made in calls.items()
-            if len(made) in (microbatches, microbatches + 1)
-        )
+        for name, made in calls.items()
+        if len(made) in allowed
     ]
-    step.modules[:] = merged
-    step.backward.clear()
+    numbers = {call.name: number for number, call in enumerate(step.modules)}
+    places = [(names[place.call], place) for place in step.backward if names[place.call] in numbers]
+    kept = [dataclasses.replace(place, call=numbers[name]) for name, place in places]
+    step.backward[:] = [
+        place
+        for place in dict.fromkeys(kept)
+        if place.path in step.modules[place.call].back(place.side)
+    ]
 
 
 def _join_pieces(

@@ -18,14 +18,19 @@ import torch
 from torch import distributed, nn
 
 from paritas._torch.operators import WIDE, default_dtype
-from paritas._torch.pipelines import divided_once, pipeline_of
+from paritas._torch.pipelines import gradient_factors, pipeline_of
 from paritas._torch.simulated_ranks import run_in_threads
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
 from paritas.parallel.dropout import with_dropout
-from paritas.parallel.pipelines import PipelinedModel, StageNames, merge_microbatches
+from paritas.parallel.hugging_face import (
+    SHIPPED_PLANS,
+    UnsupportedPlanError,
+    apply_shipped_plan,
+)
+from paritas.parallel.pipelines import PipelinedModel, StageNames, merge_calls
 from paritas.parallel.plan import (
     batch_size,
     check_batches,
@@ -96,11 +101,16 @@ def training_loss(
         loss = _own_loss(output)
         if loss is None:
             loss = _weighted_mean(program, output, trace, rows)
+    found = _scalar(loss)
+    if not found.requires_grad:
+        raise UsageError("the loss does not depend on anything that requires a gradient")
+    return found
+
+
+def _scalar(loss: Any) -> Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shown = list(loss.shape) if isinstance(loss, torch.Tensor) else f"{loss!r:.80}"
         raise UsageError(f"the loss must be one number, got {shown}")
-    if not loss.requires_grad:
-        raise UsageError("the loss does not depend on anything that requires a gradient")
     return loss.reshape(()) if loss.dim() else loss
 
 
@@ -197,7 +207,7 @@ def same_surroundings(manner: Manner) -> Iterator[None]:
     try:
         with (
             default_dtype(torch.float64 if manner.wide else manner.default),
-            divided_once() if manner.wide else contextlib.nullcontext(),
+            gradient_factors(once=manner.wide),
             warnings.catch_warnings(),
         ):
             # FSDP warns on each rank about what a model might do wrong; we check it.
@@ -308,6 +318,13 @@ def _one_step(
     if isinstance(names.model, PipelinedModel):
         with torch.enable_grad(), running:
             _run_schedule(program, names.model, batch, trace)
+        watch.end_step()
+    elif program.step is not None:
+        with torch.enable_grad(), running:
+            loss = _scalar(program.step(names.model, *batch.args, **batch.kwargs))
+        noted.loss = piece_of(loss)
+        watch.end_step()
+        merge_calls(noted)
     else:
         with torch.enable_grad(), running:
             output = names.model(*batch.args, **batch.kwargs)
@@ -345,7 +362,7 @@ def _run_schedule(
     if losses:
         noted.outputs = named_pieces(output)
         noted.loss = piece_of(torch.stack([one.detach() for one in losses]).mean())
-    merge_microbatches(noted, pipeline.microbatches)
+    merge_calls(noted, pipeline.microbatches)
 
 
 @contextlib.contextmanager
@@ -422,10 +439,6 @@ def run_reference(
 
 
 # --- One rank: apply the plan to the model, then train it -----------------------------------------
-
-
-class UnsupportedPlanError(ParitasError, RuntimeError):
-    """The plan is of a kind that cannot be checked, which says nothing about its correctness."""
 
 
 class RankFailedError(ParitasError, RuntimeError):
@@ -510,6 +523,8 @@ def parallel_model(
     if plan == "fsdp":
         _shard_blocks(model, mesh)
         return model
+    if plan in SHIPPED_PLANS:
+        return apply_shipped_plan(model, mesh, experts=plan == "hf-ep")
     if isinstance(plan, dict):
         from torch.distributed.tensor.parallel import parallelize_module
 
@@ -682,7 +697,7 @@ def _trace_of_answer(program: ParallelProgram, rank: int, answer: RankAnswer) ->
 
 
 def _check_sendable(program: ParallelProgram) -> None:
-    for field in ("model", "plan", "loss", "optimizer", "batches"):
+    for field in ("model", "plan", "loss", "optimizer", "step", "batches"):
         value = getattr(program, field)
         try:
             if b"__main__" in pickle.dumps(value):
