@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch import nn
 
 from paritas.parallel.traces import ModelNames, ModuleCall, RankPiece
+from paritas.results.placements import Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from paritas._torch.pipelines import Pipeline
     from paritas.parallel.traces import StepTrace
 
@@ -113,13 +113,25 @@ def _join_pieces(
     found: dict[str, RankPiece] = {}
     for path in parts[0]:
         pieces = [part[path] for part in parts if path in part]
-        plain = all(one.placement is None and one.local.dim() > 0 for one in pieces)
-        if not plain or len(pieces) < len(parts) or not _alike(one.local for one in pieces):
+        if len(pieces) < len(parts) or not _are_rows(pieces):
             continue
         whole = torch.cat([one.local for one in pieces])
-        found[path] = RankPiece(whole if divisor is None else whole / divisor)
+        whole = whole if divisor is None else whole / divisor
+        place = pieces[0].placement
+        if place is not None and len(pieces) > 1:
+            rows = sum(one.whole_shape[0] for one in pieces)
+            shape = (rows, *place.global_shape[1:])
+            place = msgspec.structs.replace(place, global_shape=shape)
+        found[path] = RankPiece(whole, place)
     return found
 
 
-def _alike(tensors: Iterable[torch.Tensor]) -> bool:
-    return len({(tuple(one.shape[1:]), one.dtype) for one in tensors}) == 1
+def _are_rows(pieces: list[RankPiece]) -> bool:
+    """Whether tensors are rows of one tensor: they differ in the first dimension at most."""
+    if len(pieces) == 1:
+        return True
+    split = [role for one in pieces if one.placement for role in one.placement.roles]
+    if any(isinstance(role, Shard) and role.dim == 0 for role in split):
+        return False
+    kinds = {(one.whole_shape[1:], one.local.dtype, one.placement is None) for one in pieces}
+    return len(kinds) == 1 and all(one.local.dim() > 0 for one in pieces)
