@@ -480,3 +480,15 @@ MISTAKES = [
         ("head",),
     ),
 ]
+
+
+def is_named(mistake: Mistake, verdict: Any) -> bool:
+    """Whether the first place of a verdict and one of its diagnoses are those of a mistake."""
+    place = next((f.origin.name for f in verdict.failures if f.origin is not None), None)
+    kinds = {
+        f.diagnosis.best.kind
+        for f in verdict.failures
+        if f.diagnosis is not None and f.diagnosis.best is not None
+    }
+    right_place = not mistake.place or place in mistake.place
+    return right_place and (not mistake.kind or mistake.kind in kinds)

@@ -44,7 +44,12 @@ def apply_shipped_plan(model: nn.Module, mesh: DeviceMesh, *, experts: bool) -> 
         ep_size=sizes.get(TENSOR_AXIS, 1) if experts else None,
     )
     given: Any = model
-    made: nn.Module = given.maybe_distribute_model(model, config, _meshes(mesh, config))
+    try:
+        made: nn.Module = given.maybe_distribute_model(model, config, _meshes(mesh, config))
+    except ValueError as error:  # sizes that do not divide, or styles that it does not know
+        raise UnsupportedPlanError(
+            f"transformers does not apply the plan of {type(model).__name__}: {error!s:.200}"
+        ) from error
     given.tie_weights()  # as transformers does once the weights of the shards are loaded
     if not any(_is_distributed(parameter) for parameter in made.parameters()):
         raise UnsupportedPlanError(
