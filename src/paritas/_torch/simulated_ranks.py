@@ -274,8 +274,9 @@ _PATIENCE = 0.2
 def _deliver_messages(group: Any) -> None:
     """Add `send` and `recv` to the threaded group, which has collectives only."""
     mail, done = _Mail(), _threaded_group().ret_work
+    work: Any = _import_private(_C10D, "Work").Work
 
-    class Receipt(distributed._Work):
+    class Receipt(work):  # type: ignore[misc]
         """A message that may not have been sent yet."""
 
         def __init__(self, key: tuple[Any, ...], tensors: list[Tensor]) -> None:

@@ -28,6 +28,9 @@ class PipelinedModel(nn.Module):
         known: the user's modules before the plan was applied, by identity, with their names.
     """
 
+    pipeline: Pipeline
+    known: Mapping[nn.Module, str]
+
     def __init__(self, pipeline: Pipeline, known: Mapping[nn.Module, str]) -> None:
         super().__init__()
         self.stages = nn.ModuleList([stage.module for stage in pipeline.stages])

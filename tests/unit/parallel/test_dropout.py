@@ -45,12 +45,13 @@ def test_dropout_of_shards_passes():
 
 def test_another_probability_on_the_ranks_is_found():
     def plan(model, mesh):
-        parallelize_module(model, mesh, dict(STYLES))
-        model.drop.p = 0.1
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        model[1].p = 0.1
 
-    verdict = verify_parallel(Attention(), plan, [BATCH], steps=1)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 8))
+    verdict = verify_parallel(model, plan, [BATCH], steps=1)
     assert verdict.status is Status.DIFFERENT
-    assert verdict.failures[0].origin.name == "drop"
+    assert verdict.failures[0].origin.name == "1"
     assert verdict.failures[0].reason.startswith("with dropout: ")
 
 

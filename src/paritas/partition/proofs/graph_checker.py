@@ -67,7 +67,7 @@ class GraphChecker:
         """The placements that the certificate of a call shows."""
         certificate = call["certificate"]
         Checker(certificate).check()
-        roles = {}
+        roles: dict[str, list[Any]] = {}
         for name, tensor in certificate["tensors"].items():
             if not name.startswith("draw "):
                 roles.setdefault(name.partition("[")[0], []).append(tensor["role"])

@@ -296,7 +296,7 @@ class _Graph:
         numbers = _numbers(whole, recipe, self.ranks)
         parts = []
         for rank in range(self.ranks):
-            args, kwargs = self._given(node, lambda value, rank=rank: value.parts[rank])
+            args, kwargs = self._given(node, _on_rank(rank))
             args = tuple(numbers[rank].get(at, one) for at, one in enumerate(args))
             kwargs = {name: numbers[rank].get(name, one) for name, one in kwargs.items()}
             parts.append(_run(function, args, kwargs))
@@ -360,7 +360,8 @@ class _Graph:
 
     def _roles_of(self, node: fx.Node) -> Iterator[tuple[int | str, Role | None]]:
         """Place -> placement of each argument that has tensors."""
-        for place, given in (*enumerate(node.args), *node.kwargs.items()):
+        given_by_place: dict[int | str, Any] = {**dict(enumerate(node.args)), **node.kwargs}
+        for place, given in given_by_place.items():
             found = {self.values[one].role for one in _nodes_in(given) if self._has_tensors(one)}
             if found:
                 yield place, next(iter(found)) if len(found) == 1 else None
@@ -399,6 +400,10 @@ class _Graph:
         entry = {"value": node.name, "collective": kind.__name__, "of": source.name, "dim": dim}
         self.calls.append({**entry, "placements": [_word(role)]})
         return _Value(value.whole, _combine(kind, value.parts, dim), role)
+
+
+def _on_rank(rank: int) -> Callable[[_Value], Any]:
+    return lambda value: value.parts[rank]
 
 
 def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
