@@ -360,7 +360,7 @@ class _Graph:
 
     def _roles_of(self, node: fx.Node) -> Iterator[tuple[int | str, Role | None]]:
         """Place -> placement of each argument that has tensors."""
-        given_by_place: dict[int | str, Any] = {**dict(enumerate(node.args)), **node.kwargs}
+        given_by_place: dict[Any, Any] = {**dict(enumerate(node.args)), **node.kwargs}
         for place, given in given_by_place.items():
             found = {self.values[one].role for one in _nodes_in(given) if self._has_tensors(one)}
             if found:
