@@ -143,6 +143,7 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         self.ranks = ranks
         self._threads: list[_RankThread] = []
         self._hook = sys.excepthook
+        self._loss_switches: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         self._start()
@@ -181,6 +182,8 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         store = _import_private(_C10D, "HashStore").HashStore()
         self._hook = sys.excepthook
         group._install_threaded_pg()
+        _deliver_messages(group.ProcessLocalGroup)
+        self._loss_switches = _count_loss_switches()
         isolate(True)  # otherwise threads share groups of the same name
         self._threads = [_RankThread(rank, self.ranks, store) for rank in range(self.ranks)]
         for thread in self._threads:
@@ -199,6 +202,9 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         sys.excepthook = self._hook  # the group replaced it
         isolate(False)
         group.ProcessLocalGroup.reset()
+        del group.ProcessLocalGroup.send, group.ProcessLocalGroup.recv
+        for name, switch in self._loss_switches.items():
+            setattr(sys.modules[_LOSS], name, switch)
         group._uninstall_threaded_pg()
 
 
@@ -251,6 +257,93 @@ def _threaded_group() -> Any:
     """The threaded process group of torch's own tests."""
     names = ("ProcessLocalGroup", "_install_threaded_pg", "_uninstall_threaded_pg")
     return _import_private(_THREADED_GROUP, *names)
+
+
+class _Mail:
+    """Tensors that ranks have sent and others have not received yet."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.sent: dict[tuple[Any, ...], list[list[Tensor]]] = {}
+
+
+# Seconds after which a waiting rank looks whether another one has failed.
+_PATIENCE = 0.2
+
+
+def _deliver_messages(group: Any) -> None:
+    """Add `send` and `recv` to the threaded group, which has collectives only."""
+    mail, done = _Mail(), _threaded_group().ret_work
+    work: Any = _import_private(_C10D, "Work").Work
+
+    class Receipt(work):  # type: ignore[misc]
+        """A message that may not have been sent yet."""
+
+        def __init__(self, key: tuple[Any, ...], tensors: list[Tensor]) -> None:
+            super().__init__()
+            self.key, self.tensors, self.arrived = key, tensors, False
+
+        def wait(self, timeout: Any = None) -> bool:
+            if self.arrived:
+                return True
+            with mail.changed:
+                while not mail.sent.get(self.key):
+                    if group._terminate.is_set():
+                        sys.exit("another rank failed")
+                    mail.changed.wait(_PATIENCE)
+                parts = mail.sent[self.key].pop(0)
+            with torch.no_grad():
+                for tensor, part in zip(self.tensors, parts, strict=True):
+                    tensor.copy_(part)
+            self.arrived = True
+            return True
+
+        def is_completed(self) -> bool:
+            return self.arrived
+
+    def send(self: Any, tensors: list[Tensor], to: int, tag: int) -> Any:
+        with mail.changed:
+            parts = [tensor.detach().clone() for tensor in tensors]
+            mail.sent.setdefault((self.pg_name, self._rank, to, tag), []).append(parts)
+            mail.changed.notify_all()
+        return done(tensors)
+
+    def receive(self: Any, tensors: list[Tensor], source: int, tag: int) -> Any:
+        return Receipt((self.pg_name, source, self._rank, tag), tensors)
+
+    group.send, group.recv = send, receive
+
+
+_LOSS = "torch.distributed.tensor.parallel.loss"
+_SWITCHES = ("_enable_custom_loss_ops", "_disable_custom_loss_ops")
+
+
+def _count_loss_switches() -> dict[str, Any]:
+    """Let `loss_parallel()` end when the last thread leaves it; returns the original functions.
+
+    It changes a table of the process, so the first rank to leave would end it for the others.
+    """
+    module = sys.modules.get(_LOSS)
+    found = {name: getattr(module, name) for name in _SWITCHES if hasattr(module, name)}
+    if len(found) < len(_SWITCHES):
+        return {}
+    lock, within = threading.Lock(), [0]
+
+    def enable() -> None:
+        with lock:
+            if not within[0]:
+                found[_SWITCHES[0]]()
+            within[0] += 1
+
+    def disable() -> None:
+        with lock:
+            within[0] -= 1
+            if not within[0]:
+                found[_SWITCHES[1]]()
+
+    for name, switch in zip(_SWITCHES, (enable, disable), strict=True):
+        setattr(module, name, switch)
+    return found
 
 
 def _mode_flags() -> dict[str, bool]:

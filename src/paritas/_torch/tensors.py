@@ -112,7 +112,7 @@ def local_part(tensor: Any) -> LocalPart | None:
         mesh=tuple(mesh.shape),
         mesh_names=tuple(mesh.mesh_dim_names or ()),
         coordinate=tuple(mesh.get_coordinate() or ()),
-        placements=tuple(_describe_placement(placement) for placement in tensor.placements),
+        placements=tuple(_describe_placement(one, tensor.dim()) for one in tensor.placements),
         global_shape=tuple(tensor.shape),
         global_offset=tuple(offset),
     )
@@ -123,13 +123,16 @@ def local_part(tensor: Any) -> LocalPart | None:
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
-def _describe_placement(placement: Any) -> str:
+def _describe_placement(placement: Any, dimensions: int) -> str:
     from torch.distributed.tensor import Partial as DTensorPartial
 
     if type(placement) is DTensorPartial:  # a subclass masks its values before summing
         return role_word(Partial(cast("Reduction", placement.reduce_op)))
-    if placement.is_shard():
-        return role_word(Shard(placement.dim))
+    # Some versions of torch call a shard of each of several pieces a shard, others do not.
+    pieces = getattr(placement, "split_factor", None)
+    if pieces is not None or placement.is_shard():
+        dim = placement.dim % dimensions if dimensions else placement.dim
+        return role_word(Shard(dim, pieces=pieces or 1))
     return REPLICATE if placement.is_replicate() else str(placement)
 
 

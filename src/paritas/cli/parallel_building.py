@@ -34,6 +34,8 @@ class ParallelSetup:
     mesh: int | dict[str, int]
     loss: Callable[..., Any] | None
     optimizer: Callable[..., Any] | None
+    step: Callable[..., Any] | None
+    compute_dtype: torch.dtype | None
 
 
 def build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) -> ParallelSetup:
@@ -48,6 +50,7 @@ def build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) -
             "needs a torch.nn.Module"
         )
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    narrow = None if options.compute_dtype is None else getattr(torch, options.compute_dtype)
     world = 2 if here is None else here.world
     return ParallelSetup(
         model=model.to(dtype=dtype),
@@ -56,6 +59,8 @@ def build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) -
         mesh=world if options.mesh is None else options.mesh,
         loss=loss,
         optimizer=optimizer,
+        step=None if options.step is None else resolve(options.step, "--step"),
+        compute_dtype=narrow,
     )
 
 

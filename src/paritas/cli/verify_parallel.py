@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paritas.cli.running import Ranks
     from paritas.results.findings import Verdict
 
-NAMED_PLANS = ("ddp", "fsdp")
+NAMED_PLANS = ("ddp", "fsdp", "hf", "hf-ep")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,13 @@ class ParallelOptions:
     inputs: str | None
     loss: str | None
     optimizer: str | None
+    step: str | None
     mesh: int | dict[str, int] | None
     split: tuple[str, ...]
     steps: int
     ranks: Literal["simulated", "gloo"]
     dtype: str | None
+    compute_dtype: str | None
     seed: int
     timeout: float
     strict: bool
@@ -54,9 +56,11 @@ class ParallelOptions:
 @click.option(
     "--plan",
     required=True,
-    metavar="ddp|fsdp|MODULE:NAME",
-    help="A dict of parallel styles, or a function that takes the model and the mesh and returns "
-    "the parallel model (None if it changed the model in place).",
+    metavar="ddp|fsdp|hf|hf-ep|MODULE:NAME",
+    help="hf: the tensor-parallel plan that a model of transformers ships; hf-ep: with experts on "
+    "different ranks. MODULE:NAME: a dict of parallel styles, or a function that takes the model "
+    "and the mesh and returns the parallel model or a pipeline schedule (None if it changed the "
+    "model in place).",
 )
 @inputs_option
 @click.option(
@@ -69,6 +73,12 @@ class ParallelOptions:
     "--optimizer",
     metavar="MODULE:FUNCTION",
     help="Function of the parameters, such as torch.optim:AdamW. Default: SGD with momentum.",
+)
+@click.option(
+    "--step",
+    metavar="MODULE:FUNCTION",
+    help="Function of the model and the inputs that runs forward and backward itself, in "
+    "micro-batches or with clipping of gradients, and returns the loss.",
 )
 @click.option(
     "--mesh",
@@ -93,6 +103,11 @@ class ParallelOptions:
     help="simulated: threads of this process; gloo: one process per rank.",
 )
 @dtype_option
+@click.option(
+    "--compute-dtype",
+    type=click.Choice(("bfloat16", "float16")),
+    help="The dtype in which the plan computes on purpose (mixed precision): its rounding passes.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
 @click.option(
     "--timeout",
@@ -142,7 +157,12 @@ def _check_forms(factory: str, options: ParallelOptions) -> None:
     from paritas.candidates.loading import check_form, check_forms
     from paritas.errors import UsageError
 
-    named = {"--inputs": options.inputs, "--loss": options.loss, "--optimizer": options.optimizer}
+    named = {
+        "--inputs": options.inputs,
+        "--loss": options.loss,
+        "--optimizer": options.optimizer,
+        "--step": options.step,
+    }
     check_forms({"FACTORY": factory, **named})
     if options.plan in NAMED_PLANS:
         return
@@ -168,10 +188,12 @@ def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
             built.mesh,
             loss=built.loss,
             optimizer=built.optimizer,
+            step=built.step,
             steps=options.steps,
             split=options.split or None,
             ranks=options.ranks if here is None else "here",
             seed=options.seed,
+            compute_dtype=built.compute_dtype,
             strict=options.strict,
             timeout=options.timeout,
             on_progress=tell,

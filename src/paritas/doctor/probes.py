@@ -710,6 +710,29 @@ def sharding_rules() -> None:
     expect("the number of operators with redistributed arguments", len(moved), 1)
 
 
+def pipelines() -> None:
+    """A pipeline schedule runs on ranks that are threads, and its loss can be replaced."""
+    from torch.distributed import pipelining
+
+    from paritas._torch.pipelines import knows_factors, pipeline_of
+    from paritas._torch.simulated_ranks import run_in_threads
+
+    def program(rank: int) -> Any:
+        layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(layer.weight, 3.0)
+        stage = pipelining.PipelineStage(layer, rank, 2, torch.device("cpu"))
+        made = pipeline_of(pipelining.Schedule1F1B(stage, 2, loss_fn=lambda *_: None))
+        if made is None:
+            return None
+        rows = torch.arange(2)
+        made.step(lambda output, _: output.mean(), rows, (torch.ones(2, 1),), {})
+        return None if layer.weight.grad is None else float(layer.weight.grad)
+
+    values = [outcome.value for outcome in run_in_threads(program, 2, timeout=30)]
+    expect("the gradients of two stages", values, [3.0, 3.0])
+    expect("the function with FSDP's divisors", knows_factors())
+
+
 def simulated_ranks() -> None:
     """Threads can act as ranks in collectives."""
     from paritas._torch.simulated_ranks import run_in_threads

@@ -251,6 +251,7 @@ class Assembled:
         disagreement: of ranks that should hold the same.
         by_rank: rank -> the part it holds, before any reduction.
         without: ranks that hold nothing (no gradient arrived).
+        where: rank -> which part of the whole it holds, where that is known.
     """
 
     value: Tensor | None = None
@@ -258,6 +259,7 @@ class Assembled:
     disagreement: ReplicaDisagreement | None = None
     by_rank: dict[int, Tensor] = dataclasses.field(default_factory=dict)
     without: tuple[int, ...] = ()
+    where: dict[int, Where] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +294,7 @@ def assemble(
             placed.append(_Placed(rank, value, where))
     except UsageError as error:
         return dataclasses.replace(about, fault=str(error))
+    about = dataclasses.replace(about, where={one.rank: one.where for one in placed})
     return _write_pieces(about, placed, tuple(shape))
 
 

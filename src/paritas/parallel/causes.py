@@ -25,6 +25,7 @@ from paritas.parallel.assembling import (
 )
 from paritas.parallel.relating import Related, Relation, alike, mean_of, relate
 from paritas.parallel.traces import INPUT_SIDE, OUTPUT_SIDE
+from paritas.placement.assembly import length, take
 from paritas.results.findings import Diagnosis, Finding, Origin, OriginKind, PatternKind, Status
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.parallel.assembling import StepItem
+    from paritas.parallel.judging import Judge, Judged
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import ModuleCall, RankPiece, StepTrace, Trace, ValuePlace
-    from paritas.parallel.verify import Judge, Judged
 
 
 # --- The first module, in forward order, with a wrong output --------------------------------------
@@ -412,19 +414,33 @@ def case_of_item(judge: Judge, judged: Judged) -> Case | None:
             table = step.parameters if item.kind == PARAMETER else step.buffers
             if item.name in table:
                 earlier[f"the value after step {number}"] = table[item.name].local
-    value = item.ranks.value
+    value, reference, held = item.ranks.value, item.reference, item.ranks.by_rank
     if item.ranks.disagreement is not None and judged.ranks:
-        value = item.ranks.by_rank[judged.ranks[0]]
+        value = held[judged.ranks[0]]
+    elif item.ranks.disagreement is not None:
+        value, reference, held = _replicas_of_a_shard(item)
     context = Context(
         world=judge.program.mesh,
         item=item.kind,
         unit=judge.unit,
         splits_samples=judge.program.data_ranks > 1,
         # Ranks with other samples have another loss.
-        held={} if item.kind == LOSS else item.ranks.by_rank,
+        held={} if item.kind == LOSS else held,
         earlier=earlier,
     )
-    return Case(_NOTHING if value is None else value, item.reference, context=context)
+    return Case(_NOTHING if value is None else value, reference, context=context)
+
+
+def _replicas_of_a_shard(item: StepItem) -> tuple[Tensor | None, Tensor, dict[int, Tensor]]:
+    """One rank's value, the reference and all replicas of the part that ranks disagree about."""
+    found, whole = item.ranks, item.reference
+    assert found.disagreement is not None  # noqa: S101  (the caller knows)
+    assert whole is not None  # noqa: S101
+    place = found.where.get(found.disagreement.rank)
+    if place is None or tuple(map(length, place)) == tuple(whole.shape):
+        return found.value, whole, found.by_rank
+    held = {rank: found.by_rank[rank] for rank, where in found.where.items() if where == place}
+    return held[found.disagreement.rank], take(whole, place), held
 
 
 def case_of_module(judge: Judge, location: Location, number: int) -> Case | None:

@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.operators import WIDE
 from paritas.errors import UsageError
 from paritas.execution.subjects import Inputs, input_sets
 from paritas.numerics.contents import leaves, map_leaves
+from paritas.parallel.hugging_face import SHIPPED_PLANS, split_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import nn
 
+    from paritas.parallel.dropout import Dropout
+
 
 # --- The program: everything that a run needs -----------------------------------------------------
 
-PLAN_NAMES = ("ddp", "fsdp")
+PLAN_NAMES = ("ddp", "fsdp", *SHIPPED_PLANS)
 _AXES = ("outer", "inner")
 
 
@@ -31,17 +35,22 @@ class ParallelProgram:
 
     Attributes:
         model: a module, which is copied before each run; or a function that makes one.
-        plan: how it becomes parallel: a `dict[str, ParallelStyle]`, `ddp`, `fsdp`, or a function
-            of the model and the mesh that returns the parallel model, or None if it changed the
-            model in place.
+        plan: how it becomes parallel: a `dict[str, ParallelStyle]`, a name, or a function
+            of the model and the mesh that returns the parallel model, a pipeline schedule, or None
+            if it changed the model in place.
         batches: the inputs of the steps, repeated from the start as needed.
         mesh: name of each axis -> number of ranks along it.
         loss: a function of the output and the batch; None means the output itself if it is a
             scalar, and otherwise a weighted mean of it.
         optimizer: a function of the parameters; None means SGD with momentum.
+        step: a function of the model and the batch that runs forward and backward, as often as it
+            likes, and returns the loss; None means once.
         steps: how many.
         split: axes of the mesh along which ranks have different samples.
         seed: for making the model, for each step, and for the weights of that mean.
+        dropout: what becomes of dropout on both sides.
+        compute_dtype: the dtype in which the plan computes on purpose, if that is narrower than the
+            model's.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -50,9 +59,12 @@ class ParallelProgram:
     mesh: Mapping[str, int]
     loss: Callable[..., Any] | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    step: Callable[..., Any] | None = None
     steps: int = 2
     split: tuple[str, ...] = ()
     seed: int = 0
+    dropout: Dropout = "drawn"
+    compute_dtype: torch.dtype | None = None
 
     @property
     def ranks(self) -> int:
@@ -93,9 +105,11 @@ def make_program(  # noqa: PLR0913
     *,
     loss: Callable[..., Any] | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    step: Callable[..., Any] | None = None,
     steps: int = 2,
     split: str | Sequence[str] | None = None,
     seed: int = 0,
+    compute_dtype: torch.dtype | None = None,
 ) -> ParallelProgram:
     """Check the arguments of `verify_parallel` and make a program of them.
 
@@ -103,7 +117,8 @@ def make_program(  # noqa: PLR0913
         inputs: one batch as `[x, ...]` or `Inputs`, or several as a list of `Inputs`.
         mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
         split: the axes along which ranks have different samples of a batch: by default all of them
-            for `ddp` and `fsdp`, none otherwise. `()` gives every rank the whole batch.
+            for `ddp` and `fsdp`, `fsdp` for `hf`, none otherwise. `()` gives every rank the whole
+            batch.
 
     Raises:
         UsageError: an argument is not valid.
@@ -117,17 +132,36 @@ def make_program(  # noqa: PLR0913
             f"mesh={dict(axes)!r}: a dict of parallel styles needs a mesh with one axis; pass a "
             "function of the model and the mesh, which can call parallelize_module on one axis"
         )
-    named = isinstance(checked, str)
-    parts = tuple(axes) if split is None and named else _split_axes(split, axes)
-    for name, given in (("loss", loss), ("optimizer", optimizer)):
+    if split is None and checked in SHIPPED_PLANS:
+        parts = split_axes(axes)
+    else:
+        named = isinstance(checked, str)
+        parts = tuple(axes) if split is None and named else _split_axes(split, axes)
+    for name, given in (("loss", loss), ("optimizer", optimizer), ("step", step)):
         if given is not None and not callable(given):
             raise UsageError(f"{name}={given!r:.80}: pass a function")
+    if step is not None and loss is not None:
+        raise UsageError("step= returns the loss itself: drop loss=")
     if type(steps) is not int or steps < 1:
         raise UsageError(f"steps={steps!r}: pass an integer of 1 or more")
+    if compute_dtype is not None and compute_dtype not in WIDE:
+        raise UsageError(f"compute_dtype={compute_dtype!r:.80}: pass a floating dtype of torch")
     if type(seed) is not int:
         raise UsageError(f"seed={seed!r}: pass an integer")
     batches = tuple(input_sets(inputs))
-    return ParallelProgram(model, checked, batches, axes, loss, optimizer, steps, parts, seed)
+    return ParallelProgram(
+        model=model,
+        plan=checked,
+        batches=batches,
+        mesh=axes,
+        loss=loss,
+        optimizer=optimizer,
+        step=step,
+        steps=steps,
+        split=parts,
+        seed=seed,
+        compute_dtype=compute_dtype,
+    )
 
 
 def _mesh_axes(mesh: Any) -> dict[str, int]:
@@ -154,7 +188,7 @@ def _checked_plan(plan: Any) -> Any:
         if plan in PLAN_NAMES:
             return plan
         raise UsageError(
-            f"plan={plan!r}: pass {' or '.join(map(repr, PLAN_NAMES))}, a dict of parallel styles, "
+            f"plan={plan!r}: pass {', '.join(map(repr, PLAN_NAMES))}, a dict of parallel styles, "
             "or a function of the model and the mesh"
         )
     if isinstance(plan, Mapping):
@@ -164,7 +198,7 @@ def _checked_plan(plan: Any) -> Any:
     if callable(plan):
         return plan
     raise UsageError(
-        f"plan={plan!r:.80}: pass 'ddp', 'fsdp', a dict of parallel styles, "
+        f"plan={plan!r:.80}: pass {', '.join(map(repr, PLAN_NAMES))}, a dict of parallel styles, "
         "or a function of the model and the mesh"
     )
 
@@ -228,7 +262,12 @@ def part_of_batch(program: ParallelProgram, rank: int, step: int) -> Inputs:
     whole, samples = program.batch(step), samples_of(program, rank, step)
     if samples is None:
         return whole
-    size, (begin, end) = batch_size(whole), samples
+    return samples_from(whole, *samples)
+
+
+def samples_from(whole: Inputs, begin: int, end: int) -> Inputs:
+    """These samples of each tensor as long as the batch, the rest whole."""
+    size = batch_size(whole)
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == size:

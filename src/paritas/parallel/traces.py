@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from paritas._torch.pipelines import in_backward
 from paritas._torch.tensors import local_part
 from paritas.numerics.contents import leaves
 
@@ -127,6 +128,7 @@ class Trace:
         error: what was raised, in words; the steps before it are there.
         error_at: path of the module in which it was raised, if that is known.
         waited: whether it failed only because it waited for another rank.
+        unsupported: whether it ended because such a plan cannot be checked.
         random: whether a step drew random numbers (dropout). Ranks then draw other numbers than
             one device does, even if the plan is right.
     """
@@ -141,12 +143,14 @@ class Trace:
     error: str | None = None
     error_at: str = ""
     waited: bool = False
+    unsupported: bool = False
     random: bool = False
 
-    def fail(self, error: str, *, waited: bool = False) -> None:
+    def fail(self, error: str, *, waited: bool = False, unsupported: bool = False) -> None:
         """Record why it ended early."""
         self.error = error
         self.waited = waited
+        self.unsupported = unsupported
 
 
 # --- The paths of gradients between the inputs and outputs of modules -----------------------------
@@ -343,6 +347,12 @@ class ModuleWatch:
             self._backward = False
         self._trace.error_at = ""
 
+    def end_step(self) -> None:
+        """Release what belongs to a step that ran its own backward passes."""
+        self._stack.clear()
+        self._flows.clear()
+        self._trace.error_at = ""
+
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
@@ -355,7 +365,7 @@ class ModuleWatch:
 
     def _entering(self, name: str) -> Any:
         def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            if self._backward:
+            if self._backward or in_backward():
                 return None
             entered = _EnteredCall(name)
             self._stack.append(entered)
@@ -369,7 +379,7 @@ class ModuleWatch:
 
     def _leaving(self, name: str, kind: str) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            if self._backward:
+            if self._backward or in_backward():
                 return
             entered = self._stack.pop() if self._stack else _EnteredCall(name)
             self._trace.error_at = self._stack[-1].name if self._stack else ""

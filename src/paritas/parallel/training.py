@@ -18,12 +18,27 @@ import torch
 from torch import distributed, nn
 
 from paritas._torch.operators import WIDE, default_dtype
+from paritas._torch.pipelines import gradient_factors, pipeline_of
 from paritas._torch.simulated_ranks import run_in_threads
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
-from paritas.parallel.plan import batch_size, check_batches, part_of_batch, samples_of, to_device
+from paritas.parallel.dropout import with_dropout
+from paritas.parallel.hugging_face import (
+    SHIPPED_PLANS,
+    UnsupportedPlanError,
+    apply_shipped_plan,
+)
+from paritas.parallel.pipelines import PipelinedModel, StageNames, merge_calls
+from paritas.parallel.plan import (
+    batch_size,
+    check_batches,
+    part_of_batch,
+    samples_from,
+    samples_of,
+    to_device,
+)
 from paritas.parallel.rank_pool import (
     GIVEN_UP,
     LET_GO,
@@ -64,8 +79,18 @@ if TYPE_CHECKING:
 _EIGHTHS = 8
 
 
-def training_loss(program: ParallelProgram, output: Any, batch: Inputs, trace: Trace) -> Tensor:
+def training_loss(
+    program: ParallelProgram,
+    output: Any,
+    batch: Inputs,
+    trace: Trace,
+    rows: tuple[int, int] | None = None,
+) -> Tensor:
     """The loss of the current step: the user's, the model's own, or a weighted mean.
+
+    Args:
+        rows: begin and end of the samples of the output in the whole batch; None for all that the
+            rank has.
 
     Raises:
         UsageError: it is not one number, or does not require a gradient.
@@ -75,12 +100,17 @@ def training_loss(program: ParallelProgram, output: Any, batch: Inputs, trace: T
     else:
         loss = _own_loss(output)
         if loss is None:
-            loss = _weighted_mean(program, output, trace)
+            loss = _weighted_mean(program, output, trace, rows)
+    found = _scalar(loss)
+    if not found.requires_grad:
+        raise UsageError("the loss does not depend on anything that requires a gradient")
+    return found
+
+
+def _scalar(loss: Any) -> Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shown = list(loss.shape) if isinstance(loss, torch.Tensor) else f"{loss!r:.80}"
         raise UsageError(f"the loss must be one number, got {shown}")
-    if not loss.requires_grad:
-        raise UsageError("the loss does not depend on anything that requires a gradient")
     return loss.reshape(()) if loss.dim() else loss
 
 
@@ -93,7 +123,9 @@ def _own_loss(output: Any) -> Tensor | None:
     return held if isinstance(held, torch.Tensor) and held.numel() == 1 else None
 
 
-def _weighted_mean(program: ParallelProgram, output: Any, trace: Trace) -> Tensor:
+def _weighted_mean(
+    program: ParallelProgram, output: Any, trace: Trace, rows: tuple[int, int] | None
+) -> Tensor:
     """The sum of the weighted means of all outputs, with weights drawn for the whole batch.
 
     A plain mean would not change if elements change places.
@@ -105,7 +137,7 @@ def _weighted_mean(program: ParallelProgram, output: Any, trace: Trace) -> Tenso
             continue
         whole = leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
         seed = program.seed + 1009 * number + place
-        weights = _loss_weights(tuple(whole.shape), program, trace, number, seed)
+        weights = _loss_weights(tuple(whole.shape), program, trace, number, seed, rows)
         term = (whole * weights.to(whole.device, whole.dtype)).mean()
         total = term if total is None else total + term
     if total is None:
@@ -116,9 +148,16 @@ def _weighted_mean(program: ParallelProgram, output: Any, trace: Trace) -> Tenso
 
 
 def _loss_weights(
-    shape: tuple[int, ...], program: ParallelProgram, trace: Trace, number: int, seed: int
+    shape: tuple[int, ...],
+    program: ParallelProgram,
+    trace: Trace,
+    number: int,
+    seed: int,
+    rows: tuple[int, int] | None,
 ) -> Tensor:
-    samples = samples_of(program, trace.rank, number) if trace.ranks > 1 else None
+    samples = rows
+    if rows is None and trace.ranks > 1:
+        samples = samples_of(program, trace.rank, number)
     mine = samples is not None and bool(shape) and shape[0] == samples[1] - samples[0]
     size = batch_size(program.batch(number)) or 0
     whole = (size, *shape[1:]) if mine else shape
@@ -168,6 +207,7 @@ def same_surroundings(manner: Manner) -> Iterator[None]:
     try:
         with (
             default_dtype(torch.float64 if manner.wide else manner.default),
+            gradient_factors(once=manner.wide),
             warnings.catch_warnings(),
         ):
             # FSDP warns on each rank about what a model might do wrong; we check it.
@@ -239,8 +279,12 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
 
     If the program raises, the error is written there too and raised again.
     """
-    model, running = built.model, manner.running(built.dtype)
-    names = ModelNames.within(model, built.original)
+    model, running = built.model, with_dropout(program.dropout, manner.running(built.dtype))
+    names: ModelNames
+    if isinstance(model, PipelinedModel):
+        names = StageNames(model)
+    else:
+        names = ModelNames.within(model, built.original)
     watch = ModuleWatch(names, trace, keep=program.steps if manner.watch_modules else None)
     try:
         trace.initial = {**_parameters(names), **_buffers(names)}
@@ -249,6 +293,9 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
             trace.steps.append(StepTrace())
             with _seeded(program.seed + len(trace.steps), manner, trace):
                 _one_step(program, names, optimizer, manner, trace, watch, running)
+    except UnsupportedPlanError as error:
+        trace.fail(str(error), unsupported=True)
+        raise
     except Exception as error:
         trace.fail(in_one_line(error, 300), waited=lost_peer(error))
         raise
@@ -268,17 +315,54 @@ def _one_step(
     number, noted = len(trace.steps) - 1, trace.steps[-1]
     given = part_of_batch(program, trace.rank, number) if trace.ranks > 1 else program.batch(number)
     batch = to_device(copy_inputs(given, widen=manner.wide), manner.device)
-    with torch.enable_grad(), running:
-        output = names.model(*batch.args, **batch.kwargs)
-        loss = training_loss(program, output, batch, trace)
-    noted.outputs, noted.loss = named_pieces(output), piece_of(loss)
-    with watch.backward(), running:
-        loss.backward()
+    if isinstance(names.model, PipelinedModel):
+        with torch.enable_grad(), running:
+            _run_schedule(program, names.model, batch, trace)
+        watch.end_step()
+    elif program.step is not None:
+        with torch.enable_grad(), running:
+            loss = _scalar(program.step(names.model, *batch.args, **batch.kwargs))
+        noted.loss = piece_of(loss)
+        watch.end_step()
+        merge_calls(noted)
+    else:
+        with torch.enable_grad(), running:
+            output = names.model(*batch.args, **batch.kwargs)
+            loss = training_loss(program, output, batch, trace)
+        noted.outputs, noted.loss = named_pieces(output), piece_of(loss)
+        with watch.backward(), running:
+            loss.backward()
     noted.gradients = _gradient_pieces(names)
     with running:
         optimizer.step()
     noted.parameters, noted.buffers = _parameters(names), _buffers(names)
     optimizer.zero_grad(set_to_none=True)
+
+
+def _run_schedule(
+    program: ParallelProgram, model: PipelinedModel, batch: Inputs, trace: Trace
+) -> None:
+    """Run a step of a pipeline: the schedule calls the stages, the loss and their gradients."""
+    pipeline, noted = model.pipeline, trace.steps[-1]
+    size = batch_size(batch)
+    if size is None or size % pipeline.microbatches:
+        raise UnsupportedPlanError(
+            f"the {size or 'missing'} samples of a rank do not divide evenly over the "
+            f"{pipeline.microbatches} micro-batches of the schedule"
+        )
+    number = len(trace.steps) - 1
+    begin = (samples_of(program, trace.rank, number) or (0, 0))[0]
+
+    def loss(output: Any, rows: Tensor) -> Tensor:
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        part = samples_from(batch, first, last)
+        return training_loss(program, output, part, trace, (begin + first, begin + last))
+
+    output, losses = pipeline.step(loss, torch.arange(size), batch.args, batch.kwargs)
+    if losses:
+        noted.outputs = named_pieces(output)
+        noted.loss = piece_of(torch.stack([one.detach() for one in losses]).mean())
+    merge_calls(noted, pipeline.microbatches)
 
 
 @contextlib.contextmanager
@@ -396,6 +480,9 @@ def train_as_rank(
     """
     try:
         parallel = parallel_model(program, built.model, manner.device)
+    except UnsupportedPlanError as error:
+        trace.fail(str(error), unsupported=True)
+        raise
     except Exception as error:
         text = f"while the plan was applied: {in_one_line(error, 300)}"
         trace.fail(text, waited=lost_peer(error))
@@ -436,14 +523,28 @@ def parallel_model(
     if plan == "fsdp":
         _shard_blocks(model, mesh)
         return model
+    if plan in SHIPPED_PLANS:
+        return apply_shipped_plan(model, mesh, experts=plan == "hf-ep")
     if isinstance(plan, dict):
         from torch.distributed.tensor.parallel import parallelize_module
 
         # Styles keep state of their rank, so ranks that are threads must not share them.
         return parallelize_module(model, mesh, copy.deepcopy(plan))
+    known = {module: name for name, module in model.named_modules()}
     made: Any = plan(model, mesh)
+    pipeline = pipeline_of(made)
+    if pipeline is not None:
+        if not pipeline.has_loss:
+            raise UnsupportedPlanError(
+                "the pipeline schedule has no loss, so it trains nothing: pass loss_fn=, which "
+                "verify_parallel replaces by its own loss"
+            )
+        return PipelinedModel(pipeline, known)
     if made is not None and not isinstance(made, nn.Module):
-        raise TypeError(f"the plan returned {made!r:.80}, not a module")
+        raise UnsupportedPlanError(
+            f"the plan returned {made!r:.80}: return the parallel module, a pipeline schedule, or "
+            "None if the model was changed in place"
+        )
     return model if made is None else made
 
 
@@ -596,7 +697,7 @@ def _trace_of_answer(program: ParallelProgram, rank: int, answer: RankAnswer) ->
 
 
 def _check_sendable(program: ParallelProgram) -> None:
-    for field in ("model", "plan", "loss", "optimizer", "batches"):
+    for field in ("model", "plan", "loss", "optimizer", "step", "batches"):
         value = getattr(program, field)
         try:
             if b"__main__" in pickle.dumps(value):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from paritas.parallel.assembling import assemble, find_slots, step_items
 from paritas.parallel.plan import make_program
 from paritas.parallel.traces import RankPiece, StepTrace, Trace
+from paritas.parallel.verify import verify_parallel
 from paritas.placement.assembly import positions
 from paritas.results.placements import LocalPlacement
 
@@ -203,3 +204,42 @@ def test_a_gradient_that_does_not_arrive_is_a_zero_of_any_sign():
     ]
     (item,) = step_items(program(), step, ranks, 0, {})
     assert item.ranks.disagreement is None
+
+
+def packed(model, mesh):
+    """A fused projection of which each rank has a part of both halves."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    for name in ("weight", "bias"):
+        whole = getattr(model[0], name).detach()
+        part = distribute_tensor(whole, mesh, [_StridedShard(0, split_factor=2)])
+        setattr(model[0], name, torch.nn.Parameter(part))
+
+    def distributed(_module, args):
+        return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in args)
+
+    model.register_forward_pre_hook(distributed)
+
+
+def test_shards_of_each_of_several_pieces_are_put_together():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 12))
+    verdict = verify_parallel(model, packed, [torch.ones(2, 4)], mesh=3, steps=1)
+    assert verdict.passed, str(verdict)
+
+
+def test_a_factor_of_fsdp_on_a_mesh_of_one_rank_is_no_fault_in_float64():
+    from torch.distributed.fsdp import fully_shard
+
+    def plan(model, mesh):
+        fully_shard(model, mesh=mesh["dp"])
+        model.set_gradient_divide_factor(2.0)
+        model.register_forward_hook(twice_the_gradient)
+
+    def twice_the_gradient(_module, _args, output):
+        output.register_hook(lambda gradient: 2 * gradient)
+
+    model = torch.nn.Linear(4, 4)
+    mesh = {"dp": 1, "same": 2}
+    verdict = verify_parallel(model, plan, [torch.ones(2, 4)], mesh=mesh, steps=1)
+    assert verdict.passed, str(verdict)
