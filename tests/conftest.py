@@ -98,6 +98,8 @@ def ctrl_c() -> Iterator[None]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     processes.run_scripts_forked = item.get_closest_marker("unforked") is None
+    if "torch._inductor" in sys.modules:  # else nothing is compiled by now
+        processes.build_kernels_together()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -192,6 +192,17 @@ def _start_server() -> None:
             os.environ["PYTHONPATH"] = before
 
 
+@functools.cache
+def build_kernels_together() -> None:
+    """Let all C++ kernels of a graph be built by one call of the compiler, as in a lifted run.
+
+    From here on, in this thread and in the processes that are forked from it.
+    """
+    from paritas._torch import kernel_units
+
+    kernel_units._asked.set(kernel_units._install())
+
+
 def make_folder() -> None:
     """Make the folder of the server's socket: its name is limited, and a test may move TMPDIR.
 
