@@ -206,7 +206,7 @@ class FurtherGradients:
         if self.conditions.also and error is not None:
             self._give_up_inputs(f"the {side.role} raises {in_one_line(error, 120)}")
         elif self.conditions.also and not _same_outputs(native, seen):
-            self._give_up_inputs(f"the {side.role} computes something else if they require grad")
+            self._give_up_inputs(f"the {side.role} gives other outputs in a run in which they do")
         elif self.conditions.second and (error := error or seen.second_error) is not None:
             self.conditions = dataclasses.replace(self.conditions, second=False)
             self._skip(_SECOND, f"the {side.role} raises {in_one_line(error, 120)}")

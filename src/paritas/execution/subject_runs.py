@@ -414,7 +414,8 @@ class Repetition:
             if not (is_inexact(wide[0]) and is_inexact(wide[1])):
                 return False
             difference = criterion.rms_difference(wide[0], wide[1])
-            if difference > UNIT_F32 * criterion.rms(wide[0]):
+            # Where everything cancels, the native value is all noise and larger than the true one.
+            if difference > UNIT_F32 * max(map(criterion.rms, (wide[0], values[0]))):
                 return False
         spread = evidence.spread(evidence.unit, 0, item, RUNS[1], demand)
         if spread is None:

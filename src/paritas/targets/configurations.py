@@ -722,6 +722,8 @@ def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Change
 
 def with_sections(config: Any, changes: Changes, sections: list[int], total: int) -> Changes | None:
     """Add rotary sections with that sum, for models that need some; None if tried already."""
+    if not any(sections):
+        return None
     share = total / sum(sections)
     more = dict(changes)
     for path, part in parts_of(config):
