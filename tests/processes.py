@@ -162,6 +162,27 @@ class ForkedNursery:
         return self._process.exitcode
 
 
+class ForkedWorker:
+    """As `subprocess.Popen` with binary pipes, as far as execnet uses it: `python -u -c code`."""
+
+    def __init__(self, command: Sequence[str], **_: object) -> None:
+        _start_server()
+        (read, to_worker), (from_worker, write) = os.pipe(), os.pipe()
+        given = (command[-1], dict(os.environ), str(Path.cwd()), [_End(read), _End(write)])
+        self._process = _SERVER.Process(target=_be_worker, args=given)
+        self._process.start()
+        os.close(read)
+        os.close(write)
+        self.stdin, self.stdout = os.fdopen(to_worker, "wb"), os.fdopen(from_worker, "rb")
+
+    def wait(self) -> int | None:
+        self._process.join(LIMIT_S)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
 def context() -> multiprocessing.context.BaseContext:
     """Of `multiprocessing`, for processes that are not started from here."""
     if not _can_fork():
@@ -190,6 +211,17 @@ def _start_server() -> None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+@functools.cache
+def build_kernels_together() -> None:
+    """Let all C++ kernels of a graph be built by one call of the compiler, as in a lifted run.
+
+    From here on, in this thread and in the processes that are forked from it.
+    """
+    from paritas._torch import kernel_units
+
+    kernel_units._asked.set(kernel_units._install())
 
 
 def make_folder() -> None:
@@ -236,16 +268,7 @@ def _begin(
         os.close(end)
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    places = environment.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [place for place in places if place and place not in sys.path]
-    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # It is no child of `multiprocessing` to those that ask: it may start processes of its own.
-    multiprocessing.process._parent_process = None
-    multiprocessing.current_process()._config["daemon"] = False
+    _take_over(environment, folder)
     code = _ended(lambda: _run(arguments))
     # As the interpreter does it, in its order.
     code = _ended(threading._shutdown) or code
@@ -256,6 +279,31 @@ def _begin(
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
+
+
+def _be_worker(
+    code: str, environment: Mapping[str, str], folder: str, ends: Sequence[int]
+) -> NoReturn:
+    for target, end in enumerate(ends):
+        os.dup2(end, target)
+        os.close(end)
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # noqa: SIM115
+    _take_over(environment, folder)
+    os._exit(_ended(lambda: _run(["-c", code])))
+
+
+def _take_over(environment: Mapping[str, str], folder: str) -> None:
+    """Be a process with this environment in this folder, and nobody's child."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    places = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [place for place in places if place and place not in sys.path]
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # It is no child of `multiprocessing` to those that ask: it may start processes of its own.
+    multiprocessing.process._parent_process = None
+    multiprocessing.current_process()._config["daemon"] = False
 
 
 def _be_nursery(arguments: Sequence[str], environment: Mapping[str, str], end: int) -> NoReturn:

@@ -18,6 +18,7 @@ import paritas.cli.running
 import paritas.comparison.compare
 import paritas.recording.capture
 import paritas.reports.terminal  # noqa: F401
+import processes
 
 torch.set_num_threads(1)
 if os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == "1":
@@ -25,6 +26,7 @@ if os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == "1":
     # looked up then. With more threads there would be some now, and no fork may have any.
     torch.compile(torch.sin)(torch.ones(1, requires_grad=True)).backward()
     torch.compiler.reset()
+processes.build_kernels_together()
 # What is here stays: the collector of a forked process would copy all of it to look at it.
 gc.collect()
 gc.freeze()

@@ -68,10 +68,14 @@ def test_a_right_compiler_passes_and_stdout_is_the_scripts_own(capsys):
     assert lines[-1] == headline(verdict)
 
 
-def test_a_wrong_compiler_is_1_and_the_script_runs_to_its_end(folder):
+def test_a_wrong_compiler_is_1_the_script_runs_to_its_end_and_json_has_the_form_of_every_verdict(
+    folder,
+):
     result = paritas("--json", "verdict.json", "train.py", "--faulty")
     assert result.exit_code == 1, result.output
     assert len(result.stdout.splitlines()) == 4
+    content = json.loads(Path("verdict.json").read_text(encoding="utf-8"))
+    assert set(content) == {"findings", "coverage", "notes", "strict", "enabled"}
     verdict = verdict_in("verdict.json")
     assert verdict.status is Status.DIFFERENT
     origin = next(f.origin for f in verdict.failures if f.origin is not None)
@@ -122,6 +126,7 @@ def test_raising_ends_the_script_with_its_traceback():
     assert "it ended with MismatchError: different: " in "\n".join(summary(result))
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_warning_goes_on_with_the_wrong_result():
     with pytest.warns(ParityWarning, match="different: the candidate computes something else"):
         result = paritas("--on-mismatch", "warn", "train.py", "--faulty")
@@ -254,6 +259,7 @@ def test_a_compile_without_a_graph_is_unverified():
     assert "note: torch.compile was called (eager), but captured no graph" in result.stderr
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(
     ("options", "code"), [(["--fail"], 3), (["--fail", "--faulty"], 1)], ids=["right", "wrong"]
 )
@@ -433,9 +439,3 @@ def test_torch_is_imported_by_the_script_and_an_end_without_a_farewell_is_report
     assert done.returncode == 3
     assert "nothing was compiled" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("unverified: ")
-
-
-def test_the_json_of_a_run_has_the_form_of_every_verdict():
-    paritas("--json", "verdict.json", "train.py", "--faulty")
-    content = json.loads(Path("verdict.json").read_text(encoding="utf-8"))
-    assert set(content) == {"findings", "coverage", "notes", "strict", "enabled"}

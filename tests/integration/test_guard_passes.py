@@ -22,6 +22,7 @@ from paritas.checks import passes
 from paritas.checks.passes import PassChecks, check_graph_passes
 from paritas.results.findings import Aspect, OriginKind, Status
 
+pytestmark = pytest.mark.usefixtures("undiagnosed")  # where it is wrong is asked, and not how
 ATEN = torch.ops.aten
 PRIMS = torch.ops.prims
 

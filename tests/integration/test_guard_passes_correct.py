@@ -27,14 +27,12 @@ def _fresh_compiler():
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 RIGHT = [
-    "bfloat16",
     "branch_inside_the_graph",
     "causal_attention",
     "checkpointed_dropout",
     "checkpointed_dropout_with_random_numbers_of_eager",
     "convolution_batch_norm_relu_training",
     "custom_operator_that_writes",
-    "dropout_inside_a_model",
     "dynamic_shapes",
     "embedding_and_cross_entropy",
     "empty_tensors",
@@ -46,8 +44,10 @@ RIGHT = [
 LIKE_OTHERS = [
     "adam_training",
     "autocast_bfloat16",
+    "bfloat16",
     "compiled_optimizer_step",
     "dropout",
+    "dropout_inside_a_model",
     "dropout_with_random_numbers_of_eager",
     "random_numbers",
     "random_numbers_of_eager",

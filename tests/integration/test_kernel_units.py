@@ -11,15 +11,18 @@ from paritas import Status, VerifyConfig, verify
 from paritas._torch import kernel_units
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache of Inductor. Kernels are built by one thread, as in every test."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
-    return tmp_path
+    tests = kernel_units._asked.set(False)  # tests ask for it always
+    yield tmp_path
+    kernel_units._asked.reset(tests)
 
 
 def libraries(cache: Path) -> list[str]:

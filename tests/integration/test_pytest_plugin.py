@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 
 import msgspec
 import pytest
 import torch
 
+import processes
 from integration.pytest_runs import outcomes, run_suite
 from paritas import Verdict
 
@@ -280,7 +282,7 @@ def test_a_suite_that_asks_nothing_hears_nothing(pytester):
 
 
 @pytest.mark.slow
-def test_workers_of_xdist_are_summed_up_once(pytester):
+def test_workers_of_xdist_are_summed_up_once(pytester, monkeypatch):
     suite(
         pytester,
         """
@@ -294,6 +296,8 @@ def test_it(parity, factor):
     run_suite(pytester, "--paritas-update").assert_outcomes(passed=2)
     shutil.rmtree(golden / "test_it[1]" / "out")
     (golden / "test_it[2]" / "out").rename(golden / "test_it[1]" / "out")
+    if processes._can_fork():
+        monkeypatch.setattr(subprocess, "Popen", processes.ForkedWorker)
     result = run_suite(pytester, "-n2", "--paritas-update")
     result.assert_outcomes(passed=2)
     text = result.stdout.str()

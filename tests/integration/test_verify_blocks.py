@@ -267,7 +267,7 @@ class Dropped(Layer):
         return functional.dropout(super().forward(x, mask, rope), 0.2, self.training)
 
 
-def test_dropout_inside_of_blocks_and_after_them():
+def test_dropout_inside_of_blocks_and_after_them(undiagnosed):
     made = candidate(join=lambda _, x, y: functional.dropout(x + y, 0.1))
     for one in made.layers:
         one.__class__ = Dropped

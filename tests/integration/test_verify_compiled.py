@@ -92,7 +92,7 @@ def dropping() -> nn.Module:
 
 
 def test_dropout_of_another_stream_is_unverified_and_names_the_switch() -> None:
-    model = dropping()
+    model = dropping().requires_grad_(requires_grad=False)
     compiled = torch.compile(model)
     verdict = verdict_on([torch.randn(4, 16)], model, compiled, verify_gradients=False)
     assert verdict.status is Status.UNVERIFIED

@@ -743,7 +743,8 @@ class DropsLayers(nn.Module):
 @pytest.mark.parametrize("training", [False, True])
 def test_other_random_numbers_matter_only_where_a_value_depends_on_them(training: bool) -> None:
     torch.manual_seed(0)  # with others, both sides may keep the layer
-    model = DropsLayers().train(training)
+    # Without gradients, which take twice as long to compile.
+    model = DropsLayers().train(training).requires_grad_(requires_grad=False)
     verdict = verify([torch.randn(4, 8)], model, torch.compile(model), QUIET)
     (state,) = (f for f in verdict.findings if f.path == "random state")
     (value,) = (f for f in verdict.findings if f.path == "output")
@@ -770,6 +771,6 @@ class DrawsAnOrder(nn.Module):
 
 def test_random_numbers_that_decide_an_order_alone_do_not_matter() -> None:
     torch.manual_seed(0)
-    model = DrawsAnOrder()
+    model = DrawsAnOrder().requires_grad_(requires_grad=False)
     verdict = verify([torch.randn(64, 8)], model, torch.compile(model), QUIET)
     assert verdict.status is Status.EQUIVALENT, str(verdict)

@@ -67,10 +67,10 @@ BENIGN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def share(changes: dict[str, Any], family: str, dtype: torch.dtype) -> dict[str, Any]:
-    """All changes in float32; else every second in the usual run, the others in the next family."""
-    if WHOLE or dtype is torch.float32:
+    """All; in the usual run every second, and the others in the next dtype and family."""
+    if WHOLE:
         return changes
-    first = list(FAMILIES).index(family) % 2
+    first = (list(FAMILIES).index(family) + DTYPES.index(dtype)) % 2
     return dict(list(changes.items())[first::2])
 
 

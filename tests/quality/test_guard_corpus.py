@@ -26,6 +26,7 @@ pytestmark = [
 DECIDED_BY_ROUNDING = {"threshold_that_rounding_decides"}
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 # A share of the correct programs, one of each kind; the rest is for those who ask for all of it.
+# A data parallel model is in integration/test_guard_seeds.py.
 USUAL = (
     list(PROGRAMS)
     if WHOLE
@@ -36,7 +37,6 @@ USUAL = (
         "complex_numbers",
         "convolution_batch_norm_relu_training",
         "custom_operator_that_writes",
-        "data_parallel_without_optimization",
         "float64",
         "several_that_write_and_index",
         "shapes_that_turn_dynamic",

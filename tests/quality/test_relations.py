@@ -9,6 +9,9 @@ import pytest
 import paritas
 from quality.relation_models import Decoder, Trained, plant, tokens
 
+# Which relation fails, and where, is asked; not what kind of wrong it is.
+pytestmark = pytest.mark.usefixtures("undiagnosed")
+
 SERVING = (
     "cached-decoding",
     "chunked-prefill",

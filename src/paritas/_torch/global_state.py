@@ -81,11 +81,10 @@ def _install_filters() -> None:
         warnings.simplefilter("ignore", _OwnWarning)
 
 
-def _find_handlers() -> Iterator[logging.Handler]:
+def _find_handlers() -> list[logging.Handler]:
     """All handlers that may get a record of torch."""
-    yield from logging.root.handlers
-    for logger in _find_loggers(len(logging.root.manager.loggerDict)):
-        yield from logger.handlers
+    loggers = _find_loggers(len(logging.root.manager.loggerDict))
+    return [*logging.root.handlers, *(one for logger in loggers for one in logger.handlers)]
 
 
 @functools.lru_cache(maxsize=1)

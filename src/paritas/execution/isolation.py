@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import io
+import operator
 import pickle
 import random
 import types
@@ -390,10 +391,12 @@ class _Held:
 
     def put_back(self) -> None:
         """Restore the contents, if they changed."""
-        now = self.read()
-        same = len(now) == len(self.before) and all(map(_is_same_item, now, self.before))
-        if not same:
-            self.write(self.before)
+        now, before = self.read(), self.before
+        # Almost always by identity, which is many times faster.
+        if len(now) != len(before) or not (
+            all(map(operator.is_, now, before)) or all(map(_is_same_item, now, before))
+        ):
+            self.write(before)
 
 
 def _hold_values(found: Reached) -> Iterator[_Held]:
@@ -452,20 +455,26 @@ def _mapping_items(table: dict[Any, Any]) -> Any:
     # An OrderedDict keeps its order separately: dict.clear would corrupt it.
     base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
 
-    def write(items: list[tuple[Any, Any]]) -> None:
+    def write(items: list[Any]) -> None:
         now = dict(dict.items(table))
-        kept = dict(items)
+        kept = _paired(items)
         for key in now:
             if key not in kept:
                 base.__delitem__(table, key)
         in_order = [key for key in now if key in kept] == [key for key in kept if key in now]
         if len(now.keys() & kept.keys()) != len(kept) or not in_order:
             base.clear(table)
-        for key, value in items:
+        for key, value in kept.items():
             if dict.get(table, key, MISSING) is not value:
                 base.__setitem__(table, key, value)
 
-    return lambda: list(dict.items(table)), write
+    return lambda: [*dict.keys(table), *dict.values(table)], write
+
+
+def _paired(items: list[Any]) -> dict[Any, Any]:
+    """A dict from its keys, followed by its values."""
+    count = len(items) // 2
+    return dict(zip(items[:count], items[count:], strict=True))
 
 
 def _named_values(names: UsedNames) -> Any:
@@ -500,10 +509,10 @@ def _cell_value(cell: types.CellType) -> Any:
 def _class_values(cls: type) -> Any:
     def read() -> list[Any]:
         own = {key: value for key, value in vars(cls).items() if key not in _OF_CLASSES}
-        return list(own.items())
+        return [*own, *own.values()]
 
-    def write(items: list[tuple[str, Any]]) -> None:
-        now, before = dict(read()), dict(items)
+    def write(items: list[Any]) -> None:
+        now, before = _paired(read()), _paired(items)
         for key in now.keys() - before.keys():
             type.__delattr__(cls, key)
         for key, value in before.items():

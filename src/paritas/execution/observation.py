@@ -352,7 +352,7 @@ def _observe_call(
     before = input_contents(inputs)
     seen.rng_before = RandomState.now()
     subject.state.touch()
-    process = ProcessState()
+    process = ProcessState(seen.rng_before)
     try:
         with conditions.options.around():
             result = subject.call(*inputs.args, **inputs.kwargs)
@@ -363,7 +363,7 @@ def _observe_call(
         return
     finally:
         seen.process = process.put_back()
-    seen.rng_after = RandomState.now()
+    seen.rng_after = seen.rng_before.after_call()
     returned = flattened(result, OUTPUT)
     live = {output(path): leaf for path, leaf in returned.leaves.items()}
     seen.kinds, seen.cut_off = returned.kinds, returned.cut_off
@@ -387,7 +387,7 @@ def _observe_call(
             _differentiate(live, targets, conditions, seen)
         finally:
             seen.process |= process.put_back()
-        seen.rng_after_backward = RandomState.now()
+        seen.rng_after_backward = seen.rng_before.after_call()
         _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_BACKWARD)
         _note_state_after_backward(subject, changed, conditions, seen)
 

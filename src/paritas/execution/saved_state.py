@@ -189,6 +189,10 @@ class RandomState:
         devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
         return cls(torch.get_rng_state(), devices)
 
+    def after_call(self) -> RandomState:
+        """The state after a call whose effects on Python and NumPy were undone: see `put_back`."""
+        return dataclasses.replace(RandomState.of_torch(), python=self.python, numpy=self.numpy)
+
     def elsewhere(self, seed: int) -> RandomState:
         """A state in which every generator draws other numbers."""
         seed = zlib.crc32(self.cpu.numpy().tobytes(), seed)
@@ -285,7 +289,11 @@ def _autocast_settings(device: str) -> list[_Setting]:
 
 
 def _numpy_state() -> Any:
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return _comparable(np.random.get_state())  # noqa: NPY002
+
+
+def _comparable(numpy_state: Any) -> Any:
+    name, keys, *rest = numpy_state
     return (name, np.asarray(keys).tobytes(), *rest)
 
 
@@ -339,9 +347,9 @@ _SETTINGS: tuple[_Setting, ...] = (
         torch.backends.cuda.math_sdp_enabled,
         torch.backends.cuda.enable_math_sdp,
     ),
-    _Setting("Python's random state", random.getstate, random.setstate),
-    _Setting("NumPy's random state", _numpy_state, _set_numpy_state),
 )
+_PYTHON_RANDOM = _Setting("Python's random state", random.getstate, random.setstate)
+_NUMPY_RANDOM = _Setting("NumPy's random state", _numpy_state, _set_numpy_state)
 
 # Namespaces with functions that programs and paritas call by name.
 _NAMESPACES: tuple[Any, ...] = (
@@ -367,17 +375,21 @@ _LONGEST_VALUE = 40
 class ProcessState:
     """The settings and the functions of the process at one moment."""
 
-    def __init__(self) -> None:
-        """Read them now."""
+    def __init__(self, drawn: RandomState | None = None) -> None:
+        """Read them now; `drawn` is the current state of all generators, if it was read before."""
         self._settings = [(setting, setting.read()) for setting in _SETTINGS]
-        self._names = [(space, dict(vars(space))) for space in _NAMESPACES]
+        at = RandomState.now() if drawn is None or drawn.python is None else drawn
+        self._settings += [(_PYTHON_RANDOM, at.python), (_NUMPY_RANDOM, _comparable(at.numpy))]
+        # As lists, which are quicker to make and to compare than dictionaries.
+        self._names = [(space, [*vars(space)], [*vars(space).values()]) for space in _NAMESPACES]
 
     def put_back(self) -> dict[str, str]:
         """Restore what has changed; returns name -> how it had changed."""
         changed: dict[str, str] = {}
-        for space, names in self._names:
-            if _are_same_names(names, vars(space)):
+        for space, keys, values in self._names:
+            if _are_same_names(keys, values, vars(space)):
                 continue
+            names = dict(zip(keys, values, strict=True))
             before, now = _functions_among(names), _functions_among(vars(space))
             for name in {**before, **now}:
                 same = now.get(name) is before.get(name)
@@ -396,12 +408,11 @@ class ProcessState:
         return changed
 
 
-def _are_same_names(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _are_same_names(keys: list[str], values: list[Any], now: Mapping[str, Any]) -> bool:
     """Whether all names refer to the same objects: the usual case, and quick to check."""
-    if _len(before) != _len(now):
+    if _len(keys) != _len(now):
         return False
-    names, values = _map(_is, before, now), _map(_is, before.values(), now.values())
-    return _all(names) and _all(values)
+    return keys == [*now] and _all(_map(_is, values, now.values()))
 
 
 def _functions_among(names: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ except in operators that add to memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,8 @@ class DecisionLog:
 UNIT_F32 = 2.0**-24
 _WIDEST = {torch.float64, torch.complex128}
 _SMALLEST_POOL = 1 << 20
+# Elements that an operator on a tensor of any size handles in the time that calling it takes.
+_LEAST_USE = 1 << 12
 # Number of sampled values, and the share of them that must be repeated.
 _SAMPLE_SIZE, _REPEATED_SHARE = 512, 0.1
 # Few enough values for intermediate results to stay in a core's cache.
@@ -210,6 +213,7 @@ class NoisePool:
         self.seed = seed
         self._uniform: dict[torch.device, Tensor] = {}
         self._factors: dict[tuple[torch.device, float], Tensor] = {}
+        self._used: dict[tuple[torch.device, float], int] = {}
 
     def uniform(self, device: torch.device, count: int) -> Tensor:
         """At least twice `count` numbers."""
@@ -222,13 +226,19 @@ class NoisePool:
                 del self._factors[key]
         return pool
 
-    def factors(self, device: torch.device, count: int, reach: float) -> Tensor:
-        """The same numbers as factors 1 + reach * U."""
-        uniform = self.uniform(device, count)
-        factors = self._factors.get((device, reach))
-        if factors is None:
-            factors = self._factors[device, reach] = torch.mul(uniform, reach).add_(1)
-        return factors
+    def factors(self, tensor: Tensor, start: int, reach: float) -> Tensor:
+        """The numbers from `start` on as factors 1 + reach * U, in the shape of a tensor.
+
+        The whole pool is turned into factors once that costs no more than the parts did so far.
+        """
+        key = tensor.device, reach
+        uniform = self.uniform(tensor.device, tensor.numel())
+        if key not in self._factors:
+            self._used[key] = self._used.get(key, 0) + max(tensor.numel(), _LEAST_USE)
+            if self._used[key] < uniform.numel():
+                return torch.mul(_cut_from_pool(uniform, start, tensor), reach).add_(1)
+            self._factors[key] = torch.mul(uniform, reach).add_(1)
+        return _cut_from_pool(self._factors[key], start, tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,8 +432,7 @@ class PerturbMode(LiftMode):
         if place.start is None:
             factor = self._uniform(place).mul_(reach).add_(1)
         else:
-            factors = self._pool.factors(tensor.device, tensor.numel(), reach)
-            factor = _cut_from_pool(factors, place.start, tensor)
+            factor = self._pool.factors(tensor, place.start, reach)
         if tensor.dtype in _WIDEST:
             return tensor * factor
         return (tensor.to(torch.float64) * factor).to(tensor.dtype)
@@ -452,12 +461,24 @@ class PerturbMode(LiftMode):
 
 
 def _draw_uniform(seed: int, device: torch.device, count: int) -> Tensor:
-    if device.type == "cpu":  # numpy's generator is many times faster than torch's here
-        drawn = np.random.Generator(np.random.SFC64(seed)).random(count)
-        return torch.from_numpy(drawn).mul_(2).sub_(1)
+    if device.type == "cpu":
+        return _draw_smallest(seed) if count == _SMALLEST_POOL else _draw_on_cpu(seed, count)
     generator = torch.Generator(device).manual_seed(seed)
     pool = torch.empty(count, dtype=torch.float64, device=device)
     return pool.uniform_(-1, 1, generator=generator)
+
+
+@functools.lru_cache(maxsize=1)
+def _draw_smallest(seed: int) -> Tensor:
+    """The pool of small programs, kept for the next one: nothing writes to a pool."""
+    return _draw_on_cpu(seed, _SMALLEST_POOL)
+
+
+def _draw_on_cpu(seed: int, count: int) -> Tensor:
+    # NumPy's generator is many times faster than torch's here.
+    drawn = np.random.Generator(np.random.SFC64(seed)).random(count)
+    with torch.inference_mode(mode=False):  # it may be used outside of a program's own
+        return torch.from_numpy(drawn).mul_(2).sub_(1)
 
 
 def _cut_from_pool(pool: Tensor, start: int, tensor: Tensor) -> Tensor:
@@ -495,8 +516,10 @@ def _has_repeats(tensor: Tensor) -> bool:
     if tensor.is_complex() or count < 2:  # noqa: PLR2004
         return False
     sample = _flatten(tensor)[:: max(1, count // _SAMPLE_SIZE)]
-    values = [value for value in sample.tolist() if value]
-    return len(values) - len(set(values)) > _REPEATED_SHARE * sample.numel()
+    values = sample.tolist()
+    zeros = values.count(0.0)  # they are exact, and repeat in many tensors
+    different = len(set(values)) - bool(zeros)
+    return len(values) - zeros - different > _REPEATED_SHARE * sample.numel()
 
 
 def _noise_by_value(tensor: Tensor, salt: int) -> Tensor:
@@ -516,14 +539,16 @@ def _needs_no_rounding(tensor: Tensor, unit: float) -> Tensor | None:
     """
     narrow = next((dtype for dtype, u in _UNITS.items() if unit >= u), torch.float32)
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    if not any(
-        # The maximum of a mask's bytes is many times faster than `any`.
-        bool((piece.to(narrow).to(piece.dtype) == piece).view(torch.uint8).max())
-        for piece in _flatten(parts).split(
-            _BLOCK if parts.device.type == "cpu" else max(1, parts.numel())
-        )
-        if piece.numel()
-    ):
+    if not parts.numel():
         return None
-    fits = parts.to(narrow).to(parts.dtype) == parts
+    few = parts.numel() <= _BLOCK or parts.device.type != "cpu"
+    for piece in [parts] if few else _flatten(parts).split(_BLOCK):
+        fits = piece.to(narrow).to(piece.dtype) == piece
+        # The maximum of a mask's bytes is many times faster than `any`.
+        if fits.view(torch.uint8).max():
+            break
+    else:
+        return None
+    if not few:
+        fits = parts.to(narrow).to(parts.dtype) == parts
     return fits.all(dim=-1) if tensor.is_complex() else fits

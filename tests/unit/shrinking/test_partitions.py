@@ -27,7 +27,7 @@ ROWS = Recipe(((0, Shard(0)),), (Shard(0),))
 
 
 # A script is run in test_cli_partition.py; a process for each test here would take long.
-pytestmark = pytest.mark.usefixtures("untried")
+pytestmark = pytest.mark.usefixtures("untried", "undiagnosed")
 
 
 def centred(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from paritas.shrinking.sources import capture_programs
 from quality.faulty_backends import backend
 
 # These tests check what is written; test_scripts.py and the integration tests run scripts.
-pytestmark = pytest.mark.usefixtures("untried")
+pytestmark = pytest.mark.usefixtures("untried", "undiagnosed")
 
 
 class Model(nn.Module):

@@ -30,7 +30,7 @@ WRONG_GRADIENT = Candidate(faulty_backends.backend("gradient_of_sin_wrong")).res
 
 
 # Scripts are run in test_cli_shrink.py; a process for each test here would take long.
-pytestmark = pytest.mark.usefixtures("untried")
+pytestmark = pytest.mark.usefixtures("untried", "undiagnosed")
 
 
 @pytest.fixture(autouse=True)
