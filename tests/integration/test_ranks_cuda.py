@@ -78,7 +78,7 @@ def test_nccl_carries_results_and_gradients(recipe):
 
 def test_more_nccl_ranks_than_gpus_are_refused():
     ranks = torch.cuda.device_count() + 1
-    with pytest.raises(UsageError, match=f"NCCL needs a GPU for each of {ranks} ranks"):
+    with pytest.raises(UsageError, match=f"NCCL needs one GPU for each of {ranks} ranks"):
         verify_graph(graph(relu(0)), device="cuda", confirm="nccl", ranks=max(2, ranks))
 
 
