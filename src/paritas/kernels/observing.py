@@ -174,7 +174,7 @@ class Audit:
             kind = "writes" if writes else "reads"
         elif event == "os.remove" and args[1] != -1:  # relative to an open folder: `rmtree` does so
             with contextlib.suppress(OSError):
-                what = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), what)  # noqa: PTH118
+                what = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), what)  # noqa: PTH115, PTH118
         if not isinstance(args[0] if args else "", int):
             self.events[kind, what] = None
 
