@@ -137,7 +137,10 @@ def test_every_option_reaches_the_verification():
     ("arguments", "told"),
     [
         (("own_parallel:build",), "Missing option '--plan'"),
-        (("own_parallel:build", "--plan", "dpd"), "is unknown; give ddp, fsdp or your own"),
+        (
+            ("own_parallel:build", "--plan", "dpd"),
+            "is unknown; give ddp, fsdp, hf, hf-ep or your own",
+        ),
         (("own_parallel.build", "--plan", "ddp"), "is not of the form package.module:name"),
         (
             ("own_parallel:build", "--plan", "own_parallel:NUMBER"),

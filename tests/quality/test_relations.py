@@ -143,6 +143,7 @@ TRAINING = (
     "sample-order",
     "eval-after-train",
     "optimizer-forms",
+    "sharded-clipping",
 )
 
 

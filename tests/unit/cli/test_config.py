@@ -74,7 +74,7 @@ def test_file_then_environment_then_command_line_each_override(project, told, mo
 def test_a_required_option_may_come_from_the_file():
     Path("paritas.toml").write_text("[verify-parallel]\nplan = 'fsdpp'\n")
     refused = paritas("verify-parallel", "nets:build", code=2)
-    assert "--plan 'fsdpp' is unknown; give ddp, fsdp or your own" in refused.stderr
+    assert "--plan 'fsdpp' is unknown; give ddp, fsdp, hf, hf-ep or your own" in refused.stderr
 
 
 def test_settings_do_not_count_as_given_on_the_command_line(told):

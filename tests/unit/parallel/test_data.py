@@ -67,7 +67,7 @@ def test_a_batch_without_a_tensor_is_refused():
     ("said", "message"),
     [
         ({"model": 3}, "model=3: pass a module"),
-        ({"plan": "tensor"}, "plan='tensor': pass 'ddp' or 'fsdp', a dict"),
+        ({"plan": "tensor"}, "plan='tensor': pass 'ddp', 'fsdp', 'hf', 'hf-ep', a dict"),
         ({"plan": {}}, "the dict of parallel styles is empty"),
         ({"plan": 3}, "plan=3: pass 'ddp'"),
         ({"mesh": 1}, "mesh=1 has only one rank"),
