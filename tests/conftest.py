@@ -21,7 +21,7 @@ from hypothesis.internal.conjecture import providers
 import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 # Where GCC looks for its compiler and linker first.
 PROGRAMS = "COMPILER_PATH"
@@ -70,6 +70,15 @@ def pytest_configure(config: pytest.Config) -> None:
         # Numbers that stand in our sources are no examples: to read them all takes seconds, and
         # which there are depends on what was imported before.
         providers.is_local_module_file = lambda _: False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
+    """Let xdist fork its workers."""
+    if not session.config.pluginmanager.hasplugin("dsession"):
+        return (yield)
+    with processes.forked_workers():
+        return (yield)
 
 
 def pytest_collection(session: pytest.Session) -> None:
