@@ -50,7 +50,7 @@ hypothesis.settings.register_profile(
     "paritas",
     deadline=None,
     derandomize=not WHOLE,
-    max_examples=100 if WHOLE else 40,
+    max_examples=100 if WHOLE else 25,
     database=None,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
@@ -155,6 +155,18 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts are written, and taken at their word: to run each takes seconds."""
     shown = 1, "the fault is there\n"
     monkeypatch.setattr("paritas.reports.scripts.run_script", lambda *_: shown)
+
+
+@pytest.fixture
+def scalar_kernels() -> Iterator[None]:
+    """Leave vectors out of kernels, where it is not asked what a kernel computes.
+
+    Each is written twice otherwise, and takes a fifth longer.
+    """
+    import torch._inductor.config  # noqa: TID251
+
+    with torch._inductor.config.patch({"cpp.simdlen": 1}):  # noqa: TID251
+        yield
 
 
 @pytest.fixture
