@@ -161,11 +161,14 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
 def scalar_kernels() -> Iterator[None]:
     """Leave vectors out of kernels, where it is not asked what a kernel computes.
 
-    Each is written twice otherwise, and takes a fifth longer.
+    Each is written twice otherwise, and takes a fifth longer. They are built as those with vectors
+    are: for others, all headers would be compiled once more.
     """
-    import torch._inductor.config  # noqa: TID251
+    from torch._inductor import codecache, config  # noqa: TID251
 
-    with torch._inductor.config.patch({"cpp.simdlen": 1}):  # noqa: TID251
+    usual = codecache.pick_vec_isa()
+    with config.patch({"cpp.simdlen": 1}), pytest.MonkeyPatch.context() as patching:
+        patching.setattr(codecache, "pick_vec_isa", lambda: usual)
         yield
 
 
