@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 from paritas._torch.operators import WIDE
 from paritas.errors import UsageError
@@ -204,7 +205,7 @@ class _NumpyState:
 
 def _numpy_memory() -> bytes | None:
     """The memory of NumPy's global generator: 624 words and a position; None for another kind."""
-    generator = np.random.get_bit_generator()
+    generator = mtrand.get_bit_generator()
     if type(generator) is not np.random.MT19937:
         return None
     return ctypes.string_at(generator.ctypes.state_address, 625 * 4)
