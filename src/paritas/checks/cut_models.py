@@ -21,7 +21,7 @@ from paritas.execution.blocks import (
     replaced_modules,
 )
 from paritas.execution.isolation import copy_inputs
-from paritas.execution.observation import INPUT, OUTPUT, cotangent
+from paritas.execution.observation import INPUT, OUTPUT
 from paritas.execution.subjects import Inputs, inspect_subject
 from paritas.numerics.contents import leaves, map_leaves
 from paritas.numerics.flattening import flattened
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from paritas.execution.block_runs import BlockCall
     from paritas.execution.blocks import Cut
-    from paritas.execution.observation import Observation
+    from paritas.execution.observation import Observation, RunConditions
     from paritas.execution.saved_state import RandomState
 
 
@@ -164,10 +164,10 @@ class Rest:
                 state.restore()
             return find_passages(given, taken)
 
-    def upstream(self, native: Observation, seed: int) -> dict[Item, Tensor]:
+    def upstream(self, native: Observation, conditions: RunConditions) -> dict[Item, Tensor]:
         """The upstream gradients of the model's outputs, and of what the blocks get."""
         found = {
-            output(_inner_path(item)): cotangent(item, value, seed, value.dtype)
+            output(_inner_path(item)): conditions.cotangent(item, value)
             for item, value in native.outputs.items()
             if native.requires_grad.get(item)
         }
