@@ -76,6 +76,7 @@ class Rest:
         candidate: the candidate.
         calls: the recorded calls of the blocks that are cut out.
         uncut: block -> why the model cannot be cut there.
+        computes: whether any operator runs between the blocks, once it was looked for.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Rest:
         self._inputs = inputs
         self._left_out: dict[str, frozenset[int | str]] = {}
         self._written: set[str] = set()
-        self._computes = False
+        self.computes = False
 
     def inputs(self) -> Inputs:
         """The inputs of the model, and the results of its blocks."""
@@ -106,7 +107,7 @@ class Rest:
             with self._cut_side(self.candidate, cuts) as (theirs, _):
                 made = mine if same else theirs
                 # Dynamo never again compiles code in which it once found nothing to compile.
-                yield mine, self.candidate.like(made) if self._computes else made
+                yield mine, self.candidate.like(made) if self.computes else made
 
     @contextlib.contextmanager
     def _cut_side(
@@ -151,14 +152,14 @@ class Rest:
                 with torch.no_grad(), _AnyOperator() as operators:
                     given = inputs.kwargs[RESULTS]
                     _, taken = rest(*inputs.args, **inputs.kwargs)
-                self._computes |= operators.ran
+                self.computes |= operators.ran
                 self._written |= {name for name, one in given.items() if _is_written(one)}
             except ReachedInsideError:
                 raise
             except Exception:
                 if side is self.reference:
                     raise
-                self._computes = True
+                self.computes = True
                 return {}  # the check itself shows what the candidate raises
             finally:
                 state.restore()
