@@ -11,7 +11,7 @@ import torch
 
 from paritas._torch.dynamo import compile_like
 from paritas._torch.operators import DispatchMode
-from paritas.execution.block_runs import bring_back, version_of
+from paritas.execution.block_runs import bring_back, left_on_host, version_of
 from paritas.execution.blocks import (
     RESULTS,
     ReachedInsideError,
@@ -202,11 +202,11 @@ class Rest:
         for calls in self.calls.values():
             for call in calls:
                 number = f"[{call.number}]" if len(calls) > 1 else ""
-                tree = flattened(bring_back([call.args, call.kwargs])).leaves
+                tree = flattened(left_on_host([call.args, call.kwargs])).leaves
                 for path in tree:
                     place = f"{_taken_path(call)}{path}"
                     names[place] = f"input of {call.name}{number} {path[3:]}"
-                for path in flattened(bring_back(call.result)).leaves:
+                for path in flattened(left_on_host(call.result)).leaves:
                     place = f"{INPUT}[{RESULTS!r}][{call.name!r}][{call.number}]{path}"
                     names[place] = f"result of {call.name}{number} {path}".rstrip()
         return names
