@@ -129,7 +129,7 @@ class _WholeVerification(Verification):
             comparer = _WholeComparer(noise, sides, self.config, len(self.natives) - 1, second)
             collected.take(comparer.compare(last, mine[1]))
         if self.config.verify_aliasing:
-            collected.take(self._compare_memory(mine[0]))
+            collected.take(self._compare_memory())
         collected.notes += evidence.notes
         return collected
 
@@ -429,7 +429,7 @@ class _OneCheck:
     def _check_rest(self, rest: Rest, whole: _WholeVerification) -> None:
         """Verify what lies between the blocks, as one program."""
         inputs = rest.inputs()
-        upstream = rest.upstream(whole.natives[0], whole.conditions.seed)
+        upstream = rest.upstream(whole.natives[0], whole.conditions)
         config = self._piece_config
         with rest.cut() as pair:
             one = self._verify_piece(

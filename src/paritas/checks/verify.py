@@ -389,6 +389,7 @@ class Verification:
         self.rng = RandomState.now()
         self.evidence: Evidence[SubjectProgram] | None = None
         self.repeats = False
+        self.written_later: list[Item] = []
         self.overwritten: list[Item] = []
         self.reused: list[Item] = []
         self.conditions = RunConditions(
@@ -445,7 +446,7 @@ class Verification:
         if collected.passes:
             collected.take(self._run_again(sides, demand, natives[0]))
         if self.config.verify_aliasing:
-            collected.take(self._compare_memory(mine[0]))
+            collected.take(self._compare_memory())
         collected.notes += evidence.notes
         return collected.verdict(strict=self.config.strict)
 
@@ -471,12 +472,12 @@ class Verification:
     def _outputs_are_reused(self) -> bool:
         return torch.cuda.is_available() and any(map(reuses_outputs, self.candidate.backends))
 
-    def _compare_memory(self, first: Observation) -> CollectedFindings:
+    def _compare_memory(self) -> CollectedFindings:
         """Check that nothing writes to an output after it was returned."""
         collected = CollectedFindings()
         if self._outputs_are_reused:
             collected.notes.append("outputs are in CUDA graphs: the next call overwrites them")
-        wrong = dict.fromkeys(first.written_later, "is written to after the call")
+        wrong = dict.fromkeys(self.written_later, "is written to after the call")
         wrong |= dict.fromkeys(self.reused, "is in the memory of the next call's output")
         wrong |= dict.fromkeys(self.overwritten, "is overwritten by the next call")
         if not wrong:
@@ -593,6 +594,9 @@ class Verification:
                 seen.append(call(self.inputs))
                 self.overwritten = seen[0].written_later
                 self.reused = _outputs_in_reused_memory(*seen)
+        self.written_later = seen[0].written_later
+        for one in seen:
+            one.live.clear()  # as large as all outputs
         if reference_calls == 1 and len(seen) > 1 and same_observation(*seen):
             # It shows nothing more; free its memory.
             seen.pop()
