@@ -129,7 +129,7 @@ class _WholeVerification(Verification):
             comparer = _WholeComparer(noise, sides, self.config, len(self.natives) - 1, second)
             collected.take(comparer.compare(last, mine[1]))
         if self.config.verify_aliasing:
-            collected.take(self._compare_memory())
+            collected.take(self._compare_memory(mine[0]))
         collected.notes += evidence.notes
         return collected
 
