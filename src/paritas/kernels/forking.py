@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,6 +155,8 @@ def _forked(channel: socket.socket, log: int, preload: Sequence[str]) -> _Fork:
         from paritas.kernels.nursery import be_nursery
 
         be_nursery(channel, preload)
+    except BaseException:  # noqa: BLE001  (the log shows it)
+        os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(70)
 
