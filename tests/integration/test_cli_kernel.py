@@ -195,3 +195,12 @@ def test_what_a_kernel_keeps_for_itself_is_its_own_affair(tmp_path: Path) -> Non
     # The reference is constructed in training mode, and so must a kernel be.
     code, shown, found = run(tmp_path, "evaluation", "--fixed-dtypes", "--fixed-shapes")
     assert code == 1, shown
+
+
+def test_a_failure_in_gradients_alone_has_a_script_that_shows_it(files: Path) -> None:
+    script = files / "show.py"
+    code, shown, found = run(files, "backward", "--gradients", "--script", str(script))
+    assert code == 1, shown
+    assert found["script"] == str(script)
+    assert not [note for note in found["notes"] if "does not show it" in note], found["notes"]
+    assert "NAMES" in script.read_text()
