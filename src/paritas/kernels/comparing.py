@@ -290,6 +290,8 @@ def _memory_findings(reference: Observation, candidate: Observation) -> Collecte
     for item, strides in candidate.strides.items():
         theirs = reference.strides.get(item, ())
         value = candidate.outputs[item]
+        if not value.numel():
+            continue
         repeats = [n for n, step in enumerate(strides) if step == 0 and value.shape[n] > 1]
         if any(n >= len(theirs) or theirs[n] for n in repeats):
             reason = f"strides {list(strides)}: its elements share memory"
