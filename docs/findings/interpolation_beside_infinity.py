@@ -1,4 +1,4 @@
-"""Compiled, interpolating linearly beside infinity gives NaN; eager gives infinity (torch 2.13.0)."""
+"""Compiled, linear interpolation beside infinity gives NaN; eager gives infinity (torch 2.13.0)."""
 
 import math
 import sys
