@@ -189,6 +189,10 @@ class RemoteLift(SubjectLift):
                 f"{_FLOAT64_ONLY}: the candidate runs code outside torch ({used})"
             )
             return None
+        if record.get("uncompiled"):
+            self.notes.add_weaker(
+                "in float64, what the candidate compiles with torch.compile ran in eager"
+            )
         return self._judged_at(record)
 
     def _judged_at(self, record: dict[str, Any]) -> list[Observation] | None:

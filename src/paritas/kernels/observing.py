@@ -397,6 +397,7 @@ class Observer:
                 live["early"] = _copied_at_once(live[OUTPUT])
             self._note_process(process, rng, threads, record)
             _note_modes(modes, record)
+            record["uncompiled"] = bool(order["wide"]) and _has_compiled()
 
     def _note_process(
         self, process: ProcessState, rng: RandomState, threads: int, record: dict[str, Any]
@@ -535,6 +536,15 @@ def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
     if order.get("profile"):
         modes["code"] = _CodeWatch()
     return modes
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled something here; in a lifted run it is off."""
+    if "torch._dynamo" not in sys.modules:  # importing it takes seconds
+        return False
+    from paritas._torch.dynamo import count_compiled_frames
+
+    return count_compiled_frames() > 0
 
 
 def _note_modes(modes: dict[str, Any], record: dict[str, Any]) -> None:
