@@ -34,7 +34,7 @@ from paritas.results.power_reports import CAUGHT
 
 # Elements of inputs that take no more than seconds, whatever is done with them.
 QUICK = 1 << 14
-SIZES, LARGER_SIZES = (16, 8, 24, 32), (64, 48)
+SIZES, LARGER_SIZES, MATRIX_SIZES = (16, 8, 24, 32), (64, 48), (256, 128)
 OTHERS = (CaseFamily.VALUES, CaseFamily.SIZES)
 
 
@@ -45,7 +45,7 @@ def rated(source, asked):
     """
     row = rated_at(source, asked, SIZES)
     if row.get("accepts"):
-        larger = rated_at(source, asked, LARGER_SIZES)
+        larger = rated_at(source, asked, MATRIX_SIZES if row["dims"] <= 2 else LARGER_SIZES)
         row = larger if len(larger.get("accepts", row["accepts"])) < len(row["accepts"]) else row
     return row
 
@@ -78,6 +78,7 @@ def rated_at(source, asked, sizes):
         "silent": len(report.silent),
         "caught": sum(one.status in CAUGHT for one in report.judged),
         "inputs": cases[0].case.shapes,
+        "dims": max(one.dim() for _, one in input_tensors(cases[0].case.inputs)),
     }
 
 
