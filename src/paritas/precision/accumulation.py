@@ -24,7 +24,7 @@ from paritas._torch.kernels import grouped_mm
 from paritas._torch.operators import is_wrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -83,7 +83,7 @@ def amplitude_in_order(amplitude: Tensor, length: int, squared_path: Tensor | No
     Args:
         amplitude: what `amplitude_from` gives.
         length: the number of terms.
-        squared_path: the mean square of the partial sums, from `squared_path`; None if it is short.
+        squared_path: the mean square of the partial sums; None if they need not be looked at.
     """
     if squared_path is None:
         return amplitude
@@ -102,30 +102,14 @@ _HALF_UNITS_PER_ROUNDING = 1.5
 _PATH_BLOCKS = 8
 
 
-def squared_path(blocks: Iterable[Tensor]) -> Tensor | None:
-    """The mean square of the partial sums after each of these blocks, which are added up."""
-    total: Tensor | None = None
-    squares: Tensor | None = None
-    count = 0
-    for block in blocks:
-        total = block if total is None else total + block
-        square = _square(total)
-        squares = square if squares is None else squares.add_(square)
-        count += 1
-    return None if squares is None else squares.div_(count)
-
-
-def _blocks(length: int) -> list[slice]:
-    width = -(-length // _PATH_BLOCKS)
-    return [slice(start, start + width) for start in range(0, length, width)]
-
-
 def _path_of_rows(rows: Tensor) -> Tensor | None:
-    """The path of the sums over the last dimension; None if it is short."""
+    """The mean square of the partial sums over the last dimension; None if it is short."""
     length = rows.shape[-1]
     if length < _SHORTEST_PATH:
         return None
-    return squared_path(rows[..., part].sum(-1) for part in _blocks(length))
+    width = -(-length // _PATH_BLOCKS)
+    whole = rows[..., : length // width * width].unflatten(-1, (-1, width))
+    return _square(whole.sum(-1).cumsum(-1)).mean(-1)
 
 
 def _rows_of(x: Tensor, dims: Any) -> Tensor:
@@ -140,24 +124,34 @@ def _rows_of(x: Tensor, dims: Any) -> Tensor:
 
 
 def _path_of_product(left: Tensor, right: Tensor) -> Tensor | None:
-    """The path of the sums of a product of matrices, or None if a sample of it is not ordered."""
+    """The same of a product of matrices; None if it is short, or a sample of it is not ordered."""
     length = left.shape[-1]
     if length < _SHORTEST_PATH:
         return None
     rows = left if left.dim() > 1 else left[None]
     columns = right if right.dim() > 1 else right[:, None]
     few = _sampled(rows, -2), _sampled(columns, -1)
-    path = squared_path(_partial_products(*few))
-    expected = amplitude_from(torch.matmul(*few), torch.matmul(*map(_square, few)), length)
-    limit = expected.mul_(_FAR_FROM_RANDOM).square_().mean()
-    if path is None or not bool(path.mean() * length > limit):
+    terms = few[0].unsqueeze(-2) * few[1].mT.unsqueeze(-3)
+    path, squares = _path_of_rows(terms), _square(terms).sum(-1)
+    if path is None:
         return None
-    return squared_path(_partial_products(rows, columns))
+    expected = amplitude_from(terms.sum(-1), squares, length).mul_(_FAR_FROM_RANDOM)
+    return _whole_path(rows, columns) if path.mean() * length > expected.square_().mean() else None
 
 
-def _partial_products(left: Tensor, right: Tensor) -> Iterator[Tensor]:
-    for part in _blocks(left.shape[-1]):
-        yield torch.matmul(left[..., part], right[..., part, :])
+def _whole_path(left: Tensor, right: Tensor) -> Tensor:
+    """The mean square of the partial products, one block after the other, to save memory."""
+    parts = zip(
+        *(one.chunk(_PATH_BLOCKS, dim) for one, dim in ((left, -1), (right, -2))), strict=True
+    )
+    first = next(parts)
+    total = torch.matmul(*first)
+    squares, count = _square(total), 1
+    for part in parts:
+        total = total + torch.matmul(*part)
+        squares.add_(_square(total))
+        count += 1
+    return squares.div_(count)
 
 
 def _sampled(matrices: Tensor, dim: int) -> Tensor:
