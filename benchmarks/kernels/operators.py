@@ -171,13 +171,19 @@ def work(asked, left, numbers):
     nursery.stop()
 
 
+def is_true(row):
+    return any(truth.stands(one.get("truth")) for one in row["failing"])
+
+
 def summarize(asked):
     rows = read_rows(asked.out)
     for name in ("tuned", "measured"):
         for dtype in asked.dtypes:
             some = [row for row in rows if row["half"] == name and row["dtype"] == dtype]
             counts = collections.Counter(row["status"] for row in some)
-            print(name, dtype, len(some), dict(counts.most_common()))
+            alarms = [row for row in some if row["status"] in {"different", "degraded"}]
+            refuted = [row["operator"] for row in alarms if not is_true(row)]
+            print(name, dtype, len(some), dict(counts.most_common()), "refuted:", refuted)
     for row in rows:
         if "failing" in row or row["status"] in {"error", "no result"}:
             print(json.dumps(row, indent=1))
