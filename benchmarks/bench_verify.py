@@ -77,8 +77,11 @@ def with_gradients() -> Figure:
 
 
 def memory_by_outputs() -> list[Figure]:
-    """What one more output takes, of few and of many; all of them differ by rounding."""
-    numel = 1 << 16
+    """What one more output takes, of few and of many; all of them differ by rounding.
+
+    They are large: outputs of up to 64 MB in all are held to the end.
+    """
+    numel = 1 << 22
 
     def outputs(count: int) -> Callable[[torch.Tensor], list[torch.Tensor]]:
         return lambda x: [x.sin() * (i + 1) for i in range(count)]
