@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -16,7 +15,6 @@ import operator
 import random
 import types
 import zlib
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +25,9 @@ from paritas.errors import UsageError
 from paritas.numerics.contents import attributes, contents, map_leaves, parts
 
 if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor
 
 

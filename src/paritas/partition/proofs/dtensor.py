@@ -9,10 +9,10 @@ from paritas.parallel.dtensor import DTensorClaim, examine_dtensor
 from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.definitions import Definition, define, tensors_by_name
 from paritas.partition.proofs.indices import LENGTH, ONE, Poly, symbol
-from paritas.partition.proofs.prove import Counterexample, RuleProof
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import lifted, validate
 from paritas.placement.recipes import OperatorCall
+from paritas.results.proofs import Counterexample, RuleProof
 
 if TYPE_CHECKING:
     import contextlib

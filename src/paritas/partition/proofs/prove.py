@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -36,70 +35,15 @@ from paritas.placement.recipes import (
 )
 from paritas.results.findings import Status
 from paritas.results.placements import Once, Partial, Replicate, Role, Shard
+from paritas.results.proofs import Counterexample, RuleProof
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from paritas.partition.configuration.inputs import VerifyConfig
 
 # Importing them registers the definitions.
 FAMILIES = operators.FAMILIES
-
-ProofStatus = Literal["proved", "refuted", "not decided"]
-
-
-class Counterexample(msgspec.Struct, frozen=True, kw_only=True):
-    """Shapes on which the numerical check finds a split wrong.
-
-    Attributes:
-        shapes: of each tensor argument, by its place.
-        ranks: the number of ranks.
-        seed: of the check.
-        reason: what the check says.
-        values: of the tensors, if there are few.
-    """
-
-    shapes: dict[str, tuple[int, ...]]
-    ranks: int
-    seed: int
-    reason: str
-    values: dict[str, Any] = {}
-
-
-class RuleProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the split of one identifier.
-
-    Attributes:
-        operator: its name.
-        rule: the annotation.
-        split_by: the identifier that is split.
-        reason: why it is not proved, or what is proved.
-        parts: whether parts may be unequal ("any") or must be equal ("equal").
-        certificate: what `checker` checks, as JSON data.
-        seconds: the time that it took.
-    """
-
-    operator: str
-    rule: str
-    split_by: str
-    status: ProofStatus
-    reason: str = ""
-    parts: str = ""
-    certificate: dict[str, Any] | None = None
-    counterexample: Counterexample | None = None
-    seconds: float = 0.0
-
-    @property
-    def words(self) -> str:
-        """The result in one line."""
-        if self.status == "proved":
-            parts = "parts of any size" if self.parts == "any" else "parts of equal size"
-            return (
-                f"proved over the reals, forward and backward, for all lengths and ranks, {parts}"
-            )
-        if self.counterexample is None:
-            return f"not decided: {self.reason}"
-        example = self.counterexample
-        shapes = ", ".join(f"{list(shape)}" for shape in example.shapes.values())
-        return f"refuted on {shapes} over {example.ranks} ranks: {example.reason}"
 
 
 def prove(
@@ -489,7 +433,7 @@ class Prover:
             found = self._fails_again(call, recipe.identifier, ranks)
             if found is not None:
                 return found
-        return given
+        return given or self._fails(_varied(self.call, self.seed), recipe, self.ranks)
 
     def _fails_again(
         self, call: OperatorCall, identifier: str, ranks: int
@@ -580,6 +524,23 @@ def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]
             shift = lengths[number.name] - expansion.lengths[number.name]
             holder[number.end] = holder[number.end] + shift
     return dataclasses.replace(call, args=tuple(args), kwargs=kwargs)
+
+
+def _varied(call: OperatorCall, seed: int) -> OperatorCall:
+    """The call with other values, of the same signs and not larger: equal ones hide faults."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def value(one: Any) -> Any:
+        if isinstance(one, list | tuple):
+            return type(one)(map(value, one)) if tensors_in(one) else one
+        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+            return one
+        factors = 0.5 + torch.rand(one.shape, generator=generator, dtype=torch.float64) / 2
+        return (one.detach() * factors.to(one.device)).to(one.dtype)
+
+    args = tuple(map(value, call.args))
+    kwargs = {name: value(one) for name, one in call.kwargs.items()}
+    return dataclasses.replace(call, args=args, kwargs=kwargs)
 
 
 def _resized_tensor(value: Any, sizes: Sequence[int | None]) -> Any:

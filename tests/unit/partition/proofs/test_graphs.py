@@ -154,8 +154,8 @@ def test_random_numbers_and_writes_are_not_proved():
     inputs = draw(x=X)
     proof = prove_graph(lambda x: F.dropout(x, 0.5), inputs, {})
     assert (proof.status, proof.reason) == ("not decided", "dropout draws random numbers")
-    with pytest.raises(UsageError, match="writes to its argument"):
-        prove_graph(lambda x: x.add_(1), inputs, {})
+    proof = prove_graph(lambda x: x.add_(1), inputs, {})
+    assert (proof.status, proof.reason) == ("not decided", "add_ writes to its argument")
     with pytest.raises(UsageError, match="unknown placement 'split'"):
         prove_graph(lambda x: x, inputs, {"x": "split"})
 
