@@ -226,6 +226,13 @@ _FUNCTIONS = {
 }
 
 
+def subscript(args: tuple[Any, ...]) -> tuple[Callable[..., Any], str, tuple[Any, ...]]:
+    """`x[a, b]` as the function that rules are about, its name, and its arguments."""
+    inside = args[1] if isinstance(args[1], tuple) else (args[1],)
+    name = "nnscaler.runtime.function.fullslice"
+    return nnscaler_functions.fullslice, name, (args[0], *inside)
+
+
 def _refs(tree: Any) -> list[Ref]:
     found: list[Ref] = []
 
@@ -376,11 +383,8 @@ class _Decision:
             if not isinstance(first.whole, torch.Tensor):
                 self.values[step.name] = self._item(step, step.args[0].name, step.args[1])
                 return
-            given = step.args[1]
-            spread = (step.args[0], *(given if isinstance(given, tuple) else (given,)))
-            step = dataclasses.replace(
-                step, function=nnscaler_functions.fullslice, args=spread, operator=_SUBSCRIPT
-            )
+            function, name, args = subscript(step.args)
+            step = dataclasses.replace(step, function=function, args=args, operator=name)
         value = self._call(step)
         self.values[step.name] = value
         if step.results:
@@ -616,9 +620,6 @@ class _Decision:
 
 def _on_rank(rank: int) -> Callable[[_Value], Any]:
     return lambda value: value.parts[rank]
-
-
-_SUBSCRIPT = "nnscaler.runtime.function.fullslice"
 
 
 def _annotation(call: OperatorCall) -> Annotation | None:

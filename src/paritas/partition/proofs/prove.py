@@ -17,9 +17,14 @@ from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
 from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Number
 from paritas.partition.library import annotation_for
-from paritas.partition.proofs import indices, operators
+from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError
-from paritas.partition.proofs.definitions import Definition, define, tensors_by_name
+from paritas.partition.proofs.definitions import (
+    Definition,
+    SymbolicCall,
+    define,
+    tensors_by_name,
+)
 from paritas.partition.proofs.indices import LENGTH, ONE, Poly, constant, symbol
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import DisagreementError, lifted, validate
@@ -41,9 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paritas.partition.configuration.inputs import VerifyConfig
-
-# Importing them registers the definitions.
-FAMILIES = operators.FAMILIES
 
 
 def prove(
@@ -274,11 +276,19 @@ def _role_words(role: Role, name: str) -> RoleWords:
 VERSION = 1
 
 
-def _certificate(
-    proof: RuleProof, claim: Claim, parts: str, forms: tuple[str, ...], claims: _Claims
+def certificate_of(
+    proof: RuleProof,
+    claim: Claim,
+    parts: str,
+    forms: tuple[str, ...],
+    definition: SymbolicCall,
+    elements: int,
 ) -> dict[str, Any]:
-    """All that `checker` needs, as JSON data."""
-    definition = claims.definition.call
+    """All that `checker` needs, as JSON data.
+
+    Args:
+        elements: how many the definition and torch were compared on.
+    """
     drawn: dict[str, Any] = {}
     outputs = [
         {
@@ -310,7 +320,7 @@ def _certificate(
         "numbers": claim.numbers,
         "requires": claim.requires,
         "outputs": outputs,
-        "compared with torch": {"version": str(torch.__version__), "elements": claims.elements},
+        "compared with torch": {"version": str(torch.__version__), "elements": elements},
     }
     # Tuples become lists, as in a file.
     decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(certificate))
@@ -417,7 +427,14 @@ class Prover:
             status="proved",
             parts=parts,
             reason="; ".join(forms),
-            certificate=_certificate(result, claim, parts, forms, self._claims),
+            certificate=certificate_of(
+                result,
+                claim,
+                parts,
+                forms,
+                self._claims.definition.call,
+                self._claims.elements,
+            ),
         )
 
     def refute(self, recipe: Recipe) -> Counterexample | None:

@@ -160,6 +160,46 @@ def test_random_numbers_and_writes_are_not_proved():
         prove_graph(lambda x: x, inputs, {"x": "split"})
 
 
+def test_an_item_of_a_tensor_is_a_call_and_not_a_part_of_a_result():
+    """The rows of a value whose rows are split are not split; the checker must not believe it."""
+    proof = prove_graph(lambda x: x[0], draw(x=(4, 6)), {"x": "shard(0)"}, "shard(0)")
+    assert proof.status != "proved"
+    proof = prove_graph(lambda x: x[:, 1:3], draw(x=(4, 6)), {"x": "shard(0)"}, "shard(0)")
+    assert proof.status == "proved", proof.words
+    certificate = {
+        "inputs": {"x": "shard(0)"},
+        "calls": [{"value": "y", "item": ["x", 0], "placements": ["shard(0)"]}],
+        "outputs": [{"value": "y", "placement": "shard(0)"}],
+    }
+    with pytest.raises(Refused, match="x is one tensor"):
+        GraphChecker(certificate).check()
+
+
+def packed(x, qkv, out):
+    pieces = F.linear(x, qkv).chunk(3, -1)
+    q, k, v = (heads_of(pieces[at]) for at in range(3))
+    mixed = F.scaled_dot_product_attention(q, k, v)
+    return all_reduce(F.linear(mixed.transpose(1, 2).reshape(2, 6, 8), out))
+
+
+def heads_of(x):
+    return x.view(2, 6, 4, 2).transpose(1, 2)
+
+
+def test_a_packed_weight_is_proved_and_its_rule_is_not_taken_for_another():
+    inputs = draw(x=X, qkv=(24, 8), out=SQUARE)
+    placements = {"qkv": "_S(0, 3)", "out": ROWS}
+    proof = prove_graph(packed, inputs, placements)
+    assert proof.status == "proved", proof.words
+    assert prove_graph(packed, inputs, {**placements, "qkv": COLUMNS}).status == "refuted"
+    assert prove_graph(packed, inputs, {**placements, "qkv": "_S(0, 2)"}).status == "refuted"
+    certificate = json.loads(json.dumps(proof.certificate))
+    linear = next(one for one in certificate["calls"] if one["value"] == "linear")
+    linear["certificate"]["parts"] = "equal"
+    with pytest.raises(Refused):
+        GraphChecker(certificate).check()
+
+
 def without(certificate, collective):
     """The certificate of the graph without a collective: its readers get its argument."""
     call = next(one for one in certificate["calls"] if one["value"] == collective)
