@@ -4,7 +4,8 @@ Each option of each sample of the library is decided, and each certificate is ch
 independent checker. Then rules are changed at random: what is proved must pass the numerical check,
 and what that check finds wrong must be refuted, on shapes of at most 8 elements per dimension. With
 BENCH_WHOLE=1 there are 10,000 of them. Last, all claims of DTensor about the operators of
-docs/dtensor_rules.md.
+docs/dtensor_rules.md. Each of the three parts leaves its own file; names of parts as arguments run
+only these: `python benchmarks/bench_prove.py changed`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import collections
 import itertools
 import os
 import statistics
+import sys
 import time
 import warnings
 
@@ -59,7 +61,7 @@ def library():
         Figure("one option, most", max(spent), "s", 5.0),
     ]
     columns = ["operator", "rule", "split by", "what the theory does not have"]
-    return figures, Table("Not decided", columns, undecided)
+    return figures, [Table("Not decided", columns, undecided)]
 
 
 def changed_rules():
@@ -91,7 +93,7 @@ def changed_rules():
         Figure("changed rules that are still right, proved", decided, "%"),
         Figure("one changed rule, median", statistics.median(spent), "s", 0.2),
         Figure("one changed rule, most", max(spent), "s", 5.0),
-    ]
+    ], []
 
 
 def dtensor():
@@ -109,13 +111,15 @@ def dtensor():
         Figure(f"claims of DTensor, {status}", counts[status], "")
         for status in ("proved", "refuted", "not decided")
     ]
-    return figures, Table("DTensor", ["operator", "proved", "refuted", "not decided"], rows)
+    return figures, [Table("DTensor", ["operator", "proved", "refuted", "not decided"], rows)]
+
+
+PARTS = {"library": library, "changed": changed_rules, "dtensor": dtensor}
 
 
 if __name__ == "__main__":
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figures, undecided = library()
-        of_dtensor, table = dtensor()
-        figures = [*figures, *changed_rules(), *of_dtensor]
-    write(Report("prove", figures, [undecided, table], what=__doc__))
+        for name in sys.argv[1:] or PARTS:
+            figures, tables = PARTS[name]()
+            write(Report(f"prove_{name}", figures, tables, what=__doc__))
