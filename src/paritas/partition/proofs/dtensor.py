@@ -15,8 +15,7 @@ from paritas.parallel.dtensor import DTensorClaim, argument_tensors, examine_dte
 from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.definitions import Definition, define, tensors_by_name
 from paritas.partition.proofs.graphs import subscript
-from paritas.partition.proofs.indices import LENGTH, ONE, Poly, symbol
-from paritas.partition.proofs.prove import certificate_of
+from paritas.partition.proofs.prove import certificate_of, placed_claim
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import lifted, validate
 from paritas.placement.recipes import OperatorCall
@@ -172,27 +171,10 @@ def _decided(known: _Defined, claim: DTensorClaim, ranks: int, seed: int) -> Rul
 
 
 def _claim(claim: DTensorClaim, definition: Definition, places: tuple[int, ...]) -> Claim:
-    """The placements of the arguments and results; what is sharded has one length."""
-    tensors: dict[str, tuple[tuple[Poly, ...], RoleWords]] = {}
-    lengths: set[int] = set()
-    for (name, tensor), place in zip(definition.tensors.items(), places, strict=True):
-        role = _role(claim.placements[place])
-        sizes = [
-            ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
-        ]
-        if role[0] == "shard":
-            lengths.add(tensor.shape[role[1]])
-            sizes[role[1]] = symbol(LENGTH)
-        tensors[name] = (tuple(sizes), role)
-    if len(lengths) > 1:
-        raise OutsideTheoryError("arguments that are sharded along dimensions of different length")
-    if len(claim.results) != len(definition.outputs):
-        raise OutsideTheoryError("another number of results")
-    outputs = tuple(
-        (output, _role(word))
-        for output, word in zip(definition.outputs, claim.results, strict=True)
-    )
-    return Claim(tensors, {}, outputs, tuple(definition.call.requires))
+    """The placements of the arguments and results."""
+    given = zip(definition.tensors, places, strict=True)
+    roles = {name: _role(claim.placements[place]) for name, place in given}
+    return placed_claim(definition, roles, list(map(_role, claim.results)))
 
 
 def _role(word: str) -> RoleWords:

@@ -25,6 +25,8 @@ from torch import Tensor, fx
 from paritas.errors import UsageError
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.library import annotation_for
+from paritas.partition.proofs.algebra import OutsideTheoryError
+from paritas.partition.proofs.definitions import define
 from paritas.partition.proofs.graph_ranks import (
     combined,
     distance,
@@ -33,7 +35,9 @@ from paritas.partition.proofs.graph_ranks import (
     parts_of,
     run_part,
 )
-from paritas.partition.proofs.prove import Prover
+from paritas.partition.proofs.prove import Prover, certificate_of, placed_claim
+from paritas.partition.proofs.splits import Failure, RoleWords, find_proof
+from paritas.partition.proofs.validation import lifted, validate
 from paritas.placement.recipes import OperatorCall, Recipe, tensors_in
 from paritas.results.placements import Once, Partial, Replicate, Role, Shard, read_role, role_word
 from paritas.results.proofs import GraphProof, ProofStatus, RuleProof
@@ -584,6 +588,9 @@ class _Decision:
             words = list(map(_word, results))
             self.calls.append({**entry, "certificate": proof.certificate, "placements": words})
             return results[0] if len(results) == 1 else tuple(results)
+        linear = self._by_linearity(call, roles, entry)
+        if linear is not None:
+            return linear
         hint = "" if not _CUTS & set(_name(call).split(".")) else _PACKED_HINT
         hint += "".join(
             f"; an all_reduce of {names[place][0]} is missing before it"
@@ -591,6 +598,36 @@ class _Decision:
             if isinstance(role, Partial)
         )
         raise _Stopped(reasons[0] if reasons else f"no rule of {_name(call)} fits: {shown}{hint}")
+
+    def _by_linearity(
+        self, call: OperatorCall, roles: Mapping[int | str, Role], entry: dict[str, Any]
+    ) -> Any:
+        """Terms of a sum that stay terms: a row-parallel result that is scaled or transposed."""
+        terms = Partial("sum")
+        if terms not in roles.values() or set(roles.values()) - {terms, Replicate()}:
+            return None
+        try:
+            definition = define(lifted(call))
+            elements = validate(definition)
+            words: dict[str, RoleWords] = {
+                name: ("partial", "sum")
+                if roles[int(place) if place.isdigit() else place] == terms
+                else ("replicate",)
+                for name in definition.tensors
+                for place in [name.partition("[")[0]]
+            }
+            results: list[RoleWords] = [("partial", "sum")] * len(definition.outputs)
+            claim = placed_claim(definition, words, results)
+            found = find_proof(claim)
+        except OutsideTheoryError:
+            return None
+        if isinstance(found, Failure):
+            return None
+        about = RuleProof(operator=_name(call), rule="terms of a sum", split_by="", status="proved")
+        certificate = certificate_of(about, claim, *found, definition.call, elements)
+        placements = [_word(terms)] * len(results)
+        self.calls.append({**entry, "certificate": certificate, "placements": placements})
+        return terms if len(results) == 1 else (terms,) * len(results)
 
     def _proved(self, call: OperatorCall, annotation: Annotation, option: Option) -> RuleProof:
         """The proof of an option; layers that are alike share it."""

@@ -271,6 +271,33 @@ def _role_words(role: Role, name: str) -> RoleWords:
     raise OutsideTheoryError(f"the placement of {name}: {role}")
 
 
+def placed_claim(
+    definition: Definition, roles: Mapping[str, RoleWords], results: Sequence[RoleWords]
+) -> Claim:
+    """A claim without an annotation: placements of tensors and results; shards have one length.
+
+    Raises:
+        OutsideTheoryError: shards of different lengths, or another number of results.
+    """
+    tensors: dict[str, tuple[tuple[Poly, ...], RoleWords]] = {}
+    lengths: set[int] = set()
+    for name, tensor in definition.tensors.items():
+        role = roles[name]
+        sizes = [
+            ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
+        ]
+        if role[0] == "shard":
+            lengths.add(tensor.shape[role[1]])
+            sizes[role[1]] = symbol(LENGTH)
+        tensors[name] = (tuple(sizes), role)
+    if len(lengths) > 1:
+        raise OutsideTheoryError("arguments that are sharded along dimensions of different length")
+    if len(results) != len(definition.outputs):
+        raise OutsideTheoryError("another number of results")
+    outputs = tuple(zip(definition.outputs, results, strict=True))
+    return Claim(tensors, {}, outputs, tuple(definition.call.requires))
+
+
 # --- Certificates ---------------------------------------------------------------------------------
 
 VERSION = 1

@@ -141,6 +141,22 @@ def test_a_wrong_graph_is_refuted_by_numbers(function, node, reason):
     assert proof.certificate is None
 
 
+def late_but_right(x, up, down):
+    terms = F.linear(F.gelu(F.linear(x, up)), down)
+    return all_reduce((0.5 * terms).transpose(1, 2) + terms.transpose(1, 2))
+
+
+def test_terms_may_be_scaled_moved_and_added_before_they_are_reduced():
+    inputs = draw(x=X, up=UP, down=DOWN)
+    proof = prove_graph(late_but_right, inputs, MLP)
+    assert proof.status == "proved", proof.words
+    GraphChecker(json.loads(json.dumps(proof.certificate))).check()
+    shifted = prove_graph(
+        lambda x, up, down: all_reduce(1 + F.linear(F.gelu(F.linear(x, up)), down)), inputs, MLP
+    )
+    assert (shifted.status, shifted.node) == ("refuted", "add")
+
+
 def test_a_bias_that_every_rank_adds_is_refuted_and_one_that_the_first_adds_is_proved():
     def biased(x, up, down, bias):
         return all_reduce(F.linear(F.gelu(F.linear(x, up)), down, bias))
