@@ -102,6 +102,14 @@ def test_wrong_placements_are_refuted_by_numbers_and_name_the_call(
     assert proof.off_by > 1e-4
 
 
+def test_a_rank_that_gets_fewer_pieces_than_one_device_is_refuted(transformer):
+    placements = changed(inputs={"*.qkv.*": "_S(0, 3)"})
+    placements["collectives"]["linear"] = "keep_slice(2)"
+    placements["collectives"]["linear_7"] = "keep_slice(2)"
+    proof = prove_placed(transformer, placements, GraphSettings(ranks=(2,)))
+    assert (proof.status, proof.node) == ("refuted", "linear.keep_slice")
+
+
 class Loss(nn.Module):
     """A cross entropy whose vocabulary can be split."""
 

@@ -87,7 +87,8 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
 def _after(kind: str, before: Role, given: Any) -> Role | None:
     """The placement after a collective; None if it does not fit the one before."""
     if kind == "all_reduce":
-        return Replicate() if before == Partial(given) else None
+        unchanged = before == Replicate() and given in {"max", "min"}  # of what all ranks have
+        return Replicate() if before == Partial(given) or unchanged else None
     if kind == "all_gather":
         return Replicate() if before == Shard(given) else None
     fits = Partial("sum") if kind == "reduce_scatter" else Replicate()
@@ -412,7 +413,7 @@ class _Decision:
         role = value.role[at] if isinstance(value.role, tuple) else value.role
         entry = {"value": name or step.name, "item": [source, at], "placements": [_word(role)]}
         self.calls.append(entry)
-        parts = [None if part is None else part[at] for part in value.parts]
+        parts = [run_part(operator.getitem, (part, at), {}) for part in value.parts]
         whole = None if value.whole is None else value.whole[at]
         return _Value(whole, parts, role, value.constant)
 
