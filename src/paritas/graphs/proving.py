@@ -170,7 +170,7 @@ def prove_placed(
         )
     values = _values(graph, settings, inputs)
     shown = [name for name, value in graph.values.items() if value.kind == "input"]
-    return decide_program(
+    proof = decide_program(
         _program(graph, stated, settings),
         values,
         roles,
@@ -178,6 +178,16 @@ def prove_placed(
         ranks=settings.ranks[0],
         shown=shown,
     )
+    return msgspec.structs.replace(proof, place=_place(graph, proof.node))
+
+
+def _place(graph: Graph, node: str) -> str:
+    """The module and source line of a node; a collective has those of the value before it."""
+    for call in graph.calls:
+        names = {call.name, *(value.name for value in call.outputs)}
+        if node in names or any(node.startswith(f"{name}.") for name in names):
+            return ", ".join(filter(None, (call.module, call.source)))
+    return ""
 
 
 def _input_roles(graph: Graph, stated: Mapping[str, str]) -> dict[str, str]:

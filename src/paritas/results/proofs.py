@@ -89,6 +89,7 @@ class GraphProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         node: where the proof stopped; empty if it is proved.
         reason: why it stopped there.
+        place: the module and the user's source line of that node, as far as they are known.
         placements: value -> its placement, as far as it is known.
         off_by: how far the ranks are off in the counterexample, relative to the largest value.
         shapes: of the inputs of the numerical check that are not parameters.
@@ -99,6 +100,7 @@ class GraphProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     status: ProofStatus
     node: str = ""
     reason: str = ""
+    place: str = ""
     placements: dict[str, str] = {}
     off_by: float | None = None
     shapes: dict[str, tuple[int, ...]] = {}
@@ -113,7 +115,8 @@ class GraphProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "proved over the reals, forward and backward, for all lengths and ranks that the "
                 f"rules allow, parts of equal size; checked numerically on {self.ranks} ranks"
             )
-        at = f"{self.node}: " if self.node else ""
+        place = f" ({self.place})" if self.place else ""
+        at = f"{self.node}{place}: " if self.node else ""
         if self.status == "not decided":
             return f"not decided: {at}{self.reason}"
         shapes = ", ".join(str(list(shape)) for shape in self.shapes.values())

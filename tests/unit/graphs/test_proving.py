@@ -98,6 +98,8 @@ def test_wrong_placements_are_refuted_by_numbers_and_name_the_call(
     proof = prove_placed(transformer, placements, GraphSettings())
     assert (proof.status, proof.node) == ("refuted", node)
     assert reason in proof.reason
+    assert "blocks.0" in proof.place
+    assert "transformer.py:" in proof.place
     assert proof.off_by is not None
     assert proof.off_by > 1e-4
 
