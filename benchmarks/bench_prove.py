@@ -4,7 +4,8 @@ Each option of each sample of the library is decided, and each certificate is ch
 independent checker. Then rules are changed at random: what is proved must pass the numerical check,
 and what that check finds wrong must be refuted, on shapes of at most 8 elements per dimension. With
 BENCH_WHOLE=1 there are 10,000 of them. Last, all claims of DTensor about the operators of
-docs/dtensor_rules.md.
+docs/dtensor_rules.md. Each of the three parts leaves its own file; names of parts as arguments run
+only these: `python benchmarks/bench_prove.py changed`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import collections
 import itertools
 import os
 import statistics
+import sys
 import time
 import warnings
 
@@ -59,21 +61,25 @@ def library():
         Figure("one option, most", max(spent), "s", 5.0),
     ]
     columns = ["operator", "rule", "split by", "what the theory does not have"]
-    return figures, Table("Not decided", columns, undecided)
+    return figures, [Table("Not decided", columns, undecided)]
 
 
 def changed_rules():
     """Rules changed at random, against the numerical check."""
-    counts = collections.Counter()
+    counts, spent = collections.Counter(), []
     for rule in itertools.islice(mutants(known(), calls_of, seed=11), MUTANTS):
+        began = time.process_time()
         prover = Prover(rule.call, rule.annotation, check=False)
         proof = prover.prove(rule.recipe)
+        spent.append(time.process_time() - began)
         right = check_recipe(rule.call, rule.recipe, 2).status in RIGHT
         counts["right" if right else "wrong"] += 1
         if proof.status == "proved":
             counts["proved right" if right else "proved wrong"] += 1
         elif not right:
             example = prover.refute(rule.recipe)
+            spent[-1] = time.process_time() - began
+            counts["refuted"] += example is not None
             sizes = [] if example is None else [n for s in example.shapes.values() for n in s]
             counts["small"] += example is not None and max(sizes) <= MOST_ELEMENTS
     small = 100 * counts["small"] / counts["wrong"]
@@ -82,9 +88,12 @@ def changed_rules():
         Figure("changed rules", counts["right"] + counts["wrong"], ""),
         Figure("changed rules that are wrong", counts["wrong"], ""),
         Figure("wrong rules that are proved", counts["proved wrong"], "", 0.0),
+        Figure("wrong rules refuted", 100 * counts["refuted"] / counts["wrong"], "%"),
         Figure("wrong rules refuted on 8 elements at most", small, "%", 90.0, "higher"),
         Figure("changed rules that are still right, proved", decided, "%"),
-    ]
+        Figure("one changed rule, median", statistics.median(spent), "s", 0.2),
+        Figure("one changed rule, most", max(spent), "s", 5.0),
+    ], []
 
 
 def dtensor():
@@ -94,19 +103,23 @@ def dtensor():
         own = collections.Counter()
         for proof in prove_dtensor(example.op, example.args, example.kwargs, within=example.within):
             own[proof.status] += 1
+            if proof.certificate is not None:
+                Checker(proof.certificate).check()
         rows.append([example.name, own["proved"], own["refuted"], own["not decided"]])
         counts += own
     figures = [
         Figure(f"claims of DTensor, {status}", counts[status], "")
         for status in ("proved", "refuted", "not decided")
     ]
-    return figures, Table("DTensor", ["operator", "proved", "refuted", "not decided"], rows)
+    return figures, [Table("DTensor", ["operator", "proved", "refuted", "not decided"], rows)]
+
+
+PARTS = {"library": library, "changed": changed_rules, "dtensor": dtensor}
 
 
 if __name__ == "__main__":
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figures, undecided = library()
-        of_dtensor, table = dtensor()
-        figures = [*figures, *changed_rules(), *of_dtensor]
-    write(Report("prove", figures, [undecided, table], what=__doc__))
+        for name in sys.argv[1:] or PARTS:
+            figures, tables = PARTS[name]()
+            write(Report(f"prove_{name}", figures, tables, what=__doc__))

@@ -8,8 +8,11 @@ from __future__ import annotations
 import time
 import warnings
 
+from quality import titan_plans
+from quality.titan_further import NOT_ON_A_CPU, RIGHT_FURTHER
 from quality.titan_mistakes import MISTAKES, is_named
-from quality.titan_plans import RIGHT
+
+RIGHT = [*titan_plans.RIGHT, *RIGHT_FURTHER]
 
 
 def main() -> None:
@@ -20,6 +23,8 @@ def main() -> None:
         verdict = run.verdict()
         silent += verdict.passed
         print(f"right: {run}: {verdict.status.value}, {time.process_time() - began:.1f} s")
+    for run, _ in NOT_ON_A_CPU:
+        print(f"not on a CPU: {run}: {run.verdict().status.value}")
     for mistake in MISTAKES:
         began = time.process_time()
         verdict = mistake.run.verdict()

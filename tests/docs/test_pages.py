@@ -38,6 +38,7 @@ PRINTED = {
         "3 of 4 operators were verified before",
         "model.pt2 True 3",
     ],
+    "dtensor_rules.md": ["R, R -> R proved", "S(0), S(0) -> P(avg) refuted"],
     "parallel.md": [": ", "step 1: output 2 "],
     "power.md": ["faults above 8 times the rounding noise are caught"],
     "diagnosis.md": ["output zeros "],

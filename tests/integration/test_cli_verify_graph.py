@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import processes
 from paritas.cli import main
 from paritas.graphs.verify import verify_graph
 from paritas.partition.library.registry import unregister
+from paritas.partition.proofs.graph_checker import GraphChecker
 from paritas.results.graph_reports import CallOutcome, GraphReport
 from unit.graphs.small_graphs import graph, linear, relu
 
@@ -151,6 +153,39 @@ def test_without_a_rule_for_every_operator_there_is_something_that_was_not_check
     assert len(result.stdout.splitlines()) == 1
     report = GraphReport.from_json((net / "out" / "results.json").read_bytes())
     assert report.counts()[CallOutcome.NOTHING] == 1
+
+
+ROWS = """
+outputs = "replicate"
+[inputs]
+"first.*" = "shard(0)"
+"second.weight" = "shard(1)"
+"second.bias" = "once"
+[collectives]
+{}
+"""
+
+
+def test_proofs_are_shown_everywhere_and_their_certificates_are_written(net):
+    """The network without the user's operator, columns before rows."""
+    (net / "tp.toml").write_text(ROWS.format('"linear_1" = "all_reduce"'))
+    (net / "plain.py").write_text(NET.replace("centred(torch.relu(self", "(torch.relu(self"))
+    given = ("--graph", "plain:build", "--outdir", "out", "--placements", "tp.toml")
+    ended = run(*given, "--certificates", "proofs", "--format", "junit", "--format-file", "j.xml")
+    assert ended.exit_code == 0, ended.output
+    shown = words(ended.output)
+    assert "the graph under its placements: proved proved over the reals" in shown
+    assert "of 8 proved over the reals; the graph under its placements is proved" in shown
+    assert "proved over the reals" in (net / "j.xml").read_text()
+    assert "proof under the placements" in (net / "out" / "report.html").read_text()
+    assert "proved over the reals" in (net / "out" / "results.csv").read_text()
+    (GraphChecker(json.loads((net / "proofs" / "graph.json").read_text()))).check()
+    assert len(list((net / "proofs").iterdir())) > 1
+
+    (net / "tp.toml").write_text(ROWS.format(""))
+    ended = run(*given[:3], "other", *given[4:])
+    assert ended.exit_code == 1
+    assert "an all_reduce of linear_1 is missing before it" in words(ended.output)
 
 
 def test_values_of_a_run_feed_the_operators(net):

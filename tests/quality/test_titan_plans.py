@@ -17,26 +17,33 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from paritas.parallel.verify import verify_parallel
 from paritas.results.findings import Status
 from quality import titan_mistakes, titan_plans
+from quality.titan_further import NOT_ON_A_CPU, RIGHT_FURTHER
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 USUAL = {
     "tp, sp, loss parallel",
     "accumulation, clipping, checkpointing, adamw",
     "meta device, fsdp2",
+    "experts, all-to-all",
+    "context parallel in a ring",
+    "a checkpoint of another mesh",
+    "float8, one scale for all ranks",
 }
 USUAL_MISTAKES = {
     "micro-batches summed",
     "norm of the own shards",
     "hybrid sharding without its replicas",
+    "experts, all-to-all: gradients of experts not divided",
 }
-RIGHT = [run for run in titan_plans.RIGHT if WHOLE or run.name in USUAL]
+ALL_RIGHT = [*titan_plans.RIGHT, *RIGHT_FURTHER]
+RIGHT = [run for run in ALL_RIGHT if WHOLE or run.name in USUAL]
 MISTAKES = [one for one in titan_mistakes.MISTAKES if WHOLE or str(one) in USUAL_MISTAKES]
 # Where the place that is named is a neighbour of the mistake.
 BESIDE = {"heads of the other rank", "a recomputed layer without gradient"}
 
 
 def test_the_corpus_has_what_is_promised():
-    assert {run.name for run in titan_plans.RIGHT} >= USUAL
+    assert {run.name for run in ALL_RIGHT} >= USUAL
     names = [str(one) for one in titan_mistakes.MISTAKES]
     assert len(set(names)) == len(names) >= 40
     assert set(names) >= USUAL_MISTAKES | BESIDE
@@ -57,6 +64,14 @@ def test_a_mistake_is_found_with_its_place(mistake):
     assert verdict.status in {Status.DIFFERENT, Status.DEGRADED}, str(verdict)
     if str(mistake) not in BESIDE:
         assert titan_mistakes.is_named(mistake, verdict), str(verdict)
+
+
+@pytest.mark.parametrize(("run", "operator"), NOT_ON_A_CPU, ids=str)
+def test_what_torch_does_not_have_on_a_cpu_is_no_fault_of_the_plan(run, operator):
+    verdict = run.verdict()
+    assert verdict.status is Status.UNVERIFIED
+    assert operator in verdict.failures[0].reason
+    assert "check the plan on GPUs" in verdict.failures[0].reason
 
 
 class Small(nn.Module):

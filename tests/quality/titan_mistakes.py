@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from quality.parallel_plans import SEQUENCE, TENSOR, context
+from quality.titan_further import EXPERTS, IN_FLOAT8, LOADED, RING, mistaken
 from quality.titan_plans import (
     CP,
     DP,
@@ -479,6 +480,43 @@ MISTAKES = [
         ),
         ("head",),
     ),
+    # experts
+    *(
+        Mistake(mistaken(EXPERTS, spoil), ("layers.0.mlp",))
+        for spoil in (
+            "experts of the other rank",
+            "weights not normalised",
+            "rows beyond a capacity dropped",
+            "rows sent back by expert",
+        )
+    ),
+    Mistake(
+        mistaken(EXPERTS, "gradients of experts not divided"),
+        ("layers.1.mlp", "layers.0.mlp", REDUCTION),
+        SCALE,
+    ),
+    Mistake(
+        mistaken(EXPERTS, "the router is never reduced"),
+        ("layers.1.mlp.router", "layers.0.mlp.router", REDUCTION),
+        MISSING,
+    ),
+    # a ring
+    *(
+        Mistake(mistaken(RING, spoil), ("layers.0.attention.core",))
+        for spoil in ("a part too few", "the mask of the own part", "parts averaged")
+    ),
+    Mistake(
+        mistaken(RING, "gradients sent onwards", mesh={"cp": 4}),
+        ("layers.1.attention.core", "layers.1.attention.rotation", "layers.1.attention.v"),
+    ),
+    # checkpoints
+    Mistake(mistaken(LOADED, "a weight saved before the last step"), ("layers.1.mlp.up",)),
+    Mistake(mistaken(LOADED, "a weight left out"), ("layers.0.mlp.down",)),
+    Mistake(
+        mistaken(LOADED, "a shard of another rank"), ("layers.1.attention.q",), SHARD_OF_ANOTHER
+    ),
+    # float8
+    Mistake(mistaken(IN_FLOAT8, "each rank has its own scale"), ("layers.0.mlp.up",)),
 ]
 
 

@@ -238,6 +238,7 @@ class Run:
     step: Step | None = None
     optimizer: Callable[..., Any] | None = None
     sizes: Sizes = SMALL
+    make: Callable[[Sizes], nn.Module] = Llama
 
     def __str__(self) -> str:
         return self.name
@@ -245,7 +246,7 @@ class Run:
     def verdict(self, dtype: torch.dtype = torch.float32, steps: int = 1) -> Verdict:
         torch.manual_seed(0)
         return verify_parallel(
-            Llama(self.sizes).to(dtype),
+            self.make(self.sizes).to(dtype),
             self.plan,
             [Inputs([tokens]) for tokens in batches(self.sizes, samples=8)[:steps]],
             self.mesh,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib.machinery
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
+    import importlib.machinery
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 

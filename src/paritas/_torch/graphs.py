@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import operator
 import re
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +27,7 @@ from paritas.errors import UnsupportedTorchError
 from paritas.results.items import Item, ItemKind, input_of, nth_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.export import ExportedProgram
 

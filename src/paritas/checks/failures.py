@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +19,7 @@ from paritas.numerics.flattening import is_dense
 from paritas.results.findings import Aspect, Diagnosis, Origin, OriginKind, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
     from torch.fx import GraphModule, Node

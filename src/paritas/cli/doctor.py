@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ from paritas.cli.options import STDOUT, json_option, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from paritas.doctor.examination import Check
 

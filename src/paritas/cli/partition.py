@@ -154,9 +154,9 @@ def partition(
         ctx.fail("--annotation and --discover exclude each other: give one of them")
     checked = _run(operator, options)
     if certificates is not None:
-        from paritas.cli.partition_checks import write_certificates
+        from paritas.reports.files import write_certificates
 
-        write_certificates(checked, certificates)
+        write_certificates(certificates, checked.certificates())
     write_json(json_path, checked.verdict.to_json)
     shrunk = [] if outdir is None else _shrink(checked, outdir)
     from paritas.cli.partition_checks import partition_report

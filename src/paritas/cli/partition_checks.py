@@ -28,7 +28,6 @@ from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from paritas.checks.failures import FailedSplit
     from paritas.cli.partition import PartitionOptions
     from paritas.partition.discovery import Discovered
-    from paritas.partition.proofs.prove import RuleProof
     from paritas.placement.recipes import OperatorCall
+    from paritas.results.proofs import RuleProof
 
 
 # --- Arguments on the command line ----------------------------------------------------------------
@@ -192,6 +191,14 @@ class CheckedOperator:
     verdict: Verdict
     notes: tuple[str, ...] = ()
     proofs: tuple[RuleProof, ...] = ()
+
+    def certificates(self) -> dict[str, dict[str, Any]]:
+        """The certificate of each proof, by a name for it."""
+        return {
+            f"{self.name}_{proof.split_by}": proof.certificate
+            for proof in self.proofs
+            if proof.certificate is not None
+        }
 
 
 def check(
@@ -351,7 +358,8 @@ def _prove(
     options: PartitionOptions,
 ) -> tuple[RuleProof, ...]:
     """Decide each split; without an annotation, the one that discovery found."""
-    from paritas.partition.proofs.prove import Prover, RuleProof
+    from paritas.partition.proofs.prove import Prover
+    from paritas.results.proofs import RuleProof
 
     if annotation is None and len(rule) == 1:
         annotation = Annotation.parse(rule[0])
@@ -379,31 +387,13 @@ def _prove(
 
 def _with_proofs(verdict: Verdict, proofs: tuple[RuleProof, ...]) -> Verdict:
     """A proof passes; a counterexample is a difference; anything else is not verified."""
-    findings = [
-        Finding(
-            item=harness(f"proof of the split by {proof.split_by}"),
-            aspect=Aspect.HARNESS if proof.counterexample is None else Aspect.VALUE,
-            status=Status.UNVERIFIED if proof.counterexample is None else Status.DIFFERENT,
-            reason=proof.words,
-        )
-        for proof in proofs
-        if proof.status != "proved"
-    ]
+    findings = [one for one in (proof.finding() for proof in proofs) if one is not None]
     notes = [f"split by {proof.split_by}: {proof.words}" for proof in proofs]
     return msgspec.structs.replace(
         verdict,
         findings=(*verdict.findings, *findings),
         notes=(*verdict.notes, *notes),
     )
-
-
-def write_certificates(checked: CheckedOperator, folder: Path) -> None:
-    """Write the certificate of each proof to a file of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for proof in checked.proofs:
-        if proof.certificate is not None:
-            name = re.sub(r"\W+", "_", f"{checked.name}_{proof.split_by}")
-            (folder / f"{name}.json").write_bytes(msgspec.json.encode(proof.certificate))
 
 
 def _check_unsplit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,8 @@ import click
 from paritas.cli.options import OutputFormat, format_options, json_option, strict_option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paritas.cli.running import Ending
 
 ACTIONS = ("raise", "warn", "record", "fallback")

@@ -89,6 +89,24 @@ class RankCounts(click.ParamType[tuple[int, ...]]):
 @device_option
 @confirm_option
 @click.option(
+    "--prove",
+    is_flag=True,
+    help="Also prove each split for all shapes and numbers of ranks, or find a counterexample.",
+)
+@click.option(
+    "--placements",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A TOML file with placements of inputs and parameters, and the collectives after modules: "
+    "prove the graph as a whole, or find numbers that refute it.",
+)
+@click.option(
+    "--certificates",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the certificate of each proof there; implies --prove.",
+)
+@click.option(
     "--executor",
     default="processes",
     show_default=True,
@@ -109,6 +127,7 @@ def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
     outdir: Path,
     inputs: str | None,
     device: str | None,
+    certificates: Path | None,
     overwrite: bool,
     no_html: bool,
     quiet: bool,
@@ -124,9 +143,13 @@ def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
     script that reproduces it (repro/). Results of other graphs in DIR are kept, and operators
     verified for one of them are not verified again.
 
+    With --prove, each split is also proved over the real numbers; one that is neither proved nor
+    refuted counts as not checked. With --placements, so is the graph as a whole.
+
     Exit codes: 0 pass, 1 a split is wrong, 2 wrong usage or bad input, 3 something could not be
     checked, 130 interrupted.
     """
+    asked["prove"] = bool(asked["prove"]) or certificates is not None
     last: list[Progress] = []
     try:
         report = _run(
@@ -144,6 +167,10 @@ def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
         done = f" after {last[-1].done} of {last[-1].total} operators" if last else ""
         click.echo(f"interrupted{done}; run the same command to resume", err=True)
         ctx.exit(INTERRUPTED)
+    if certificates is not None:
+        from paritas.reports.files import write_certificates
+
+        write_certificates(certificates, report.certificates())
     names = (*([] if no_html else ["report.html"]), "results.csv", "results.json")
     _show(report, graph, None if quiet else [str(outdir / name) for name in names], form)
     ctx.exit(report.exit_code)

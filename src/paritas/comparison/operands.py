@@ -9,7 +9,6 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -24,7 +23,7 @@ from paritas.results.comparisons import SideFacts
 from paritas.results.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 

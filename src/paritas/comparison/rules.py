@@ -51,7 +51,6 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
@@ -63,7 +62,7 @@ from paritas.errors import UsageError
 from paritas.numerics.requirements import Requirement
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from torch import Tensor
 

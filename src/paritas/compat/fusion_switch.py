@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import re
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ from paritas._torch import inductor
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +40,7 @@ from paritas.files.trees import Folder, Problems, natural_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from torch import Tensor
 

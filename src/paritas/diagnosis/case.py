@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -20,7 +19,7 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import MAX_Z, RMS_Z, slice_limit, unit_roundoff
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     from torch import Tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +18,8 @@ from paritas.diagnosis.search import (
 from paritas.results.findings import Region
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from paritas.diagnosis.case import Case
     from paritas.diagnosis.marks import Marks
     from paritas.diagnosis.search import Coordinate

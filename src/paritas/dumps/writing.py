@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -53,6 +52,7 @@ from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 

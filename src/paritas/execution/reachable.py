@@ -14,8 +14,7 @@ import functools
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +22,9 @@ from torch import nn
 
 from paritas._torch.tensors import INTERNALS, tensor_slots
 from paritas.numerics.contents import Opaque, parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # Decorators of closures of partials of methods.
 MOST_LAYERS = 4

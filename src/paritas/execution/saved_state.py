@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
 import copy
 import ctypes
 import dataclasses
@@ -17,7 +16,6 @@ import operator
 import random
 import types
 import zlib
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +27,9 @@ from paritas.errors import UsageError
 from paritas.numerics.contents import attributes, contents, map_leaves, parts
 
 if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Mapping
+
     from torch import Tensor
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -18,6 +17,7 @@ from paritas.files.records import Header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
     from typing import IO
 
     from paritas.files.records import Layout

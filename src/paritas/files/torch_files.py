@@ -8,7 +8,6 @@ contain objects of any class; those that are not tensors are reported.
 from __future__ import annotations
 
 import dataclasses
-import io
 import struct
 import zipfile
 import zlib
@@ -20,6 +19,7 @@ from paritas.files.pickles import Call, Name, Persistent, follow, leaves
 from paritas.files.tensor_bytes import FilePlace, Member, place_of
 
 if TYPE_CHECKING:
+    import io
     from pathlib import Path
 
 _LARGEST_PICKLE = 64 << 20

@@ -118,6 +118,8 @@ class Graph:
         state: returns the parameters, buffers and constants that the graph holds; called only when
             needed, because they may be large.
         notes: what was left out and why.
+        outputs: the values that it returns, without buffers that it updates.
+        names: the names in the model of parameters, buffers and constants, by those in the graph.
     """
 
     name: str
@@ -126,6 +128,8 @@ class Graph:
     values: Mapping[str, TensorValue] = dataclasses.field(default_factory=dict)
     state: Callable[[], Mapping[str, torch.Tensor]] | None = None
     notes: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def tensor_values(tree: Any) -> Iterator[TensorValue]:
@@ -180,6 +184,7 @@ class GraphSettings:
     imports: tuple[str, ...] = ()
     device: str | None = None
     confirm: Confirm | None = None
+    prove: bool = False
     memory: int = 4 << 30
 
     def __post_init__(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from paritas._torch.global_state import quietly
@@ -38,6 +38,8 @@ from paritas.results.placements import Partial, Shard
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from paritas.graphs.calls import GraphCall, GraphSettings
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from paritas.partition.recipe_checks import ExaminedRecipe
     from paritas.partition.runner import OperatorRun
     from paritas.results.graph_reports import RuleOrigin
+    from paritas.results.proofs import RuleProof
 
 
 # --- The ways to split a call: declared, known to the library, discovered -------------------------
@@ -539,7 +542,13 @@ class _Splits:
             reason = str(error) if isinstance(error, UsageError) else in_one_line(error)
             return {"status": Status.UNVERIFIED, "reason": f"the check raised: {reason}"}
         whole, split = examined.native or (None, None)
+        proof = self._proof(option) if settings.prove else None
+        if proof is not None:
+            unproved = proof.finding()
+            findings = (*verdict.findings, *([] if unproved is None else [unproved]))
+            verdict = msgspec.structs.replace(verdict, findings=findings)
         return {
+            "proof": proof,
             "status": verdict.status,
             "reason": reason_of(verdict),
             "loss_whole": sum_of_results(whole),
@@ -548,6 +557,15 @@ class _Splits:
             "verdict": verdict,
             "confirmation": confirmation,
         }
+
+    def _proof(self, option: SplitOption) -> RuleProof:
+        """What is known for all shapes; an annotation is needed."""
+        from paritas.graphs.proving import prove_split
+
+        recipe = option.recipe
+        split = recipe.identifier or recipe.words
+        given = (self.operator_call, option.rule, option.idx, option.dim, split)
+        return prove_split(*given, self.settings)
 
     def _confirmed(
         self, simulated: Verdict, option: SplitOption, ranks: int

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from paritas.errors import UsageError
 from paritas.files.pickles import Call, Name, plain_text
 from paritas.graphs.calls import Kind, TensorValue, tensor_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 # --- The names that a graph checkpoint may contain ------------------------------------------------
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paritas.errors import UsageError, first_line
 from paritas.files.pickles import Call, Name, follow
@@ -21,6 +20,9 @@ from paritas.graphs.checkpoint_records import (
     text_of,
 )
 from paritas.partition.annotation import Annotation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 # --- How a node can be split, as an annotation ----------------------------------------------------
 
@@ -462,6 +464,8 @@ def _read_graph(name: str, data: bytes, modules: tuple[str, ...]) -> Graph:
     given = values.inputs(graph.items("_inputs"))
     nodes = CheckpointNodes(values)
     calls = tuple(nodes.call(node, position) for position, node in enumerate(records))
+    known_outputs = graph.items("_outputs") if graph.get("_outputs") is not None else ()
+    returned = tuple(tensor_values(values.arguments(known_outputs)))
     kept: dict[str, TensorValue] = {value.name: value for value in given}
     for call in calls:
         for tensor in call.tensors():
@@ -473,6 +477,7 @@ def _read_graph(name: str, data: bytes, modules: tuple[str, ...]) -> Graph:
         calls=calls,
         values=kept,
         notes=_checkpoint_notes(graph, nodes, data),
+        outputs=tuple(value.name for value in returned),
     )
 
 

@@ -363,7 +363,21 @@ def read_exported(path: Path) -> Graph:
         values=known,
         state=lambda: read_state(archive, names),
         notes=(made, *symbols.notes()),
+        outputs=_returned(program),
+        names={own: model for model, own in names.items()},
     )
+
+
+def _returned(program: ExportedProgramData) -> tuple[str, ...]:
+    """The names of the tensors that the program returns to its caller."""
+    found = []
+    for specified in program.graph_module.signature.output_specs:
+        ((kind, about),) = specified.items()
+        if kind in {"user_output", "loss_output"} and "as_tensor" in about["arg"]:
+            found.append(about["arg"]["as_tensor"]["name"])
+        elif kind == "loss_output" and "name" in about["arg"]:
+            found.append(about["arg"]["name"])
+    return tuple(found)
 
 
 def idle_reason(operator: str, outputs: tuple[TensorValue, ...]) -> str:

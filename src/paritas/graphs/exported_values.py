@@ -69,9 +69,10 @@ class GraphPart(msgspec.Struct, frozen=True):
 
 
 class ExportedSignature(msgspec.Struct, frozen=True):
-    """What the inputs are."""
+    """What the inputs and outputs are."""
 
     input_specs: list[Union]
+    output_specs: list[Union] = []
 
 
 class GraphModule(msgspec.Struct, frozen=True):

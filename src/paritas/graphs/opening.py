@@ -246,7 +246,9 @@ def read_program(program: ExportedProgram, name: str = "") -> Graph:
     state = {name: held[target] for name, target in targets.items() if target in held}
     reader = _FxReader(with_modules_inlined(program.graph_module), {}, kinds, Symbols(ranges))
     reader.read()
-    return reader.graph(name or "exported program", "torch.export", state)
+    read = reader.graph(name or "exported program", "torch.export", state)
+    returned = tuple(str(one) for one in program.graph_signature.user_outputs if one in reader.seen)
+    return dataclasses.replace(read, outputs=returned, names=targets)
 
 
 def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: str = "") -> Graph:
@@ -285,10 +287,17 @@ class _FxReader:
     state: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     made: dict[Node, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def seen(self) -> set[str]:
+        """The names of all tensors."""
+        return {value.name for made in self.made.values() for value in tensor_values(made)}
+
     def graph(self, name: str, kind: str, state: Mapping[str, torch.Tensor]) -> Graph:
         """The graph that was read."""
         notes = (f"read from memory, torch {torch.__version__}", *self.symbols.notes())
-        return Graph(name, kind, tuple(self.calls), self.values, lambda: state, notes)
+        returned = self.module.graph.find_nodes(op="output")[0].args
+        outputs = tuple(value.name for value in tensor_values(self._argument(returned)))
+        return Graph(name, kind, tuple(self.calls), self.values, lambda: state, notes, outputs)
 
     def read(self) -> None:
         """Read all nodes."""

@@ -8,7 +8,6 @@ import importlib
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,8 @@ from paritas.partition.library.registry import name_of, shipped
 from paritas.placement.recipes import OperatorCall
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
     from paritas.graphs.calls import GraphCall, GraphSettings
     from paritas.partition.annotation import Annotation, Expansion
     from paritas.partition.grammar import Dim

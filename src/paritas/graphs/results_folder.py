@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -17,6 +16,9 @@ from paritas.reports.files import check_writable, replacing, write_whole
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult
 from paritas.results.report import json_of
 from paritas.results.wording import counted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # --- The journal: finished operators are written at once, and an interrupted run resumes ----------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +35,7 @@ from paritas.partition.configuration.inputs import generator_for
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from paritas.files.records import Record, Site
@@ -314,7 +314,7 @@ class _SampleRun:
             held = self._state.get(value.name)
             if held is None:
                 self._drawn.append(value.name)
-                held = _draw_parameter(value, self._seed)
+                held = draw_parameter(value, self._seed)
             # A copy: the graph must not modify the user's model.
             self._known[value.name] = held.detach().clone()
             return True
@@ -356,7 +356,7 @@ class _SampleRun:
             self._known[value.name] = tensor
 
 
-def _draw_parameter(value: TensorValue, seed: int) -> torch.Tensor:
+def draw_parameter(value: TensorValue, seed: int) -> torch.Tensor:
     """A parameter that keeps activations in range, or a buffer that may be a variance."""
     generator = generator_for(seed, value.name)
     if not value.dtype.is_floating_point:

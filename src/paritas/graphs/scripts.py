@@ -31,7 +31,7 @@ from paritas.reports.scripts import (
     write,
 )
 from paritas.results.findings import Status
-from paritas.results.items import after_call
+from paritas.results.items import ItemKind, after_call
 from paritas.results.placements import Once, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
@@ -621,6 +621,9 @@ def _collect_facts(
             f"it fails only on {seen.backend} ranks, and a script simulates its ranks; run the "
             "command again to see it"
         )
+    proof = option.proof
+    if proof is not None and proof.status == "refuted" and _passes_here(option):
+        raise UsageError(f"these shapes are right; {proof.words}")
     # A script runs on the CPU.
     settings = dataclasses.replace(work.settings, device=None)
     subject, call, _ = prepare_call(
@@ -642,6 +645,12 @@ def _collect_facts(
         seed=work.settings.seed,
         imports=work.settings.imports,
     )
+
+
+def _passes_here(option: OptionResult) -> bool:
+    """Whether only the proof fails, on other shapes."""
+    found = [one for one in option.verdict.findings if one.item.kind is not ItemKind.HARNESS]
+    return all(one.status.passes(strict=True) for one in found)
 
 
 def _draws(call: OperatorCall) -> bool:

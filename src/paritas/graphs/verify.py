@@ -9,7 +9,6 @@ import io
 import pickle
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from paritas.graphs.calls import (
 )
 from paritas.graphs.checking import check_call
 from paritas.graphs.operators import import_modules, is_known_by_name
+from paritas.graphs.proving import GraphPlacements, prove_placed, read_placements
 from paritas.graphs.results_folder import (
     About,
     GraphJournal,
@@ -48,12 +48,14 @@ from paritas.results.graph_reports import (
     OperatorResult,
 )
 from paritas.results.progress import Progress, shows_progress
+from paritas.results.report import json_of
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from paritas.graphs.calls import CallValues, GraphCall
+    from paritas.results.proofs import GraphProof
 
 
 # --- Operators are checked by workers, or here one after the other --------------------------------
@@ -193,6 +195,8 @@ def verify_graph(  # noqa: PLR0913  (the options of the command)
     imports: Sequence[str] = (),
     device: str | torch.device | None = None,
     confirm: Confirm | None = None,
+    prove: bool = False,
+    placements: GraphPlacements | Mapping[str, Any] | str | Path | None = None,
     executor: str | Executor = "processes",
     jobs: int | None = None,
     resume: bool = True,
@@ -225,6 +229,11 @@ def verify_graph(  # noqa: PLR0913  (the options of the command)
         device: where operators run, for example `"cuda"`; the CPU by default.
         confirm: "gloo" or "nccl" checks each split again on ranks that are real processes; NCCL
             needs `device="cuda"` and a GPU for each rank.
+        prove: also prove each split for all shapes and numbers of ranks. A split that is refuted is
+            wrong, and one that is not decided is not verified.
+        placements: of inputs and parameters, and the collectives between calls (`GraphPlacements`,
+            the same as a dict, or a TOML file): the graph as a whole is then proved, or refuted by
+            its numbers on simulated ranks.
         executor: `processes`, `dask://host:port`, or an executor of `concurrent.futures` whose
             workers are not threads.
         jobs: the number of workers; by default everything runs in this process.
@@ -249,7 +258,9 @@ def verify_graph(  # noqa: PLR0913  (the options of the command)
         imports=(imports,) if isinstance(imports, str) else tuple(imports),
         device=None if device is None else str(usable_device(device, "device=")),
         confirm=confirm,
+        prove=prove,
     )
+    stated = None if placements is None else read_placements(placements)
     check_confirm(confirm, torch.device(settings.device or "cpu"), max(settings.ranks))
     check_executor(executor, jobs)
     show = on_progress or _ignore
@@ -257,7 +268,8 @@ def verify_graph(  # noqa: PLR0913  (the options of the command)
     opened = open_graph(graph, inputs=inputs, imports=settings.imports)
     modules = {name: _module_digest(name) for name in settings.imports}
     import_modules(settings.imports)  # they may register rules, which are part of a call's key
-    run = _GraphRun(opened, settings, inputs, modules, show, began)
+    run = _GraphRun(opened, settings, inputs, modules, show, began, placements=stated)
+    run.prove_placed()
     if outdir is None:
         return run.checked(None, executor, jobs)
     folder, about = Path(outdir), run.about()
@@ -292,9 +304,17 @@ class _GraphRun:
     notes: list[str] = dataclasses.field(default_factory=list)
     suspects: frozenset[str] = frozenset()
     folder: Path | None = None
+    placements: GraphPlacements | None = None
+    proof: GraphProof | None = None
 
     def __post_init__(self) -> None:
         self.groups = group_calls(self.graph, self.settings)
+
+    def prove_placed(self) -> None:
+        """Prove the graph as a whole, if placements are stated; mistakes in them stop the run."""
+        if self.placements is not None:
+            self.show(Progress("proving the graph"))
+            self.proof = prove_placed(self.graph, self.placements, self.settings, self.inputs)
 
     def reuse_results(self, folder: Path, journal: GraphJournal) -> None:
         """Reuse what an earlier run finished, for this graph or another."""
@@ -357,7 +377,7 @@ class _GraphRun:
         return GraphReport(
             graph=self.graph.name,
             kind=self.graph.kind,
-            settings=_describe_settings(self.settings, self.inputs),
+            settings=self._settings_words(),
             versions=versions_here(),
             operators=tuple(self.results[number] for number in sorted(self.results)),
             calls=len(self.graph.calls),
@@ -368,6 +388,7 @@ class _GraphRun:
             number=self.number,
             ended=ended,
             strict=self.settings.strict,
+            proof=self.proof,
         )
 
     def about(self) -> About:
@@ -375,11 +396,17 @@ class _GraphRun:
         return About(
             graph=self.graph.name,
             calls=calls_digest(self.graph.calls),
-            settings=_describe_settings(self.settings, self.inputs),
+            settings=self._settings_words(),
             versions=versions_here(),
             inputs=self._inputs_digest(),
             modules=self.modules,
         )
+
+    def _settings_words(self) -> dict[str, str]:
+        words = _describe_settings(self.settings, self.inputs)
+        if self.placements is not None:
+            words["placements"] = json_of(self.placements).decode()
+        return words
 
     def _inputs_digest(self) -> str:
         if self.inputs is None:

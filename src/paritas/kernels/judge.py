@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +31,7 @@ from paritas.results.kernels import (
 from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:
+    import contextlib
     import os
     from collections.abc import Callable, Iterator, Sequence
 

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from paritas.errors import UsageError, did_you_mean, in_one_line
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from types import ModuleType
 
 # KernelBench's names.

@@ -7,7 +7,6 @@ checked before they are used. Tensors that share memory are sent as views of one
 
 from __future__ import annotations
 
-import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch
 from paritas.numerics.bits import dtype_name
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
     from torch import Tensor

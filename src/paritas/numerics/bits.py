@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,6 +11,8 @@ from torch import Tensor
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
 

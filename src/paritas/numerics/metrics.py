@@ -8,9 +8,8 @@ import functools
 import importlib.util
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +42,9 @@ from paritas.numerics.pair_totals import (
     unravel,
 )
 from paritas.results.figures import Metrics  # noqa: TC001  (annotates a public function)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # --- Blocks, and equal bits -----------------------------------------------------------------------
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +22,9 @@ from paritas.numerics.block_sums import (
     widened,
 )
 from paritas.results.figures import Metrics, PairFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # --- Means, squares and products ------------------------------------------------------------------
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +15,9 @@ from paritas.errors import UsageError
 from paritas.numerics.bits import check_dtype, fits_float32, has_flat_numpy_view
 from paritas.numerics.block_sums import ROOM, Array
 from paritas.numerics.metrics import blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 # --- A pseudo-random sign for every index: the same on every machine, device and version ----------
 

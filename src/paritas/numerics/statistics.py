@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -17,6 +16,9 @@ from paritas.numerics.bits import as_floats, check_dtype, has_flat_numpy_view, i
 from paritas.numerics.block_sums import BLOCK, ROOM, Array
 from paritas.numerics.metrics import blocks
 from paritas.numerics.sketch import SIGN_BLOCK, buckets, first_sign, sign_table, sketch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 # --- Statistics, and the running totals they are computed from ------------------------------------
 

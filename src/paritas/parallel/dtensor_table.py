@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from paritas.parallel.dtensor import DTensorClaim, examine_dtensor
 from paritas.results.findings import Status
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable, Iterable
 
     from torch import Tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +13,8 @@ from paritas.parallel.traces import ModelNames, ModuleCall, RankPiece
 from paritas.results.placements import Shard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paritas._torch.pipelines import Pipeline
     from paritas.parallel.traces import StepTrace
 

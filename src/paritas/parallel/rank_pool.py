@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -272,6 +273,25 @@ def lost_peer(error: Exception) -> bool:
     It raises a plain RuntimeError, so its text is all there is to go by.
     """
     return "Connection closed" in str(error)
+
+
+# How torch says that an operator has no kernel on this device, or that DTensor has a rule only for
+# the operator that a GPU calls in its place.
+_NO_KERNEL = (
+    re.compile(r"Could not run '(\S+)' with arguments from the 'CPU' backend"),
+    re.compile(r"Operator (\S+_for_cpu\S*) does not have a sharding strategy"),
+)
+
+
+def operator_without_kernel(error: BaseException | None) -> str:
+    """The operator that torch does not have on a CPU, if that is why it raised; else empty."""
+    while error is not None:
+        for pattern in _NO_KERNEL:
+            found = pattern.search(str(error)) if isinstance(error, NotImplementedError) else None
+            if found is not None:
+                return found[1]
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 class RankPool:

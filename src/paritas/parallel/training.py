@@ -48,6 +48,7 @@ from paritas.parallel.rank_pool import (
     RankAnswer,
     RankPool,
     lost_peer,
+    operator_without_kernel,
     start_method,
     warm_pool,
 )
@@ -298,10 +299,21 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
         trace.fail(str(error), unsupported=True)
         raise
     except Exception as error:
-        trace.fail(in_one_line(error, 300), waited=lost_peer(error))
+        _note_failure(trace, error, manner)
         raise
     finally:
         watch.close()
+
+
+def _note_failure(trace: Trace, error: Exception, manner: Manner, before: str = "") -> None:
+    """Write down what a rank raised, and whether it only shows what torch cannot do here."""
+    on_cpu = manner.device is None or manner.device.type == "cpu"
+    missing = operator_without_kernel(error) if on_cpu and trace.ranks > 1 else ""
+    if missing:
+        words = f"torch {torch.__version__} cannot run {missing} in this way on a CPU"
+        trace.fail(f"{words}: check the plan on GPUs, with torchrun", unsupported=True)
+        return
+    trace.fail(f"{before}{in_one_line(error, 300)}", waited=lost_peer(error))
 
 
 def _one_step(
@@ -487,8 +499,7 @@ def train_as_rank(
         trace.fail(str(error), unsupported=True)
         raise
     except Exception as error:
-        text = f"while the plan was applied: {in_one_line(error, 300)}"
-        trace.fail(text, waited=lost_peer(error))
+        _note_failure(trace, error, manner, "while the plan was applied: ")
         raise
     train(program, dataclasses.replace(built, model=parallel), manner, trace)
 
@@ -506,7 +517,7 @@ def work_alone(rank: int, _ranks: int, task: Task, trace: Trace | None = None) -
             train_as_rank(task.program, built, task.manner, trace)
         except Exception as error:
             if trace.error is None:
-                trace.fail(in_one_line(error, 300), waited=lost_peer(error))
+                _note_failure(trace, error, task.manner)
             raise RankFailedError(trace) from error
     return trace
 

@@ -19,6 +19,7 @@ __all__ = [
     "confirm_on_gloo",
     "discover_partitions",
     "prove",
+    "prove_dtensor",
     "prove_graph",
     "register",
     "verify_parallel",
@@ -37,6 +38,7 @@ _HOMES = {
     "confirm_on_gloo": "paritas.partition.ranks.threads",
     "discover_partitions": "paritas.partition.discovery",
     "prove": "paritas.partition.proofs.prove",
+    "prove_dtensor": "paritas.partition.proofs.dtensor",
     "prove_graph": "paritas.partition.proofs.graphs",
     "register": "paritas.partition.library",
     "verify_parallel": "paritas.parallel.verify",
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from paritas.partition.configuration.inputs import IRObject, TensorInfo, VerifyConfig
     from paritas.partition.discovery import discover_partitions
     from paritas.partition.library import annotated, register
+    from paritas.partition.proofs.dtensor import prove_dtensor
     from paritas.partition.proofs.graphs import prove_graph
     from paritas.partition.proofs.prove import prove
     from paritas.partition.ranks.threads import confirm_on_gloo

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, get_args
 
 from paritas.errors import UsageError
 from paritas.results.placements import Reduction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from paritas.placement.recipes import Place
 
 # --- Tokens ---------------------------------------------------------------------------------------

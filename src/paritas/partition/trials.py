@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -16,6 +15,9 @@ from paritas.numerics.gates import agree
 from paritas.placement.assembly import join, rank_bounds
 from paritas.placement.recipes import Divided, Place
 from paritas.results.placements import Once, Partial, Reduction, Replicate, Role, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 # --- A proposed cut of the arguments --------------------------------------------------------------
 

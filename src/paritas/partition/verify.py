@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,6 +33,8 @@ from paritas.results.placements import Replicate
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paritas.partition.configuration.inputs import VerifyConfig
     from paritas.results.graph_reports import Confirm
 

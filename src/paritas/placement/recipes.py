@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,6 +19,8 @@ from paritas.placement.placement import bounds, dimension, split_tensor
 from paritas.results.placements import Replicate, Shard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from paritas.placement.placement import Terms

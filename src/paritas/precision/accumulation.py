@@ -66,6 +66,10 @@ def accumulation(call: UnperturbedCall) -> Amplitudes:
         return []
     if not (first.is_floating_point() or first.is_complex()):
         return []
+    if isinstance(call.result, torch.Tensor) and not (
+        call.result.is_floating_point() or call.result.is_complex()
+    ):
+        return []  # `cumsum(counts, 0, dtype=torch.int32)`
     return rule(call)
 
 

@@ -240,6 +240,8 @@ _SAMPLE_SIZE, _REPEATED_SHARE = 512, 0.1
 # Few enough values for intermediate results to stay in a core's cache.
 _BLOCK = 1 << 15
 _UNIT_TF32 = 2.0**-10
+# Their first argument falls into a bin; what is exact falls into the same one in every run.
+_SORTING_INTO_BINS = frozenset({"histc", "histogram", "bucketize", "searchsorted"})
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
 # They add one by one to values in memory, which are in the dtype of the program.
 _SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
@@ -396,6 +398,8 @@ class PerturbMode(LiftMode):
                 else map_tensors(value, lambda tensor: self._shaken(tensor, reach))
                 for place, value in enumerate(args)
             )
+            if kind.name in _SORTING_INTO_BINS:
+                shaken = (self._inexact_part(args[0], shaken[0], unit), *shaken[1:])
         if coarse > unit:
             shaken = tuple(map_tensors(value, self._truncated) for value in shaken)
         result = self.kernel(func, kind, args)(*shaken, **kwargs)
@@ -503,6 +507,11 @@ class PerturbMode(LiftMode):
             return map_values(tensor, lambda values: self._shaken(values, reach))
         repeats = self._looks_for_repeats and _has_repeats(tensor)
         return self._times_noise(self._place(tensor, repeats=repeats), reach)
+
+    def _inexact_part(self, tensor: Any, noisy: Any, unit: float) -> Any:
+        """The noise of values that are rounded; the number of an expert is none of them."""
+        fits = _needs_no_rounding(tensor, unit) if isinstance(tensor, torch.Tensor) else None
+        return noisy if fits is None else torch.where(fits, tensor, noisy)
 
     def _times_noise(self, place: _NoiseSource, reach: float) -> Tensor:
         """A tensor times its noise; a factor keeps an infinity infinite instead of NaN."""

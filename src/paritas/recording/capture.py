@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from msgspec.structs import replace
@@ -38,7 +36,9 @@ from paritas.recording.selection import Mode, Selection, check_one_of
 from paritas.recording.session import RecordingSession
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable
+    from types import TracebackType
 
     from paritas._torch.operators import Operator
     from paritas.files.records import Layout, Phase

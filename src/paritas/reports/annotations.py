@@ -21,6 +21,7 @@ from paritas.reports import graphs
 from paritas.reports.terminal import with_near_paths
 from paritas.results.findings import Aspect, Status
 from paritas.results.graph_reports import CallOutcome
+from paritas.results.proofs import status_of_proof
 from paritas.results.wording import MEANING, enumerated, finding_lines, headline
 from paritas.settings.versions import own_version
 
@@ -145,7 +146,10 @@ def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Accou
         subject=subject,
         headline=words,
         exit_code=report.exit_code,
-        items=tuple(one for op in report.operators for one in _annotate_operator(op, report)),
+        items=(
+            *_annotate_proof(report),
+            *(one for op in report.operators for one in _annotate_operator(op, report)),
+        ),
         file=file,
     )
 
@@ -195,6 +199,19 @@ def _annotate_left_out(items: Sequence[str], why: str) -> Iterator[ItemAnnotatio
         yield ItemAnnotation(level="note", rule=why, item=text, title=f"{why}: {text}")
 
 
+def _annotate_proof(report: GraphReport) -> Iterator[ItemAnnotation]:
+    """The graph as a whole, if its placements are stated."""
+    if report.proof is not None:
+        status, item = status_of_proof(report.proof.status), "the graph under its placements"
+        yield ItemAnnotation(
+            level=_level(status, strict=report.strict),
+            rule=status.value,
+            item=item,
+            title=f"{item}: {report.proof.status}",
+            message=plain(report.proof.words),
+        )
+
+
 def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[ItemAnnotation]:
     site = one.sites[0]
     path, line = _locate_source(site.source)
@@ -221,7 +238,8 @@ def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[Ite
         level = _level(option.status, strict=report.strict)
         script = f"reproduced by {one.script}" if one.script and level == "error" else ""
         rule = f"rule ({option.origin}): {option.rule}"
-        yield annotation(level, option.status.value, item, option.reason, rule, script)
+        proof = graphs.proof_words(option)
+        yield annotation(level, option.status.value, item, option.reason, proof, rule, script)
     levels = {_level(option.status, strict=report.strict) for option in one.options}
     if one.outcome is CallOutcome.NOTHING:
         yield annotation("note", "skipped", where, one.reason)

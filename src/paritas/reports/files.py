@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +13,8 @@ import msgspec
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
 
     from paritas.results.comparisons import Comparison
 
@@ -51,6 +52,24 @@ def replacing(path: Path) -> Iterator[Path]:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
     finally:  # also after Ctrl-C
         unfinished.unlink(missing_ok=True)
+
+
+def write_certificates(folder: Path, certificates: Mapping[str, dict[str, Any]]) -> None:
+    """Write each certificate of a proof to a file of its own.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot create {str(folder)!r}: {error.strerror or error}") from error
+    for name, certificate in certificates.items():
+        file = re.sub(r"\W+", "_", name).strip("_")[:_LONGEST_NAME]
+        write_whole(folder / f"{file}.json", msgspec.json.encode(certificate))
+
+
+_LONGEST_NAME = 120
 
 
 # --- The folder of a comparison -------------------------------------------------------------------

@@ -80,6 +80,8 @@ def verdict_words(report: GraphReport) -> str:
     """The reason for the verdict, as a sentence without a full stop."""
     counts = report.counts()
     verified = f"{counts[CallOutcome.VERIFIED]:,} of {counted(report.calls, 'call')} verified"
+    if report.exit_code == 1 and not failing(report) and report.proof is not None:
+        return f"the placements are wrong: {report.proof.words}"
     if report.exit_code == 1:
         operators = len(failing(report))
         wrong = sum(len(failing_options(one, report)) for one in failing(report))
@@ -95,11 +97,26 @@ def verdict_words(report: GraphReport) -> str:
         return (
             f"{counted(counts[CallOutcome.UNSUPPORTED], 'call')} could not be checked; {verified}"
         )
+    if report.proof is not None and report.proof.status == "not decided":
+        return f"the graph under its placements is {report.proof.words}; {verified}"
     if not counts[CallOutcome.VERIFIED]:
         return "nothing was checked"
     rest = counts[CallOutcome.NOTHING]
     others = f", nothing to check in the other {rest:,}" if rest else ""
-    return f"{verified}{others}; {counted(_count_splits(report), 'split')} compared"
+    compared = f"{counted(_count_splits(report), 'split')} compared"
+    return "; ".join([f"{verified}{others}", compared, *_proved_words(report)])
+
+
+def _proved_words(report: GraphReport) -> list[str]:
+    """How many splits are proved over the real numbers, and whether the graph is."""
+    proofs = [option.proof for one in report.operators for option in one.options if option.proof]
+    words = []
+    if proofs:
+        proved = sum(proof.status == "proved" for proof in proofs)
+        words.append(f"{proved:,} of {len(proofs):,} proved over the reals")
+    if report.proof is not None and report.proof.status == "proved":
+        words.append("the graph under its placements is proved over the reals")
+    return words
 
 
 def size_words(report: GraphReport) -> str:
@@ -194,6 +211,11 @@ def confirmation_words(option: OptionResult) -> str:
     return f"simulated {both.simulated}, {both.backend} {both.status}" if both else ""
 
 
+def proof_words(option: OptionResult) -> str:
+    """What is known for all shapes; empty if it was not asked for."""
+    return option.proof.words if option.proof is not None else ""
+
+
 def loss_gap(option: OptionResult) -> float | None:
     """The relative difference of the loss on several devices to that on one; None without both.
 
@@ -229,6 +251,7 @@ OUTCOME_STYLES = {
 # Control characters other than the newline.
 _CONTROLS = dict.fromkeys((*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0)), "\ufffd")
 _VERDICT_STYLES = {"verified": "green", "failed": "bold red", "unverified": "magenta"}
+_PROOF_VERDICTS = {"proved": "verified", "refuted": "failed", "not decided": "unverified"}
 
 
 def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] = ()) -> Group:
@@ -238,6 +261,7 @@ def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] =
         Text(size_words(report)),
     ]
     for section in (
+        _graph_proof(report),
         _failures(report, width, Path(*files[:1]).parent),
         _grouped(report, CallOutcome.UNSUPPORTED, "could not be checked"),
         _grouped(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
@@ -266,6 +290,16 @@ def graph_verdict_line(report: GraphReport) -> Text:
     word = verdict_word(report)
     words = f"{word}: {verdict_words(report)}"
     return Text(words, style=_VERDICT_STYLES[word], no_wrap=True, overflow="ignore")
+
+
+def _graph_proof(report: GraphReport) -> Iterator[RenderableType]:
+    """The proof of the graph as a whole."""
+    proof = report.proof
+    if proof is None:
+        return
+    style = _VERDICT_STYLES[_PROOF_VERDICTS[proof.status]]
+    yield Text(f"the graph under its placements: {proof.status}", style=style)
+    yield indented(proof.words)
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -342,6 +376,8 @@ def _figures(option: OptionResult) -> Iterator[str]:
         yield option.reason
     if option.confirmation is not None:
         yield f"ranks: {confirmation_words(option)}"
+    if option.proof is not None:
+        yield option.proof.words
     if option.rule:
         yield f"rule, {option.origin}: {option.rule}"
     if option.loss_whole is not None and option.loss_split is not None:

@@ -12,7 +12,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ from paritas.errors import UsageError
 from paritas.reports.files import create_folder, replacing, write_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 

@@ -9,7 +9,6 @@ import csv
 import importlib.util
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
@@ -18,12 +17,18 @@ import msgspec
 
 from paritas.errors import UsageError
 from paritas.reports.files import replacing
-from paritas.reports.graphs import confirmation_words, graph_label, loss_gap, option_words
+from paritas.reports.graphs import (
+    confirmation_words,
+    graph_label,
+    loss_gap,
+    option_words,
+    proof_words,
+)
 from paritas.results.report import spell_nonfinite
 from paritas.results.wording import MEANING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from paritas.results.comparisons import Comparison, ComparisonRow, SideFacts
     from paritas.results.figures import Metrics
@@ -383,6 +388,7 @@ _SPLIT_COLUMNS = (
     "ranks",
     "status",
     "confirmation",
+    "proof",
     "loss_one_device",
     "loss_several_devices",
     "loss_relative_difference",
@@ -428,6 +434,7 @@ def _split_cells(option: OptionResult) -> list[Cell]:
         option.ranks,
         option.status.value,
         confirmation_words(option),
+        proof_words(option),
         option.loss_whole,
         option.loss_split,
         loss_gap(option),

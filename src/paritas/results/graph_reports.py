@@ -6,11 +6,12 @@ Everything here is data. `paritas.graphs` fills it in, `paritas.reports` puts it
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from paritas.results.findings import Coverage, Finding, Status, Verdict
+from paritas.results.proofs import GraphProof, RuleProof
 from paritas.results.report import Report
 
 FORMAT = 1
@@ -85,13 +86,14 @@ class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         rule: the annotation.
         origin: where the rule comes from.
         ranks: number of ranks.
-        status: the gravest status, including real ranks if requested.
+        status: the gravest status, including real ranks and the proof if requested.
         reason: why it does not pass, in a sentence.
         loss_whole: the sum of all results on one device; None if there is none.
         loss_split: the same sum of the results assembled from the ranks.
         gradients: what was found for gradients, in a few words.
         verdict: everything that was compared.
         confirmation: the result on real ranks; None if they were not used.
+        proof: what is known for all shapes and numbers of ranks; None if it was not requested.
     """
 
     idx: int
@@ -109,6 +111,7 @@ class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     confirmation: Confirmation | None = None
     seconds: float = 0.0
     identifier: str = ""
+    proof: RuleProof | None = None
 
 
 class OperatorResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,6 +163,7 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ended: False if it was interrupted.
         number: number of the graph in its folder, in the order of registration.
         others: the other graphs of the folder; exit code and verdict leave them out.
+        proof: of the graph under stated placements; None if none were stated.
     """
 
     _called: ClassVar[str] = "the results of a graph"
@@ -178,6 +182,7 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
     strict: bool = False
     number: int = 1
     others: tuple[GraphReport, ...] = ()
+    proof: GraphProof | None = None
     format: int = FORMAT
 
     def counts(self) -> dict[CallOutcome, int]:
@@ -202,16 +207,34 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
                     for f in option.verdict.findings
                 ]
                 coverage += option.verdict.coverage
-        return Verdict(
-            findings=tuple(findings), coverage=coverage, notes=self.notes, strict=self.strict
-        )
+        notes = self.notes
+        if self.proof is not None:
+            unproved = self.proof.finding()
+            findings += [] if unproved is None else [unproved]
+            notes = (*notes, f"the graph under its placements: {self.proof.words}")
+        return Verdict(findings=tuple(findings), coverage=coverage, notes=notes, strict=self.strict)
+
+    def certificates(self) -> dict[str, dict[str, Any]]:
+        """What the checkers check, by a name for each."""
+        found: dict[str, dict[str, Any]] = {}
+        for one in self.operators:
+            for option in one.options:
+                if option.proof is not None and option.proof.certificate is not None:
+                    name = f"{one.sites[0].node}_{one.operator}_{option.proof.split_by}"
+                    found[name] = option.proof.certificate
+        if self.proof is not None and self.proof.certificate is not None:
+            found["graph"] = self.proof.certificate
+        return found
 
     @property
     def exit_code(self) -> int:
-        """0 pass, 1 a split is wrong, 3 something could not be checked or nothing was."""
+        """0 pass, 1 a split or the placements are wrong, 3 something could not be checked."""
         outcomes = {one.outcome for one in self.operators}
-        if CallOutcome.FAILED in outcomes:
+        proof = "proved" if self.proof is None else self.proof.status
+        if CallOutcome.FAILED in outcomes or proof == "refuted":
             return 1
+        if proof == "not decided":
+            return 3
         whole = self.ended and sum(self.counts().values()) == self.calls
         if CallOutcome.UNSUPPORTED in outcomes or CallOutcome.VERIFIED not in outcomes or not whole:
             return 3

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import operator
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from paritas.results.progress import Progress
 from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 

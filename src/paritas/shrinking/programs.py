@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import operator
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,7 @@ from paritas.execution.subjects import Inputs, VerifyConfig
 from paritas.results.findings import Aspect, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.fx import GraphModule, Node
 

@@ -421,6 +421,19 @@ def test_runs_that_share_a_pool_differ_and_noise_follows_the_layout_of_a_tensor(
         assert float(one.std()) > 0.25 * UNIT_F32
 
 
+def test_a_sum_of_counts_in_integers_is_exact():
+    """As mixtures of experts count their tokens."""
+
+    def offsets(chosen):
+        counts = torch.histc(chosen.to(torch.float32), bins=4, min=0, max=3)
+        return torch.cumsum(counts, 0, dtype=torch.int32), counts.sum(0, dtype=torch.int64)
+
+    chosen = torch.randint(4, (3000,), generator=torch.Generator().manual_seed(0))
+    for seed in range(RUNS):
+        ends, count = perturbed(offsets, chosen, seed=seed)
+        assert (ends.tolist(), int(count)) == (offsets(chosen)[0].tolist(), 3000)
+
+
 # --- decisions ------------------------------------------------------------------------------------
 
 WEIGHT = values(8, 8, seed=3)

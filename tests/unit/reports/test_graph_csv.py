@@ -67,6 +67,7 @@ def test_a_wrong_split_is_told_with_its_place_its_losses_and_its_script():
         "ranks": "2",
         "status": "different",
         "confirmation": "",
+        "proof": "",
         "loss_one_device": "12.25",
         "loss_several_devices": "25.75",
         "loss_relative_difference": "1.1020408163265305",

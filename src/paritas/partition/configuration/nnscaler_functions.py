@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 from torch.nn import functional as F
 
 from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "accum",

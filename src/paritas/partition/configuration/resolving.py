@@ -7,10 +7,12 @@ import contextlib
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["check_name", "resolve_operator"]
 

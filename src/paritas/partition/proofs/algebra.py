@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paritas.partition.proofs import indices
 from paritas.partition.proofs.indices import LENGTH, ONE, ZERO, Atom, Poly, Ranges, order, symbol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 Term = tuple[Any, ...]
 # An index of a reduction, and its size.

@@ -408,6 +408,10 @@ def defines_unless(name: str, function: Define) -> None:
 
 def definition_of(name: str) -> Define | None:
     """The definition of an operator."""
+    # Importing the families registers their definitions; here, because they import this module.
+    from paritas.partition.proofs.operators import FAMILIES
+
+    del FAMILIES
     parts = name.split(".")
     for begin in range(len(parts)):
         found = _DEFINITIONS.get(".".join(parts[begin:]))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 import re
 from typing import TYPE_CHECKING, Any
 
-from paritas.parallel.dtensor import DTensorClaim, examine_dtensor
+import msgspec
+import torch
+from torch import fx
+
+from paritas.parallel.dtensor import DTensorClaim, argument_tensors, examine_dtensor
 from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.definitions import Definition, define, tensors_by_name
-from paritas.partition.proofs.indices import LENGTH, ONE, Poly, symbol
-from paritas.partition.proofs.prove import Counterexample, RuleProof
+from paritas.partition.proofs.graphs import subscript
+from paritas.partition.proofs.prove import certificate_of, placed_claim
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import lifted, validate
 from paritas.placement.recipes import OperatorCall
+from paritas.results.proofs import Counterexample, RuleProof
 
 if TYPE_CHECKING:
     import contextlib
@@ -39,84 +46,135 @@ def prove_dtensor(
     gradients are checked on these shapes, but not proved.
 
     Args:
+        op: the operator, or a function of tensors that calls one.
         name: the operator's name, if the function does not know it.
         within: makes a context for forward and backward, such as `loss_parallel`.
     """
-    call = lifted(OperatorCall(op, tuple(args), dict(kwargs or {}), name))
-    definition: Definition | None = None
-    outside = ""
-    try:
-        definition = define(call)
-        validate(definition)
-    except OutsideTheoryError as error:
-        definition, outside = None, str(error)
+    known = _defined(op, tuple(args), dict(kwargs or {}), name)
     for claim in examine_dtensor(op, args, kwargs, ranks=ranks, seed=seed, within=within):
-        if claim.verdict is None:
-            continue
-        proof = RuleProof(
-            operator=name or getattr(op, "__name__", ""),
-            rule=claim.words,
-            split_by="DTensor",
-            status="not decided",
-            reason=outside,
-        )
-        yield _decided(proof, claim, definition, call, ranks, seed)
+        if claim.verdict is not None:
+            yield _decided(known, claim, ranks, seed)
 
 
-def _decided(
-    proof: RuleProof,
-    claim: DTensorClaim,
-    definition: Definition | None,
-    call: OperatorCall,
-    ranks: int,
-    seed: int,
-) -> RuleProof:
-    import msgspec
+# --- The definition of what is called -------------------------------------------------------------
 
+
+@dataclasses.dataclass(frozen=True)
+class _Defined:
+    """The call as index algebra, if the theory has it.
+
+    Attributes:
+        places: for each tensor of the definition, its number among the arguments.
+        elements: how many the definition and torch were compared on.
+        outside: what the theory does not have.
+    """
+
+    name: str
+    call: OperatorCall
+    definition: Definition | None = None
+    places: tuple[int, ...] = ()
+    elements: int = 0
+    outside: str = ""
+
+
+def _defined(
+    op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> _Defined:
+    call = lifted(OperatorCall(op, args, kwargs, name))
+    known = _Defined(name or getattr(op, "__name__", ""), call)
+    given = list(argument_tensors(call.args, call.kwargs).values())
+    inner = call if name else _called(call) or call
+    try:
+        definition = define(inner)
+        elements = validate(definition)
+    except OutsideTheoryError as error:
+        return dataclasses.replace(known, outside=str(error))
+    found = [_number(tensor, given) for tensor in definition.tensors.values()]
+    places = tuple(place for place in found if place is not None)
+    if len(places) != len(found):
+        return dataclasses.replace(known, outside="a tensor that is not an argument")
+    return dataclasses.replace(known, definition=definition, places=places, elements=elements)
+
+
+def _number(tensor: Any, given: list[Any]) -> int | None:
+    return next((at for at, one in enumerate(given) if one is tensor), None)
+
+
+def _called(call: OperatorCall) -> OperatorCall | None:
+    """The one operator that a function of tensors calls; None if it calls others too."""
+    if call.kwargs or not all(isinstance(one, torch.Tensor) for one in call.args):
+        return None
+    try:
+        graph = fx.symbolic_trace(call.function).graph
+    except Exception:  # noqa: BLE001  (a function that cannot be traced is taken as it is)
+        return None
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    calls = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
+    (output,) = graph.find_nodes(op="output")
+    if len(calls) != 1 or output.args != (calls[0],) or len(inputs) != len(call.args):
+        return None
+    values = dict(zip(inputs, call.args, strict=True))
+
+    def item(one: Any) -> Any:
+        return values[one] if isinstance(one, fx.Node) else one
+
+    target: Any = calls[0].target
+    function = getattr(torch.Tensor, target) if calls[0].op == "call_method" else target
+    args: Any = fx.node.map_aggregate(calls[0].args, item)
+    kwargs: Any = fx.node.map_aggregate(dict(calls[0].kwargs), item)
+    if function is operator.getitem:
+        function, name, args = subscript(args)
+        return OperatorCall(function, args, {}, name)
+    return OperatorCall(function, tuple(map(_plain, args)), dict(kwargs))
+
+
+def _plain(value: Any) -> Any:
+    """A list of torch.fx as an ordinary one."""
+    return list(value) if isinstance(value, list) else value
+
+
+# --- The decision ---------------------------------------------------------------------------------
+
+
+def _decided(known: _Defined, claim: DTensorClaim, ranks: int, seed: int) -> RuleProof:
+    proof = RuleProof(
+        operator=known.name,
+        rule=claim.words,
+        split_by="DTensor",
+        status="not decided",
+        reason=known.outside,
+    )
     verdict = claim.verdict
     if verdict is not None and not verdict.passed:
         worst = verdict.failures[0]
         example = Counterexample(
-            shapes={n: tuple(t.shape) for n, t in tensors_by_name(call).items()},
+            shapes={n: tuple(t.shape) for n, t in tensors_by_name(known.call).items()},
             ranks=ranks,
             seed=seed,
             reason=f"{worst.path}: {worst.reason or worst.status}",
         )
         return msgspec.structs.replace(proof, status="refuted", counterexample=example)
-    if definition is None:
+    if known.definition is None:
         return proof
     try:
-        found = find_proof(_claim(claim, definition))
+        stated = _claim(claim, known.definition, known.places)
+        found = find_proof(stated)
     except OutsideTheoryError as error:
         return msgspec.structs.replace(proof, reason=str(error))
     if isinstance(found, Failure):
         return msgspec.structs.replace(proof, reason=found.reason)
     parts, forms = found
-    return msgspec.structs.replace(proof, status="proved", parts=parts, reason="; ".join(forms))
-
-
-def _claim(claim: DTensorClaim, definition: Definition) -> Claim:
-    """The placements of the arguments and results; what is sharded has one length."""
-    tensors: dict[str, tuple[tuple[Poly, ...], RoleWords]] = {}
-    lengths: set[int] = set()
-    for (name, tensor), word in zip(definition.tensors.items(), claim.placements, strict=True):
-        role = _role(word)
-        sizes = [
-            ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
-        ]
-        if role[0] == "shard":
-            lengths.add(tensor.shape[role[1]])
-            sizes[role[1]] = symbol(LENGTH)
-        tensors[name] = (tuple(sizes), role)
-    if len(lengths) > 1:
-        raise OutsideTheoryError("arguments that are sharded along dimensions of different length")
-    if len(claim.results) != len(definition.outputs):
-        raise OutsideTheoryError("another number of results")
-    outputs = tuple(
-        (output, _role(word))
-        for output, word in zip(definition.outputs, claim.results, strict=True)
+    certificate = certificate_of(proof, stated, parts, forms, known.definition.call, known.elements)
+    return msgspec.structs.replace(
+        proof, status="proved", parts=parts, reason="; ".join(forms), certificate=certificate
     )
-    return Claim(tensors, {}, outputs, tuple(definition.call.requires))
+
+
+def _claim(claim: DTensorClaim, definition: Definition, places: tuple[int, ...]) -> Claim:
+    """The placements of the arguments and results."""
+    given = zip(definition.tensors, places, strict=True)
+    roles = {name: _role(claim.placements[place]) for name, place in given}
+    return placed_claim(definition, roles, list(map(_role, claim.results)))
 
 
 def _role(word: str) -> RoleWords:

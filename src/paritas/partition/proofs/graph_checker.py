@@ -1,4 +1,4 @@
-"""Check the certificate of a graph: `python -m paritas.partition.proofs.graph_checker FILE`.
+"""Check the certificate of a graph: `python -m paritas.partition.proofs.graph_checker FILE ...`.
 
 It uses `checker` for single calls and nothing else of paritas. A graph is right if each call has an
 accepted certificate whose roles are the placements of the values that it gets and gives, or gets
@@ -18,11 +18,13 @@ from paritas.partition.proofs.checker import Checker, Refused
 
 SAME, TERMS = "replicate", "partial(sum)"
 SHARD = re.compile(r"shard\((\d+)\)")
+PACKED = re.compile(r"_S\((\d+), (\d+)\)")
+WHOLE_LENGTH = [[["N"], 1]]  # the size of a dimension that is split in single elements
 
 
 def role_of(word: str) -> list[Any]:
     """A placement as a certificate of a call writes it."""
-    found = SHARD.fullmatch(word)
+    found = SHARD.fullmatch(word) or PACKED.fullmatch(word)
     if found:
         return ["shard", int(found[1])]
     kind = re.fullmatch(r"partial\((\w+)\)", word)
@@ -51,11 +53,20 @@ class GraphChecker:
     def result(self, call: Any) -> list[str]:
         """The placements of the results of a call."""
         if "collective" in call:
-            return [self.after(call["collective"], self.one(call["of"]), call["dim"])]
+            return [self.after(call["collective"], self.one(call["of"]), call["with"])]
         if "item" in call:
             source, number = call["item"]
             known = self.placements[source]
-            return [known[0] if len(known) == 1 else known[number]]
+            if len(known) == 1 and known != [SAME]:
+                raise Refused(f"{source} is one tensor")
+            return known if len(known) == 1 else [known[number]]
+        if "same as" in call:
+            return [self.one(call["same as"])]
+        if "pieces" in call:
+            dim, count = call["dim"], call["pieces"]
+            if self.one(call["of"]) != f"_S({dim}, {count})":
+                raise Refused(f"{call['of']} does not have {count} pieces")
+            return [f"shard({dim})"] * count
         given = {place: list(map(self.one, names)) for place, names in call["arguments"].items()}
         if call.get("same on all ranks"):
             if any(word != SAME for words in given.values() for word in words):
@@ -76,19 +87,56 @@ class GraphChecker:
         for place, words in given.items():
             if any(role != role_of(word) for role in roles[place] for word in words):
                 raise Refused(f"{call['value']}: argument {place} is placed in another way")
+        pieces = self.pieces(call, given)
         found = [one["role"] for one in certificate["outputs"] if one["written"] is None]
         if found != list(map(role_of, call["placements"])):
             raise Refused(f"{call['value']}: the result is placed in another way")
+        for word in call["placements"]:
+            packed = PACKED.fullmatch(word)
+            if role_of(word)[0] == "shard" and (int(packed[2]) if packed else 1) != pieces:
+                raise Refused(f"{call['value']}: the result has other pieces")
         return list(call["placements"])
 
-    def after(self, kind: str, before: str, dim: Any) -> str:
+    def pieces(self, call: Any, given: dict[str, list[str]]) -> int:
+        """Into how many pieces what is split is cut: each rank has a part of each of them.
+
+        A rule for parts of any size holds for parts of one element, so that all elements are
+        treated alike, and any of them may be on a rank.
+        """
+        words = [word for words in given.values() for word in words]
+        counts = {int(found[2]) for word in words if (found := PACKED.fullmatch(word))}
+        counts |= {1 for word in words if SHARD.fullmatch(word)}
+        if len(counts) > 1:
+            raise Refused(f"{call['value']}: arguments with different pieces")
+        if counts <= {1}:
+            return 1
+        certificate = call["certificate"]
+        tensors = certificate["tensors"]
+        roles = [one["role"] for one in tensors.values()]
+        if (
+            certificate["parts"] != "any"
+            or any(whole != local for whole, local in certificate["numbers"].values())
+            or any(role[0] not in {"shard", "replicate"} for role in roles)
+            or any(name.startswith("draw ") for name in tensors)
+            or any(
+                one["sizes"][one["role"][1]] != WHOLE_LENGTH
+                for one in tensors.values()
+                if one["role"][0] == "shard"
+            )
+        ):
+            raise Refused(f"{call['value']}: the rule does not hold for packed shards")
+        return counts.pop()
+
+    def after(self, kind: str, before: str, given: Any) -> str:
         """The placement after a collective."""
         changes = {
-            ("all_reduce", TERMS): SAME,
-            ("all_gather", f"shard({dim})"): SAME,
-            ("reduce_scatter", TERMS): f"shard({dim})",
-            ("keep_slice", SAME): f"shard({dim})",
+            ("all_reduce", f"partial({given})"): SAME,
+            ("all_gather", f"shard({given})"): SAME,
+            ("reduce_scatter", TERMS): f"shard({given})",
+            ("keep_slice", SAME): f"shard({given})",
         }
+        if kind == "all_reduce" and given in {"max", "min"}:
+            changes[kind, SAME] = SAME  # of what all ranks have
         if (kind, before) not in changes:
             raise Refused(f"{kind} of a value that is {before}")
         return changes[kind, before]
@@ -106,6 +154,10 @@ def main() -> int:
     for path in sys.argv[1:]:
         data = json.loads(pathlib.Path(path).read_text("utf-8"))
         try:
+            if "paritas graph certificate" not in data:  # of a single call
+                Checker(data).check()
+                print(f"{path}: proved")
+                continue
             GraphChecker(data).check()
         except (Refused, KeyError, IndexError, TypeError, ValueError) as error:
             print(f"{path}: refused: {error!r}")

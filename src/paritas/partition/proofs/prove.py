@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -18,9 +17,14 @@ from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
 from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Number
 from paritas.partition.library import annotation_for
-from paritas.partition.proofs import indices, operators
+from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError
-from paritas.partition.proofs.definitions import Definition, define, tensors_by_name
+from paritas.partition.proofs.definitions import (
+    Definition,
+    SymbolicCall,
+    define,
+    tensors_by_name,
+)
 from paritas.partition.proofs.indices import LENGTH, ONE, Poly, constant, symbol
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import DisagreementError, lifted, validate
@@ -36,70 +40,12 @@ from paritas.placement.recipes import (
 )
 from paritas.results.findings import Status
 from paritas.results.placements import Once, Partial, Replicate, Role, Shard
+from paritas.results.proofs import Counterexample, RuleProof
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from paritas.partition.configuration.inputs import VerifyConfig
-
-# Importing them registers the definitions.
-FAMILIES = operators.FAMILIES
-
-ProofStatus = Literal["proved", "refuted", "not decided"]
-
-
-class Counterexample(msgspec.Struct, frozen=True, kw_only=True):
-    """Shapes on which the numerical check finds a split wrong.
-
-    Attributes:
-        shapes: of each tensor argument, by its place.
-        ranks: the number of ranks.
-        seed: of the check.
-        reason: what the check says.
-        values: of the tensors, if there are few.
-    """
-
-    shapes: dict[str, tuple[int, ...]]
-    ranks: int
-    seed: int
-    reason: str
-    values: dict[str, Any] = {}
-
-
-class RuleProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the split of one identifier.
-
-    Attributes:
-        operator: its name.
-        rule: the annotation.
-        split_by: the identifier that is split.
-        reason: why it is not proved, or what is proved.
-        parts: whether parts may be unequal ("any") or must be equal ("equal").
-        certificate: what `checker` checks, as JSON data.
-        seconds: the time that it took.
-    """
-
-    operator: str
-    rule: str
-    split_by: str
-    status: ProofStatus
-    reason: str = ""
-    parts: str = ""
-    certificate: dict[str, Any] | None = None
-    counterexample: Counterexample | None = None
-    seconds: float = 0.0
-
-    @property
-    def words(self) -> str:
-        """The result in one line."""
-        if self.status == "proved":
-            parts = "parts of any size" if self.parts == "any" else "parts of equal size"
-            return (
-                f"proved over the reals, forward and backward, for all lengths and ranks, {parts}"
-            )
-        if self.counterexample is None:
-            return f"not decided: {self.reason}"
-        example = self.counterexample
-        shapes = ", ".join(f"{list(shape)}" for shape in example.shapes.values())
-        return f"refuted on {shapes} over {example.ranks} ranks: {example.reason}"
 
 
 def prove(
@@ -325,16 +271,51 @@ def _role_words(role: Role, name: str) -> RoleWords:
     raise OutsideTheoryError(f"the placement of {name}: {role}")
 
 
+def placed_claim(
+    definition: Definition, roles: Mapping[str, RoleWords], results: Sequence[RoleWords]
+) -> Claim:
+    """A claim without an annotation: placements of tensors and results; shards have one length.
+
+    Raises:
+        OutsideTheoryError: shards of different lengths, or another number of results.
+    """
+    tensors: dict[str, tuple[tuple[Poly, ...], RoleWords]] = {}
+    lengths: set[int] = set()
+    for name, tensor in definition.tensors.items():
+        role = roles[name]
+        sizes = [
+            ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
+        ]
+        if role[0] == "shard":
+            lengths.add(tensor.shape[role[1]])
+            sizes[role[1]] = symbol(LENGTH)
+        tensors[name] = (tuple(sizes), role)
+    if len(lengths) > 1:
+        raise OutsideTheoryError("arguments that are sharded along dimensions of different length")
+    if len(results) != len(definition.outputs):
+        raise OutsideTheoryError("another number of results")
+    outputs = tuple(zip(definition.outputs, results, strict=True))
+    return Claim(tensors, {}, outputs, tuple(definition.call.requires))
+
+
 # --- Certificates ---------------------------------------------------------------------------------
 
 VERSION = 1
 
 
-def _certificate(
-    proof: RuleProof, claim: Claim, parts: str, forms: tuple[str, ...], claims: _Claims
+def certificate_of(
+    proof: RuleProof,
+    claim: Claim,
+    parts: str,
+    forms: tuple[str, ...],
+    definition: SymbolicCall,
+    elements: int,
 ) -> dict[str, Any]:
-    """All that `checker` needs, as JSON data."""
-    definition = claims.definition.call
+    """All that `checker` needs, as JSON data.
+
+    Args:
+        elements: how many the definition and torch were compared on.
+    """
     drawn: dict[str, Any] = {}
     outputs = [
         {
@@ -366,7 +347,7 @@ def _certificate(
         "numbers": claim.numbers,
         "requires": claim.requires,
         "outputs": outputs,
-        "compared with torch": {"version": str(torch.__version__), "elements": claims.elements},
+        "compared with torch": {"version": str(torch.__version__), "elements": elements},
     }
     # Tuples become lists, as in a file.
     decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(certificate))
@@ -473,7 +454,14 @@ class Prover:
             status="proved",
             parts=parts,
             reason="; ".join(forms),
-            certificate=_certificate(result, claim, parts, forms, self._claims),
+            certificate=certificate_of(
+                result,
+                claim,
+                parts,
+                forms,
+                self._claims.definition.call,
+                self._claims.elements,
+            ),
         )
 
     def refute(self, recipe: Recipe) -> Counterexample | None:
@@ -489,7 +477,7 @@ class Prover:
             found = self._fails_again(call, recipe.identifier, ranks)
             if found is not None:
                 return found
-        return given
+        return given or self._fails(_varied(self.call, self.seed), recipe, self.ranks)
 
     def _fails_again(
         self, call: OperatorCall, identifier: str, ranks: int
@@ -580,6 +568,23 @@ def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]
             shift = lengths[number.name] - expansion.lengths[number.name]
             holder[number.end] = holder[number.end] + shift
     return dataclasses.replace(call, args=tuple(args), kwargs=kwargs)
+
+
+def _varied(call: OperatorCall, seed: int) -> OperatorCall:
+    """The call with other values, of the same signs and not larger: equal ones hide faults."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def value(one: Any) -> Any:
+        if isinstance(one, list | tuple):
+            return type(one)(map(value, one)) if tensors_in(one) else one
+        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+            return one
+        factors = 0.5 + torch.rand(one.shape, generator=generator, dtype=torch.float64) / 2
+        return (one.detach() * factors.to(one.device)).to(one.dtype)
+
+    args = tuple(map(value, call.args))
+    kwargs = {name: value(one) for name, one in call.kwargs.items()}
+    return dataclasses.replace(call, args=args, kwargs=kwargs)
 
 
 def _resized_tensor(value: Any, sizes: Sequence[int | None]) -> Any:

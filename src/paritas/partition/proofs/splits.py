@@ -10,9 +10,7 @@ for all ranks, `o(r) = r m`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paritas.partition.proofs import algebra, indices
 from paritas.partition.proofs.algebra import (
@@ -25,6 +23,10 @@ from paritas.partition.proofs.algebra import (
     Term,
 )
 from paritas.partition.proofs.indices import LENGTH, OFFSET, ONE, PART, ZERO, Atom, Poly, symbol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from fractions import Fraction
 
 # The rank of which a result is compared.
 RANK = "%r"

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,8 @@ from paritas.partition.proofs.algebra import OutsideTheoryError, Term
 from paritas.partition.proofs.definitions import Definition, flat, tensors_by_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paritas.partition.proofs.indices import Atom, Poly
     from paritas.partition.proofs.splits import DefinedOutput
     from paritas.placement.recipes import OperatorCall

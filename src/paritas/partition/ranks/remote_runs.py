@@ -7,7 +7,6 @@ the check.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import math
@@ -34,6 +33,7 @@ from paritas.results.items import Item, ItemKind
 from paritas.results.placements import Partial, Replicate, Shard
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor

@@ -59,7 +59,7 @@ function loss(value) {
 }
 
 function findingsOf(option, several) {
-  const words = [several ? `${option.origin} rule ${option.rule}` : "", option.reason, counted(option.findings.length, "finding")];
+  const words = [several ? `${option.origin} rule ${option.rule}` : "", option.reason, option.proof, counted(option.findings.length, "finding")];
   const names = ["status", "item", "value", "off by", "worst / allowed"];
   const rows = option.findings.flatMap((finding) => {
     const cells = [badge(finding.status), finding.item, finding.value, finding.off_by, finding.worst];

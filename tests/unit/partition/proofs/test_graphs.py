@@ -141,6 +141,22 @@ def test_a_wrong_graph_is_refuted_by_numbers(function, node, reason):
     assert proof.certificate is None
 
 
+def late_but_right(x, up, down):
+    terms = F.linear(F.gelu(F.linear(x, up)), down)
+    return all_reduce((0.5 * terms).transpose(1, 2) + terms.transpose(1, 2))
+
+
+def test_terms_may_be_scaled_moved_and_added_before_they_are_reduced():
+    inputs = draw(x=X, up=UP, down=DOWN)
+    proof = prove_graph(late_but_right, inputs, MLP)
+    assert proof.status == "proved", proof.words
+    GraphChecker(json.loads(json.dumps(proof.certificate))).check()
+    shifted = prove_graph(
+        lambda x, up, down: all_reduce(1 + F.linear(F.gelu(F.linear(x, up)), down)), inputs, MLP
+    )
+    assert (shifted.status, shifted.node) == ("refuted", "add")
+
+
 def test_a_bias_that_every_rank_adds_is_refuted_and_one_that_the_first_adds_is_proved():
     def biased(x, up, down, bias):
         return all_reduce(F.linear(F.gelu(F.linear(x, up)), down, bias))
@@ -154,10 +170,50 @@ def test_random_numbers_and_writes_are_not_proved():
     inputs = draw(x=X)
     proof = prove_graph(lambda x: F.dropout(x, 0.5), inputs, {})
     assert (proof.status, proof.reason) == ("not decided", "dropout draws random numbers")
-    with pytest.raises(UsageError, match="writes to its argument"):
-        prove_graph(lambda x: x.add_(1), inputs, {})
+    proof = prove_graph(lambda x: x.add_(1), inputs, {})
+    assert (proof.status, proof.reason) == ("not decided", "add_ writes to its argument")
     with pytest.raises(UsageError, match="unknown placement 'split'"):
         prove_graph(lambda x: x, inputs, {"x": "split"})
+
+
+def test_an_item_of_a_tensor_is_a_call_and_not_a_part_of_a_result():
+    """The rows of a value whose rows are split are not split; the checker must not believe it."""
+    proof = prove_graph(lambda x: x[0], draw(x=(4, 6)), {"x": "shard(0)"}, "shard(0)")
+    assert proof.status != "proved"
+    proof = prove_graph(lambda x: x[:, 1:3], draw(x=(4, 6)), {"x": "shard(0)"}, "shard(0)")
+    assert proof.status == "proved", proof.words
+    certificate = {
+        "inputs": {"x": "shard(0)"},
+        "calls": [{"value": "y", "item": ["x", 0], "placements": ["shard(0)"]}],
+        "outputs": [{"value": "y", "placement": "shard(0)"}],
+    }
+    with pytest.raises(Refused, match="x is one tensor"):
+        GraphChecker(certificate).check()
+
+
+def packed(x, qkv, out):
+    pieces = F.linear(x, qkv).chunk(3, -1)
+    q, k, v = (heads_of(pieces[at]) for at in range(3))
+    mixed = F.scaled_dot_product_attention(q, k, v)
+    return all_reduce(F.linear(mixed.transpose(1, 2).reshape(2, 6, 8), out))
+
+
+def heads_of(x):
+    return x.view(2, 6, 4, 2).transpose(1, 2)
+
+
+def test_a_packed_weight_is_proved_and_its_rule_is_not_taken_for_another():
+    inputs = draw(x=X, qkv=(24, 8), out=SQUARE)
+    placements = {"qkv": "_S(0, 3)", "out": ROWS}
+    proof = prove_graph(packed, inputs, placements)
+    assert proof.status == "proved", proof.words
+    assert prove_graph(packed, inputs, {**placements, "qkv": COLUMNS}).status == "refuted"
+    assert prove_graph(packed, inputs, {**placements, "qkv": "_S(0, 2)"}).status == "refuted"
+    certificate = json.loads(json.dumps(proof.certificate))
+    linear = next(one for one in certificate["calls"] if one["value"] == "linear")
+    linear["certificate"]["parts"] = "equal"
+    with pytest.raises(Refused):
+        GraphChecker(certificate).check()
 
 
 def without(certificate, collective):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paritas.partition.proofs import indices
@@ -26,6 +25,8 @@ from paritas.partition.proofs.indices import ONE, ZERO, Poly, constant, floor_di
 from paritas.partition.proofs.operators.elementwise import broadcast_sizes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 # --- Products -------------------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +26,9 @@ from paritas.partition.proofs.definitions import (
     times,
 )
 from paritas.partition.proofs.indices import ONE, Poly, symbol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # --- Elementwise: each element of the result is a function of one element of each argument --------
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +21,9 @@ from paritas.partition.proofs.definitions import (
 )
 from paritas.partition.proofs.indices import ONE, ZERO, Poly, floor_divide, remainder, symbol
 from paritas.partition.proofs.operators.elementwise import along
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 # --- Normalisations -------------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +31,9 @@ from paritas.partition.proofs.indices import (
     remainder,
 )
 from paritas.partition.proofs.operators.elementwise import along
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # --- Views ----------------------------------------------------------------------------------------
 
