@@ -6,7 +6,9 @@ those of transformers; a model of your own that uses them is checked in the same
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from paritas.numerics.contents import map_leaves
 from paritas.relations.relation import DoesNotApply, NotPromised, computing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -31,6 +33,7 @@ _KEEPS = ("logits_to_keep", "num_logits_to_keep")
 _VALUES = ("logits", "prediction_logits", "last_hidden_state", "hidden_states")
 # Arguments that paritas sets itself, so that the caller's own are not needed.
 _OURS = ("use_cache", "labels", "return_dict", "output_attentions", "output_hidden_states")
+_PLACES = "cache_position"
 _LONGEST_REASON = 160
 MATRIX = 2
 
@@ -49,6 +52,7 @@ class TokenModel:
         keep: the name of the argument that limits the positions of the result, or "".
         context: the other arguments, which every call gets.
         value: the name of the result that has a value for each token.
+        is_pooled: the result has a value for each row instead, as a classifier has.
         size: batch and number of tokens.
     """
 
@@ -74,6 +78,7 @@ class TokenModel:
         self.size: tuple[int, int] = (ids.shape[0], ids.shape[1])
         self.context, ids = self._find_context(given, ids)
         self.inputs = Inputs(kwargs={**self.context, self.tokens: ids})
+        self.is_pooled = False
         self.value = self._find_value()
 
     # --- Reading the signature and the inputs ---
@@ -163,7 +168,15 @@ class TokenModel:
         for name in (*_VALUES, *fitting):
             if name in fitting:
                 return name
+        rows = found.get("logits")
+        if isinstance(rows, torch.Tensor) and rows.dim() == MATRIX and len(rows) == self.size[0]:
+            self.is_pooled = True
+            return "logits"
         raise DoesNotApply("it returns no value for each token")
+
+    def configs(self) -> list[Any]:
+        """Its configuration and those inside it."""
+        return list(config_parts(self.config))
 
     # --- Calling it ---
 
@@ -240,7 +253,58 @@ class TokenModel:
 
     def first_cache(self) -> Any:
         """A new cache with the first token in it; None if the model returns none."""
-        return self.cache_of(self._try(self.context, self.ids(self.inputs)[:, :1], use_cache=True))
+        made = self.new_cache()
+        given = {} if made is None else {self.cache: made}
+        ids = self.ids(self.inputs)[:, :1]
+        return self.cache_of(self._try(self.context, ids, use_cache=True, **given))
+
+    def new_cache(self) -> Any:
+        """What the first call gets as its cache; None if the model makes it itself."""
+        return self._make_cache() if self._make_cache is not None else None
+
+    @functools.cached_property
+    def _make_cache(self) -> Callable[[], Any] | None:
+        """What makes a cache if a call without one returns none, or one of an old form.
+
+        Before transformers 5, some models return tuples unless they get an object, and hybrid ones
+        return nothing unless they get the object that `generate` prepares.
+        """
+        if "use_cache" not in self.takes:
+            return None
+        ids = self.ids(self.inputs)[:, :1]
+        found = self.cache_of(self._try(self.context, ids, use_cache=True))
+        original = original_of(self.model)
+        known = getattr(sys.modules.get("transformers"), "DynamicCache", None)
+        if isinstance(found, tuple) and known is not None and not self.has_encoder:
+            return known if getattr(original, "_supports_cache_class", False) else None
+        prepare = getattr(original, "prepare_inputs_for_generation", None)
+        if found is not None or prepare is None or self.has_encoder:
+            return None
+
+        def prepared() -> Any:
+            places = torch.arange(ids.shape[1], device=ids.device)
+            return prepare(ids, use_cache=True, cache_position=places).get(self.cache)
+
+        try:
+            return prepared if prepared() is not None else None
+        except Exception:  # noqa: BLE001  (it prepares none: the relation says that there is none)
+            return None
+
+    def places_in_cache(self, start: int, stop: int, *, cache: Any) -> dict[str, Tensor]:
+        """The argument with the places of these tokens in a cache; empty if it needs none.
+
+        A model that derives them from its keys and values needs none; before transformers 5.3, one
+        with a state cannot.
+        """
+        keeps_state = self.cache != KEYS_AND_VALUES or self._make_prepared
+        if cache is None or not keeps_state or _PLACES not in self.takes:
+            return {}
+        device = self.ids(self.inputs).device
+        return {_PLACES: torch.arange(start, stop, device=device)}
+
+    @property
+    def _make_prepared(self) -> bool:
+        return self._make_cache is not None and not isinstance(self._make_cache, type)
 
     def cache_of(self, output: Any) -> Any:
         """The cache in an output, or None."""
@@ -261,10 +325,17 @@ class TokenModel:
     ) -> tuple[Tensor, Any]:
         """Run the tokens of a span after those in the cache; its values, and the new cache."""
         start, stop = span
+        cache = self.new_cache() if cache is None else cache
         given = {} if cache is None else {self.cache: cache}
         with computing(tokens=slice(start, stop)):
             output = self.call(
-                model, inputs, self.ids(inputs)[:, start:stop], use_cache=True, **given, **more
+                model,
+                inputs,
+                self.ids(inputs)[:, start:stop],
+                use_cache=True,
+                **given,
+                **self.places_in_cache(start, stop, cache=cache),
+                **more,
             )
         found = self.cache_of(output)
         return self.value_of(output), cache if found is None else found
@@ -369,12 +440,21 @@ def non_causal_flag(config: Any, model: Any) -> str:
         if settings.get("is_causal") is False:
             return "is_causal=False"
     is_pair = bool(own.get("is_encoder_decoder"))
-    if not is_pair and getattr(config, "is_decoder", None) is False and "is_decoder" in own:
+    if not is_pair and own.get("is_decoder") is False and _reads_is_decoder(model):
         return "is_decoder=False"
     can_generate = getattr(original_of(model), "can_generate", None)
     if callable(can_generate) and not can_generate() and not _is_base_of_decoder(model):
         return "its class cannot generate"
     return ""
+
+
+def _reads_is_decoder(model: Any) -> bool:
+    """Whether the setting has a meaning: before transformers 5, every configuration has it."""
+    module = sys.modules.get(type(original_of(model)).__module__)
+    try:
+        return module is None or "config.is_decoder" in inspect.getsource(module)
+    except (OSError, TypeError):
+        return True
 
 
 def _is_base_of_decoder(model: Any) -> bool:
