@@ -23,7 +23,13 @@ from paritas.relations.relation import (
     computing_nothing,
 )
 from paritas.relations.serving import in_chunks, plain_case
-from paritas.relations.token_models import KEYS_AND_VALUES, TokenModel, spans
+from paritas.relations.token_models import (
+    KEYS_AND_VALUES,
+    TokenModel,
+    spans,
+    static_cache,
+    text_config,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,29 +180,10 @@ def _reorder_cases(checked: CheckedModel) -> Iterator[Case]:
 
 def _in_static_cache(tokens: TokenModel, sizes: list[int], room: int) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        made = _static_cache(tokens, model, tokens.size[1] + room)
+        made = static_cache(tokens, model, tokens.size[1] + room)
         return dict(in_chunks(tokens, sizes, lambda: made)(model, inputs))
 
     return way
-
-
-def _static_cache(tokens: TokenModel, model: Any, length: int) -> Any:
-    """A static cache; before transformers 4.56 it also needs the size and dtype of its values."""
-    build = importlib.import_module("transformers").StaticCache
-    config = _text_config(tokens.config)
-    takes = inspect.signature(build).parameters
-    weight = next(one for one in original_of(model).parameters() if one.is_floating_point())
-    rows = "max_batch_size" if "max_batch_size" in takes else "batch_size"
-    more = {rows: tokens.size[0], "device": weight.device, "dtype": weight.dtype}
-    given = {name: value for name, value in more.items() if name in takes}
-    return build(config=config, max_cache_len=length, **given)
-
-
-def _text_config(config: Any) -> Any:
-    """The part of a configuration that describes the decoder of text."""
-    if hasattr(config, "get_text_config"):
-        return config.get_text_config(decoder=True)
-    return getattr(config, "text_config", config)
 
 
 def static_caches_refused(tokens: TokenModel) -> DoesNotApply | NotPromised | None:
@@ -276,7 +263,7 @@ def _kind_cases(checked: CheckedModel) -> Iterator[Case]:
         yield from _quantised_cases(tokens, half)
         if not no_offloading:
             build = importlib.import_module("transformers").DynamicCache
-            config = _text_config(tokens.config)
+            config = text_config(tokens.config)
             offloaded = in_chunks(tokens, [half, 1], lambda: build(config=config, offloading=True))
             yield plain_case(tokens, offloaded, "offloaded")
     if refused is not None:

@@ -23,6 +23,7 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     computing_nothing,
+    rows_of,
 )
 from paritas.relations.serving import (
     PADDING,
@@ -35,6 +36,7 @@ from paritas.relations.token_models import (
     KEYS_AND_VALUES,
     TokenModel,
     config_parts,
+    own_static_kind,
     pad_token,
 )
 
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
 NEW_TOKENS = 4
 _BEAMS = 3
-_CHUNK = "prefill_chunk_size"
+_CHUNK, _KIND = "prefill_chunk_size", "cache_implementation"
 _PROMPT = 6
 _LONGEST_REASON = 160
 
@@ -87,9 +89,19 @@ class _Generation:
         return {"logits": torch.stack(found, dim=1), "tokens": ids[:, start:]}
 
     def _generate(
-        self, model: Any, inputs: Inputs, *, left: int = 0, encoder: int = 0, **how: Any
+        self,
+        model: Any,
+        inputs: Inputs,
+        *,
+        left: int = 0,
+        encoder: int = 0,
+        helper: Any = None,
+        **how: Any,
     ) -> Any:
-        """Call `generate`, perhaps with padding before the prompt or after the encoder's tokens."""
+        """Call `generate`, perhaps with padding before the prompt or after the encoder's tokens.
+
+        `helper` is a model that guesses tokens ahead.
+        """
         tokens = self.tokens
         ids = tokens.ids(inputs)
         more: dict[str, Any] = {name: inputs.kwargs[name] for name in tokens.context}
@@ -104,6 +116,8 @@ class _Generation:
             pad = source.new_full((source.shape[0], encoder), pad_token(tokens.config))
             mask = torch.cat([torch.ones_like(source), torch.zeros_like(pad)], dim=1)
             more |= {"input_ids": torch.cat([source, pad], dim=1), "attention_mask": mask}
+        if helper is not None:
+            more["assistant_model"] = helper
         whole = original_of(model)
         with _plain_defaults(whole):
             return whole.generate(
@@ -122,6 +136,22 @@ class _Generation:
 
         return way
 
+    def assisted(self) -> Way:
+        """Call `generate` row by row, with the model itself as the one that guesses tokens."""
+
+        def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+            whole, rows = original_of(model), self.tokens.size[0]
+            kwargs = [rows_of(inputs, slice(row, row + 1)) for row in range(rows)]
+            found = [self._generate(model, one, helper=whole, use_cache=True) for one in kwargs]
+            # A step may have logits for several tokens, of two or of three axes.
+            logits = [[one.flatten(0, -2) for one in output.logits] for output in found]
+            return {
+                "logits": torch.stack([torch.cat(steps)[:NEW_TOKENS] for steps in logits]),
+                "tokens": torch.cat([one.sequences[:, -NEW_TOKENS:] for one in found]),
+            }
+
+        return way
+
     def searched(self, **how: Any) -> Way:
         """Call `generate` with beams."""
 
@@ -133,6 +163,12 @@ class _Generation:
             }
 
         return way
+
+    @property
+    def _own_kind(self) -> str | None:
+        """The kind of cache that the model generates with unless it is told otherwise."""
+        found = getattr(original_of(self.tokens.model), "generation_config", None)
+        return getattr(found, _KIND, None) or own_static_kind(self.tokens.config) or None
 
     @staticmethod
     def has_setting(name: str) -> bool:
@@ -153,6 +189,7 @@ class _Generation:
             return_dict_in_generate=True,
             **(beams if "num_beams" in how else plain),
         )
+        how = {_KIND: self._own_kind, **how} if how.get("use_cache") else how
         for name, value in how.items():  # not every release builds every setting
             setattr(made, name, value)
         return made
@@ -205,11 +242,14 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
             yield case("left padded, prompt in chunks", left=PADDING, use_cache=True, **{_CHUNK: 2})
     if pads_encoder(tokens):
         yield case("the encoder right padded", encoder=PADDING, use_cache=True)
+    model = original_of(tokens.model)
+    if tokens.cache == KEYS_AND_VALUES and not getattr(model, "_is_stateful", False):
+        yield Case(run.repeated, run.assisted(), "assisted by itself", run.inputs)
     if static_caches_refused(tokens):
         return
-    yield case("static cache", use_cache=True, cache_implementation="static")
+    static = {"use_cache": True, _KIND: own_static_kind(tokens.config) or "static"}
+    yield case("static cache", **static)
     if pads_left:
-        static = {"use_cache": True, "cache_implementation": "static"}
         yield case("static cache, left padded", left=PADDING, **static)
 
 

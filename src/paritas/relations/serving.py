@@ -211,6 +211,7 @@ def _pooled_padding(tokens: TokenModel) -> Iterator[Case]:
     ways = {"right": padded(tokens, 0, PADDING)}
     if left_padding_is_promised(tokens):
         ways["left"] = padded(tokens, PADDING, 0)
+        ways["both sides"] = padded(tokens, PADDING, PADDING)
     for label, way in ways.items():
         yield Case(tokens.whole, way, label, tokens.inputs)
 

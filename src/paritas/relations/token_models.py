@@ -7,6 +7,7 @@ those of transformers; a model of your own that uses them is checked in the same
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Mapping
@@ -249,7 +250,14 @@ class TokenModel:
             raise DoesNotApply("no cache in its signature")
         self.require_causal()
         if self.first_cache() is None:
-            raise DoesNotApply("it returns no cache, though use_cache=True")
+            reason = "it returns no cache, though use_cache=True"
+            if self.cache == KEYS_AND_VALUES and self._can_generate():
+                raise RuntimeError(reason)  # what generates from a cache, makes one
+            raise DoesNotApply(reason)
+
+    def _can_generate(self) -> bool:
+        can = getattr(original_of(self.model), "can_generate", None)
+        return callable(can) and bool(can())
 
     def first_cache(self) -> Any:
         """A new cache with the first token in it; None if the model returns none."""
@@ -271,9 +279,12 @@ class TokenModel:
         """
         if "use_cache" not in self.takes:
             return None
+        original = original_of(self.model)
+        if own_static_kind(self.config) and getattr(original, "_supports_static_cache", False):
+            # The model's own would have no room for more tokens than those of the first call.
+            return lambda: static_cache(self, self.model, 2 * self.size[1])
         ids = self.ids(self.inputs)[:, :1]
         found = self.cache_of(self._try(self.context, ids, use_cache=True))
-        original = original_of(self.model)
         known = getattr(sys.modules.get("transformers"), "DynamicCache", None)
         if isinstance(found, tuple) and known is not None and not self.has_encoder:
             return known if getattr(original, "_supports_cache_class", False) else None
@@ -296,14 +307,14 @@ class TokenModel:
         A model that derives them from its keys and values needs none; before transformers 5.3, one
         with a state cannot.
         """
-        keeps_state = self.cache != KEYS_AND_VALUES or self._make_prepared
+        keeps_state = self.cache != KEYS_AND_VALUES or self._is_prepared
         if cache is None or not keeps_state or _PLACES not in self.takes:
             return {}
         device = self.ids(self.inputs).device
         return {_PLACES: torch.arange(start, stop, device=device)}
 
     @property
-    def _make_prepared(self) -> bool:
+    def _is_prepared(self) -> bool:
         return self._make_cache is not None and not isinstance(self._make_cache, type)
 
     def cache_of(self, output: Any) -> Any:
@@ -489,3 +500,35 @@ def pad_token(config: Any) -> int:
         if isinstance(found, int) and found >= 0:
             return found
     return 0
+
+
+# --- Static caches --------------------------------------------------------------------------------
+
+# What the static cache of a model with sliding layers was called before transformers 4.56.
+_STATIC_KINDS = {"hybrid": "HybridCache", "hybrid_chunked": "HybridChunkedCache"}
+
+
+def own_static_kind(config: Any) -> str:
+    """The kind of static cache that a configuration asks for; empty if it asks for none."""
+    kind = getattr(text_config(config), "cache_implementation", None)
+    return kind if kind in _STATIC_KINDS else ""
+
+
+def static_cache(tokens: TokenModel, model: Any, length: int) -> Any:
+    """A static cache; before transformers 4.56 it also needs the size and dtype of its values."""
+    library = importlib.import_module("transformers")
+    config = text_config(tokens.config)
+    build = getattr(library, _STATIC_KINDS.get(own_static_kind(config), "StaticCache"))
+    takes = inspect.signature(build).parameters
+    weight = next(one for one in original_of(model).parameters() if one.is_floating_point())
+    rows = "max_batch_size" if "max_batch_size" in takes else "batch_size"
+    more = {rows: tokens.size[0], "device": weight.device, "dtype": weight.dtype}
+    given = {name: value for name, value in more.items() if name in takes}
+    return build(config=config, max_cache_len=length, **given)
+
+
+def text_config(config: Any) -> Any:
+    """The part of a configuration that describes the decoder of text."""
+    if hasattr(config, "get_text_config"):
+        return config.get_text_config(decoder=True)
+    return getattr(config, "text_config", config)
