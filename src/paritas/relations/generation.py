@@ -152,6 +152,20 @@ class _Generation:
 
         return way
 
+    def can_be_assisted(self) -> bool:
+        """Whether tokens that were guessed can be taken back."""
+        model = original_of(self.tokens.model)
+        if self.tokens.cache != KEYS_AND_VALUES or getattr(model, "_is_stateful", False):
+            return False
+        try:
+            with torch.no_grad():
+                self.assisted()(self.tokens.model, self.inputs)
+        except ValueError:  # transformers refuses by it, and its caches do
+            return False
+        except Exception:  # noqa: BLE001  (the case reports it)
+            return True
+        return True
+
     def searched(self, **how: Any) -> Way:
         """Call `generate` with beams."""
 
@@ -242,8 +256,7 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
             yield case("left padded, prompt in chunks", left=PADDING, use_cache=True, **{_CHUNK: 2})
     if pads_encoder(tokens):
         yield case("the encoder right padded", encoder=PADDING, use_cache=True)
-    model = original_of(tokens.model)
-    if tokens.cache == KEYS_AND_VALUES and not getattr(model, "_is_stateful", False):
+    if run.can_be_assisted():
         yield Case(run.repeated, run.assisted(), "assisted by itself", run.inputs)
     if static_caches_refused(tokens):
         return

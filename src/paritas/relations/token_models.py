@@ -53,6 +53,7 @@ class TokenModel:
         keep: the name of the argument that limits the positions of the result, or "".
         context: the other arguments, which every call gets.
         value: the name of the result that has a value for each token.
+        needs_mask: it cannot be called without a mask.
         is_pooled: the result has a value for each row instead, as a classifier has.
         size: batch and number of tokens.
     """
@@ -75,6 +76,7 @@ class TokenModel:
         self.positions = self._known(f"{prefix}position_ids")
         self.cache = next((name for name in _CACHES if name in self.takes), "")
         self.keep = next((name for name in _KEEPS if name in self.takes), "")
+        self.needs_mask = False
         ids = self._without_padding(given, given[self.tokens])
         self.size: tuple[int, int] = (ids.shape[0], ids.shape[1])
         self.context, ids = self._find_context(given, ids)
@@ -147,18 +149,24 @@ class TokenModel:
     def _try(self, context: Mapping[str, Any], ids: Tensor, **more: Any) -> Any:
         state = RandomState.now()
         try:
+            asked = {**self._mask_of_ones(ids, more), **more}
             with torch.no_grad():
-                return self.model(**_copied(context), **{self.tokens: ids}, **more)
+                return self.model(**_copied(context), **{self.tokens: ids}, **asked)
         finally:
             state.restore()
 
     def _find_value(self) -> str:
         """The name of the result with a value for each token."""
+        ids = self.ids(self.inputs)
         try:
-            found = as_named(self._try(self.context, self.ids(self.inputs), **self._uncached()))
-        except Exception as error:
+            found = as_named(self._try(self.context, ids, **self._uncached()))
+        except Exception as error:  # noqa: BLE001  (raised again below)
             reason = in_one_line(error, _LONGEST_REASON)
-            raise DoesNotApply(f"it cannot be called on its tokens alone: {reason}") from error
+            self.needs_mask = bool(self.mask)
+            try:
+                found = as_named(self._try(self.context, ids, **self._uncached()))
+            except Exception:  # noqa: BLE001  (it is not for want of a mask)
+                raise DoesNotApply(f"it cannot be called on its tokens alone: {reason}") from error
         fitting = [
             name
             for name, value in found.items()
@@ -201,8 +209,16 @@ class TokenModel:
         """Call a model on some tokens, without a cache unless `more` asks for one."""
         context = {name: inputs.kwargs[name] for name in self.context}
         context = self._of_rows(context, rows)
-        asked = {**self._uncached(), **more}
+        asked = {**self._uncached(), **self._mask_of_ones(ids, more), **more}
         return model(**context, **{self.tokens: ids}, **asked)
+
+    def _mask_of_ones(self, ids: Tensor, more: Mapping[str, Any]) -> dict[str, Tensor]:
+        """A mask of all tokens, in the cache and here, for a model that cannot do without."""
+        if not self.needs_mask:
+            return {}
+        cache = more.get(self.cache)
+        past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+        return {self.mask: ids.new_ones(ids.shape[0], past + ids.shape[1])}
 
     def _of_rows(self, context: dict[str, Any], rows: Any) -> dict[str, Any]:
         if isinstance(rows, slice) and rows == slice(None):
@@ -251,13 +267,17 @@ class TokenModel:
         self.require_causal()
         if self.first_cache() is None:
             reason = "it returns no cache, though use_cache=True"
-            if self.cache == KEYS_AND_VALUES and self._can_generate():
-                raise RuntimeError(reason)  # what generates from a cache, makes one
+            if self._has_place_for_cache():
+                raise RuntimeError(reason)
             raise DoesNotApply(reason)
 
-    def _can_generate(self) -> bool:
+    def _has_place_for_cache(self) -> bool:
+        """Whether the class of its result has a place for keys and values, and it can generate."""
         can = getattr(original_of(self.model), "can_generate", None)
-        return callable(can) and bool(can())
+        if self.cache != KEYS_AND_VALUES or not callable(can) or not can():
+            return False
+        ids = self.ids(self.inputs)[:, :1]
+        return hasattr(self._try(self.context, ids, use_cache=True), self.cache)
 
     def first_cache(self) -> Any:
         """A new cache with the first token in it; None if the model returns none."""
@@ -506,6 +526,7 @@ def pad_token(config: Any) -> int:
 
 # What the static cache of a model with sliding layers was called before transformers 4.56.
 _STATIC_KINDS = {"hybrid": "HybridCache", "hybrid_chunked": "HybridChunkedCache"}
+_CHUNKED = "attention_chunk_size"
 
 
 def own_static_kind(config: Any) -> str:
@@ -516,9 +537,11 @@ def own_static_kind(config: Any) -> str:
 
 def static_cache(tokens: TokenModel, model: Any, length: int) -> Any:
     """A static cache; before transformers 4.56 it also needs the size and dtype of its values."""
-    library = importlib.import_module("transformers")
+    library = importlib.import_module("transformers.cache_utils")
     config = text_config(tokens.config)
-    build = getattr(library, _STATIC_KINDS.get(own_static_kind(config), "StaticCache"))
+    kind = own_static_kind(config)
+    kind = "hybrid_chunked" if kind and getattr(config, _CHUNKED, None) else kind
+    build = getattr(library, _STATIC_KINDS.get(kind, "StaticCache"))
     takes = inspect.signature(build).parameters
     weight = next(one for one in original_of(model).parameters() if one.is_floating_point())
     rows = "max_batch_size" if "max_batch_size" in takes else "batch_size"
