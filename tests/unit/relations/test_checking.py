@@ -285,3 +285,16 @@ class TinyForCausalLM(nn.Module):
 def test_a_loss_must_be_about_the_next_token(shifts, passes):
     report = paritas.invariants(TinyForCausalLM(shifts).eval(), tokens(), only="loss")
     assert report.row("loss").status.passes() == passes
+
+
+def test_a_candidate_that_is_not_a_module_is_not_trained():
+    model = Trained().eval()
+
+    def candidate(**kwargs):
+        return model(**kwargs)
+
+    names = ["resume", "round-trip", "accumulation"]
+    report = paritas.invariants(model, tokens(), only=names, candidate=candidate)
+    reason = "the candidate is not a module: it has no parameters to train"
+    assert [row.reason for row in report.rows] == [reason] * 3, str(report)
+    assert report.exit_code == 3
