@@ -46,6 +46,34 @@ def test_tf32_on_both_sides_is_no_finding(*, tf32: bool, monkeypatch: Any) -> No
     assert verdict.passed, str(verdict)
 
 
+@pytest.mark.parametrize(("digits", "status"), [(10, Status.EQUIVALENT), (7, Status.DEGRADED)])
+def test_factors_may_be_cut_to_tf32_but_not_to_bfloat16(
+    digits: int, status: Status, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            return x
+        return (x.view(torch.int32) & -(1 << (23 - digits))).view(torch.float32)
+
+    torch.manual_seed(0)
+    weights = [torch.rand(128, 128, device="cuda") / 64 for _ in range(4)]
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = x @ weight
+        return x
+
+    def with_cut_factors(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = cut(x) @ cut(weight)
+        return x
+
+    verdict = verify([torch.rand(32, 128, device="cuda")], chain, with_cut_factors, QUIET)
+    assert verdict.status is status, str(verdict)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_found(dtype: torch.dtype, fault: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -573,3 +575,39 @@ def test_a_gradient_that_cancels_may_be_other_noise_in_every_run_of_the_referenc
     verdict = verdict_on([torch.randn(24, 32)], model, copy.deepcopy(model))
     assert verdict.status is Status.EQUIVALENT
     assert any("does not give the same bits every time" in note for note in verdict.notes)
+
+
+def rounds_some_values_badly(x: torch.Tensor) -> torch.Tensor:
+    """Few values have large errors, others in every call, as with atomic additions on a GPU."""
+    drawn = torch.frombuffer(bytearray(os.urandom(2 * x.numel())), dtype=torch.uint8)
+    chosen, error = drawn.double().reshape(2, *x.shape)
+    error = 3000 * torch.finfo(x.dtype).eps * (chosen < 5) * (error / 128 - 1)
+    return (x + 1000) - 1000 + error.to(x.dtype)
+
+
+def test_a_reference_with_more_noise_than_rounding_explains_is_still_judged() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(32, 32)]
+    verdict = verdict_on(inputs, rounds_some_values_badly, lambda x: (x + 1000) - 1000)
+    assert verdict.status is Status.EQUIVALENT
+    assert any("does not give the same bits every time" in note for note in verdict.notes)
+    wrong = verdict_on(inputs, rounds_some_values_badly, lambda x: (x + 1000) - 999.99)
+    assert wrong.status is Status.DIFFERENT
+
+
+def test_a_noisy_reference_that_the_candidate_has_changed_is_unverified(monkeypatch: Any) -> None:
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        monkeypatch.setattr(
+            sys.modules[__name__], "SHARED_OFFSET", types.MappingProxyType({0: 0.01})
+        )
+        return (x + 1000) - 1000
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return rounds_some_values_badly(x) + sys.modules[__name__].__dict__["SHARED_OFFSET"][0]
+
+    torch.manual_seed(0)
+    verdict = verdict_on([torch.randn(32, 32)], reference, candidate)
+    assert not verdict.status.passes()
+
+
+SHARED_OFFSET = types.MappingProxyType({0: 0.0})

@@ -516,13 +516,20 @@ class Verification:
         demand.unsettle()
         quiet = dataclasses.replace(self.config, verify_rng=False)
         found = Comparer(sides, demand, quiet, 0, CALL, lifts=False).compare(first, last)
-        moved = [finding.path for finding in found.findings if not finding.status.passes()]
-        agrees = sides.repetition.agrees
-        moved += [item.text for item, _ in first.items() if not agrees(item, first, last, demand)]
+        moved = [finding.item for finding in found.findings if not finding.status.passes()]
+        steady = sides.repetition
+        items = {item.text: item for item, _ in first.items()}
+        moved += [item for item in items.values() if not steady.agrees(item, first, last, demand)]
+        moved = [
+            item
+            for item in dict.fromkeys(moved)
+            if item.text not in items
+            or not steady.is_as_near(items[item.text], first, last, demand)
+        ]
         if not moved:
             collected.notes.append("the reference does not give the same bits every time")
             return collected
-        named = ", ".join(list(dict.fromkeys(moved))[:3])
+        named = ", ".join([item.text for item in moved][:3])
         reason = f"when run once more at the end, it no longer gives the same {named}"
         advice = (
             "either something that both sides share was changed and could not be restored, or the "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -427,15 +428,8 @@ class Repetition:
         values = evidence.complete(first, item), evidence.complete(last, item)
         if not (is_inexact(values[0]) and is_inexact(values[1])) or values[0].is_complex():
             return True
-        arbiter, again = evidence.arbiter(), self._repeated_arbiter()
-        if arbiter is not None and again is not None:
-            wide = evidence.complete(arbiter[0], item), evidence.complete(again[0], item)
-            if not (is_inexact(wide[0]) and is_inexact(wide[1])):
-                return False
-            difference = criterion.rms_difference(wide[0], wide[1])
-            # Where everything cancels, the native value is all noise and larger than the true one.
-            if difference > UNIT_F32 * max(map(criterion.rms, (wide[0], values[0]))):
-                return False
+        if not self._arbiter_is_the_same(item, values[0]):
+            return False
         spread = evidence.spread(evidence.unit, 0, item, FEW_RUNS, demand)
         if spread is None:
             return True
@@ -452,11 +446,63 @@ class Repetition:
                 return True
         return False
 
+    def is_as_near(self, item: Item, first: Observation, last: Observation, demand: Demand) -> bool:
+        """Whether two native runs are equally far from the arbiter, which has not changed.
+
+        Libraries choose among algorithms, and atomic additions give other bits in every run; both
+        can have a few times the noise of the perturbed runs. If something had changed the
+        reference, one of the runs would be farther from the arbiter than the other.
+        """
+        evidence = self.evidence
+        values = evidence.complete(first, item), evidence.complete(last, item)
+        arbiter = evidence.arbiter()
+        if arbiter is None or not all(map(is_inexact, values)):
+            return False
+        wide = evidence.complete(arbiter[0], item)
+        if not is_inexact(wide) or not self._arbiter_is_the_same(item, values[0]):
+            return False
+        unit = unit_roundoff(values[0].dtype)
+        if criterion.rms_difference(*values) > math.sqrt(unit) * criterion.rms(wide):
+            return False
+        spread = evidence.spread(evidence.unit, 0, item, FEW_RUNS, demand)
+        if spread is not None:
+            noise = criterion.Noise(unit=unit, spread=spread, factor=8.0)
+            if not criterion.score(values[1], values[0], noise).score.passed:
+                return False
+        (typical, largest), (typical_last, largest_last) = (
+            _distances(value, wide) for value in values
+        )
+        return _are_alike(typical, typical_last, 2.0) and _are_alike(largest, largest_last, 3.0)
+
+    def _arbiter_is_the_same(self, item: Item, native: Tensor) -> bool:
+        """Whether two runs in float64, if there are any, agree far better than float32 rounds."""
+        arbiter, again = self.evidence.arbiter(), self._repeated_arbiter()
+        if arbiter is None or again is None:
+            return True
+        wide = [self.evidence.complete(seen[0], item) for seen in (arbiter, again)]
+        if not (is_inexact(wide[0]) and is_inexact(wide[1])):
+            return False
+        # Where everything cancels, the native value is all noise and larger than the true one.
+        limit = UNIT_F32 * max(map(criterion.rms, (wide[0], native)))
+        return criterion.rms_difference(wide[0], wide[1]) <= limit
+
     def _repeated_arbiter(self) -> list[Observation] | None:
         if self._arbiter is None and self.evidence.arbiter() is not None:
             mode = self.evidence.lift_mode()
             self._arbiter = self.evidence.run(RunOptions(mode=mode, wide=True))
         return self._arbiter
+
+
+def _distances(value: Tensor, true: Tensor) -> tuple[float, float]:
+    """How far the elements of a value are from the true ones: typically, and at most."""
+    if value.shape != true.shape or not true.numel():
+        return math.inf, math.inf
+    error = criterion.real_view(value).double() - criterion.real_view(true).double()
+    return criterion.rms(error), float(error.abs().max())
+
+
+def _are_alike(one: float, two: float, factor: float) -> bool:
+    return max(one, two) <= factor * min(one, two) < math.inf
 
 
 def _is_near(value: Any, true: Any) -> bool:
