@@ -235,6 +235,15 @@ def _require_rows(lesson: Lesson) -> None:
 # --- The loss -------------------------------------------------------------------------------------
 
 
+def _is_of_pair(config: Any) -> bool:
+    """Whether a configuration is of a class for an encoder and a decoder."""
+    try:
+        known = inspect.signature(type(config)).parameters.get("is_encoder_decoder")
+    except (TypeError, ValueError):
+        return False
+    return known is not None and known.default is True
+
+
 def _loss_cases(checked: CheckedModel) -> Iterator[Case]:
     """The model's loss, and the cross-entropy of its logits."""
     lesson = Lesson(checked)
@@ -246,8 +255,10 @@ def _loss_cases(checked: CheckedModel) -> Iterator[Case]:
     tokens.require_causal()
     if not tokens.cache or not type(lesson.model).__name__.endswith(_HEADS):
         raise NotPromised("its class does not say that its labels are the next tokens")
+    if not tokens.has_encoder and _is_of_pair(tokens.config):
+        raise NotPromised("it is the decoder of a pair, whose labels may be shifted already")
     for part in tokens.configs():
-        for name in ("output_router_logits", "label_smoothing"):
+        for name in ("output_router_logits", "label_smoothing", "ngram"):
             if getattr(part, name, None):
                 raise NotPromised(f"its loss has other parts ({name}={getattr(part, name)!r})")
 

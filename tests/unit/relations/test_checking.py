@@ -287,6 +287,16 @@ def test_a_loss_must_be_about_the_next_token(shifts, passes):
     assert report.row("loss").status.passes() == passes
 
 
+def test_the_labels_of_a_pairs_decoder_may_be_shifted_already():
+    class Config:
+        def __init__(self, is_encoder_decoder=True):
+            self.is_encoder_decoder = is_encoder_decoder
+
+    model = TinyForCausalLM(2).eval()
+    model.config = Config(is_encoder_decoder=False)
+    assert paritas.invariants(model, tokens(), only="loss").row("loss").promise == "not promised"
+
+
 def test_a_candidate_that_is_not_a_module_is_not_trained():
     model = Trained().eval()
 
