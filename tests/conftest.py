@@ -21,7 +21,7 @@ from hypothesis.internal.conjecture import providers
 import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 # Where GCC looks for its compiler and linker first.
 PROGRAMS = "COMPILER_PATH"
@@ -50,7 +50,7 @@ hypothesis.settings.register_profile(
     "paritas",
     deadline=None,
     derandomize=not WHOLE,
-    max_examples=100 if WHOLE else 40,
+    max_examples=100 if WHOLE else 25,
     database=None,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
@@ -70,6 +70,15 @@ def pytest_configure(config: pytest.Config) -> None:
         # Numbers that stand in our sources are no examples: to read them all takes seconds, and
         # which there are depends on what was imported before.
         providers.is_local_module_file = lambda _: False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
+    """Let xdist fork its workers."""
+    if not session.config.pluginmanager.hasplugin("dsession"):
+        return (yield)
+    with processes.forked_workers():
+        return (yield)
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -146,6 +155,21 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts are written, and taken at their word: to run each takes seconds."""
     shown = 1, "the fault is there\n"
     monkeypatch.setattr("paritas.reports.scripts.run_script", lambda *_: shown)
+
+
+@pytest.fixture
+def scalar_kernels() -> Iterator[None]:
+    """Leave vectors out of kernels, where it is not asked what a kernel computes.
+
+    Each is written twice otherwise, and takes a fifth longer. They are built as those with vectors
+    are: for others, all headers would be compiled once more.
+    """
+    from torch._inductor import codecache, config  # noqa: TID251
+
+    usual = codecache.pick_vec_isa()
+    with config.patch({"cpp.simdlen": 1}), pytest.MonkeyPatch.context() as patching:
+        patching.setattr(codecache, "pick_vec_isa", lambda: usual)
+        yield
 
 
 @pytest.fixture

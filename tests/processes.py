@@ -1,5 +1,7 @@
 """Python processes that begin with torch imported: forked from a server, not started anew.
 
+The workers of xdist are the first of them, and share the server with what they start.
+
 To import torch, Dynamo and Inductor takes a process 6 seconds, and many tests need a process of
 their own: for what is said to a terminal, for signals, for ranks, for the end of the interpreter.
 Where the import itself is what a test is about, it starts `sys.executable`; so does every test on
@@ -27,10 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 LIMIT_S = 600
+# Tells the workers of xdist where the server is that they were forked from.
+SERVER = "PARITAS_TESTS_SERVER"
 PRELOADED = "processes_preloaded"
+# Where Linux shows them.
+ACCELERATORS = ("nvidia*", "kfd", "davinci*", "dri/render*", "dxg", "accel/*")
 # Whether scripts that paritas writes are run here, in the test that runs now.
 run_scripts_forked = True
 _SERVER = multiprocessing.get_context("forkserver")
@@ -168,7 +174,8 @@ class ForkedWorker:
     def __init__(self, command: Sequence[str], **_: object) -> None:
         _start_server()
         (read, to_worker), (from_worker, write) = os.pipe(), os.pipe()
-        given = (command[-1], dict(os.environ), str(Path.cwd()), [_End(read), _End(write)])
+        environment = {**os.environ, SERVER: forkserver._forkserver._forkserver_address or ""}
+        given = (command[-1], environment, str(Path.cwd()), [_End(read), _End(write)])
         self._process = _SERVER.Process(target=_be_worker, args=given)
         self._process.start()
         os.close(read)
@@ -199,8 +206,37 @@ def _can_fork() -> bool:
     return not torch.accelerator.is_available()
 
 
+@contextlib.contextmanager
+def forked_workers() -> Iterator[None]:
+    """Let workers of xdist that are started here be forked, from a server that they share.
+
+    Torch is not imported here to ask it for accelerators: this process runs no test.
+    """
+    devices = [one for name in ACCELERATORS for one in Path("/dev").glob(name)]
+    if sys.platform != "linux" or devices:
+        yield
+        return
+    start = subprocess.Popen
+
+    def fork(command: Sequence[str], **how: object) -> object:
+        is_worker = command[0] == sys.executable and command[-2] == "-c"
+        return (ForkedWorker if is_worker else start)(command, **how)
+
+    subprocess.Popen = fork
+    try:
+        yield
+    finally:
+        subprocess.Popen = start
+
+
 @functools.cache
 def _start_server() -> None:
+    server = forkserver._forkserver
+    # Since Python 3.14, a server asks for a key that only the process knows that started it.
+    if os.environ.get(SERVER) and not hasattr(server, "_forkserver_authkey"):
+        server._forkserver_address = os.environ[SERVER]
+        server.ensure_running = lambda: None
+        return
     _SERVER.set_forkserver_preload([PRELOADED])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # the tests' own; it has no other way

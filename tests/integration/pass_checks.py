@@ -24,7 +24,8 @@ def without_kernels() -> Iterator[None]:
     """Compile graphs down to their kernels, which then only fill their results with zeros.
 
     Passes are checked on inputs of their own while a graph is compiled, so what a kernel computes
-    is of no account there, and building it in C++ takes nearly all the time.
+    is of no account there, and building it in C++ takes nearly all the time. To write it with
+    vectors too takes most of the rest.
     """
 
     def kernel(_: Any, argtypes: list[str], *rest: Any, **options: Any) -> Any:
@@ -38,7 +39,10 @@ def without_kernels() -> Iterator[None]:
         return fill
 
     try:
-        with mock.patch.object(AsyncCompile, "cpp_pybinding", kernel):
+        with (
+            mock.patch.object(AsyncCompile, "cpp_pybinding", kernel),
+            torch._inductor.config.patch({"cpp.simdlen": 1}),
+        ):
             yield
     finally:
         PyCodeCache.cache_clear()  # no other test may be given code with such kernels

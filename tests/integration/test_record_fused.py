@@ -14,7 +14,8 @@ from paritas.errors import UnsupportedTorchError, UsageError
 from paritas.recording import record as fused
 from paritas.recording.record import record
 
-pytestmark = pytest.mark.slow
+# What buffers hold is asked in `test_record_fused_buffers.py`, of kernels with vectors.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scalar_kernels")]
 
 
 def run(model, shape, backend, steps=2):

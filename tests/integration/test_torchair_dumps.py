@@ -20,6 +20,7 @@ from paritas.cli import main
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("scalar_kernels")
 TOKENS = 3
 
 

@@ -12,6 +12,7 @@ import paritas
 from quality.served_model import served, trained_further
 from quality.small_engine import SmallEngine
 
+WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 WARM = {"temperature": 0.8}
 MIXED = {"temperature": 0.7, "top_k": 8}
 
@@ -89,17 +90,19 @@ def faulty(fault, settings, seed=0):
     ("fault", "kind", "sampling", "settings"), FAULTS, ids=lambda one: str(one)[:40]
 )
 def test_the_fault_of_an_engine_is_named(fault, kind, sampling, settings):
-    if fault not in SAMPLE and not os.environ.get("PARITAS_WHOLE_CORPUS"):
+    if fault not in SAMPLE and not WHOLE:
         pytest.skip("a sample is enough; PARITAS_WHOLE_CORPUS=1 runs all")
     model, engine, older = faulty(fault, settings)
     top = 0 if fault == "shifted by one" else 3
-    report = paritas.check_engine(model, returned(engine, sampling, top=top), older=older)
+    count, tokens = (3, 8) if WHOLE else (2, 6)
+    records = returned(engine, sampling, count=count, tokens=tokens, top=top)
+    report = paritas.check_engine(model, records, older=older)
     assert report.exit_code == 1
     assert {cause.kind for cause in report.causes if cause.to_rounding} == {kind}, str(report)
 
 
 def test_a_fault_that_is_none_of_the_known_ones_is_not_named():
-    if not os.environ.get("PARITAS_WHOLE_CORPUS"):
+    if not WHOLE:
         pytest.skip("all hypotheses are tried: PARITAS_WHOLE_CORPUS=1 runs it")
     model, engine, _ = faulty("attention too strong", {})
     report = paritas.check_engine(model, returned(engine, count=2))
@@ -109,7 +112,7 @@ def test_a_fault_that_is_none_of_the_known_ones_is_not_named():
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_an_engine_that_rounds_elsewhere_passes(kernels):
-    if kernels != "ranks" and not os.environ.get("PARITAS_WHOLE_CORPUS"):
+    if kernels != "ranks" and not WHOLE:
         pytest.skip("a sample is enough; PARITAS_WHOLE_CORPUS=1 runs all")
     model = served(1)
     records = returned(SmallEngine(model, kernels=kernels), {"temperature": 0.8, "top_p": 0.9})
@@ -129,7 +132,7 @@ def test_processed_log_probabilities_of_a_right_engine_pass():
 )
 def test_tokens_that_may_not_be_drawn_are_a_fault(fault, sampling):
     model = served(0)
-    records = returned(SmallEngine(model, fault), sampling, count=1)
+    records = returned(SmallEngine(model, fault), sampling, count=1, tokens=6)
     report = paritas.check_engine(model, records)
     assert [one.item.name for one in report.verdict.failures] == ["tokens"]
     assert [one.kind for one in report.causes] == ["sampling"]
@@ -137,7 +140,7 @@ def test_tokens_that_may_not_be_drawn_are_a_fault(fault, sampling):
 
 def test_a_coarser_dtype_is_degraded_and_named():
     model = served(0, torch.float32)
-    records = returned(SmallEngine(copy.deepcopy(model).bfloat16()), count=1)
+    records = returned(SmallEngine(copy.deepcopy(model).bfloat16()), count=1, tokens=4)
     report = paritas.check_engine(model, records)
     assert report.verdict.status == "degraded"
     assert report.causes[0].text == "the engine computes in bfloat16"

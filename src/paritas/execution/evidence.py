@@ -209,6 +209,8 @@ class Evidence(Generic[P_co]):
             pair of runs that flipped most.
         seed: the seed of the perturbations.
         has_perturbed: whether any perturbed run was made.
+        is_smooth: perturbed runs were made, and nothing in them decides: pairs of runs can show no
+            more than the first of them does.
     """
 
     def __init__(
@@ -229,6 +231,7 @@ class Evidence(Generic[P_co]):
         self.dtypes = set(counts)
         self.dtype = max(counts.items(), key=lambda item: item[1])[0]
         self.has_perturbed = False
+        self.is_smooth = False
         self._is_asked = False
         self._arbiter: list[Observation] | None = None
         self._baseline: list[Observation] | None = None
@@ -457,7 +460,8 @@ class Evidence(Generic[P_co]):
 
         Runs that record decisions compute no gradients, which are not discrete.
         """
-        self.has_perturbed = True
+        is_first, self.has_perturbed = not self.has_perturbed, True
+        leaving = _LeavingWatch() if is_first else None
         wide = self.arbiter() is not None or not self.is_narrow
         native = unit == self.unit and len(self.dtypes) > 1
         mode = PerturbMode(
@@ -473,14 +477,18 @@ class Evidence(Generic[P_co]):
             gain=gain,
             decisions=log,
         )
-        return self.run(
+        seen = self.run(
             RunOptions(
                 wide=wide,
                 mode=mode,
+                watch=leaving,
                 wanted=self._wanted(demand, none=remember_decisions),
                 second=demand.at_second,
             )
         )
+        before = not leaving.has_left if leaving is not None else self.is_smooth
+        self.is_smooth = before and mode.is_smooth
+        return seen
 
     def _wanted(self, demand: Demand, *, none: bool) -> frozenset[Item] | None:
         """The gradients that a perturbed run computes; None for all.
@@ -594,6 +602,26 @@ class _AutocastWatch(torch.overrides.TorchFunctionMode):
                     if torch.is_autocast_enabled(kind):
                         self.dtypes.add(torch.get_autocast_dtype(kind))
                 break
+        return func(*args, **(kwargs or {}))
+
+
+class _LeavingWatch(torch.overrides.TorchFunctionMode):
+    """Notes whether values leave torch where no dispatch mode sees it, to decide in Python."""
+
+    _LEAVES = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_left = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self.has_left |= getattr(func, "__name__", "") in self._LEAVES
         return func(*args, **(kwargs or {}))
 
 

@@ -177,6 +177,11 @@ class ItemEvidence:
         return mine
 
     @property
+    def is_smooth(self) -> bool:
+        """Whether none of the programs makes decisions that rounding can flip."""
+        return self.evidence.is_smooth and all(other.is_smooth for other in self.also)
+
+    @property
     def is_gradient(self) -> bool:
         """Whether it is a gradient."""
         return self.item.kind.is_gradient

@@ -9,6 +9,7 @@ import builtins
 import collections
 import contextlib
 import copy
+import ctypes
 import dataclasses
 import functools
 import math
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 from paritas._torch.operators import WIDE
 from paritas.errors import UsageError
@@ -168,6 +170,47 @@ class Copier:
         return self.copies[key]
 
 
+class _NumpyState:
+    """The state of NumPy's global generator, which takes long to read and to write.
+
+    Its memory is read in no time, and shows whether the state is still the one that was read last.
+    Only a second normal number that is kept for the next call is elsewhere; a state that has one is
+    read each time. A generator that has none gets one by moving on.
+    """
+
+    _last: tuple[bytes | None, Any] = (None, None)
+
+    @classmethod
+    def read(cls) -> Any:
+        """The current state, as `numpy.random.get_state` has it."""
+        if not cls._is_at(cls._last[1]):
+            cls._last = (_numpy_memory(), np.random.get_state())  # noqa: NPY002
+        return cls._last[1]
+
+    @classmethod
+    def write(cls, state: Any) -> None:
+        """Make it the current state."""
+        if not cls._is_at(state):
+            np.random.set_state(state)  # noqa: NPY002
+            cls._last = (_numpy_memory(), state)
+
+    @classmethod
+    def _is_at(cls, state: Any) -> bool:
+        memory, last = cls._last
+        if memory is None or state is not last:
+            return False
+        keeps_one = bool(state[3])
+        return not keeps_one and memory == _numpy_memory()
+
+
+def _numpy_memory() -> bytes | None:
+    """The memory of NumPy's global generator: 624 words and a position; None for another kind."""
+    generator = mtrand.get_bit_generator()
+    if type(generator) is not np.random.MT19937:
+        return None
+    return ctypes.string_at(generator.ctypes.state_address, 625 * 4)
+
+
 @dataclasses.dataclass(frozen=True)
 class RandomState:
     """The state of every random generator a program may draw from."""
@@ -181,7 +224,7 @@ class RandomState:
     def now(cls) -> RandomState:
         """Read the current state."""
         devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
-        return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002
+        return cls(torch.get_rng_state(), devices, random.getstate(), _NumpyState.read())
 
     @classmethod
     def of_torch(cls) -> RandomState:
@@ -214,7 +257,7 @@ class RandomState:
         if self.python is None:
             return
         random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002
+        _NumpyState.write(self.numpy)
 
     def same_torch(self, other: RandomState) -> bool:
         """Whether torch's generators have the same states."""
@@ -289,7 +332,7 @@ def _autocast_settings(device: str) -> list[_Setting]:
 
 
 def _numpy_state() -> Any:
-    return _comparable(np.random.get_state())  # noqa: NPY002
+    return _comparable(_NumpyState.read())
 
 
 def _comparable(numpy_state: Any) -> Any:
@@ -299,7 +342,7 @@ def _comparable(numpy_state: Any) -> Any:
 
 def _set_numpy_state(state: Any) -> None:
     name, keys, *rest = state
-    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    _NumpyState.write((name, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 
 _SETTINGS: tuple[_Setting, ...] = (

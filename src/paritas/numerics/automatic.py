@@ -79,6 +79,11 @@ class JudgeEvidence(Protocol):
         """
 
     @property
+    def is_smooth(self) -> bool:
+        """Whether the perturbed runs so far show that the program decides nothing by rounding."""
+        ...
+
+    @property
     def is_gradient(self) -> bool:
         """Whether the value is a gradient: at a kink it has more than one right value."""
         ...
@@ -102,6 +107,7 @@ class NoEvidence:
 
     unit: float | None = None
     lift_unit: float = UNIT_F64
+    is_smooth: bool = False
     is_gradient: bool = False
 
     def coarsest(self) -> float | None:
@@ -169,7 +175,8 @@ FEW_RUNS, MOST_RUNS = 3, 12
 SPARSE = 0.05
 # Pairs of runs that measure what decisions move: two to see whether anything moves, then one by one
 # up to the most before a candidate fails. A decision that the candidate's rounding can flip flips
-# in nearly every second pair.
+# in nearly every second pair. In a program without decisions, no further pair shows more than the
+# first: a candidate that fails by far fails after it.
 FEW_PAIRS, MOST_PAIRS = 2, 6
 # Between the two, a value passes if it is this many times below its limit. What flips in the last
 # of three pairs and in none of three more counts for 0.7 of that in the end.
@@ -485,7 +492,7 @@ def _judge_with_spread(  # noqa: PLR0913
 
 
 def _has_pairs(evidence: JudgeEvidence, unit: float) -> bool:
-    return evidence.jumps(unit, FEW_PAIRS) is not None
+    return evidence.jumps(unit, 1 if evidence.is_smooth else FEW_PAIRS) is not None
 
 
 def _judge_with_jumps(
@@ -504,7 +511,7 @@ def _judge_with_jumps(
     decision from a sum that cancels to mere rounding.
     """
     outcome = before
-    for pairs in range(FEW_PAIRS, MOST_PAIRS + 1):
+    for pairs in range(1 if evidence.is_smooth else FEW_PAIRS, MOST_PAIRS + 1):
         jumps = evidence.jumps(unit, pairs)
         if jumps is None:
             # Without pairs of runs, large noise is not known to be a decision. A gradient may have
@@ -513,7 +520,7 @@ def _judge_with_jumps(
             return dataclasses.replace(before, shaky=before.shaky and not is_excused)
         scored = criterion.score(candidate, truth, dataclasses.replace(noise, jumps=jumps))
         sure = 1.0 if pairs in {FEW_PAIRS, MOST_PAIRS} else SURE_BY_PAIRS
-        passed = scored.score.passed and scored.score.excess * sure <= 1
+        passed = scored.score.passed and scored.score.excess * sure <= 1 and pairs >= FEW_PAIRS
         reason = ""
         if passed:
             reason = _unexplained_reason(candidate, truth, noise, jumps, last=pairs == MOST_PAIRS)
@@ -528,6 +535,10 @@ def _judge_with_jumps(
             by_decisions=passed and (decided or not before.passed),
         )
         if passed:
+            break
+        if evidence.is_smooth and not criterion.may_still_pass(
+            scored.score, candidate.shape, pairs
+        ):
             break
     return outcome
 

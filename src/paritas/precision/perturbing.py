@@ -146,6 +146,52 @@ _EDGES = {
 }
 _CHOOSES = CHOICES | {"max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d"}
 
+# Operators whose floating results have a derivative by their floating arguments everywhere they are
+# finite: however they are rounded, they decide nothing. An operator that is not listed may decide.
+_SMOOTH = frozenset(
+    """
+    add addcmul addmm addmv addr alias as_strided atan avg_pool1d avg_pool2d avg_pool2d_backward
+    avg_pool3d baddbmm bmm cat clone constant_pad_nd contiguous convolution convolution_backward
+    copy cos cosh cumsum detach div dot embedding embedding_dense_backward empty empty_like
+    empty_strided erf erfc exp exp2 expand expm1 fill flip full full_like gather gelu gelu_backward
+    im2col index index_add index_put index_select lerp lift_fresh lift_fresh_copy log log10 log1p
+    log2 log_sigmoid_backward log_sigmoid_forward logsumexp masked_fill matmul mean mm mse_loss
+    mse_loss_backward mul mv native_batch_norm native_batch_norm_backward native_dropout_backward
+    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward neg
+    new_empty new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward
+    nll_loss_backward nll_loss_forward ones ones_like permute pow prod reciprocal repeat roll rsqrt
+    rsub scalar_tensor scatter scatter_add select select_backward sigmoid sigmoid_backward silu
+    silu_backward sin sinh slice slice_backward split split_with_sizes sqrt square squeeze stack
+    sub sum t tanh tanh_backward transpose tril triu unbind unsqueeze upsample_bilinear2d
+    upsample_nearest2d var var_mean view where zero zeros zeros_like _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward _fused_rms_norm _fused_rms_norm_backward _log_softmax
+    _log_softmax_backward_data _native_batch_norm_legit _native_batch_norm_legit_functional
+    _reshape_alias _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data _to_copy
+    _unsafe_index _unsafe_index_put _unsafe_view
+    """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
+)
+
+
+def may_decide(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Whether a result may jump where a floating argument moves a little.
+
+    A result that is not floating, as of a cast to integers, is a decision whatever its operator.
+    """
+    if not any(map(_has_floats, (*args, *kwargs.values()))):
+        return False
+    smooth = kind.namespace == "aten" and kind.name in _SMOOTH and "rounding_mode" not in kwargs
+    if not smooth:
+        return True
+    results = result if isinstance(result, list | tuple) else (result,)
+    return not all(map(_has_floats, results))
+
+
+def _has_floats(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_floats, value))
+    return is_inexact(value)
+
 
 class DecisionLog:
     """The outcome of each decision of a run, operator by operator: which side, which index."""
@@ -297,12 +343,20 @@ class PerturbMode(LiftMode):
         self._log_decisions = decisions
         self._draws = random.Random(seed)
         self._pool = pool or NoisePool(seed)
+        self._has_computed = False
+        self._may_decide = False
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether this run had operators, and none makes decisions that rounding can flip."""
+        return self._has_computed and not self._may_decide
 
     def start_over(self) -> None:
         """Restart counting calls."""
         super().start_over()
         self._counts.clear()
         self._draws = random.Random(self.seed)
+        self._has_computed = self._may_decide = False
         if self._log_decisions is not None:
             self._log_decisions.entries.clear()
 
@@ -311,9 +365,20 @@ class PerturbMode(LiftMode):
     ) -> Any:
         """Run the operator on perturbed arguments and perturb its results."""
         result = self._compute(func, kind, args, kwargs)
+        self._has_computed = True
+        if not self._may_decide:
+            self._may_decide = may_decide(kind, args, kwargs, result)
         if self._log_decisions is not None:
             self._log_decisions.note(kind.name, args, result)
         return result
+
+    def _draw(
+        self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if kind.name == "bernoulli":
+            probabilities = args[1:] if kind.mutates else args[-1:]
+            self._may_decide |= any(map(_has_floats, probabilities))  # they may be computed
+        return super()._draw(func, kind, args, kwargs)
 
     def _compute(
         self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -55,7 +55,7 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["row", "lost", "strays", "flat", "factor", "causal", "noise", "scatter", "right"],
 )
-@pytest.mark.parametrize("shape", [(24, 24), (12, 24, 25)], ids=str)
+@pytest.mark.parametrize("shape", [(24, 24), (6, 7, 25)], ids=str)
 @pytest.mark.parametrize("zeros", [False, True], ids=["dense", "relu"])
 def test_counting_by_blocks_finds_the_region_that_masks_find(change, shape, zeros) -> None:
     right = normal(*shape).relu() if zeros else normal(*shape)
@@ -94,16 +94,16 @@ def test_every_dtype_is_counted(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("where", "text"),
     [
-        (slice(1234, 2345), "[1234:2345, :]"),
-        (slice(0, 777), "[:777, :]"),
+        (slice(234, 567), "[234:567, :]"),
+        (slice(0, 177), "[:177, :]"),
         (slice(3, None, 7), "[3::7, :]"),
-        ([1, 8, 4321], "[[1, 8, 4321], :]"),
-        (slice(4999, None), "[4999, :]"),
+        ([1, 8, 765], "[[1, 8, 765], :]"),
+        (slice(999, None), "[999, :]"),
     ],
 )
 def test_bounds_along_an_axis_too_long_for_counts_are_exact(where, text, monkeypatch) -> None:
     monkeypatch.setattr("paritas.diagnosis.marks.LONGEST", 64)
-    right = normal(5000, 4)
+    right = normal(1000, 4)
     candidate = right.clone()
     candidate[where] += 1.0
     case = Case(candidate, right)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -175,3 +176,34 @@ def test_jumps_are_put_off_like_other_runs(known):
     demand.puts_off = True
     with pytest.raises(NoiseNotYetMeasured):
         known.jumps(UNIT_F32, 0, GRADIENT, 2, demand)
+
+
+class Reads(Squares):
+    """x * x, with a look at its values that no dispatch mode sees."""
+
+    def __init__(self, x, look):
+        super().__init__(x)
+        self.look = look
+
+    def run(self, options):
+        seen = super().run(options)
+        with options.around():
+            self.look(self.x * 1.0)
+        return seen
+
+
+def test_a_program_is_smooth_once_a_perturbed_run_has_shown_it(known):
+    assert not known.is_smooth
+    for runs in (1, 2):
+        known.spread(UNIT_F32, 0, OUTPUT, runs)
+        assert known.is_smooth
+    for program in (
+        Gates(torch.ones(4)),
+        Reads(torch.ones(4), torch.Tensor.tolist),
+        Reads(torch.ones(4), torch.Tensor.numpy),
+        Reads(torch.ones(4), np.asarray),
+    ):
+        other = Evidence(program)
+        for runs in (1, 2):
+            other.spread(UNIT_F32, 0, OUTPUT, runs)
+            assert not other.is_smooth

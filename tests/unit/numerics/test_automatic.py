@@ -45,6 +45,7 @@ class Program(NoEvidence):
         self._jumps, self._pairs = jumps, pairs
         self._decisions = dict(decisions)
         self.asked = []
+        self.pairs_asked = []
 
     def arbiter(self):
         self.asked.append("arbiter")
@@ -61,6 +62,7 @@ class Program(NoEvidence):
 
     def jumps(self, unit, pairs):
         self.asked.append("jumps")
+        self.pairs_asked.append(pairs)
         return None if self._jumps is None else Jumps(self._jumps, self._jumps > 0, self._pairs)
 
     def open_decisions(self):
@@ -510,6 +512,30 @@ def test_noise_as_large_as_the_value_is_unstable_only_if_decisions_make_it():
     ):
         program = Program(TRUTH, TRUTH, spread=spread, jumps=jumps)
         assert judge_floats(rounded(TRUTH), candidate, program).status is status
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"), [(1e-2, [1]), (12 * SPREAD[0, 0].item(), [1, 2, 3, 4, 5, 6])]
+)
+def test_where_nothing_decides_one_pair_of_runs_is_enough_unless_it_is_close(error, asked):
+    candidate = rounded(TRUTH + error * like(TRUTH, seed=9).sign())
+    judgements = []
+    for is_smooth in (True, False):
+        program = Program(TRUTH, TRUTH, spread=SPREAD, jumps=torch.zeros_like(TRUTH))
+        program.is_smooth = is_smooth
+        judgements.append(judge_floats(rounded(TRUTH), candidate, program))
+        assert program.pairs_asked == (asked if is_smooth else [2, 3, 4, 5, 6])
+    assert judgements[0].status is Status.DEGRADED
+    assert judgements[0] == judgements[1]
+
+
+def test_a_pass_needs_two_pairs_though_nothing_decides():
+    spread = torch.full_like(TRUTH, 0.5)
+    program = Program(TRUTH, TRUTH, spread=spread, jumps=torch.zeros_like(TRUTH))
+    program.is_smooth = True
+    candidate = (TRUTH + 0.5 * like(TRUTH, seed=5)).float()
+    assert judge_floats(rounded(TRUTH), candidate, program).status is Status.EQUIVALENT
+    assert program.pairs_asked == [1, 2]
 
 
 def test_decisions_are_not_looked_for_where_the_spread_settles_it():

@@ -426,3 +426,47 @@ def test_runs_that_share_a_pool_differ_and_noise_follows_the_layout_of_a_tensor(
     for one in noise:
         assert float(one.abs().max()) <= 0.51 * UNIT_F32
         assert float(one.std()) > 0.25 * UNIT_F32
+
+
+# --- decisions ------------------------------------------------------------------------------------
+
+WEIGHT = values(8, 8, seed=3)
+SMOOTH = {
+    "products": lambda x: torch.softmax(F.gelu(x @ WEIGHT), -1).sum(),
+    "norms": lambda x: F.silu(F.layer_norm(x, (8,))) / x.pow(2).mean().sqrt(),
+    "masks of integers": lambda x: x.masked_fill(torch.arange(8) > 4, 0.0)[INDEX[0]],
+    "dropped out": lambda x: F.dropout(x, 0.5),
+    "backward": lambda x: torch.autograd.grad(torch.tanh(x.requires_grad_() @ WEIGHT).sum(), x)[0],
+}
+DECIDES = {
+    "piecewise": torch.relu,
+    "comparison": lambda x: torch.where(x > 0, x, -x),
+    "greatest": lambda x: x.max(-1).values,
+    "cast to integers": lambda x: (8 * x).long().double(),
+    "written to integers": lambda x: torch.zeros(8, 8, dtype=torch.long).copy_(8 * x).double(),
+    "rounding mode": lambda x: torch.div(x, 3.0, rounding_mode="floor"),
+    "number for Python": lambda x: x * x.sum().item(),
+    "computed probabilities": lambda x: torch.bernoulli(torch.sigmoid(x)),
+    "unknown operator": torch.linalg.inv,
+}
+
+
+@pytest.mark.parametrize("program", SMOOTH.values(), ids=SMOOTH)
+def test_a_run_of_smooth_operators_decides_nothing(program):
+    mode = PerturbMode(torch.float32, torch.float32, U32, 0)
+    assert not mode.is_smooth  # nothing has run
+    with mode:
+        program(values(8, 8))
+    assert mode.is_smooth
+
+
+@pytest.mark.parametrize("program", DECIDES.values(), ids=DECIDES)
+def test_a_run_with_an_operator_that_may_jump_is_not_smooth(program):
+    mode = PerturbMode(torch.float32, torch.float32, U32, 0)
+    with mode:
+        program(values(8, 8))
+    assert not mode.is_smooth
+    mode.start_over()
+    with mode:
+        SMOOTH["products"](values(8, 8))
+    assert mode.is_smooth
