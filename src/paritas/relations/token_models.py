@@ -216,8 +216,8 @@ class TokenModel:
         """A mask of all tokens, in the cache and here, for a model that cannot do without."""
         if not self.needs_mask:
             return {}
-        cache = more.get(self.cache)
-        past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+        length = getattr(more.get(self.cache), "get_seq_length", None)
+        past = 0 if length is None else int(length())
         return {self.mask: ids.new_ones(ids.shape[0], past + ids.shape[1])}
 
     def _of_rows(self, context: dict[str, Any], rows: Any) -> dict[str, Any]:
