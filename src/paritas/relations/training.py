@@ -25,7 +25,7 @@ from paritas.relations.relation import (
     batch_of,
     rows_of,
 )
-from paritas.relations.token_models import TokenModel, as_named
+from paritas.relations.token_models import TokenModel, as_named, has_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -253,7 +253,7 @@ def _loss_cases(checked: CheckedModel) -> Iterator[Case]:
     if tokens.value != "logits":
         raise DoesNotApply("it returns no logits for each token")
     tokens.require_causal()
-    if not tokens.cache or not type(lesson.model).__name__.endswith(_HEADS):
+    if not has_cache(tokens) or not type(lesson.model).__name__.endswith(_HEADS):
         raise NotPromised("its class does not say that its labels are the next tokens")
     if not tokens.has_encoder and _is_of_pair(tokens.config):
         raise NotPromised("it is the decoder of a pair, whose labels may be shifted already")
