@@ -1,6 +1,6 @@
 """Judge torch's operators against themselves compiled by Inductor: one JSON row each, resumable.
 
-    python -m benchmarks.kernels.operators OUT.jsonl --dtypes float32 bfloat16
+    python -m benchmarks.kernels.operators OUT.jsonl --jobs 16 --seconds 540
     python -m benchmarks.kernels.operators OUT.jsonl --summary
 
 The operators and samples are those of torch's own tests. Operators come in the order of a hash of
@@ -16,6 +16,8 @@ import collections
 import hashlib
 import json
 import os
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,6 +36,16 @@ SAME_SHAPES = frozenset(
 )
 PRELOADED = ("benchmarks.kernels.opinfo", "torch._inductor.compile_fx")
 MOST_CHECKED = 3
+TRIAL_SECONDS = 60
+# So that the processes that fork have one thread each, and share what compilers build.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCH_WARM_POOL": "0",
+}
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def jobs(asked):
@@ -53,8 +65,8 @@ def judged(name, dtype, asked):
     options = KernelOptions(
         cases=asked.cases,
         families=None if asked.all_families else SAME_SHAPES,
-        seconds=asked.seconds / 2,
-        call_seconds=asked.seconds / 2,
+        seconds=asked.each / 2,
+        call_seconds=asked.each / 2,
         preload=PRELOADED,
         memory=0,
         device=asked.device,
@@ -101,32 +113,66 @@ def described(row):
     }
 
 
+def restarted(asked):
+    """Start this program again if torch was imported in another environment than it needs.
+
+    A process in which CUDA was looked at has threads, and cannot fork.
+    """
+    wanted = dict(ENVIRONMENT)
+    if asked.device == "cpu":
+        wanted["CUDA_VISIBLE_DEVICES"] = ""
+    wanted[CACHE] = os.environ.get(CACHE) or str(Path(tempfile.gettempdir(), "operators-inductor"))
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        command = [sys.executable, "-m", "benchmarks.kernels.operators", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **wanted})  # noqa: S606
+
+
 def run(asked):
     """Share the operators out to workers, each with candidates' processes of its own."""
+    asked.until = time.monotonic() + asked.seconds
+    restarted(asked)
+    # Whatever the first compilation of a process looks up or builds, forks inherit.
+    torch.compile(lambda x: x.softmax(0) + 1)(torch.ones(9, device=asked.device))
+    done = {(row["operator"], row["dtype"]) for row in read_rows(asked.out)}
+    left = [job for job in jobs(asked) if job not in done]
+    print(f"{len(done)} rows, {len(left)} to go", file=sys.stderr)
+    numbers, write = os.pipe()
+    for number in range(len(left)):
+        os.write(write, number.to_bytes(4, "big"))
+    os.close(write)
     workers = []
-    for number in range(asked.workers):
+    for _ in range(asked.jobs):
         child = os.fork()
         if not child:
-            work(asked, number)
+            work(asked, left, numbers)
             os._exit(0)
         workers.append(child)
     for child in workers:
         os.waitpid(child, 0)
 
 
-def work(asked, number):
-    done = {(row["operator"], row["dtype"]) for row in read_rows(asked.out)}
-    nursery = shared_nursery(PRELOADED)
-    assert nursery.is_usable, "the process that forks candidates cannot fork"
-    until = time.monotonic() + asked.minutes * 60
-    for place, job in enumerate(jobs(asked)):
-        if job in done or place % asked.workers != number:
-            continue
-        if time.monotonic() > until:
+def work(asked, left, numbers):
+    """Take the next operator until there is none, or no time is left."""
+    nursery = shared_nursery(PRELOADED, forks=asked.device == "cpu")
+    if nursery.problem:
+        nursery.insists = True
+        tried = forked(lambda: judged("neg", "float32", asked), TRIAL_SECONDS)
+        nursery.insists = tried["status"] in {"identical", "equivalent"}
+        print(f"cannot fork: {nursery.problem}; a trial gives {tried}", file=sys.stderr)
+    while number := os.read(numbers, 4):
+        name, dtype = left[int.from_bytes(number, "big")]
+        seconds = int(min(asked.each, asked.until - time.monotonic()))
+        if seconds < asked.least:
             break
-        known = {"operator": job[0], "dtype": job[1], "half": half(job[0])}
-        add_row(asked.out, known | forked(lambda job=job: judged(*job, asked), asked.seconds))
+        row = forked(lambda name=name, dtype=dtype: judged(name, dtype, asked), seconds)
+        if row["status"] == "no result" and seconds < asked.each:
+            break
+        add_row(asked.out, {"operator": name, "dtype": dtype, "half": half(name), **row})
     nursery.stop()
+
+
+def is_true(row):
+    return any(truth.stands(one.get("truth")) for one in row["failing"])
 
 
 def summarize(asked):
@@ -135,7 +181,9 @@ def summarize(asked):
         for dtype in asked.dtypes:
             some = [row for row in rows if row["half"] == name and row["dtype"] == dtype]
             counts = collections.Counter(row["status"] for row in some)
-            print(name, dtype, len(some), dict(counts.most_common()))
+            alarms = [row for row in some if row["status"] in {"different", "degraded"}]
+            refuted = [row["operator"] for row in alarms if not is_true(row)]
+            print(name, dtype, len(some), dict(counts.most_common()), "refuted:", refuted)
     for row in rows:
         if "failing" in row or row["status"] in {"error", "no result"}:
             print(json.dumps(row, indent=1))
@@ -147,12 +195,13 @@ def main():
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--half", choices=["tuned", "measured"])
-    parser.add_argument("--cases", type=int, default=16)
+    parser.add_argument("--cases", type=int, default=12)
     parser.add_argument("--all-families", action="store_true", help="other shapes and strides too")
-    parser.add_argument("--seconds", type=int, default=240, help="time limit of one operator")
-    parser.add_argument("--minutes", type=float, default=600.0, help="begin no operator after this")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="operators at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="operators at a time")
+    parser.add_argument("--seconds", type=float, default=36000.0, help="all of them end by then")
+    parser.add_argument("--each", type=int, default=120, help="time limit of one operator")
+    parser.add_argument("--least", type=int, default=10, help="begin none with less time left")
     parser.add_argument("--summary", action="store_true")
     asked = parser.parse_args()
     summarize(asked) if asked.summary else run(asked)

@@ -16,7 +16,7 @@ import torch
 from paritas import Inputs
 from paritas._torch.operator_samples import operator_database
 
-SAMPLES, LOOKED_AT, LARGEST = 3, 40, 4096
+SAMPLES, LOOKED_AT, LARGEST = 3, 120, 4096
 
 
 def _full_name(entry):
@@ -64,6 +64,7 @@ def samples_of(full, dtype, device):
             }
             if _size(one) <= LARGEST and not _is_draw(one):
                 found.append(one)
+    found = [one for one in found if _size(one)] or found
     chosen = sorted({0, len(found) // 2, len(found) - 1}) if found else []
     return Inputs(tuple(found[n] for n in chosen[:SAMPLES]))
 

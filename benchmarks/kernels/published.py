@@ -71,13 +71,12 @@ def is_plain(source):
 
 def shrunk(source, largest=16):
     """The same file with smaller numbers at its top: sizes, which inputs are made from."""
+    fitting = (largest, largest * 3 // 4, largest * 13 // 16)
 
     def smaller(value):
-        return (
-            value
-            if value <= largest
-            else next(n for n in (16, 12, 13) if value % n == 0 or n == 13)
-        )
+        if value <= largest:
+            return value
+        return next((n for n in fitting if value % n == 0), fitting[-1])
 
     class Smaller(ast.NodeTransformer):
         def visit_Constant(self, node):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-# Less is no fault, more is one; between the two a person decides.
-NO_FAULT, FAULT = 2.0, 8.0
+# More times eager's error than this is a fault.
+FAULT = 8.0
 
 
 def leaves(value, path=""):
@@ -59,6 +59,20 @@ def errors(operator, inputs):
     if eager.keys() != compiled.keys():
         return "compiled returns other outputs"
     return {path: _compared(eager[path], compiled[path], wide[path]) for path in eager}
+
+
+def stands(found):
+    """Whether what `errors` found is a fault of compiled code: what raises, or is far off."""
+    if isinstance(found, str):
+        return found.startswith("compiled")
+    return any(_is_off(one) for one in (found or {}).values())
+
+
+def _is_off(one):
+    if "eager" not in one:
+        return not one["same"]
+    least = 1e-6 * one["scale"]
+    return bool(one["nan"] or one["inf"] or one["compiled"] > max(FAULT * one["eager"], least))
 
 
 def _compared(eager, compiled, wide):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.lab.figures import Cell, Figure, Report, Table, number, read
+from benchmarks.lab.missed import reason
 
 if TYPE_CHECKING:
     from benchmarks.lab.conditions import Conditions
@@ -55,7 +56,9 @@ def _summary(reports: list[Report]) -> Iterator[str]:
     yield f"{met} Missed:\n" if missed else met
     for report, figure in missed:
         where = f"[{title(report.script)}](#{title(report.script).lower().replace(' ', '-')})"
-        yield f"- {where}: {figure.name}: {_value(figure)}, bar {_bar(figure)}"
+        why = reason(report.script, figure.name)
+        line = f"- {where}: {figure.name}: {_value(figure)}, bar {_bar(figure)}"
+        yield f"{line}. {why}" if why else line
     yield ""
 
 

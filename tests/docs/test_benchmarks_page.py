@@ -54,6 +54,12 @@ def test_a_missed_bar_stands_on_top_of_the_page_and_in_its_row():
     assert "| x\\|y | 1.5 |" in told
 
 
+def test_the_reason_of_a_missed_bar_stands_next_to_it():
+    missed, met = Figure("bits, equal", 0.5, "x", 0.8, "higher"), Figure("bits, equal", 0.9, "x")
+    assert "bar ≥ 0.8. A single memcmp of the C library" in page([Report("compare", [missed])])
+    assert "memcmp" not in page([Report("compare", [met])])
+
+
 def test_what_was_written_is_read_again(tmp_path, capsys):
     report = Report("drawn", [Figure("share", math.nan, "%", 90.0, "higher", "of 7")])
     write(report, tmp_path)

@@ -47,6 +47,9 @@ DIFFERENTIABLE = RIGHT.replace("y < 0", "y <= 0")
 WRONG_BACKWARD = DIFFERENTIABLE.replace(
     "y = x * self.weight", "y = x * (2 * self.weight - self.weight.detach())"
 )
+COMPILED = RIGHT.replace(
+    "    def forward", "    @torch.compile(backend='eager', dynamic=True)\n    def forward"
+).replace(".sum(-1)", ".flip(-1).sum(-1)")
 FORBIDDEN = RIGHT.replace("torch.where(y < 0, torch.zeros_like(y), y)", "torch.relu(y)")
 
 
@@ -58,6 +61,7 @@ def files(tmp_path: Path) -> Path:
         "fixed": FIXED,
         "crashes": CRASHES,
         "relu": FORBIDDEN,
+        "compiled": COMPILED,
         "differentiable": DIFFERENTIABLE,
         "backward": WRONG_BACKWARD,
     }
@@ -195,3 +199,21 @@ def test_what_a_kernel_keeps_for_itself_is_its_own_affair(tmp_path: Path) -> Non
     # The reference is constructed in training mode, and so must a kernel be.
     code, shown, found = run(tmp_path, "evaluation", "--fixed-dtypes", "--fixed-shapes")
     assert code == 1, shown
+
+
+def test_a_failure_in_gradients_alone_has_a_script_that_shows_it(files: Path) -> None:
+    script = files / "show.py"
+    code, shown, found = run(
+        files, "backward", "--gradients", "--script", str(script), "--cases", "4"
+    )
+    assert code == 1, shown
+    assert found["script"] == str(script)
+    assert not [note for note in found["notes"] if "does not show it" in note], found["notes"]
+    assert "NAMES" in script.read_text()
+
+
+def test_what_torch_compile_made_is_said_to_run_in_eager_in_float64(files: Path) -> None:
+    code, shown, found = run(files, "compiled", "--cases", "3")
+    assert code == 0, shown
+    notes = {note for row in found["rows"] for note in row["verdict"]["notes"]}
+    assert "in float64, what the candidate compiles with torch.compile ran in eager" in notes

@@ -75,6 +75,10 @@ def counting():
     return Counting(), [torch.ones(5)]
 
 
+def stacked():
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(2))), [torch.randn(3, 4)]
+
+
 def reshaping():
     return (lambda x: x.view(5, 1)), [torch.arange(5)]
 """
@@ -116,6 +120,17 @@ def test_options_say_how_the_model_is_built(net):
     found = PowerReport.from_json((net / "power.json").read_bytes())
     assert found.dtypes == ("bfloat16",)
     assert found.backward == 0
+
+
+def test_faults_are_judged_block_by_block(net):
+    done = run(
+        *("power_net:stacked", "--by", "blocks", "--blocks", "1", "--no-gradients"),
+        *("--faults", "2", "--json", "power.json"),
+    )
+    assert done.exit_code == 0, done.output
+    found = PowerReport.from_json((net / "power.json").read_bytes())
+    assert {one.block for one in found.faults} == {"1", "between blocks"}
+    assert "by blocks: 1 block (1), and between them;" in " ".join(done.stdout.split())
 
 
 def test_fewer_caught_than_required_ends_with_1(monkeypatch):

@@ -206,8 +206,9 @@ def matmul_with_narrow_sums(a, b):
 
 @triton.jit
 def _norm(  # noqa: PLR0917  (as Triton kernels are)
-    x, weight, bias, out, columns, eps, BLOCK: tl.constexpr, CENTRED: tl.constexpr
+    x, weight, bias, out, columns, BLOCK: tl.constexpr, EPS: tl.constexpr, CENTRED: tl.constexpr
 ):
+    # A number that is given at run time would be rounded to float32.
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < columns
@@ -222,7 +223,7 @@ def _norm(  # noqa: PLR0917  (as Triton kernels are)
         variance = tl.sum(values * values, 0) / columns - mean * mean
     scale = tl.load(weight + at, mask=inside, other=0.0).to(values.dtype)
     shift = tl.load(bias + at, mask=inside, other=0.0).to(values.dtype)
-    result = centred / tl.sqrt(variance + eps) * scale + shift
+    result = centred / tl.sqrt(variance + EPS) * scale + shift
     tl.store(out + row * columns + at, result, mask=inside)
 
 
@@ -239,8 +240,8 @@ class NormRight(Norm):
                 self.norm.bias,
                 out,
                 rows.shape[1],
-                self.norm.eps,
                 BLOCK=triton.next_power_of_2(rows.shape[1]),
+                EPS=self.norm.eps,
                 CENTRED=self.centred,
             )
         return out

@@ -154,6 +154,11 @@ def count_graph_breaks() -> int:
     return sum(torch._dynamo.utils.counters["graph_break"].values())
 
 
+def count_compiled_frames() -> int:
+    """The functions that Dynamo has compiled in this process so far."""
+    return int(torch._dynamo.utils.counters["frames"]["ok"])
+
+
 def run_as_it_is(graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
     """A backend that runs graphs unchanged."""
     del example_inputs

@@ -429,7 +429,7 @@ class _OneCheck:
     def _check_rest(self, rest: Rest, whole: _WholeVerification) -> None:
         """Verify what lies between the blocks, as one program."""
         inputs = rest.inputs()
-        upstream = rest.upstream(whole.natives[0], whole.conditions.seed)
+        upstream = rest.upstream(whole.natives[0], whole.conditions)
         config = self._piece_config
         with rest.cut() as pair:
             one = self._verify_piece(

@@ -11,7 +11,7 @@ import torch
 
 from paritas._torch.dynamo import compile_like
 from paritas._torch.operators import DispatchMode
-from paritas.execution.block_runs import bring_back, version_of
+from paritas.execution.block_runs import bring_back, left_on_host, version_of
 from paritas.execution.blocks import (
     RESULTS,
     ReachedInsideError,
@@ -21,7 +21,7 @@ from paritas.execution.blocks import (
     replaced_modules,
 )
 from paritas.execution.isolation import copy_inputs
-from paritas.execution.observation import INPUT, OUTPUT, cotangent
+from paritas.execution.observation import INPUT, OUTPUT
 from paritas.execution.subjects import Inputs, inspect_subject
 from paritas.numerics.contents import leaves, map_leaves
 from paritas.numerics.flattening import flattened
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from paritas.execution.block_runs import BlockCall
     from paritas.execution.blocks import Cut
-    from paritas.execution.observation import Observation
+    from paritas.execution.observation import Observation, RunConditions
     from paritas.execution.saved_state import RandomState
 
 
@@ -76,6 +76,7 @@ class Rest:
         candidate: the candidate.
         calls: the recorded calls of the blocks that are cut out.
         uncut: block -> why the model cannot be cut there.
+        computes: whether any operator runs between the blocks, once it was looked for.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Rest:
         self._inputs = inputs
         self._left_out: dict[str, frozenset[int | str]] = {}
         self._written: set[str] = set()
-        self._computes = False
+        self.computes = False
 
     def inputs(self) -> Inputs:
         """The inputs of the model, and the results of its blocks."""
@@ -106,7 +107,7 @@ class Rest:
             with self._cut_side(self.candidate, cuts) as (theirs, _):
                 made = mine if same else theirs
                 # Dynamo never again compiles code in which it once found nothing to compile.
-                yield mine, self.candidate.like(made) if self._computes else made
+                yield mine, self.candidate.like(made) if self.computes else made
 
     @contextlib.contextmanager
     def _cut_side(
@@ -151,23 +152,23 @@ class Rest:
                 with torch.no_grad(), _AnyOperator() as operators:
                     given = inputs.kwargs[RESULTS]
                     _, taken = rest(*inputs.args, **inputs.kwargs)
-                self._computes |= operators.ran
+                self.computes |= operators.ran
                 self._written |= {name for name, one in given.items() if _is_written(one)}
             except ReachedInsideError:
                 raise
             except Exception:
                 if side is self.reference:
                     raise
-                self._computes = True
+                self.computes = True
                 return {}  # the check itself shows what the candidate raises
             finally:
                 state.restore()
             return find_passages(given, taken)
 
-    def upstream(self, native: Observation, seed: int) -> dict[Item, Tensor]:
+    def upstream(self, native: Observation, conditions: RunConditions) -> dict[Item, Tensor]:
         """The upstream gradients of the model's outputs, and of what the blocks get."""
         found = {
-            output(_inner_path(item)): cotangent(item, value, seed, value.dtype)
+            output(_inner_path(item)): conditions.cotangent(item, value)
             for item, value in native.outputs.items()
             if native.requires_grad.get(item)
         }
@@ -201,11 +202,11 @@ class Rest:
         for calls in self.calls.values():
             for call in calls:
                 number = f"[{call.number}]" if len(calls) > 1 else ""
-                tree = flattened(bring_back([call.args, call.kwargs])).leaves
+                tree = flattened(left_on_host([call.args, call.kwargs])).leaves
                 for path in tree:
                     place = f"{_taken_path(call)}{path}"
                     names[place] = f"input of {call.name}{number} {path[3:]}"
-                for path in flattened(bring_back(call.result)).leaves:
+                for path in flattened(left_on_host(call.result)).leaves:
                     place = f"{INPUT}[{RESULTS!r}][{call.name!r}][{call.number}]{path}"
                     names[place] = f"result of {call.name}{number} {path}".rstrip()
         return names

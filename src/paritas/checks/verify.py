@@ -42,6 +42,7 @@ from paritas.numerics.contents import SEQUENCE
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.results.items import CALL, Item, ItemKind, gradient, harness
 from paritas.results.progress import shows_progress
+from paritas.results.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -363,6 +364,10 @@ def _verify_whole(
     return verdict
 
 
+# Outputs are held to the end, to see what is written to them later, unless they are larger.
+MOST_HELD = 64 << 20
+
+
 class Verification:
     """Runs both sides on one set of inputs, and compares a first and a second call.
 
@@ -389,6 +394,7 @@ class Verification:
         self.rng = RandomState.now()
         self.evidence: Evidence[SubjectProgram] | None = None
         self.repeats = False
+        self.released: list[Item] | None = None
         self.overwritten: list[Item] = []
         self.reused: list[Item] = []
         self.conditions = RunConditions(
@@ -474,9 +480,14 @@ class Verification:
     def _compare_memory(self, first: Observation) -> CollectedFindings:
         """Check that nothing writes to an output after it was returned."""
         collected = CollectedFindings()
+        written = first.written_later
+        if self.released is not None:
+            written = self.released
+            what = f"writes to outputs after the calls: they take more than {size(MOST_HELD)}"
+            collected.skipped.append(what)
         if self._outputs_are_reused:
             collected.notes.append("outputs are in CUDA graphs: the next call overwrites them")
-        wrong = dict.fromkeys(first.written_later, "is written to after the call")
+        wrong = dict.fromkeys(written, "is written to after the call")
         wrong |= dict.fromkeys(self.reused, "is in the memory of the next call's output")
         wrong |= dict.fromkeys(self.overwritten, "is overwritten by the next call")
         if not wrong:
@@ -593,6 +604,10 @@ class Verification:
                 seen.append(call(self.inputs))
                 self.overwritten = seen[0].written_later
                 self.reused = _outputs_in_reused_memory(*seen)
+        if sum(one.nbytes for one in seen[0].live.values()) > MOST_HELD:
+            self.released = seen[0].written_later
+            for one in seen:
+                one.live.clear()
         if reference_calls == 1 and len(seen) > 1 and same_observation(*seen):
             # It shows nothing more; free its memory.
             seen.pop()

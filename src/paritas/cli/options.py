@@ -40,6 +40,19 @@ KINDS = click.Choice(["paritas", "msprobe", "ge", "fx", "sglang", "files"])
 device_option = click.option(
     "--device", metavar="DEVICE", help="Run on this device, for example cuda."
 )
+by_option = click.option(
+    "--by",
+    type=click.Choice(["whole", "blocks"]),
+    help="Check the whole model in float64, or its blocks (layers) one by one, which needs little "
+    "memory. Default: the whole, and blocks where memory is not enough.",
+)
+blocks_option = click.option(
+    "--blocks",
+    multiple=True,
+    metavar="GLOB",
+    help="The blocks of --by blocks, for example 'layers.*'; repeat it for several. Default: the "
+    "repeated modules of the model.",
+)
 # Copied from `paritas.partition.recipe_checks`, which imports torch.
 confirm_option = click.option(
     "--confirm",

@@ -11,6 +11,8 @@ from paritas.cli.options import (
     DTYPES,
     INTERRUPTED,
     BuildOptions,
+    blocks_option,
+    by_option,
     device_option,
     dtype_option,
     inputs_option,
@@ -33,6 +35,8 @@ class PowerOptions(BuildOptions):
 
     autocast: str | None
     no_gradients: bool
+    by: str | None
+    blocks: tuple[str, ...]
     faults: int
     seconds: float
     seed: int
@@ -50,6 +54,8 @@ class PowerOptions(BuildOptions):
 @device_option
 @train_option
 @click.option("--no-gradients", is_flag=True, help="Skip the backward pass.")
+@by_option
+@blocks_option
 @click.option(
     "--faults",
     type=click.IntRange(1),
@@ -115,6 +121,7 @@ def _run(factory: str, options: PowerOptions) -> PowerReport:
 
         tell(f"building {factory}")
         model, inputs = build_reference(factory, options)
+        by: Any = options.by
         return searching.power(
             inputs,
             model,
@@ -122,6 +129,8 @@ def _run(factory: str, options: PowerOptions) -> PowerReport:
             seconds=options.seconds,
             gradients=not options.no_gradients,
             autocast=None if options.autocast is None else getattr(torch, options.autocast),
+            by=by,
+            blocks=options.blocks or None,
             seed=options.seed,
             on_progress=tell,
         )

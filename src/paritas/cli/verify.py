@@ -10,6 +10,8 @@ import click
 from paritas.cli.options import (
     BuildOptions,
     OutputFormat,
+    blocks_option,
+    by_option,
     device_option,
     dtype_option,
     emit_verdict,
@@ -68,19 +70,8 @@ class VerifyOptions(BuildOptions):
 @train_option
 @strict_option
 @click.option("--no-gradients", is_flag=True, help="Do not compare gradients.")
-@click.option(
-    "--by",
-    type=click.Choice(["whole", "blocks"]),
-    help="Check the whole model in float64, or its blocks (layers) one by one, which needs little "
-    "memory. Default: the whole, and blocks where memory is not enough.",
-)
-@click.option(
-    "--blocks",
-    multiple=True,
-    metavar="GLOB",
-    help="The blocks of --by blocks, for example 'layers.*'; repeat it for several. Default: the "
-    "repeated modules of the model.",
-)
+@by_option
+@blocks_option
 @click.option("--no-lift", is_flag=True, help="Skip the float64 comparison: faster, but weaker.")
 @json_option()
 @format_options

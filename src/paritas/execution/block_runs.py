@@ -48,6 +48,10 @@ class Parked:
         copied = Copier().copy_tensor(plain) if not is_dense(plain) else plain.clone()
         self._value = copied.to("cpu").requires_grad_(tensor.requires_grad)
 
+    def on_host(self) -> Tensor:
+        """The copy itself; an expanded axis has one element."""
+        return self._value
+
     def back(self) -> Tensor:
         """The tensor, on its device; it may share memory with this copy."""
         value = self._value.detach().to(self._device)
@@ -83,6 +87,11 @@ class Garage:
 def bring_back(tree: Any) -> Any:
     """Nested values with parked tensors on their devices."""
     return map_leaves(tree, lambda leaf: leaf.back() if isinstance(leaf, Parked) else leaf)
+
+
+def left_on_host(tree: Any) -> Any:
+    """Nested values with parked tensors as they wait, to look at the structure only."""
+    return map_leaves(tree, lambda leaf: leaf.on_host() if isinstance(leaf, Parked) else leaf)
 
 
 def version_of(tensor: Tensor) -> int:

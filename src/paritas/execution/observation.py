@@ -256,6 +256,8 @@ class RunConditions:
         holds: also keep the returned tensors themselves.
         options: the options of one run.
         precisions: item -> dtype of its cotangent, set by the first run.
+        drawn: item -> its cotangent on the host, if it is used on a device: drawing it again for
+            every run would take longer than the run.
         upstream: item -> its upstream gradient, if it is known; no gradient flows back to others.
         sketches: keep large gradients as their sketch only.
     """
@@ -270,8 +272,19 @@ class RunConditions:
     holds: bool = False
     options: RunOptions = RunOptions()
     precisions: dict[Item, torch.dtype] = dataclasses.field(default_factory=dict)
+    drawn: dict[Item, Tensor] = dataclasses.field(default_factory=dict)
     upstream: Mapping[Item, Tensor] | None = None
     sketches: bool = False
+
+    def cotangent(self, item: Item, output: Tensor) -> Tensor:
+        """The random upstream gradient of an item, the same in every run."""
+        precision = self.precisions.setdefault(item, output.dtype)
+        known = self.drawn.get(item)
+        if known is None or known.shape != output.shape:
+            known = _draw_cotangent(item, output, self.seed, precision)
+            if not output.is_cpu:
+                self.drawn[item] = known
+        return known.to(output.device).to(output.dtype)
 
 
 @contextlib.contextmanager
@@ -543,12 +556,7 @@ def _cotangents(outputs: dict[Item, Tensor], conditions: RunConditions) -> dict[
             for name, (item, leaf) in pairs
             if name in known and known[name].shape == leaf.shape
         }
-    return {
-        item: cotangent(
-            name, leaf, conditions.seed, conditions.precisions.setdefault(name, leaf.dtype)
-        )
-        for name, (item, leaf) in pairs
-    }
+    return {item: conditions.cotangent(name, leaf) for name, (item, leaf) in pairs}
 
 
 def _first_gradients(
@@ -614,10 +622,7 @@ def _second_gradients(
     refuse_once_differentiable(known.values())
     variables = {item.name: target for item, target in targets.items()}
     variables |= {f"the cotangent of {item}": value for item, value in cotangents.items()}
-    drawn = [
-        cotangent(item, first, conditions.seed, conditions.precisions.setdefault(item, first.dtype))
-        for item, first in known.items()
-    ]
+    drawn = [conditions.cotangent(item, first) for item, first in known.items()]
     seconds = torch.autograd.grad(
         list(known.values()), list(variables.values()), drawn, allow_unused=True
     )
@@ -640,14 +645,16 @@ def cotangent(item: Item, output: Tensor, seed: int, precision: torch.dtype) -> 
     They are representable in the reference's own dtype, so they are exact in every run and their
     sums round as in any program.
     """
+    drawn = _draw_cotangent(item, output, seed, precision)
+    return drawn.to(output.device).to(output.dtype)
+
+
+def _draw_cotangent(item: Item, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(seed + _stable_hash(item.text))
     shape = (*output.shape, 2) if output.is_complex() else tuple(output.shape)
     drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-    real = precision.to_real() if precision.is_complex else precision
-    drawn = drawn.to(real).to(torch.float64)
-    if output.is_complex():
-        drawn = torch.view_as_complex(drawn)
-    return drawn.to(output.device, output.dtype)
+    drawn = drawn.to(precision.to_real() if precision.is_complex else precision)
+    return torch.view_as_complex(drawn.double()) if output.is_complex() else drawn
 
 
 def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:

@@ -189,6 +189,10 @@ class RemoteLift(SubjectLift):
                 f"{_FLOAT64_ONLY}: the candidate runs code outside torch ({used})"
             )
             return None
+        if record.get("uncompiled"):
+            self.notes.add_weaker(
+                "in float64, what the candidate compiles with torch.compile ran in eager"
+            )
         return self._judged_at(record)
 
     def _judged_at(self, record: dict[str, Any]) -> list[Observation] | None:
@@ -290,6 +294,8 @@ def _memory_findings(reference: Observation, candidate: Observation) -> Collecte
     for item, strides in candidate.strides.items():
         theirs = reference.strides.get(item, ())
         value = candidate.outputs[item]
+        if not value.numel():
+            continue
         repeats = [n for n, step in enumerate(strides) if step == 0 and value.shape[n] > 1]
         if any(n >= len(theirs) or theirs[n] for n in repeats):
             reason = f"strides {list(strides)}: its elements share memory"

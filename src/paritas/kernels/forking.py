@@ -11,12 +11,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+READY = "ready"
+_LONGEST_LOG = 1000
 _SERVE = "from paritas.kernels.nursery import serve; serve()"
 
 
@@ -27,6 +30,7 @@ class Nursery:
 
     Attributes:
         is_usable: whether it can fork; otherwise each candidate gets a new interpreter.
+        insists: fork although there are other threads, which somebody knows to be idle.
     """
 
     def __init__(self, preload: Sequence[str] = (), *, forks: bool = False) -> None:
@@ -44,15 +48,31 @@ class Nursery:
         self._process = start(theirs, self._log.fileno(), preload)
         theirs.close()
         self._lines = ours.makefile("r", encoding="ascii")
-        self._can_fork: bool | None = None
+        self._answer: str | None = None
+        self.insists = False
 
     @property
     def is_usable(self) -> bool:
         """Wait until it is ready; whether it can fork."""
+        if not self.problem:
+            return True
+        return self.insists and bool(self._answer) and not self._has_ended()
+
+    @property
+    def problem(self) -> str:
+        """Wait until it is ready; why it cannot fork, or an empty string."""
         with self._lock:
-            if self._can_fork is None:
-                self._can_fork = self._lines.readline().strip() == "ready"
-            return self._can_fork and not self._has_ended()
+            if self._answer is None:
+                self._answer = self._lines.readline().strip()
+            if not self._answer or self._has_ended():
+                return f"it has ended: {self._read_log()}"
+            return "" if self._answer == READY else self._answer
+
+    def _read_log(self) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            content = os.pread(self._log.fileno(), 1 << 16, 0)
+            return content.decode(errors="replace").strip()[-_LONGEST_LOG:]
+        return ""
 
     def _has_ended(self) -> bool:
         if os.getpid() == self._owner:
@@ -135,6 +155,8 @@ def _forked(channel: socket.socket, log: int, preload: Sequence[str]) -> _Fork:
         from paritas.kernels.nursery import be_nursery
 
         be_nursery(channel, preload)
+    except BaseException:  # noqa: BLE001  (the log shows it)
+        os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(70)
 
@@ -155,17 +177,21 @@ _lock = threading.Lock()
 _nurseries: dict[tuple[str, ...], Nursery] = {}
 
 
-def shared_nursery(preload: Sequence[str] = ()) -> Nursery:
+def shared_nursery(preload: Sequence[str] = (), *, forks: bool = False) -> Nursery:
     """The nursery of this process that has imported these modules.
 
     It is started on first use and ends with the process.
+
+    Args:
+        preload: modules that it imports.
+        forks: if there is none yet, fork it from this process, which holds no reference yet.
     """
     with _lock:
         if not _nurseries:
             atexit.register(stop_nurseries)
         key = tuple(preload)
         if key not in _nurseries:
-            _nurseries[key] = Nursery(key)
+            _nurseries[key] = Nursery(key, forks=forks)
         return _nurseries[key]
 
 
@@ -176,12 +202,8 @@ def fork_nursery() -> None:
     use, which takes as long as importing torch.
     """
     threads = Path("/proc/self/task")
-    with _lock:
-        if () in _nurseries or not threads.is_dir() or len(list(threads.iterdir())) > 1:
-            return
-        if not _nurseries:
-            atexit.register(stop_nurseries)
-        _nurseries[()] = Nursery(forks=True)
+    if threads.is_dir() and len(list(threads.iterdir())) == 1:
+        shared_nursery(forks=True)
 
 
 def stop_nurseries() -> None:

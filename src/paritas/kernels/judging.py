@@ -227,6 +227,7 @@ class Judgement:
                 names=self._names,
                 seed=self.options.seed,
                 reason=_worst(failing.row),
+                gradients=self.options.gradients,
             )
             script = case_script(facts)
             written = write(script, self.options.script, seconds=120.0)

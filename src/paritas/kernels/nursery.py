@@ -16,9 +16,12 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from paritas.kernels.forking import READY
 from paritas.kernels.wire import ChannelClosedError, decode, encode, receive, send
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from paritas.kernels.observing import Observer
 
 _LONGEST_TEXT = 600
+_MOST_WAITS = 20
 
 
 def serve() -> NoReturn:
@@ -50,9 +54,8 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
 
     gc.collect()
     gc.freeze()
-    threads = Path("/proc/self/task")
-    can_fork = threads.is_dir() and len(list(threads.iterdir())) == 1
-    _send_line(orders, "ready" if can_fork else "cannot fork")
+    others = _other_threads()
+    _send_line(orders, f"it has threads: {', '.join(others)}" if others else READY)
     while True:
         message, ends, _, _ = socket.recv_fds(orders, 4096, 2)
         words = message.decode().split()
@@ -67,8 +70,36 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
             _send_line(orders, str(os.waitstatus_to_exitcode(status)))
 
 
+def _other_threads() -> list[str]:
+    """The names of the threads beside this one: what holds a lock in one of them is never freed.
+
+    A thread that is about to end is waited for.
+    """
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        return ["unknown, since there is no /proc/self/task"]
+    own = threading.get_native_id()
+    names: list[str] = []
+    for _ in range(_MOST_WAITS):
+        names = [_name_of(task) for task in tasks.iterdir() if task.name != str(own)]
+        if not names:
+            break
+        time.sleep(0.05)
+    return names
+
+
+def _name_of(task: Path) -> str:
+    for thread in threading.enumerate():
+        if str(thread.native_id) == task.name:
+            return thread.name
+    try:
+        return (task / "comm").read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return "one that has ended"
+
+
 def _send_line(channel: socket.socket, line: str) -> None:
-    channel.sendall(f"{line}\n".encode())
+    channel.sendall(f"{line}\n".encode("ascii", "replace"))
 
 
 def _fork(orders: socket.socket, ends: list[int], memory: int) -> int:

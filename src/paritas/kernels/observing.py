@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +42,7 @@ from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import Opaque, contents
 from paritas.numerics.flattening import as_plain, flattened
+from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import LiftMode, is_rounding
 from paritas.results.items import Item, ItemKind, output
 
@@ -196,6 +198,30 @@ _AUDITED = {
 }
 
 
+_OF_PACKAGES = ("/site-packages/", "/dist-packages/", "/lib-dynload/")
+_OF_THE_SYSTEM = ("/usr/", "/lib", "/dev/")
+
+
+def _foreign_libraries() -> set[str]:
+    """Shared libraries in this process that belong neither to the system nor to a package.
+
+    However a candidate loads code of its own, it is mapped into memory. What torch's compilers
+    build is not counted: a lifted run does not use it.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    paths = {line.split(maxsplit=5)[5] for line in lines if ".so" in line and " /" in line}
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "/torchinductor_"
+    return {
+        path.removesuffix(" (deleted)")
+        for path in paths
+        if not path.startswith((sys.prefix, sys.base_prefix, *_OF_THE_SYSTEM))
+        and not any(part in path for part in (*_OF_PACKAGES, cache))
+    }
+
+
 class OwnCode:
     """The functions and classes by which candidates are observed and timed.
 
@@ -208,6 +234,11 @@ class OwnCode:
         modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "paritas"]
         spaces = [*modules, time, os, gc, threading, torch.accelerator, torch.cuda]
         self._known = [(space, dict(vars(space))) for space in [*spaces, Observer, Audit]]
+        self._libraries = _foreign_libraries()
+
+    def new_libraries(self) -> list[str]:
+        """The names of the libraries that the candidate has loaded."""
+        return sorted({Path(path).name for path in _foreign_libraries() - self._libraries})
 
     def put_back(self) -> dict[str, str]:
         """Restore what was replaced; returns name -> `replaced`."""
@@ -339,7 +370,9 @@ class Observer:
             if all(a.shape == b.shape and a.dtype is b.dtype for a, b in pairs):
                 for one, other in pairs:
                     one.detach().copy_(other.detach())
-                return old
+                # Where old tensors share memory, and the new ones do not, they cannot hold all.
+                if all(bitwise_equal(one.detach(), other.detach()) for one, other in pairs):
+                    return old
         chance = self.held.chance
         size = chance.choice([64, 256, 1024, 4096, 20000]) + chance.randrange(64)
         self.held.junk.append(torch.empty(size, device=self.device))
@@ -394,6 +427,9 @@ class Observer:
                 live["early"] = _copied_at_once(live[OUTPUT])
             self._note_process(process, rng, threads, record)
             _note_modes(modes, record)
+            if "foreign" in record:
+                record["foreign"] += self._own_code.new_libraries()
+            record["uncompiled"] = bool(order["wide"]) and _has_compiled()
 
     def _note_process(
         self, process: ProcessState, rng: RandomState, threads: int, record: dict[str, Any]
@@ -532,6 +568,15 @@ def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
     if order.get("profile"):
         modes["code"] = _CodeWatch()
     return modes
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled something here; in a lifted run it is off."""
+    if "torch._dynamo" not in sys.modules:  # importing it takes seconds
+        return False
+    from paritas._torch.dynamo import count_compiled_frames
+
+    return count_compiled_frames() > 0
 
 
 def _note_modes(modes: dict[str, Any], record: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paritas._torch.operator_samples import sample_calls
+from paritas._torch.operators import DispatchMode
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import RunConditions, running_subject
@@ -220,9 +221,55 @@ class KernelTask:
             raise RefusedCase("the reference draws random numbers")
         if not native.outputs:
             raise RefusedCase("the reference returns nothing")
+        self._require_defined(subject, rng, case, native)
         program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
         evidence = Evidence(program, [native], self.seed)
         return ReferenceRun(subject, native, evidence, Demand(settles=False))
+
+    def _require_defined(
+        self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation
+    ) -> None:
+        """Refuse a case in which integers are what the processor makes of numbers out of range."""
+        outputs = (one for one in native.outputs.values() if isinstance(one, torch.Tensor))
+        if not any(_is_integer(one.dtype) for one in outputs):
+            return
+        conditions = RunConditions(gradients=False, seed=self.seed)
+        watch = _ConversionWatch()
+        with running_subject(subject, rng, conditions) as call, watch:
+            call(case.inputs)
+        if watch.seen:
+            raise RefusedCase(f"the reference converts {watch.seen}, which torch does not define")
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+class _ConversionWatch(DispatchMode):
+    """Sees conversions of floating numbers to integers that cannot hold them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operator."""
+        result = func(*args, **(kwargs or {}))
+        wanted = (kwargs or {}).get("dtype")
+        source: Any = args[0] if args else None
+        if str(func).startswith("aten.copy_."):
+            wanted, source = result.dtype, args[1]
+        is_number = isinstance(source, torch.Tensor) and source.is_floating_point()
+        if is_number and isinstance(wanted, torch.dtype) and _is_integer(wanted):
+            limits = torch.iinfo(wanted)
+            whole = source.detach().double().trunc()
+            # The largest integer of 64 bits is no float64; the next number is out of range.
+            fits = (whole >= limits.min) & (whole < float(limits.max) + 1)
+            if not bool(fits.all()):
+                self.seen = f"{source.detach()[~fits].flatten()[0].item():.6g} to {wanted}"
+        return result
 
 
 def redraw_weights(module: nn.Module, seed: int) -> None:

@@ -125,6 +125,7 @@ class FailingCase:
         names: the candidate's name of a parameter -> the reference's.
         seed: of the construction.
         reason: what was found.
+        gradients: whether gradients were compared, too.
     """
 
     case: KernelCase
@@ -135,6 +136,7 @@ class FailingCase:
     names: Mapping[str, str]
     seed: int
     reason: str
+    gradients: bool = False
 
 
 def case_script(failing: FailingCase) -> Script:
@@ -195,7 +197,7 @@ def case_script(failing: FailingCase) -> Script:
         imports=("import importlib", "import importlib.util", "from pathlib import Path"),
         values=values.stored,
         function="\n".join(lines),
-        run=_RUN,
+        run=_RUN_WITH_GRADIENTS if failing.gradients else _RUN,
         sides=("reference", "candidate"),
     )
 
@@ -207,6 +209,8 @@ def _side_text(name: SideName) -> str:
 def _input_text(values: ScriptValues, name: str, value: Any, position: int) -> str:
     if not isinstance(value, torch.Tensor):
         return literal(value)
+    if value.requires_grad:
+        return f"{_input_text(values, name, value.detach(), position)}.requires_grad_()"
     repeated = [n for n, step in enumerate(value.stride()) if step == 0 and value.shape[n] > 1]
     if repeated:
         single = value.detach()
@@ -261,6 +265,40 @@ _MAKE = '''def make(side, usual, names):
         for name, value in weights().items():
             own[names.get(name, name)].copy_(value)
     return module
+'''
+
+_RUN_WITH_GRADIENTS = '''
+
+def called(side, usual, weights, labels):
+    """The outputs of a side, and the gradients of what requires them."""
+    args, kwargs = inputs()
+    call = make(side, usual, weights)
+    outputs = flat(call(*args, **kwargs))
+    found = {f"output {n}": one.detach() for n, one in enumerate(outputs)}
+    given = [one for one in flat([args, kwargs]) if one.requires_grad]
+    targets = {f"gradient of input {n}": one for n, one in enumerate(given)}
+    if isinstance(call, torch.nn.Module):
+        for name, one in call.named_parameters():
+            if one.requires_grad:
+                targets[f"gradient of {labels.get(name, name)}"] = one
+    tops = [one for one in outputs if one.requires_grad]
+    chance = torch.Generator().manual_seed(0)
+    above = [torch.randn(one.shape, generator=chance).to(one) for one in tops]
+    if tops and targets:
+        each = torch.autograd.grad(tops, list(targets.values()), above, allow_unused=True)
+        found |= {name: one for name, one in zip(targets, each) if one is not None}
+    return found
+
+
+def main():
+    """Call both, differentiate both, and compare."""
+    expected = called(REFERENCE, ["Model"], NAMES, {})
+    try:
+        found = called(CANDIDATE, ["ModelNew", "Model"], {}, NAMES)
+    except Exception as error:
+        print(f"the candidate raises {type(error).__name__}: {error}")
+        found = {}
+    return judged(expected, found, {})
 '''
 
 _RUN = '''

@@ -28,12 +28,10 @@ _CHECKS = Checks()
 
 def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     """Judge the trivial candidates on all cases, the given ones first."""
-    # NaN comes out of almost anything that it goes into, and out of the mean of nothing: that shows
-    # no more than that an input is used.
     finite = [
         one
         for one in cases
-        if one.case.family is not CaseFamily.NONFINITE
+        if (one.case.family is not CaseFamily.NONFINITE or _returns_no_nan(one))
         and all(tensor.numel() for _, tensor in input_tensors(one.case.inputs))
     ]
     ordered = sorted(finite, key=lambda one: one.case.family is not CaseFamily.GIVEN)
@@ -42,6 +40,16 @@ def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     first = ordered[0]
     found = [_judged(name, make, ordered, first) for name, make in TRIVIAL.items()]
     return TaskRating(trivial=tuple(one for one in found if one is not None))
+
+
+def _returns_no_nan(judged: JudgedCase) -> bool:
+    """Whether what goes in as NaN comes out as something else: a count, or whether it is NaN.
+
+    NaN comes out of almost anything that it goes into, and out of the mean of nothing: that shows
+    no more than that an input is used.
+    """
+    tensors = (x for x in judged.run.native.outputs.values() if isinstance(x, torch.Tensor))
+    return not any(one.is_floating_point() or one.is_complex() for one in tensors)
 
 
 def _judged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import math
 import operator
 import random
@@ -11,15 +12,18 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import copy_graph, node_traits, returned
+from paritas.checks.fitting import describe_shortage
 from paritas.errors import UsageError
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import input_sets
+from paritas.mutants.block_pieces import ModelInPieces, Piece
 from paritas.mutants.planting import (
     MUTATIONS,
     judge_mutant,
@@ -41,7 +45,7 @@ from paritas.results.power_reports import (
     Reordering,
 )
 from paritas.results.progress import Progress, shows_progress
-from paritas.results.wording import counted
+from paritas.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -61,15 +65,18 @@ T = TypeVar("T")
 class Places:
     """The nodes of a program by name, each with the nearest module."""
 
-    def __init__(self, program: FlatProgram, model: Callable[..., Any]) -> None:
-        """`model` is what `program` was traced from; its parameters have names."""
+    def __init__(self, program: FlatProgram, model: Callable[..., Any], prefix: str = "") -> None:
+        """`model` is what `program` was traced from; names of parameters begin with `prefix`."""
         self.program = program
+        self.prefix = prefix
         self.nodes: dict[str, Node] = {node.name: node for node in program.module.graph.nodes}
         module = model if isinstance(model, nn.Module) else nn.Module()
         state = [*dict(module.named_parameters()), *dict(module.named_buffers())]
         given = [node for node in self.nodes.values() if node.op == "placeholder"]
         # Inputs and cotangents follow; they belong to no module.
-        self.owners = {node: _module_of(name) for node, name in zip(given, state, strict=False)}
+        self.owners = {
+            node: self._module_of(name) for node, name in zip(given, state, strict=False)
+        }
         self.returned: dict[Node, list[Item]] = {}
         for node, result in zip(returned(program.module), program.results, strict=True):
             self.returned.setdefault(node, []).append(result)
@@ -110,7 +117,11 @@ class Places:
     def _gradient_of(self, node: Node) -> str | None:
         items = self.returned.get(node, [])
         names = [item.name for item in items if item.kind is ItemKind.GRADIENT]
-        return _module_of(names[0]) if names else None
+        return self._module_of(names[0]) if names else None
+
+    def _module_of(self, name: str) -> str:
+        whole = f"{self.prefix}{name}"
+        return whole.rpartition(".")[0] or whole
 
 
 def _computes(node: Node) -> bool:
@@ -119,10 +130,6 @@ def _computes(node: Node) -> bool:
     if kind is None:
         return node.target is operator.getitem
     return not kind.view and kind.name not in IDLE
-
-
-def _module_of(name: str) -> str:
-    return name.rpartition(".")[0] or name
 
 
 def _walk(start: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
@@ -339,6 +346,8 @@ def power(  # noqa: PLR0913  (each is a separate option)
     seconds: float = 60.0,
     gradients: bool = True,
     autocast: torch.dtype | None = None,
+    by: Literal["whole", "blocks"] | None = None,
+    blocks: Sequence[str] | None = None,
     seed: int = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> PowerReport:
@@ -351,6 +360,11 @@ def power(  # noqa: PLR0913  (each is a separate option)
         seconds: the time limit; afterwards the results so far are reported.
         gradients: whether to include the backward pass, if anything requires grad.
         autocast: run the forward pass under `torch.autocast` to this dtype.
+        by: "whole" to judge each fault on the whole model, or "blocks" to judge it on its block, as
+            `verify(by="blocks")` does, in the memory of a few blocks. By default the whole, and
+            blocks where there is not enough memory for it; a note says so.
+        blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules.
+            With them, `by` is "blocks".
         seed: for choosing faults.
         on_progress: called with a description before each step.
 
@@ -364,27 +378,149 @@ def power(  # noqa: PLR0913  (each is a separate option)
         raise UsageError(
             f"faults and seconds must be above 0, got faults={faults!r}, seconds={seconds!r}"
         )
-    show = on_progress or (lambda _: None)
-    began = time.monotonic()
+    if by not in {None, "whole", "blocks"}:
+        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
+    if blocks is not None and by == "whole":
+        raise UsageError("blocks=... cannot be combined with by='whole'")
+    asks_blocks = by == "blocks" or blocks is not None
+    shortage = "" if by or asks_blocks else describe_shortage(model, gradients=gradients)[0]
     given, *others = input_sets(inputs)
+    plan = _Plan(faults, seed, time.monotonic(), seconds, on_progress or (lambda _: None))
     rng = RandomState.now()
     try:
         torch.manual_seed(seed)
-        show("tracing the model")
-        program = trace_program(
-            _call_positionally(model, given),
-            [*given.args, *given.kwargs.values()],
-            gradients=gradients,
-            autocast=autocast,
-            seed=seed,
-        )
-        search = _PowerSearch(program, Places(program, model), faults, seed, show)
-        search.run(began + seconds)
+        if asks_blocks or shortage:
+            plan.show("running the model")
+            cut = ModelInPieces(
+                model, given, blocks, gradients=gradients, autocast=autocast, seed=seed
+            )
+            report = _search_blocks(cut, plan)
+        else:
+            report = _search_piece(Piece(model, given, gradients, autocast), plan)
     finally:
         rng.restore()
+    notes = list(report.notes)
+    if shortage:
+        notes.insert(0, f"by blocks because of memory: {shortage}")
     if others:
-        search.notes.append(f"only the first of {len(others) + 1} sets of inputs was used")
-    return search.report(time.monotonic() - began)
+        notes.append(f"only the first of {len(others) + 1} sets of inputs was used")
+    spent = time.monotonic() - plan.began
+    return msgspec.structs.replace(report, notes=tuple(notes), seconds=spent)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What to do, and in which time.
+
+    Attributes:
+        faults: the most faults to plant.
+        places: the most places of graded faults; None to choose.
+        rewrites: the most harmless rewrites.
+    """
+
+    faults: int
+    seed: int
+    began: float
+    seconds: float
+    show: Callable[[str], None]
+    places: int | None = None
+    rewrites: int = REWRITES
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.seconds
+
+    def share(self, left: int, done: PowerReport, number: int) -> _Plan:
+        """The plan of one of `left` more pieces: an equal share of what is still to do."""
+        now = time.monotonic()
+
+        def part(wanted: int, made: int) -> int:
+            return max(0, math.ceil((wanted - made) / left))
+
+        return dataclasses.replace(
+            self,
+            faults=part(self.faults, done.planned),
+            places=part(_graded_places(self.faults), done.planned_grades),
+            rewrites=part(REWRITES, len(done.reorderings)),
+            # Another seed: few faults of the same kinds in every block would be all there is.
+            seed=self.seed + 1009 * number,
+            began=now,
+            seconds=max(0.0, self.deadline - now) / left,
+        )
+
+
+def _graded_places(faults: int) -> int:
+    return max(2, min(PLACES, faults // FAULTS_A_PLACE))
+
+
+def _search_piece(piece: Piece, plan: _Plan) -> PowerReport:
+    """Trace one piece, and plant faults in it."""
+    plan.show(f"tracing {piece.block or 'the model'}")
+    program = trace_program(
+        _call_positionally(piece.model, piece.inputs),
+        [*piece.inputs.args, *piece.inputs.kwargs.values()],
+        gradients=piece.gradients,
+        autocast=piece.autocast,
+        seed=plan.seed,
+        upstream=piece.upstream,
+    )
+    places = Places(program, piece.model, piece.prefix)
+    search = _PowerSearch(program, places, plan, piece.block)
+    search.run(plan.deadline)
+    return search.report()
+
+
+def _search_blocks(cut: ModelInPieces, plan: _Plan) -> PowerReport:
+    """Plant faults in one piece after the other; each gets its share of faults and time."""
+    done = PowerReport(seed=plan.seed, notes=tuple(cut.notes))
+    untraced: list[str] = []
+    order = even_order(len(cut.names), 0.5)
+    for number, place in enumerate(order):
+        name = cut.names[place]
+        share = plan.share(len(order) - number, done, number)
+        if not share.faults:
+            break
+        if not share.seconds or done.stopped == "interrupt":
+            names = [cut.names[one] for one in order[number:]]
+            why = "interrupted" if done.stopped == "interrupt" else "the time ran out"
+            text = f"{counted(len(names), 'piece')} not reached: {why} ({enumerated(names, 3)})"
+            stopped = done.stopped or "time"
+            done = msgspec.structs.replace(
+                done, notes=(*done.notes, text), stopped=stopped, planned=plan.faults
+            )
+            break
+        try:
+            with cut.piece(name) as piece:
+                found = _search_piece(piece, share)
+        except UsageError as error:
+            untraced.append(f"{name}: {error}"[:160])
+            continue
+        done = _joined(done, found)
+        gc.collect()  # graphs refer to themselves, and hold the tensors of the piece
+    if untraced and not done.operators:
+        raise UsageError(f"no block can be traced: {untraced[0]}")
+    return msgspec.structs.replace(done, notes=(*done.notes, *untraced))
+
+
+def _joined(one: PowerReport, two: PowerReport) -> PowerReport:
+    """The results of two pieces as one report."""
+    both = (one, two)
+    stops = {report.stopped for report in both}
+    return msgspec.structs.replace(
+        one,
+        dtypes=tuple(dict.fromkeys((*one.dtypes, *two.dtypes))),
+        operators=one.operators + two.operators,
+        backward=one.backward + two.backward,
+        results=one.results + two.results,
+        sites=one.sites + two.sites,
+        planned=one.planned + two.planned,
+        faults=(*one.faults, *two.faults),
+        grades=(*one.grades, *two.grades),
+        planned_grades=one.planned_grades + two.planned_grades,
+        reorderings=(*one.reorderings, *two.reorderings),
+        stopped="interrupt" if "interrupt" in stops else "time" if "time" in stops else "",
+        notes=tuple(dict.fromkeys((*one.notes, *two.notes))),
+    )
 
 
 def _call_positionally(model: Callable[..., Any], given: Inputs) -> Callable[..., Any]:
@@ -428,9 +564,8 @@ class _PowerSearch:
 
     program: FlatProgram
     places: Places
-    many: int
-    seed: int
-    show: Callable[[str], None]
+    plan: _Plan
+    block: str = ""
     faults: list[FaultResult] = dataclasses.field(default_factory=list)
     grades: list[Grade] = dataclasses.field(default_factory=list)
     reorderings: list[Reordering] = dataclasses.field(default_factory=list)
@@ -439,10 +574,13 @@ class _PowerSearch:
     deadline: float = math.inf
 
     def __post_init__(self) -> None:
+        self.many, self.seed, self.show = self.plan.faults, self.plan.seed, self.plan.show
+        self.stage = f"planting faults in {self.block}" if self.block else "planting faults"
         found = sites(self.program)
         self.sites = turns(found, lambda site: site.mutation, self.seed)
         scalable = self.places.scalable()
-        places = max(2, min(PLACES, self.many // FAULTS_A_PLACE))
+        places = self.plan.places
+        places = _graded_places(self.many) if places is None else places
         order = even_order(len(scalable), 0.5)[:places]
         self.scalable = [scalable[place] for place in order]
 
@@ -452,7 +590,8 @@ class _PowerSearch:
         self.deadline = deadline
         self.notes += _untraced_work(self.program)
         if not self.sites and not self.scalable:
-            self.notes.append("the model computes no values, so there is no place for a fault")
+            what = self.block or "the model"
+            self.notes.append(f"{what} computes no values, so there is no place for a fault")
             return
         try:
             self.show("measuring the model's own noise")
@@ -464,7 +603,7 @@ class _PowerSearch:
         except KeyboardInterrupt:
             self.stopped = "interrupt"
 
-    def report(self, seconds: float) -> PowerReport:
+    def report(self) -> PowerReport:
         """The results so far."""
         tensors = [leaf for _, leaf in leaves(self.program.inputs) if isinstance(leaf, Tensor)]
         tensors += [node.meta["val"] for node in self.program.calls if "val" in node.meta]
@@ -484,18 +623,20 @@ class _PowerSearch:
             planned_grades=len(self.scalable),
             reorderings=tuple(self.reorderings),
             seed=self.seed,
-            seconds=seconds,
             stopped=self.stopped,
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
     def _rewrite(self) -> None:
         names = rewritable(self.program)
-        for name in turns(names, self.places.operator, self.seed)[:REWRITES]:
-            self._step("trying harmless rewrites", len(self.reorderings), min(REWRITES, len(names)))
+        many = min(self.plan.rewrites, len(names))
+        for name in turns(names, self.places.operator, self.seed)[:many]:
+            self._step("trying harmless rewrites", len(self.reorderings), many)
             words, module = rewrite_call(self.program, name)
             status = self._judge(module, lift=True)
-            self.reorderings.append(Reordering(rewrite=words, node=name, status=status))
+            self.reorderings.append(
+                Reordering(rewrite=words, node=name, block=self.block, status=status)
+            )
 
     def _plant(self) -> None:
         """Plant faults, with graded ones in between so that both get their share of the time."""
@@ -507,7 +648,7 @@ class _PowerSearch:
                 break
             if done % every == 0 and waiting:
                 self._grade(waiting.pop(0))
-            self._step("planting faults", len(self.faults), self._planned())
+            self._step(self.stage, len(self.faults), self._planned())
             mutant = plant(self.program, site)
             effect = None if mutant is None else self._effect(mutant)
             if mutant is not None and effect is not None:  # otherwise it does not apply
@@ -528,6 +669,7 @@ class _PowerSearch:
             node=site.node,
             operator=self.places.operator(site.node),
             near=self.places.near(site.node),
+            block=self.block,
             backward=site.node in self.program.backward,
             detail=site.detail,
             relative=effect.relative,
@@ -554,7 +696,7 @@ class _PowerSearch:
         return "its effect is within the rounding that is allowed for this model"
 
     def _grade(self, name: str) -> None:
-        self._step("planting faults", len(self.faults), self._planned())
+        self._step(self.stage, len(self.faults), self._planned())
         program = ScaledProgram(self.program, name)
         base = self._effect(program.scaled(PROPORTIONAL))
         if base is None or base.band == "none" or not math.isfinite(base.relative):
@@ -564,7 +706,7 @@ class _PowerSearch:
         for lift in (True, False):
 
             def is_caught(delta: float, lift: bool = lift) -> bool:  # noqa: FBT001
-                self._step("planting faults", len(self.faults), self._planned())
+                self._step(self.stage, len(self.faults), self._planned())
                 return self._judge(program.scaled(delta), lift=lift) in CAUGHT
 
             delta, steps = smallest_caught(is_caught, floor)
@@ -576,6 +718,7 @@ class _PowerSearch:
                 node=name,
                 operator=self.places.operator(name),
                 near=self.places.near(name),
+                block=self.block,
                 backward=name in self.program.backward,
                 lifted=changes[0],
                 native=changes[1],

@@ -17,7 +17,7 @@ from paritas.numerics.contents import leaves, map_leaves
 from paritas.results.items import Item, ItemKind, gradient, nth_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.fx import GraphModule
 
@@ -69,12 +69,16 @@ def trace_program(
     gradients: bool = True,
     autocast: torch.dtype | None = None,
     seed: int = 0,
+    upstream: Mapping[str, Tensor] | None = None,
 ) -> FlatProgram:
     """Trace what `model` does on `inputs`, with the gradients of everything that requires them.
 
-    The parameters and buffers of an `nn.Module` become inputs. `seed` is for the cotangents.
+    The parameters and buffers of an `nn.Module` become inputs. `seed` is for the cotangents;
+    `upstream` are the known ones, by the path of the output, and no gradient flows back to others.
     """
-    tracing = _Tracing(model, list(inputs), gradients=gradients, autocast=autocast)
+    tracing = _Tracing(
+        model, list(inputs), gradients=gradients, autocast=autocast, upstream=upstream
+    )
     try:
         return tracing.program(seed)
     except UsageError:
@@ -95,9 +99,11 @@ class _Tracing:
         *,
         gradients: bool,
         autocast: torch.dtype | None,
+        upstream: Mapping[str, Tensor] | None,
     ) -> None:
         self.model = model
         self.autocast = autocast
+        self.upstream = upstream
         self.gradients = gradients
         module = model if isinstance(model, nn.Module) else nn.Module()
         self.parameters = dict(module.named_parameters())
@@ -109,13 +115,9 @@ class _Tracing:
     def program(self, seed: int) -> FlatProgram:
         given: list[Any] = [*self.parameters.values(), *self.buffers.values(), *self.tensors]
         given = [value.detach().clone() for value in given]
-        shapes = self._outputs(given)
         generator = torch.Generator().manual_seed(seed)
         cotangents = [
-            torch.randn(out.shape, generator=generator, dtype=torch.float64).to(
-                out.device, out.dtype
-            )
-            for out in shapes
+            self._cotangent(path, out, generator) for path, out in self._outputs(given).items()
         ]
         if not self.gradients:
             cotangents = []
@@ -123,19 +125,29 @@ class _Tracing:
         backward = _split_off(module)
         return FlatProgram(module, (*given, *cotangents), tuple(self.results), backward)
 
-    def _outputs(self, given: list[Any]) -> list[Tensor]:
-        """The differentiable outputs; turns gradients off if there are none."""
+    def _cotangent(self, path: str, out: Tensor, generator: torch.Generator) -> Tensor:
+        if self.upstream is not None:
+            return self.upstream[path].to(out.device, out.dtype)
+        drawn = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+        return drawn.to(out.device, out.dtype)
+
+    def _outputs(self, given: list[Any]) -> dict[str, Tensor]:
+        """The outputs to differentiate; turns gradients off if there are none."""
         copies = [value.clone() for value in given]
         outputs, wanted, _ = self._forward(copies)
         if not outputs:
             raise UsageError(f"the model returns no tensor on these inputs: {self.model!r:.120}")
-        differentiable = [out for out in outputs if out.requires_grad]
+        differentiable = self._differentiable(outputs)
         self.gradients = self.gradients and bool(differentiable) and bool(wanted)
         return differentiable
 
+    def _differentiable(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        known = outputs if self.upstream is None else self.upstream
+        return {path: out for path, out in outputs.items() if out.requires_grad and path in known}
+
     def _forward(
         self, given: Sequence[Tensor]
-    ) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Outputs, tensors that get gradients, and buffers, which the call may have changed."""
         many, more = len(self.parameters), len(self.parameters) + len(self.buffers)
         values = [value.detach() for value in given]
@@ -160,7 +172,7 @@ class _Tracing:
                 outputs = self.model(*self._with(tensors))
         wanted = {name: value for name, value in parameters.items() if value.requires_grad}
         wanted |= {f"input[{i}]": value for i, value in enumerate(tensors) if value.requires_grad}
-        given_back = [leaf for _, leaf in leaves(outputs) if isinstance(leaf, Tensor)]
+        given_back = {path: leaf for path, leaf in leaves(outputs) if isinstance(leaf, Tensor)}
         return given_back, wanted, buffers
 
     def _with(self, tensors: Sequence[Tensor]) -> list[Any]:
@@ -174,9 +186,9 @@ class _Tracing:
     def _step(self, *given: Tensor) -> list[Tensor]:
         outputs, wanted, buffers = self._forward(given)
         self.results = list(map(nth_output, range(len(outputs))))
-        results = [out.detach() for out in outputs]
+        results = [out.detach() for out in outputs.values()]
         if self.gradients:
-            differentiable = [out for out in outputs if out.requires_grad]
+            differentiable = list(self._differentiable(outputs).values())
             cotangents = [_MARK(value) for value in given[-len(differentiable) :]]
             found = torch.autograd.grad(
                 differentiable, list(wanted.values()), cotangents, allow_unused=True

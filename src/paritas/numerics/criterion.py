@@ -30,10 +30,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Squares of numbers between these neither overflow nor lose digits.
+_LEAST_PLAIN, _MOST_PLAIN = 1e-140, 1e140
+
+
 def root_mean_square(parts: Iterable[Tensor]) -> float:
-    """Over the finite elements; each part is scaled by its largest to avoid overflow."""
+    """Over the finite elements; a part with extreme values is scaled by its largest."""
     largest, squares, count = 0.0, 0.0, 0
     for part in parts:
+        # Each number that is read makes the host wait for a device: one, if that is enough.
+        norm = float(torch.linalg.vector_norm(part))
+        if _LEAST_PLAIN < norm < _MOST_PLAIN:
+            count += part.numel()
+            if norm > largest:
+                squares, largest = squares * (largest / norm) ** 2 + 1.0, norm
+            else:
+                squares += (norm / largest) ** 2
+            continue
         values, finite = part, part.numel()
         top = max(map(abs, map(float, torch.aminmax(part))))
         if not math.isfinite(top):
@@ -61,7 +74,7 @@ KNIFE_EDGE_SHARE = 0.1
 # Elements per chunk: on the CPU few enough for the caches, on a device many enough to
 # outweigh the calls.
 CHUNK = 1 << 18
-DEVICE_CHUNK = 1 << 21
+DEVICE_CHUNK = 1 << 23
 # The spread of one perturbation by u/2 * uniform[-1, 1], in units of u.
 ONE_ROUNDING = 0.5 / math.sqrt(3)
 
@@ -254,10 +267,10 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             local = torch.where(leaves, math.inf, local)
         error = (c - r).abs_()
         z = error / local
-        if not math.isfinite(float(z.sum())):  # 0 / 0, or elements to leave out
+        if not total.add_finite(place, z):  # 0 / 0, or elements to leave out
             z = torch.where(error == 0, 0.0, z)
             z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
-        total.add(place, z)
+            total.add(place, z)
         if spread is not None:
             wavers = (spread if jumps is None else jumps.size) > KNIFE_EDGE_SHARE * (
                 r.abs() + scale
@@ -339,20 +352,35 @@ class ScoreTotals:
 
     def add(self, place: tuple[int, int, int], z: Tensor) -> None:
         """Add the z of one piece from `chunks`."""
+        self._add(place, z, *_sums_of(z))
+
+    def add_finite(self, place: tuple[int, int, int], z: Tensor) -> bool:
+        """Add the z of one piece, unless some are not finite; whether it was added."""
+        squared, rows, worst, squares = _sums_of(z)
+        if not math.isfinite(squares):
+            return False
+        self._add(place, z, squared, rows, worst, squares)
+        return True
+
+    def _add(
+        self,
+        place: tuple[int, int, int],
+        z: Tensor,
+        squared: Tensor,
+        rows: Tensor,
+        worst: float,
+        squares: float,
+    ) -> None:
         axis, start, length = place
-        squared = z.square()
-        worst = float(z.max())
         if not worst <= MAX_Z:
             self.over += int((z > MAX_Z).sum())
         if not math.isnan(self.worst) and not worst <= self.worst:  # a NaN is kept
             self.worst = worst
-            where = list(map(int, torch.unravel_index(z.argmax(), z.shape)))
+            where = _unravelled(int(z.argmax()), z.shape)
             where[axis] += start
             where = where[:-1] if self.is_complex else where
             self.index = () if self.scalar else tuple(where)
-        # One sum along the last axis serves all the others: the data is read twice, not n times.
-        rows = squared.sum(dim=-1)
-        self.squares += float(rows.sum())
+        self.squares += squares
         for dim, sums in enumerate(self.slices):
             if sums is None:
                 continue
@@ -395,6 +423,24 @@ class ScoreTotals:
             **figures,
         )
         return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
+
+
+def _sums_of(z: Tensor) -> tuple[Tensor, Tensor, float, float]:
+    """The squares, their sums along the last axis, the largest z and the sum of all squares."""
+    squared = z.square()
+    # One sum along the last axis serves all the others: the data is read twice, not n times.
+    rows = squared.sum(dim=-1)
+    worst, squares = torch.stack([z.max(), rows.sum()]).tolist()
+    return squared, rows, worst, squares
+
+
+def _unravelled(flat: int, shape: torch.Size) -> list[int]:
+    """The index of an element from its flat index."""
+    where = []
+    for size in reversed(shape):
+        flat, last = divmod(flat, size)
+        where.append(last)
+    return where[::-1]
 
 
 # --- How many perturbed runs a decision needs -----------------------------------------------------

@@ -90,7 +90,7 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     for place, (r, c, e) in chunks(arbiter, candidate, reference):
         true = r.double()
         errors = [(side.double() - true).abs_() for side in (c, e)]
-        if not math.isfinite(sum(float(error.sum()) for error in errors)):
+        if not math.isfinite(float(errors[0].sum() + errors[1].sum())):
             finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
             errors = [torch.where(finite, error, 0.0) for error in errors]
         for total, error in zip(totals, errors, strict=True):

@@ -18,6 +18,7 @@ from torch import nn
 from paritas._torch.pipelines import in_backward
 from paritas._torch.tensors import local_part
 from paritas.numerics.contents import leaves
+from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,6 +132,7 @@ class Trace:
         unsupported: whether it ended because such a plan cannot be checked.
         random: whether a step drew random numbers (dropout). Ranks then draw other numbers than
             one device does, even if the plan is right.
+        equal: shares values with the other ranks of this process; None if there are none.
     """
 
     rank: int = 0
@@ -145,12 +147,40 @@ class Trace:
     waited: bool = False
     unsupported: bool = False
     random: bool = False
+    equal: EqualPieces | None = None
+
+    def keep(self, kind: str, name: str, tensor: Tensor) -> RankPiece:
+        """A copy of what the rank holds: before the first step, or after the current one."""
+        piece = piece_of(tensor)
+        return (
+            piece if self.equal is None else self.equal.shared((len(self.steps), kind, name), piece)
+        )
 
     def fail(self, error: str, *, waited: bool = False, unsupported: bool = False) -> None:
         """Record why it ended early."""
         self.error = error
         self.waited = waited
         self.unsupported = unsupported
+
+
+class EqualPieces:
+    """Keeps one copy of a value that several ranks of this process hold, such as a replica.
+
+    The values of all ranks, before and after each step, natively and in float64, are many times the
+    size of the model.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], list[Tensor]] = {}
+
+    def shared(self, place: tuple[Any, ...], piece: RankPiece) -> RankPiece:
+        """The piece, with the tensor of another rank if that has the same bits at this place."""
+        known = self._known.setdefault(place, [])
+        for tensor in known:
+            if bitwise_equal(tensor, piece.local):
+                return RankPiece(tensor, piece.placement)
+        known.append(piece.local)
+        return piece
 
 
 # --- The paths of gradients between the inputs and outputs of modules -----------------------------

@@ -52,6 +52,7 @@ from paritas.parallel.rank_pool import (
     warm_pool,
 )
 from paritas.parallel.traces import (
+    EqualPieces,
     ModelNames,
     ModuleWatch,
     StepTrace,
@@ -287,7 +288,7 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
         names = ModelNames.within(model, built.original)
     watch = ModuleWatch(names, trace, keep=program.steps if manner.watch_modules else None)
     try:
-        trace.initial = {**_parameters(names), **_buffers(names)}
+        trace.initial = {**_parameters(names, trace), **_buffers(names, trace)}
         optimizer = _optimizer(program, model)
         for _ in range(program.steps):
             trace.steps.append(StepTrace())
@@ -332,10 +333,10 @@ def _one_step(
         noted.outputs, noted.loss = named_pieces(output), piece_of(loss)
         with watch.backward(), running:
             loss.backward()
-    noted.gradients = _gradient_pieces(names)
+    noted.gradients = _gradient_pieces(names, trace)
     with running:
         optimizer.step()
-    noted.parameters, noted.buffers = _parameters(names), _buffers(names)
+    noted.parameters, noted.buffers = _parameters(names, trace), _buffers(names, trace)
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -387,23 +388,25 @@ def _optimizer(program: ParallelProgram, model: nn.Module) -> torch.optim.Optimi
     return made
 
 
-def _parameters(names: ModelNames) -> dict[str, RankPiece]:
+def _parameters(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:
     return {
-        names.of(path): piece_of(parameter)
+        names.of(path): trace.keep("parameter", path, parameter)
         for path, parameter in names.model.named_parameters(remove_duplicate=False)
     }
 
 
-def _buffers(names: ModelNames) -> dict[str, RankPiece]:
+def _buffers(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:
     return {
-        names.of(path): piece_of(buffer)
+        names.of(path): trace.keep("buffer", path, buffer)
         for path, buffer in names.model.named_buffers(remove_duplicate=False)
     }
 
 
-def _gradient_pieces(names: ModelNames) -> dict[str, RankPiece | None]:
+def _gradient_pieces(names: ModelNames, trace: Trace) -> dict[str, RankPiece | None]:
     return {
-        names.of(path): None if parameter.grad is None else piece_of(parameter.grad)
+        names.of(path): None
+        if parameter.grad is None
+        else trace.keep("gradient", path, parameter.grad)
         for path, parameter in names.model.named_parameters(remove_duplicate=False)
         if parameter.requires_grad
     }
@@ -623,6 +626,9 @@ def run_ranks(
 def _run_threads(program: ParallelProgram, manner: Manner, timeout: float) -> list[Trace]:
     manner = dataclasses.replace(manner, alone=False)
     traces = [empty_trace(program, rank) for rank in range(program.ranks)]
+    equal = EqualPieces()
+    for trace in traces:
+        trace.equal = equal
     with same_surroundings(manner):
         models = [build_model(program, manner) for _ in traces]
         outcomes = run_in_threads(
@@ -631,6 +637,8 @@ def _run_threads(program: ParallelProgram, manner: Manner, timeout: float) -> li
             timeout,
         )
     failed = any(outcome.error is not None for outcome in outcomes)
+    for trace in traces:
+        trace.equal = None
     return [
         _trace_of_thread(trace, outcome, timeout, failed=failed)
         for trace, outcome in zip(traces, outcomes, strict=True)

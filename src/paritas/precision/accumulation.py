@@ -6,7 +6,9 @@ roundings together are a random error of u/2 times the amplitude
 
     a = sqrt(n) * sqrt(r^2 / 3 + q / 2).
 
-Implementations that sum in blocks or pairs do better; no correct one does much worse.
+Implementations that sum in blocks or pairs do better. Only the order of the terms can make it
+worse: the partial sums of sorted terms move far away and come back. Where they do, in the order of
+memory, their root mean square takes the place of the second root.
 """
 
 from __future__ import annotations
@@ -73,6 +75,96 @@ def amplitude_from(result: Tensor, squares: Tensor, length: int) -> Tensor:
     if squares.dtype != size.dtype:
         squares = squares.to(size.dtype)
     return squares.mul_(length / 2).addcmul_(size, size, value=length / 3).sqrt_()
+
+
+def amplitude_in_order(amplitude: Tensor, length: int, squared_path: Tensor | None) -> Tensor:
+    """The amplitude, raised where partial sums move far beyond what random signs would give.
+
+    Args:
+        amplitude: what `amplitude_from` gives.
+        length: the number of terms.
+        squared_path: the mean square of the partial sums; None if they need not be looked at.
+    """
+    if squared_path is None:
+        return amplitude
+    ordered = squared_path.reshape(amplitude.shape).mul(length).sqrt_().to(amplitude.dtype)
+    is_far = ordered > _FAR_FROM_RANDOM * amplitude
+    return torch.where(is_far, ordered.mul_(_HALF_UNITS_PER_ROUNDING), amplitude)
+
+
+# Paths of random terms are rarely longer, relative to what is expected of them.
+_FAR_FROM_RANDOM = 1.5
+# Fewer terms cannot go far.
+_SHORTEST_PATH = 16
+# A sum is rounded by up to one unit of the power of two below it. The root mean square over all
+# sums between two powers is 1.47 half units of the sum, and nothing averages that out here.
+_HALF_UNITS_PER_ROUNDING = 1.5
+_PATH_BLOCKS = 8
+
+
+def _path_of_rows(rows: Tensor) -> Tensor | None:
+    """The mean square of the partial sums over the last dimension; None if it is short."""
+    length = rows.shape[-1]
+    if length < _SHORTEST_PATH:
+        return None
+    width = -(-length // _PATH_BLOCKS)
+    whole = rows[..., : length // width * width].unflatten(-1, (-1, width))
+    return _square(whole.sum(-1).cumsum(-1)).mean(-1)
+
+
+def _rows_of(x: Tensor, dims: Any) -> Tensor:
+    """The terms of a sum over some dimensions as last dimension, in the order of memory."""
+    if not x.dim():
+        return x.reshape(1)
+    over = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
+    over = [dim % x.dim() for dim in over]
+    kept = [dim for dim in range(x.dim()) if dim not in over]
+    moved = x.permute(*kept, *sorted(over))
+    return moved.reshape(*(x.shape[dim] for dim in kept), -1)
+
+
+def _path_of_product(left: Tensor, right: Tensor) -> Tensor | None:
+    """The same of a product of matrices; None if it is short, or a sample of it is not ordered."""
+    length = left.shape[-1]
+    if length < _SHORTEST_PATH:
+        return None
+    rows = left if left.dim() > 1 else left[None]
+    columns = right if right.dim() > 1 else right[:, None]
+    few = _sampled(rows, -2), _sampled(columns, -1)
+    terms = few[0].unsqueeze(-2) * few[1].mT.unsqueeze(-3)
+    path, squares = _path_of_rows(terms), _square(terms).sum(-1)
+    if path is None:
+        return None
+    expected = amplitude_from(terms.sum(-1), squares, length).mul_(_FAR_FROM_RANDOM)
+    return _whole_path(rows, columns) if path.mean() * length > expected.square_().mean() else None
+
+
+def _whole_path(left: Tensor, right: Tensor) -> Tensor:
+    """The mean square of the partial products, one block after the other, to save memory."""
+    parts = zip(
+        *(one.chunk(_PATH_BLOCKS, dim) for one, dim in ((left, -1), (right, -2))), strict=True
+    )
+    first = next(parts)
+    total = torch.matmul(*first)
+    squares, count = _square(total), 1
+    for part in parts:
+        total = total + torch.matmul(*part)
+        squares.add_(_square(total))
+        count += 1
+    return squares.div_(count)
+
+
+def _sampled(matrices: Tensor, dim: int) -> Tensor:
+    """A few rows or columns, of a few matrices."""
+    for one in (dim, *range(matrices.dim() - 2)):
+        step = max(1, matrices.shape[one] // _FEW)
+        where = [slice(None)] * matrices.dim()
+        where[one] = slice(0, step * _FEW, step)
+        matrices = matrices[tuple(where)]
+    return matrices
+
+
+_FEW = 4
 
 
 def _square(tensor: Tensor) -> Tensor:
@@ -143,9 +235,10 @@ def _matmul(position: int) -> Callable[[UnperturbedCall], Amplitudes]:
             top = narrow[0].top * narrow[1].top
             amplitude = _narrow_amplitude(call.result, squares, length, top)
             if amplitude is not None:
-                return [amplitude]
+                return [amplitude_in_order(amplitude, length, _path_of_product(left, right))]
         squares = torch.matmul(_square(left), _square(right))
-        return [amplitude_from(call.result, squares, length)]
+        amplitude = amplitude_from(call.result, squares, length)
+        return [amplitude_in_order(amplitude, length, _path_of_product(left, right))]
 
     return rule
 
@@ -153,7 +246,15 @@ def _matmul(position: int) -> Callable[[UnperturbedCall], Amplitudes]:
 def _sum(call: UnperturbedCall) -> Amplitudes:
     x, *rest = call.args
     squares = call.func(_square(x), *rest, **call.kwargs)
-    return [amplitude_from(call.result, squares, _count_terms(x, call.result))]
+    length = _count_terms(x, call.result)
+    amplitude = amplitude_from(call.result, squares, length)
+    return [amplitude_in_order(amplitude, length, _path_of_rows(_rows_of(x, _summed(call))))]
+
+
+def _summed(call: UnperturbedCall) -> Any:
+    """The dimensions that a sum or mean is over; None for all."""
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    return given if isinstance(given, int | list | tuple) else None
 
 
 def _mean(call: UnperturbedCall) -> Amplitudes:
@@ -161,13 +262,19 @@ def _mean(call: UnperturbedCall) -> Amplitudes:
     squares = call.func(_square(x), *rest, **call.kwargs)
     length = _count_terms(x, call.result)
     # A mean is the sum over n, and so is its amplitude; q is the mean of squares over n.
-    return [amplitude_from(call.result, squares.div_(length), length)]
+    amplitude = amplitude_from(call.result, squares.div_(length), length)
+    path = _path_of_rows(_rows_of(x, _summed(call)))
+    path = None if path is None else path.div_(length**2)
+    return [amplitude_in_order(amplitude, length, path)]
 
 
 def _cumsum(call: UnperturbedCall) -> Amplitudes:
     x, dim = call.args[0], call.args[1]
     squares = call.func(_square(x), dim, **call.kwargs)
-    return [amplitude_from(call.result, squares, x.shape[dim] if x.dim() else 1)]
+    amplitude = amplitude_from(call.result, squares, x.shape[dim] if x.dim() else 1)
+    # Here the partial sums are the results.
+    path = call.func(_square(call.result), dim) if x.dim() else None
+    return [amplitude_in_order(amplitude, 1, path)]
 
 
 def _one_sign(call: UnperturbedCall) -> Amplitudes:
@@ -212,10 +319,11 @@ def _variance(call: UnperturbedCall) -> Amplitudes:
 
 
 def _spread_error_of_mean(
-    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int
+    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int, path: Tensor | None
 ) -> SharedError:
     """The effect of the error of a row's mean on its normalised values: all shift together."""
-    shift = math.sqrt(n / 3) * mean.abs() * rstd
+    squared = None if path is None else path / max(1, n) ** 2
+    shift = amplitude_in_order(math.sqrt(n / 3) * mean.abs(), n, squared) * rstd
     scale = shift if weight is None else shift * weight.abs()
     return SharedError(scale.expand(x.shape), mean.shape)
 
@@ -235,7 +343,8 @@ def _layer_norm(call: UnperturbedCall) -> Amplitudes:
     x, shape, weight = call.args[:3]
     _, mean, rstd = call.result
     n = math.prod(shape)
-    shifted = _spread_error_of_mean(x, mean, rstd, weight, n)
+    path = _path_of_rows(x.flatten(-len(shape)))
+    shifted = _spread_error_of_mean(x, mean, rstd, weight, n, path)
     return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
 
 
@@ -248,7 +357,8 @@ def _batch_norm(call: UnperturbedCall) -> Amplitudes:
     scale = None if weight is None else weight.view(channels)
     count = x.numel() // x.shape[1]
     wide = mean.view(channels), rstd.view(channels)
-    shifted = _spread_error_of_mean(x, *wide, scale, count)
+    path = _path_of_rows(x.transpose(0, 1).flatten(1))
+    shifted = _spread_error_of_mean(x, *wide, scale, count, path)
     normal = (x - wide[0]) * wide[1]
     scaled = (normal if scale is None else normal * scale) * math.sqrt(count / 12)
     moments = _errors_of_moments(x, mean, rstd, count)
@@ -291,7 +401,9 @@ def _group_norm(call: UnperturbedCall) -> Amplitudes:
     wide = [s.repeat_interleave(each, dim=-1).view(channels) for s in (mean, rstd)]
     scale = None if weight is None else weight.view(1, -1, *(1,) * (x.dim() - 2))
     n = x[0].numel() // groups if x.shape[0] else 1
-    shifted = _spread_error_of_mean(x, wide[0], wide[1], scale, n)
+    path = _path_of_rows(x.reshape(*mean.shape, -1)) if x.numel() else None
+    path = None if path is None else path.repeat_interleave(each, dim=-1)
+    shifted = _spread_error_of_mean(x, wide[0], wide[1], scale, n, path)
     return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
 
 

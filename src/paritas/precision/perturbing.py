@@ -446,7 +446,7 @@ class PerturbMode(LiftMode):
                 noisy = self._shaken(tensor, unit * self.reach)
                 results[position] = tensor.copy_(noisy) if kind.mutates else noisy
                 continue
-            repeats = _has_repeats(tensor)
+            repeats = self._looks_for_repeats and _has_repeats(tensor)
             noisy = self._times_noise(self._place(tensor, repeats=repeats), unit * self.reach)
             extra = accumulated[position] if position < len(accumulated) else None
             share = self.gain * accumulator / 2
@@ -506,7 +506,8 @@ class PerturbMode(LiftMode):
             return tensor
         if tensor.layout in SPARSE_LAYOUTS:
             return map_values(tensor, lambda values: self._shaken(values, reach))
-        return self._times_noise(self._place(tensor, repeats=_has_repeats(tensor)), reach)
+        repeats = self._looks_for_repeats and _has_repeats(tensor)
+        return self._times_noise(self._place(tensor, repeats=repeats), reach)
 
     def _times_noise(self, place: _NoiseSource, reach: float) -> Tensor:
         """A tensor times its noise; a factor keeps an infinity infinite instead of NaN."""
@@ -519,6 +520,10 @@ class PerturbMode(LiftMode):
             return tensor * factor
         return (tensor.to(torch.float64) * factor).to(tensor.dtype)
 
+    @property
+    def _looks_for_repeats(self) -> bool:
+        return self.gain == 1
+
     def _place(self, tensor: Tensor, *, repeats: bool) -> _NoiseSource:
         """Where the noise of a tensor comes from.
 
@@ -527,7 +532,7 @@ class PerturbMode(LiftMode):
         pool, which is cheaper. With a gain it always comes from the pool: the values of two runs
         with opposite gains differ, and their noise must be opposite.
         """
-        if repeats and self.gain == 1:
+        if repeats and self._looks_for_repeats:
             return _NoiseSource(tensor, None)
         count = tensor.numel()
         pool = self._pool.uniform(tensor.device, count)
@@ -623,7 +628,11 @@ def _needs_no_rounding(tensor: Tensor, unit: float) -> Tensor | None:
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if not parts.numel():
         return None
-    few = parts.numel() <= _BLOCK or parts.device.type != "cpu"
+    if parts.device.type != "cpu":
+        # To ask whether it fits anywhere, the host would have to wait for the device.
+        fits = parts.to(narrow).to(parts.dtype) == parts
+        return fits.all(dim=-1) if tensor.is_complex() else fits
+    few = parts.numel() <= _BLOCK
     for piece in [parts] if few else _flatten(parts).split(_BLOCK):
         fits = piece.to(narrow).to(piece.dtype) == piece
         # The maximum of a mask's bytes is many times faster than `any`.

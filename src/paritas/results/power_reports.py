@@ -65,6 +65,7 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         node: where in the graph.
         operator: what is called there.
         near: the module, by the nearest parameter; may be empty.
+        block: the block that it was planted and judged in; empty for the whole model.
         backward: whether it is in the backward pass.
         detail: what else distinguishes it from others of its kind at this node.
         relative: the largest relative change of a result in exact arithmetic.
@@ -80,6 +81,7 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     node: str
     operator: str
     near: str = ""
+    block: str = ""
     backward: bool = False
     detail: str = ""
     relative: float
@@ -101,6 +103,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         node: where in the graph.
         operator: what is called there.
         near: the module, by the nearest parameter.
+        block: the block that it was planted and judged in; empty for the whole model.
         backward: whether it is in the backward pass.
         lifted: the smallest relative change of a result that the check caught, if any.
         native: the same for the native run alone.
@@ -110,6 +113,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     node: str
     operator: str
     near: str = ""
+    block: str = ""
     backward: bool = False
     lifted: float | None = None
     native: float | None = None
@@ -122,11 +126,13 @@ class Reordering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         rewrite: what was done.
         node: where in the graph.
+        block: the block that it was made in; empty for the whole model.
         status: the result of the check.
     """
 
     rewrite: str
     node: str
+    block: str = ""
     status: Status
 
     @property

@@ -13,7 +13,7 @@ from paritas.errors import UsageError
 from paritas.execution.subjects import Inputs
 from paritas.parallel.plan import make_program
 from paritas.parallel.traces import ModelNames, ValuePlace, plain_name, watched_modules
-from paritas.parallel.training import run_reference
+from paritas.parallel.training import run_ranks, run_reference
 from paritas.precision.lifting import LiftMode
 from paritas.precision.perturbing import PerturbMode
 from unit.parallel.small_programs import TinyMLP, batch, tower
@@ -67,6 +67,27 @@ def test_a_factory_that_gives_the_same_model_twice_does_not_share_it():
     second = run_reference(make_program(lambda: model, "ddp", [batch()]))
     assert torch.equal(first.steps[0].loss.local, second.steps[0].loss.local)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_simulated_ranks_share_what_is_equal_and_nothing_else():
+    program = make_program(TinyMLP, _own_bias, [batch()], 2, steps=1)
+    first, second = run_ranks(program)
+    replica, own = "up.weight", "up.bias"
+    pairs = {
+        name: (one[name].local, two[name].local)
+        for one, two in [(first.steps[0].parameters, second.steps[0].parameters)]
+        for name in (replica, own)
+    }
+    assert pairs[replica][0] is pairs[replica][1]
+    assert not torch.equal(*pairs[own])
+    assert first.equal is None
+
+
+def _own_bias(model, mesh):
+    """Each rank adds another number to its bias, and nobody reduces a gradient."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(requires_grad=False)
+    model.up.bias = nn.Parameter(model.up.bias + mesh.get_rank())
 
 
 def test_the_default_loss_sees_elements_that_change_places():

@@ -1,0 +1,48 @@
+"""What a candidate's process shows about the candidate."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from paritas.kernels.observing import Audit, Observer, OwnCode
+from paritas.kernels.wire import encode
+
+if TYPE_CHECKING:
+    from paritas.execution.subjects import Inputs
+
+LIBRARY = getattr(importlib.util.find_spec("_ctypes"), "origin", None)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not str(LIBRARY).endswith(".so"),
+    reason="needs /proc and a shared library to copy",
+)
+def test_a_library_is_seen_however_it_is_loaded(tmp_path: Path) -> None:
+    own_code = OwnCode()
+    assert own_code.new_libraries() == []
+    shutil.copy(str(LIBRARY), tmp_path / "own_kernels.so")
+    ctypes.CDLL(str(tmp_path / "own_kernels.so"))
+    assert own_code.new_libraries() == ["own_kernels.so"]
+
+
+def test_inputs_that_shared_memory_do_not_overwrite_each_other() -> None:
+    observer = Observer(lambda a, b: (a, b), "cpu", Audit(), OwnCode())
+    shared = torch.zeros(3)
+
+    def given(*args: torch.Tensor, reuse: bool) -> Inputs:
+        order = {"inputs": encode((list(args), {})), "reuse": reuse, "wide": None}
+        return observer._make_inputs(order)
+
+    old = given(shared, shared, reuse=False)
+    alike = given(torch.ones(3), torch.ones(3), reuse=True)
+    assert alike is old
+    other = given(torch.ones(3), torch.full((3,), 2.0), reuse=True)
+    assert [one[0].item() for one in other.args] == [1.0, 2.0]

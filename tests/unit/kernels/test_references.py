@@ -1,0 +1,65 @@
+"""Which cases a reference defines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paritas.execution.subjects import Inputs
+from paritas.kernels.cases import KernelCase
+from paritas.kernels.references import KernelTask, RefusedCase
+from paritas.kernels.sides import Side, SideName
+from paritas.results.kernels import CaseFamily
+
+
+def to_bytes(x):
+    return x.to(torch.uint8)
+
+
+def to_long(x):
+    return x.long()
+
+
+def written(x):
+    out = torch.zeros(x.shape, dtype=torch.int8)
+    out.copy_(x)
+    return out
+
+
+def places(x):
+    return x.argmax(-1)
+
+
+def asked(function, values):
+    inputs = Inputs((torch.tensor(values),))
+    side = Side(SideName(module=__name__, name=function.__name__), function, None)
+    task = KernelTask(side, lambda: [torch.ones(3)], device="cpu", seed=0)
+    case = KernelCase(name="as given", family=CaseFamily.GIVEN, inputs=inputs)
+    return task.run(case, gradients=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "shown"),
+    [
+        (to_bytes, [1.0, -2.5], "-2.5 to torch.uint8"),
+        (to_bytes, [256.0, 0.0], "256 to torch.uint8"),
+        (to_long, [2.0**63, 0.0], "9.22337e\\+18 to torch.int64"),
+        (written, [float("nan"), 0.0], "nan to torch.int8"),
+    ],
+)
+def test_integers_that_cannot_hold_a_number_are_not_asked(function, values, shown):
+    with pytest.raises(RefusedCase, match=f"the reference converts {shown}"):
+        asked(function, values)
+
+
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [
+        (to_bytes, [255.9, -0.9]),
+        (to_long, [-(2.0**63), 2.0**62]),
+        (written, [-128.0, 127.5]),
+        (places, [float("inf"), 1e30]),
+    ],
+)
+def test_integers_that_hold_every_number_are_asked(function, values):
+    assert asked(function, values).native.outputs
