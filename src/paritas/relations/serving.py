@@ -482,7 +482,10 @@ def _history(checked: CheckedModel) -> Iterator[Case]:
     def shorter(model: Any, inputs: Inputs) -> Any:
         return tokens.call(model, inputs, tokens.ids(inputs)[:, :2])
 
-    earlier = {"after a longer call": longer, "after a shorter call": shorter}
+    earlier: dict[str, Callable[[Any, Inputs], Any]] = {
+        "after a longer call": longer,
+        "after a shorter call": shorter,
+    }
     if has_cache(tokens):
         earlier["after decoding"] = in_chunks(tokens, [tokens.size[1] // 2, 1])
     for label, call in earlier.items():
