@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import paritas
@@ -16,6 +17,15 @@ def scaled_backend(graph, _):
         return [first * 1.0001 if first.is_floating_point() else first, *rest]
 
     return run
+
+
+def sine_backend(graph, _):
+    """A wrong backend: it takes the sine for the hyperbolic tangent. Adam would hide a factor."""
+    for node in graph.graph.nodes:
+        if node.target is torch.tanh:
+            node.target = torch.sin
+    graph.recompile()
+    return graph.forward
 
 
 def test_compiled_steps_pass_and_a_wrong_backend_fails():
@@ -35,3 +45,15 @@ def test_a_compiled_candidate_runs_the_other_ways_and_its_faults_are_found():
     report = paritas.invariants(model, tokens(), only="logits-to-keep", candidate=compiled)
     assert report.verdict.status == "different", str(report)
     torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_relations_of_training_steps_and_checkpoints_run_the_candidate():
+    torch.manual_seed(0)
+    model = Trained()
+    names = ["resume", "optimizer-forms", "round-trip"]
+    for backend, passes in (("eager", True), (sine_backend, False)):
+        compiled = torch.compile(model, backend=backend)
+        report = paritas.invariants(model, tokens(), only=names, candidate=compiled)
+        assert [row.status.passes() for row in report.rows] == [passes] * 3, str(report)
+        torch.compiler.reset()

@@ -174,9 +174,11 @@ class Recurrence(Faulty):
         self, x: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, cache: Cache | None
     ) -> torch.Tensor:
         """Run the recurrence from the state in the cache."""
+        known = None if cache is None else cache.layers.get(self.layer)
+        if known is not None and self.has("padding of a later chunk enters the state"):
+            mask = None
         if mask is not None and not self.has("padding enters the state"):
             x = x * mask[:, -x.shape[1] :, None].to(x.dtype)
-        known = None if cache is None else cache.layers.get(self.layer)
         before = x.new_zeros(x.shape[0], self.KERNEL - 1, WIDTH)
         state = x.new_zeros(x.shape[0], WIDTH)
         several = x.shape[1] > 1
@@ -247,6 +249,7 @@ class Decoder(Faulty):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.places = nn.Embedding(2 * TOKENS, WIDTH) if kind == "absolute" else None
         self.kept: Any = None
+        self.longest = 0
 
     def forward(
         self,
@@ -265,6 +268,9 @@ class Decoder(Faulty):
             cache = self.kept = self.kept or cache
         places = self._places(input_ids, position_ids, attention_mask, cache)
         x = self.embed(input_ids)
+        if self.has("remembers its longest call"):
+            self.longest = max(self.longest, input_ids.shape[1])
+            x = x * (1 + 1e-3 * self.longest)
         if self.places is not None:
             x = x + self.places(places)
         if self.has("padding token changes others") and attention_mask is not None:

@@ -22,8 +22,9 @@ SERVING = (
     "cache-crop",
     "cache-reorder",
     "prefix-reuse",
+    "call-history",
 )
-DECODING, CHUNKS, PADDING, ROWS, KEEP, CAUSAL, CROP, REORDER, PREFIX = SERVING
+DECODING, CHUNKS, PADDING, ROWS, KEEP, CAUSAL, CROP, REORDER, PREFIX, HISTORY = SERVING
 
 # The kind of model, the module with the fault, the fault, and the relation that must find it.
 ATTENTION = "layers.1.mixer"
@@ -81,6 +82,8 @@ CASES = [
     ("recurrent", ATTENTION, "decay applied twice with a cache", DECODING),
     ("recurrent", ATTENTION, "state of the first token kept", CHUNKS),
     ("recurrent", ATTENTION, "padding enters the state", PADDING),
+    ("recurrent", ATTENTION, "padding of a later chunk enters the state", PADDING),
+    ("attention", "", "remembers its longest call", HISTORY),
 ]
 # Which module computes a wrong value first cannot be seen from outside: the cache or the head.
 UNPLACED = {KEEP, CROP, REORDER, PREFIX}

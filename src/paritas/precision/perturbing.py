@@ -74,14 +74,14 @@ class CancelledSums:
         lost = self._before(call)
         if lost is None:
             return None
-        size = torch.maximum(*(term.abs() for term in call.args[:2]))
+        size = torch.maximum(*map(_size, call.args[:2]))
         return torch.where(lost > _FAR_APART * size, lost, 0.0).expand(call.result.shape)
 
     def note(self, call: UnperturbedCall, result: Any) -> None:
         """Remember a sum of two terms that cancel completely, or up to the last digits."""
         if not _is_sum_of_two(call):
             return
-        size = torch.maximum(*(term.abs() for term in call.args[:2]))
+        size = torch.maximum(*map(_size, call.args[:2]))
         before = self._before(call)
         if before is not None:
             size = torch.maximum(size, before)
@@ -102,11 +102,16 @@ class CancelledSums:
         return found
 
 
+def _size(terms: Tensor) -> Tensor:
+    """How large each is; a mask may be a term, too, and has no absolute values."""
+    return terms.double() if terms.dtype is torch.bool else terms.abs()
+
+
 def is_exact_in_any_order(terms: Any, result: Tensor) -> bool:
     """Whether float64 holds every partial sum of these terms."""
     if not isinstance(terms, torch.Tensor) or terms.is_complex() or not terms.numel():
         return True
-    sizes = terms.abs()
+    sizes = _size(terms)
     some = sizes[sizes > 0]
     length = terms.numel() / max(1, result.numel())
     return not some.numel() or bool(some.max() * length <= _FAR_APART * some.min())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +23,16 @@ from paritas.relations.relation import (
     computing_nothing,
 )
 from paritas.relations.serving import in_chunks, plain_case
-from paritas.relations.token_models import KEYS_AND_VALUES, TokenModel, spans
+from paritas.relations.token_models import (
+    KEYS_AND_VALUES,
+    TokenModel,
+    spans,
+    static_cache,
+    text_config,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -45,7 +53,14 @@ def _run_others(tokens: TokenModel, model: Any, inputs: Inputs, start: int, cach
     """Run tokens after a cache that are not those of the sequence; the cache afterwards."""
     others = _other_tokens(tokens.ids(inputs), start, start + GUESSED)
     with computing_nothing():
-        output = tokens.call(model, inputs, others, use_cache=True, **{tokens.cache: cache})
+        output = tokens.call(
+            model,
+            inputs,
+            others,
+            use_cache=True,
+            **{tokens.cache: cache},
+            **tokens.places_in_cache(start, start + GUESSED, cache=cache),
+        )
     found = tokens.cache_of(output)
     return cache if found is None else found
 
@@ -118,11 +133,11 @@ def _prefix_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Other rows of the batch ----------------------------------------------------------------------
 
 
-def _reordered(tokens: TokenModel, half: int) -> Way:
+def _reordered(tokens: TokenModel, half: int, make_cache: Callable[[], Any] = lambda: None) -> Way:
     """Swap the rows of the cache, as beam search does, and go on with the swapped rows."""
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        value, cache = tokens.continue_with(model, inputs, (0, half), None)
+        value, cache = tokens.continue_with(model, inputs, (0, half), make_cache())
         ids = tokens.ids(inputs)
         order = torch.arange(tokens.size[0], device=ids.device).flip(0)
         cache = _reorder(original_of(model), cache, order)
@@ -134,6 +149,7 @@ def _reordered(tokens: TokenModel, half: int) -> Way:
                 rows=order,
                 use_cache=True,
                 **{tokens.cache: cache},
+                **tokens.places_in_cache(half, ids.shape[1], cache=cache),
             )
         rest = tokens.value_of(output)[order]
         return {tokens.value: torch.cat([value, rest], dim=1)}
@@ -163,27 +179,97 @@ def _reorder_cases(checked: CheckedModel) -> Iterator[Case]:
 
 
 def _in_static_cache(tokens: TokenModel, sizes: list[int], room: int) -> Way:
-    def make_cache() -> Any:
-        library = importlib.import_module("transformers")
-        config = tokens.config.get_text_config(decoder=True)
-        return library.StaticCache(config=config, max_cache_len=tokens.size[1] + room)
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        made = static_cache(tokens, model, tokens.size[1] + room)
+        return dict(in_chunks(tokens, sizes, lambda: made)(model, inputs))
 
-    return in_chunks(tokens, sizes, make_cache)
+    return way
 
 
-def _static_cases(checked: CheckedModel) -> Iterator[Case]:
+def static_caches_refused(tokens: TokenModel) -> DoesNotApply | NotPromised | None:
+    """Why a static cache is not promised, or None."""
+    model = original_of(tokens.model)
+    if not hasattr(model, "_from_config") or tokens.cache != KEYS_AND_VALUES:
+        return DoesNotApply("not a model of transformers with keys and values in its cache")
+    if tokens.has_encoder:
+        return DoesNotApply("a static cache for an encoder and a decoder has no documented form")
+    flags = ("_can_compile_fullgraph", "_supports_static_cache")
+    flag = next((name for name in flags if hasattr(model, name)), flags[0])
+    if not getattr(model, flag, False):
+        return NotPromised(f"its class does not support static caches ({flag})")
+    return None
+
+
+# How many of the last tokens a quantised cache keeps as they are.
+_KEPT = 3
+_PLAIN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
+
+
+def _quantised_cache(tokens: TokenModel) -> Callable[[], Any] | None:
+    """What makes a quantised cache in which nothing is lost, or None if it is not supported.
+
+    What a quantiser loses is its own affair. When a layer quantises what, and in which order it
+    puts old and new tokens together, is the cache's: with a quantiser that keeps every value, the
+    cache must give what was put in.
+    """
+    library = sys.modules.get("transformers.cache_utils")
+    quantised = getattr(library, "QuantizedLayer", None)
+    layers = getattr(tokens.first_cache(), "layers", None)
+    if library is None or quantised is None or not isinstance(layers, list):
+        return None
+    if {type(one).__name__ for one in layers} - _PLAIN_LAYERS:
+        return None
+    keeps_all = {
+        "_quantize": lambda self, tensor, axis: tensor,  # noqa: ARG005  (as the library calls it)
+        "_dequantize": lambda self, tensor: tensor,  # noqa: ARG005
+    }
+    layer = type("LosslessLayer", (quantised,), keeps_all)
+    cache = library.Cache
+    return lambda: cache(layers=[layer(residual_length=_KEPT) for _ in layers])
+
+
+def _no_offloading(tokens: TokenModel) -> str:
+    """Why layers cannot wait in the memory of the CPU; empty if they can."""
+    build = importlib.import_module("transformers").DynamicCache
+    if "offloading" not in inspect.signature(build).parameters:
+        return "an offloaded cache needs transformers 4.56 or newer"
+    if tokens.ids(tokens.inputs).device.type == "cpu":
+        return "an offloaded cache needs a model on an accelerator"
+    return ""
+
+
+def _quantised_cases(tokens: TokenModel, half: int) -> Iterator[Case]:
+    make = _quantised_cache(tokens)
+    if make is None:
+        return
+    yield plain_case(tokens, in_chunks(tokens, [half, 1], make), "quantised, nothing lost")
+    if tokens.size[0] > 1:
+        swapped = _reordered(tokens, half, make)
+        yield plain_case(tokens, swapped, "quantised, nothing lost, reordered")
+
+
+def _kind_cases(checked: CheckedModel) -> Iterator[Case]:
     tokens = checked.tokens
     tokens.require_cache()
-    model = original_of(tokens.model)
-    if not hasattr(tokens.config, "get_text_config") or tokens.cache != KEYS_AND_VALUES:
+    if not hasattr(original_of(tokens.model), "_from_config") or tokens.cache != KEYS_AND_VALUES:
         raise DoesNotApply("not a model of transformers with keys and values in its cache")
-    if tokens.has_encoder:
-        raise DoesNotApply("a static cache for an encoder and a decoder has no documented form")
-    if not getattr(model, "_can_compile_fullgraph", False):
-        raise NotPromised("its class does not support static caches (_can_compile_fullgraph)")
     half = tokens.size[1] // 2
-    yield plain_case(tokens, _in_static_cache(tokens, [half, 1], 0), "static, exactly as long")
-    yield plain_case(tokens, _in_static_cache(tokens, [half, 3], 5), "static, longer")
+    refused = static_caches_refused(tokens)
+    if refused is None:
+        yield plain_case(tokens, _in_static_cache(tokens, [half, 1], 0), "static, exactly as long")
+        yield plain_case(tokens, _in_static_cache(tokens, [half, 3], 5), "static, longer")
+    no_offloading = _no_offloading(tokens)
+    if not tokens.has_encoder:
+        yield from _quantised_cases(tokens, half)
+        if not no_offloading:
+            build = importlib.import_module("transformers").DynamicCache
+            config = text_config(tokens.config)
+            offloaded = in_chunks(tokens, [half, 1], lambda: build(config=config, offloading=True))
+            yield plain_case(tokens, offloaded, "offloaded")
+    if refused is not None:
+        raise refused
+    if no_offloading:
+        raise DoesNotApply(no_offloading)
 
 
 CACHES: tuple[Relation, ...] = tuple(
@@ -192,6 +278,6 @@ CACHES: tuple[Relation, ...] = tuple(
         ("cache-crop", "tokens taken back from a cache = tokens never run", _crop_cases),
         ("cache-reorder", "reordered rows of a cache = a reordered batch", _reorder_cases),
         ("prefix-reuse", "a copied cache of a prefix = the prefix run again", _prefix_cases),
-        ("cache-kinds", "a static cache = the model's own cache", _static_cases),
+        ("cache-kinds", "other kinds of caches = the model's own cache", _kind_cases),
     )
 )

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
-from paritas._torch.dynamo import room_for_entries
+from paritas._torch.dynamo import original_of, room_for_entries
 from paritas.checks.comparer import Comparer
 from paritas.checks.failures import Explainer
 from paritas.errors import UsageError, in_one_line
@@ -30,7 +30,13 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 from paritas.relations.catalogue import chosen
 from paritas.relations.locating import ModuleLog, first_wrong, first_wrong_token
-from paritas.relations.relation import Case, CheckedModel, DoesNotApply, NotPromised
+from paritas.relations.relation import (
+    Case,
+    CheckedModel,
+    DoesNotApply,
+    NotPromised,
+    RelationFamily,
+)
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.invariants import InvariantsReport, Promise, RelationRow
 from paritas.results.items import CALL, Item, ItemKind
@@ -201,6 +207,9 @@ class _Check:
         if not case.draws_alike and evidence.depends_on_draws():
             raise DoesNotApply("its result depends on random numbers that it draws")
         side = self._compiled if case.compiles else self.candidate
+        is_trained = relation.family is RelationFamily.TRAINING and side is not self.reference
+        if is_trained and not isinstance(original_of(side.call), nn.Module):
+            raise DoesNotApply("the candidate is not a module: it has no parameters to train")
         program = dataclasses.replace(
             evidence.program, subject=self._subject(side, case.actual, case)
         )

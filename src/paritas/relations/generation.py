@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,9 @@ import torch
 
 from paritas._torch.dynamo import original_of
 from paritas.errors import in_one_line
+from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
+from paritas.relations.caches import static_caches_refused
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -20,9 +23,22 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     computing_nothing,
+    rows_of,
 )
-from paritas.relations.serving import PADDING, left_padding_is_promised, padded, plain_case
-from paritas.relations.token_models import TokenModel, config_parts, pad_token
+from paritas.relations.serving import (
+    PADDING,
+    left_padding_is_promised,
+    padded,
+    pads_encoder,
+    plain_case,
+)
+from paritas.relations.token_models import (
+    KEYS_AND_VALUES,
+    TokenModel,
+    config_parts,
+    own_static_kind,
+    pad_token,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +48,8 @@ if TYPE_CHECKING:
     from paritas.relations.relation import Way
 
 NEW_TOKENS = 4
+_BEAMS = 3
+_CHUNK, _KIND = "prefill_chunk_size", "cache_implementation"
 _PROMPT = 6
 _LONGEST_REASON = 160
 
@@ -70,26 +88,47 @@ class _Generation:
             ids = torch.cat([ids, value.argmax(dim=-1, keepdim=True)], dim=1)
         return {"logits": torch.stack(found, dim=1), "tokens": ids[:, start:]}
 
-    def generated(self, *, left: int = 0, **how: Any) -> Way:
-        """Call `generate`, on a prompt with padding if `left` is positive."""
+    def _generate(
+        self,
+        model: Any,
+        inputs: Inputs,
+        *,
+        left: int = 0,
+        encoder: int = 0,
+        helper: Any = None,
+        **how: Any,
+    ) -> Any:
+        """Call `generate`, perhaps with padding before the prompt or after the encoder's tokens.
+
+        `helper` is a model that guesses tokens ahead.
+        """
+        tokens = self.tokens
+        ids = tokens.ids(inputs)
+        more: dict[str, Any] = {name: inputs.kwargs[name] for name in tokens.context}
+        if left:
+            pad = ids.new_full((ids.shape[0], left), pad_token(tokens.config))
+            more["attention_mask"] = torch.cat([torch.zeros_like(pad), torch.ones_like(ids)], dim=1)
+            ids = torch.cat([pad, ids], dim=1)
+        elif not tokens.has_encoder and tokens.mask:
+            more["attention_mask"] = torch.ones_like(ids)
+        if encoder:
+            source = more["input_ids"]
+            pad = source.new_full((source.shape[0], encoder), pad_token(tokens.config))
+            mask = torch.cat([torch.ones_like(source), torch.zeros_like(pad)], dim=1)
+            more |= {"input_ids": torch.cat([source, pad], dim=1), "attention_mask": mask}
+        if helper is not None:
+            more["assistant_model"] = helper
+        whole = original_of(model)
+        with _plain_defaults(whole):
+            return whole.generate(
+                **{tokens.tokens: ids}, **more, generation_config=self._settings(**how)
+            )
+
+    def generated(self, **how: Any) -> Way:
+        """Call `generate` greedily."""
 
         def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-            tokens = self.tokens
-            ids = tokens.ids(inputs)
-            more: dict[str, Any] = {name: inputs.kwargs[name] for name in tokens.context}
-            if left:
-                pad = ids.new_full((ids.shape[0], left), pad_token(tokens.config))
-                more["attention_mask"] = torch.cat(
-                    [torch.zeros_like(pad), torch.ones_like(ids)], dim=1
-                )
-                ids = torch.cat([pad, ids], dim=1)
-            elif not tokens.has_encoder and tokens.mask:
-                more["attention_mask"] = torch.ones_like(ids)
-            whole = original_of(model)
-            with _plain_defaults(whole):
-                output = whole.generate(
-                    **{tokens.tokens: ids}, **more, generation_config=self._settings(**how)
-                )
+            output = self._generate(model, inputs, **how)
             return {
                 "logits": torch.stack(output.logits, dim=1),
                 "tokens": output.sequences[:, -NEW_TOKENS:],
@@ -97,20 +136,77 @@ class _Generation:
 
         return way
 
+    def assisted(self) -> Way:
+        """Call `generate` row by row, with the model itself as the one that guesses tokens."""
+
+        def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+            whole, rows = original_of(model), self.tokens.size[0]
+            kwargs = [rows_of(inputs, slice(row, row + 1)) for row in range(rows)]
+            found = [self._generate(model, one, helper=whole, use_cache=True) for one in kwargs]
+            # A step may have logits for several tokens, of two or of three axes.
+            logits = [[one.flatten(0, -2) for one in output.logits] for output in found]
+            return {
+                "logits": torch.stack([torch.cat(steps)[:NEW_TOKENS] for steps in logits]),
+                "tokens": torch.cat([one.sequences[:, -NEW_TOKENS:] for one in found]),
+            }
+
+        return way
+
+    def can_be_assisted(self) -> bool:
+        """Whether tokens that were guessed can be taken back."""
+        model = original_of(self.tokens.model)
+        if self.tokens.cache != KEYS_AND_VALUES or getattr(model, "_is_stateful", False):
+            return False
+        try:
+            with torch.no_grad():
+                self.assisted()(self.tokens.model, self.inputs)
+        except ValueError:  # transformers refuses by it, and its caches do
+            return False
+        except Exception:  # noqa: BLE001  (the case reports it)
+            return True
+        return True
+
+    def searched(self, **how: Any) -> Way:
+        """Call `generate` with beams."""
+
+        def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+            output = self._generate(model, inputs, num_beams=_BEAMS, **how)
+            return {
+                "scores": output.sequences_scores,
+                "tokens": output.sequences[:, -NEW_TOKENS:],
+            }
+
+        return way
+
+    @property
+    def _own_kind(self) -> str | None:
+        """The kind of cache that the model generates with unless it is told otherwise."""
+        found = getattr(original_of(self.tokens.model), "generation_config", None)
+        return getattr(found, _KIND, None) or own_static_kind(self.tokens.config) or None
+
+    @staticmethod
+    def has_setting(name: str) -> bool:
+        """Whether this release of transformers knows a setting."""
+        return hasattr(importlib.import_module("transformers").GenerationConfig(), name)
+
     def _settings(self, **how: Any) -> Any:
         library = importlib.import_module("transformers")
         start = self.start_token
-        return library.GenerationConfig(
+        plain = {"num_beams": 1, "output_logits": True}
+        beams = {"output_scores": True}
+        made = library.GenerationConfig(
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
-            num_beams=1,
             pad_token_id=pad_token(self.tokens.config),
             bos_token_id=start,
             decoder_start_token_id=start,
             return_dict_in_generate=True,
-            output_logits=True,
-            **how,
+            **(beams if "num_beams" in how else plain),
         )
+        how = {_KIND: self._own_kind, **how} if how.get("use_cache") else how
+        for name, value in how.items():  # not every release builds every setting
+            setattr(made, name, value)
+        return made
 
 
 @contextlib.contextmanager
@@ -124,7 +220,8 @@ def _plain_defaults(model: Any) -> Iterator[None]:
         model.generation_config = before
 
 
-def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
+def _generation(checked: CheckedModel) -> _Generation:
+    """Generation with this model; raises unless it promises it."""
     tokens = checked.tokens
     model = original_of(tokens.model)
     can = getattr(model, "can_generate", None)
@@ -140,33 +237,81 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
     run = _Generation(tokens)
     if tokens.has_encoder and run.start_token is None:
         raise DoesNotApply("its configuration has no token that a decoder starts with")
+    return run
+
+
+def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
+    run = _generation(checked)
+    tokens = run.tokens
 
     def case(label: str, **how: Any) -> Case:
         return Case(run.repeated, run.generated(**how), label, run.inputs)
 
     yield case("with a cache", use_cache=True)
     yield case("without a cache", use_cache=False)
-    if not tokens.has_encoder and tokens.mask and left_padding_is_promised(tokens):
+    pads_left = not tokens.has_encoder and tokens.mask and left_padding_is_promised(tokens)
+    if pads_left:
         yield case("left padded", left=PADDING, use_cache=True)
+        if tokens.cache == KEYS_AND_VALUES and run.has_setting(_CHUNK):
+            yield case("left padded, prompt in chunks", left=PADDING, use_cache=True, **{_CHUNK: 2})
+    if pads_encoder(tokens):
+        yield case("the encoder right padded", encoder=PADDING, use_cache=True)
+    if run.can_be_assisted():
+        yield Case(run.repeated, run.assisted(), "assisted by itself", run.inputs)
+    if static_caches_refused(tokens):
+        return
+    static = {"use_cache": True, _KIND: own_static_kind(tokens.config) or "static"}
+    yield case("static cache", **static)
+    if pads_left:
+        yield case("static cache, left padded", left=PADDING, **static)
+
+
+def _beam_cases(checked: CheckedModel) -> Iterator[Case]:
+    run = _generation(checked)
+    run.tokens.require_cache()
+    without, cached = run.searched(use_cache=False), run.searched(use_cache=True)
+    yield Case(without, cached, inputs=run.inputs)
 
 
 # --- Attention implementations --------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _implementation(model: Any, name: str) -> Iterator[None]:
+def _implementation(model: Any, name: str) -> Iterator[Any]:
+    """The model with another attention implementation."""
+    if not hasattr(model, "set_attn_implementation"):
+        yield _rebuilt(model, name)
+        return
     before = model.config._attn_implementation  # noqa: SLF001  (transformers has no other name)
     model.set_attn_implementation(name)
     try:
-        yield
+        yield model
     finally:
         model.set_attn_implementation(before)
 
 
+def _rebuilt(model: Any, name: str) -> Any:
+    """A model of the same weights; before transformers 4.54 it is chosen when a model is built."""
+    state = RandomState.now()
+    config = copy.deepcopy(model.config)
+    try:
+        made = type(model)._from_config(config, attn_implementation=name)  # noqa: SLF001
+    finally:
+        state.restore()
+    modules = dict(model.named_modules())
+    for path, module in made.named_modules():
+        own = modules[path]
+        module._parameters.update(own._parameters)  # noqa: SLF001
+        module._buffers.update(own._buffers)  # noqa: SLF001
+        module.training = own.training
+    return made
+
+
 def _with_implementation(name: str, inner: Way) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        with _implementation(original_of(model), name):
-            return dict(inner(model, inputs))
+        original = original_of(model)
+        with _implementation(original, name) as other:
+            return dict(inner(model if other is original else other, inputs))
 
     return way
 
@@ -175,8 +320,8 @@ def _attention_cases(checked: CheckedModel) -> Iterator[Case]:
     tokens = checked.tokens
     model = original_of(tokens.model)
     own = getattr(tokens.config, "_attn_implementation", None)
-    if not hasattr(model, "set_attn_implementation") or own is None:
-        raise DoesNotApply("it has no set_attn_implementation()")
+    if own is None or not hasattr(model, "_from_config"):
+        raise DoesNotApply("not a model of transformers with attention implementations")
     names = ["eager"]
     names += ["sdpa"] if getattr(model, "_supports_sdpa", False) else []
     others = [name for name in names if name != own]
@@ -276,6 +421,7 @@ GENERATION: tuple[Relation, ...] = tuple(
     Relation(name=name, about=about, family=RelationFamily.SERVING, cases=cases)
     for name, about, cases in (
         ("greedy-generation", "generate() = the best token of repeated calls", _generate_cases),
+        ("beam-search", "beam search with a cache = without a cache", _beam_cases),
         ("attention", "all attention implementations agree", _attention_cases),
         ("packing", "sequences packed into one row = separate rows", _packing_cases),
     )

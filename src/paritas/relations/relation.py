@@ -96,6 +96,18 @@ class CheckedModel:
         Raises:
             DoesNotApply: it is not such a model.
         """
+        found = self.any_tokens
+        if found.is_pooled:
+            raise DoesNotApply("it returns no value for each token")
+        return found
+
+    @property
+    def any_tokens(self) -> TokenModel:
+        """The model as one on tokens, which may also give one value for each row.
+
+        Raises:
+            DoesNotApply: it is not such a model.
+        """
         if isinstance(self._tokens, DoesNotApply):
             raise self._tokens
         return self._tokens

@@ -107,40 +107,45 @@ def padded(tokens: TokenModel, left: int, right: int) -> Way:
         moved = tokens.positions_of(places[None], rows) if left else {}
         with computing(own=own):
             output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
-        return {tokens.value: tokens.value_of(output)[:, own]}
+        value = tokens.value_of(output)
+        return {tokens.value: value if tokens.is_pooled else value[:, own]}
 
     return way
 
 
-def _padded_and_decoded(tokens: TokenModel) -> Way:
-    """Prefill a padded prompt, then decode token by token, as batched generation does."""
+def _padded_and_continued(tokens: TokenModel, sizes: list[int]) -> Way:
+    """Run a padded prompt in chunks, each after the cache of those before.
+
+    The first chunk has `sizes[0]` columns, padding included, and so on.
+    """
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         ids = tokens.ids(inputs)
         rows, total = ids.shape
-        half = total // 2
         pad = ids.new_full((rows, PADDING), pad_token(tokens.config))
         longer = torch.cat([pad, ids], dim=1)
         mask = torch.ones_like(longer)
         mask[:, :PADDING] = 0
         places = torch.arange(-PADDING, total, device=ids.device).clamp(min=0)[None]
-        cache, found = None, []
-        for start, stop in [(0, half), *((at, at + 1) for at in range(half, total))]:
-            first = 0 if start == 0 else start + PADDING
-            span = slice(first, stop + PADDING)
-            own = slice(PADDING, None) if start == 0 else slice(None)
+        cache, found = tokens.new_cache(), []
+        for first, last in spans(sizes, PADDING + total):
+            start, stop = max(first - PADDING, 0), max(last - PADDING, 0)
+            own = slice(max(PADDING - first, 0), None)
             given = {} if cache is None else {tokens.cache: cache}
             # A state has no places to mask: its mask is about the tokens of the call alone.
-            if cache is None or tokens.cache == KEYS_AND_VALUES:
-                given[tokens.mask] = mask[:, : stop + PADDING]
+            if tokens.cache == KEYS_AND_VALUES:
+                given[tokens.mask] = mask[:, :last]
+            elif last - first > 1 or first == 0:
+                given[tokens.mask] = mask[:, first:last]
+            given |= tokens.places_in_cache(first, last, cache=cache)
             with computing(tokens=slice(start, stop), own=own):
                 output = tokens.call(
                     model,
                     inputs,
-                    longer[:, span],
+                    longer[:, first:last],
                     use_cache=True,
                     **given,
-                    **tokens.positions_of(places[:, span], rows),
+                    **tokens.positions_of(places[:, first:last], rows),
                 )
             found.append(tokens.value_of(output)[:, own])
             made = tokens.cache_of(output)
@@ -197,28 +202,53 @@ def _padded_encoder(tokens: TokenModel) -> Way:
     return way
 
 
+def _pooled_padding(tokens: TokenModel) -> Iterator[Case]:
+    """A value for each row must not depend on its padding either."""
+    if not tokens.mask or tokens.has_encoder:
+        raise DoesNotApply("no attention_mask in its signature")
+    if not any(isinstance(getattr(one, "pad_token_id", None), int) for one in tokens.configs()):
+        raise NotPromised("its configuration has no pad_token_id")
+    ways = {"right": padded(tokens, 0, PADDING)}
+    if left_padding_is_promised(tokens):
+        ways["left"] = padded(tokens, PADDING, 0)
+        ways["both sides"] = padded(tokens, PADDING, PADDING)
+    for label, way in ways.items():
+        yield Case(tokens.whole, way, label, tokens.inputs)
+
+
 def _padding(checked: CheckedModel) -> Iterator[Case]:
-    tokens = checked.tokens
-    encoder = tokens.context.get("input_ids")
-    pads_encoder = (
-        tokens.has_encoder
-        and isinstance(encoder, torch.Tensor)
-        and encoder.dim() == 2  # noqa: PLR2004
-        and "attention_mask" in tokens.takes
-        and "attention_mask" not in tokens.context
-    )
-    if not tokens.mask and not pads_encoder:
+    tokens = checked.any_tokens
+    if tokens.is_pooled:
+        yield from _pooled_padding(tokens)
+        return
+    if not tokens.mask and not pads_encoder(tokens):
         raise DoesNotApply("no attention_mask in its signature")
     if tokens.mask:
         yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
         if left_padding_is_promised(tokens):
             yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
             if has_cache(tokens):
-                yield plain_case(tokens, _padded_and_decoded(tokens), "left, then decoded")
+                prompt = PADDING + tokens.size[1] // 2
+                decoded = _padded_and_continued(tokens, [prompt, 1])
+                yield plain_case(tokens, decoded, "left, then decoded")
+                chunks = _padded_and_continued(tokens, [PADDING - 1, 4])
+                yield plain_case(tokens, chunks, "left, in chunks")
                 unequal = _of_unequal_lengths(tokens)
                 yield plain_case(tokens, unequal, "left, rows of unequal length")
-    if pads_encoder:
+    if pads_encoder(tokens):
         yield plain_case(tokens, _padded_encoder(tokens), "of the encoder, right")
+
+
+def pads_encoder(tokens: TokenModel) -> bool:
+    """Whether the encoder has token ids that can be padded."""
+    encoder = tokens.context.get("input_ids")
+    return (
+        tokens.has_encoder
+        and isinstance(encoder, torch.Tensor)
+        and encoder.dim() == 2  # noqa: PLR2004
+        and "attention_mask" in tokens.takes
+        and "attention_mask" not in tokens.context
+    )
 
 
 def left_padding_is_promised(tokens: TokenModel) -> bool:
@@ -428,6 +458,45 @@ def _causality(checked: CheckedModel) -> Iterator[Case]:
     yield plain_case(tokens, _with_other_ends(tokens))
 
 
+# --- Earlier calls --------------------------------------------------------------------------------
+
+
+def _after(tokens: TokenModel, earlier: Callable[[Any, Inputs], Any]) -> Way:
+    """The plain call, after another one."""
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        with computing_nothing():
+            earlier(model, inputs)
+        return tokens.whole(model, inputs)
+
+    return way
+
+
+def _history(checked: CheckedModel) -> Iterator[Case]:
+    tokens = checked.tokens
+
+    def longer(model: Any, inputs: Inputs) -> Any:
+        ids = tokens.ids(inputs)
+        return tokens.call(model, inputs, torch.cat([ids, ids.flip(1)], dim=1))
+
+    def shorter(model: Any, inputs: Inputs) -> Any:
+        return tokens.call(model, inputs, tokens.ids(inputs)[:, :2])
+
+    earlier: dict[str, Callable[[Any, Inputs], Any]] = {
+        "after a longer call": longer,
+        "after a shorter call": shorter,
+    }
+    if has_cache(tokens):
+        earlier["after decoding"] = in_chunks(tokens, [tokens.size[1] // 2, 1])
+    for label, call in earlier.items():
+        try:
+            with torch.no_grad():
+                call(tokens.model, tokens.inputs)
+        except Exception:  # noqa: BLE001, S112  (it has a longest sequence; others report a cache)
+            continue
+        yield plain_case(tokens, _after(tokens, call), label)
+
+
 SERVING: tuple[Relation, ...] = (
     *(
         Relation(name=name, about=about, family=RelationFamily.SERVING, cases=cases)
@@ -446,6 +515,7 @@ SERVING: tuple[Relation, ...] = (
             ("row-independence", "a row's result does not depend on the other rows", _row_cases),
             ("logits-to-keep", "the last positions alone = those of all", _logits_to_keep),
             ("causality", "later tokens do not change the values of earlier ones", _causality),
+            ("call-history", "a call after other calls = the first call", _history),
         )
     ),
     Relation(

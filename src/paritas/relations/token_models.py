@@ -6,7 +6,10 @@ those of transformers; a model of your own that uses them is checked in the same
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +23,7 @@ from paritas.numerics.contents import map_leaves
 from paritas.relations.relation import DoesNotApply, NotPromised, computing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -31,6 +34,7 @@ _KEEPS = ("logits_to_keep", "num_logits_to_keep")
 _VALUES = ("logits", "prediction_logits", "last_hidden_state", "hidden_states")
 # Arguments that paritas sets itself, so that the caller's own are not needed.
 _OURS = ("use_cache", "labels", "return_dict", "output_attentions", "output_hidden_states")
+_PLACES = "cache_position"
 _LONGEST_REASON = 160
 MATRIX = 2
 
@@ -49,6 +53,8 @@ class TokenModel:
         keep: the name of the argument that limits the positions of the result, or "".
         context: the other arguments, which every call gets.
         value: the name of the result that has a value for each token.
+        needs_mask: it cannot be called without a mask.
+        is_pooled: the result has a value for each row instead, as a classifier has.
         size: batch and number of tokens.
     """
 
@@ -70,10 +76,12 @@ class TokenModel:
         self.positions = self._known(f"{prefix}position_ids")
         self.cache = next((name for name in _CACHES if name in self.takes), "")
         self.keep = next((name for name in _KEEPS if name in self.takes), "")
+        self.needs_mask = False
         ids = self._without_padding(given, given[self.tokens])
         self.size: tuple[int, int] = (ids.shape[0], ids.shape[1])
         self.context, ids = self._find_context(given, ids)
         self.inputs = Inputs(kwargs={**self.context, self.tokens: ids})
+        self.is_pooled = False
         self.value = self._find_value()
 
     # --- Reading the signature and the inputs ---
@@ -141,18 +149,24 @@ class TokenModel:
     def _try(self, context: Mapping[str, Any], ids: Tensor, **more: Any) -> Any:
         state = RandomState.now()
         try:
+            asked = {**self._mask_of_ones(ids, more), **more}
             with torch.no_grad():
-                return self.model(**_copied(context), **{self.tokens: ids}, **more)
+                return self.model(**_copied(context), **{self.tokens: ids}, **asked)
         finally:
             state.restore()
 
     def _find_value(self) -> str:
         """The name of the result with a value for each token."""
+        ids = self.ids(self.inputs)
         try:
-            found = as_named(self._try(self.context, self.ids(self.inputs), **self._uncached()))
-        except Exception as error:
+            found = as_named(self._try(self.context, ids, **self._uncached()))
+        except Exception as error:  # noqa: BLE001  (raised again below)
             reason = in_one_line(error, _LONGEST_REASON)
-            raise DoesNotApply(f"it cannot be called on its tokens alone: {reason}") from error
+            self.needs_mask = bool(self.mask)
+            try:
+                found = as_named(self._try(self.context, ids, **self._uncached()))
+            except Exception:  # noqa: BLE001  (it is not for want of a mask)
+                raise DoesNotApply(f"it cannot be called on its tokens alone: {reason}") from error
         fitting = [
             name
             for name, value in found.items()
@@ -163,7 +177,15 @@ class TokenModel:
         for name in (*_VALUES, *fitting):
             if name in fitting:
                 return name
+        rows = found.get("logits")
+        if isinstance(rows, torch.Tensor) and rows.dim() == MATRIX and len(rows) == self.size[0]:
+            self.is_pooled = True
+            return "logits"
         raise DoesNotApply("it returns no value for each token")
+
+    def configs(self) -> list[Any]:
+        """Its configuration and those inside it."""
+        return list(config_parts(self.config))
 
     # --- Calling it ---
 
@@ -187,8 +209,16 @@ class TokenModel:
         """Call a model on some tokens, without a cache unless `more` asks for one."""
         context = {name: inputs.kwargs[name] for name in self.context}
         context = self._of_rows(context, rows)
-        asked = {**self._uncached(), **more}
+        asked = {**self._uncached(), **self._mask_of_ones(ids, more), **more}
         return model(**context, **{self.tokens: ids}, **asked)
+
+    def _mask_of_ones(self, ids: Tensor, more: Mapping[str, Any]) -> dict[str, Tensor]:
+        """A mask of all tokens, in the cache and here, for a model that cannot do without."""
+        if not self.needs_mask:
+            return {}
+        length = getattr(more.get(self.cache), "get_seq_length", None)
+        past = 0 if length is None else int(length())
+        return {self.mask: ids.new_ones(ids.shape[0], past + ids.shape[1])}
 
     def _of_rows(self, context: dict[str, Any], rows: Any) -> dict[str, Any]:
         if isinstance(rows, slice) and rows == slice(None):
@@ -236,11 +266,76 @@ class TokenModel:
             raise DoesNotApply("no cache in its signature")
         self.require_causal()
         if self.first_cache() is None:
-            raise DoesNotApply("it returns no cache, though use_cache=True")
+            reason = "it returns no cache, though use_cache=True"
+            if self._has_place_for_cache():
+                raise RuntimeError(reason)
+            raise DoesNotApply(reason)
+
+    def _has_place_for_cache(self) -> bool:
+        """Whether the class of its result has a place for keys and values, and it can generate."""
+        can = getattr(original_of(self.model), "can_generate", None)
+        if self.cache != KEYS_AND_VALUES or not callable(can) or not can():
+            return False
+        ids = self.ids(self.inputs)[:, :1]
+        return hasattr(self._try(self.context, ids, use_cache=True), self.cache)
 
     def first_cache(self) -> Any:
         """A new cache with the first token in it; None if the model returns none."""
-        return self.cache_of(self._try(self.context, self.ids(self.inputs)[:, :1], use_cache=True))
+        made = self.new_cache()
+        given = {} if made is None else {self.cache: made}
+        ids = self.ids(self.inputs)[:, :1]
+        return self.cache_of(self._try(self.context, ids, use_cache=True, **given))
+
+    def new_cache(self) -> Any:
+        """What the first call gets as its cache; None if the model makes it itself."""
+        return self._make_cache() if self._make_cache is not None else None
+
+    @functools.cached_property
+    def _make_cache(self) -> Callable[[], Any] | None:
+        """What makes a cache if a call without one returns none, or one of an old form.
+
+        Before transformers 5, some models return tuples unless they get an object, and hybrid ones
+        return nothing unless they get the object that `generate` prepares.
+        """
+        if "use_cache" not in self.takes:
+            return None
+        original = original_of(self.model)
+        if own_static_kind(self.config) and getattr(original, "_supports_static_cache", False):
+            # The model's own would have no room for more tokens than those of the first call.
+            return lambda: static_cache(self, self.model, 2 * self.size[1])
+        ids = self.ids(self.inputs)[:, :1]
+        found = self.cache_of(self._try(self.context, ids, use_cache=True))
+        known = getattr(sys.modules.get("transformers"), "DynamicCache", None)
+        if isinstance(found, tuple) and known is not None and not self.has_encoder:
+            return known if getattr(original, "_supports_cache_class", False) else None
+        prepare = getattr(original, "prepare_inputs_for_generation", None)
+        if found is not None or prepare is None or self.has_encoder:
+            return None
+
+        def prepared() -> Any:
+            places = torch.arange(ids.shape[1], device=ids.device)
+            return prepare(ids, use_cache=True, cache_position=places).get(self.cache)
+
+        try:
+            return prepared if prepared() is not None else None
+        except Exception:  # noqa: BLE001  (it prepares none: the relation says that there is none)
+            return None
+
+    def places_in_cache(self, start: int, stop: int, *, cache: Any) -> dict[str, Tensor]:
+        """The argument with the places of these tokens in a cache; empty if it needs none.
+
+        A model that derives them from its keys and values needs none; before transformers 5.3, one
+        with a state cannot.
+        """
+        keeps_state = self.cache != KEYS_AND_VALUES or self._is_prepared
+        if cache is None or not keeps_state or _PLACES not in self.takes:
+            return {}
+        device = self.ids(self.inputs).device
+        return {_PLACES: torch.arange(start, stop, device=device)}
+
+    @property
+    def _is_prepared(self) -> bool:
+        return self._make_cache is not None and not isinstance(self._make_cache, type)
 
     def cache_of(self, output: Any) -> Any:
         """The cache in an output, or None."""
@@ -261,10 +356,17 @@ class TokenModel:
     ) -> tuple[Tensor, Any]:
         """Run the tokens of a span after those in the cache; its values, and the new cache."""
         start, stop = span
+        cache = self.new_cache() if cache is None else cache
         given = {} if cache is None else {self.cache: cache}
         with computing(tokens=slice(start, stop)):
             output = self.call(
-                model, inputs, self.ids(inputs)[:, start:stop], use_cache=True, **given, **more
+                model,
+                inputs,
+                self.ids(inputs)[:, start:stop],
+                use_cache=True,
+                **given,
+                **self.places_in_cache(start, stop, cache=cache),
+                **more,
             )
         found = self.cache_of(output)
         return self.value_of(output), cache if found is None else found
@@ -369,12 +471,21 @@ def non_causal_flag(config: Any, model: Any) -> str:
         if settings.get("is_causal") is False:
             return "is_causal=False"
     is_pair = bool(own.get("is_encoder_decoder"))
-    if not is_pair and getattr(config, "is_decoder", None) is False and "is_decoder" in own:
+    if not is_pair and own.get("is_decoder") is False and _reads_is_decoder(model):
         return "is_decoder=False"
     can_generate = getattr(original_of(model), "can_generate", None)
     if callable(can_generate) and not can_generate() and not _is_base_of_decoder(model):
         return "its class cannot generate"
     return ""
+
+
+def _reads_is_decoder(model: Any) -> bool:
+    """Whether the setting has a meaning: before transformers 5, every configuration has it."""
+    module = sys.modules.get(type(original_of(model)).__module__)
+    try:
+        return module is None or "config.is_decoder" in inspect.getsource(module)
+    except (OSError, TypeError):
+        return True
 
 
 def _is_base_of_decoder(model: Any) -> bool:
@@ -397,7 +508,7 @@ def has_cache(tokens: TokenModel) -> bool:
     """Whether a model promises to continue from a cache."""
     try:
         tokens.require_cache()
-    except (DoesNotApply, NotPromised):
+    except Exception:  # noqa: BLE001  (what a cache raises is reported by cached-decoding)
         return False
     return True
 
@@ -409,3 +520,38 @@ def pad_token(config: Any) -> int:
         if isinstance(found, int) and found >= 0:
             return found
     return 0
+
+
+# --- Static caches --------------------------------------------------------------------------------
+
+# What the static cache of a model with sliding layers was called before transformers 4.56.
+_STATIC_KINDS = {"hybrid": "HybridCache", "hybrid_chunked": "HybridChunkedCache"}
+_CHUNKED = "attention_chunk_size"
+
+
+def own_static_kind(config: Any) -> str:
+    """The kind of static cache that a configuration asks for; empty if it asks for none."""
+    kind = getattr(text_config(config), "cache_implementation", None)
+    return kind if kind in _STATIC_KINDS else ""
+
+
+def static_cache(tokens: TokenModel, model: Any, length: int) -> Any:
+    """A static cache; before transformers 4.56 it also needs the size and dtype of its values."""
+    library = importlib.import_module("transformers.cache_utils")
+    config = text_config(tokens.config)
+    kind = own_static_kind(config)
+    kind = "hybrid_chunked" if kind and getattr(config, _CHUNKED, None) else kind
+    build = getattr(library, _STATIC_KINDS.get(kind, "StaticCache"))
+    takes = inspect.signature(build).parameters
+    weight = next(one for one in original_of(model).parameters() if one.is_floating_point())
+    rows = "max_batch_size" if "max_batch_size" in takes else "batch_size"
+    more = {rows: tokens.size[0], "device": weight.device, "dtype": weight.dtype}
+    given = {name: value for name, value in more.items() if name in takes}
+    return build(config=config, max_cache_len=length, **given)
+
+
+def text_config(config: Any) -> Any:
+    """The part of a configuration that describes the decoder of text."""
+    if hasattr(config, "get_text_config"):
+        return config.get_text_config(decoder=True)
+    return getattr(config, "text_config", config)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paritas._torch.dynamo import original_of
+from paritas._torch.dynamo import original_of, uncompiled
 from paritas.numerics.contents import leaves
 from paritas.relations.relation import (
     Case,
@@ -25,7 +25,7 @@ from paritas.relations.relation import (
     batch_of,
     rows_of,
 )
-from paritas.relations.token_models import TokenModel, as_named
+from paritas.relations.token_models import TokenModel, as_named, has_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +39,9 @@ STEPS = 2
 RATE = 1e-2
 _IGNORED = -100  # labels with this value do not count, in torch and in transformers
 _ITEMS = "num_items_in_batch"
+# What transformers has called the arguments of its losses since 4.46.
+_LOSS_ARGUMENTS = ("TransformersKwargs", "KwargsForCausalLM", "LossKwargs", "loss_kwargs")
+_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class Lesson:
@@ -89,9 +92,10 @@ class Lesson:
         """Whether the number of tokens of all micro-batches can be given to the model's loss."""
         parameters = inspect.signature(self.model.forward).parameters.values()
         named = any(one.name == _ITEMS for one in parameters)
-        # transformers hands the arguments of the loss on by **kwargs, and says so in its type.
+        # transformers hands the arguments of the loss on by **kwargs, and says so.
         handed = any(
-            one.kind is one.VAR_KEYWORD and "TransformersKwargs" in str(one.annotation)
+            one.kind is one.VAR_KEYWORD
+            and any(word in f"{one.name} {one.annotation}" for word in _LOSS_ARGUMENTS)
             for one in parameters
         )
         return named or handed
@@ -228,6 +232,55 @@ def _require_rows(lesson: Lesson) -> None:
             raise NotPromised(f"{type(one).__name__} makes rows depend on each other in training")
 
 
+# --- The loss -------------------------------------------------------------------------------------
+
+
+def _is_of_pair(config: Any) -> bool:
+    """Whether a configuration is of a class for an encoder and a decoder."""
+    try:
+        known = inspect.signature(type(config)).parameters.get("is_encoder_decoder")
+    except (TypeError, ValueError):
+        return False
+    return known is not None and known.default is True
+
+
+def _loss_cases(checked: CheckedModel) -> Iterator[Case]:
+    """The model's loss, and the cross-entropy of its logits."""
+    lesson = Lesson(checked)
+    tokens = checked_tokens(lesson)
+    if not lesson.labelled:
+        raise DoesNotApply("it has no loss of labels")
+    if tokens.value != "logits":
+        raise DoesNotApply("it returns no logits for each token")
+    tokens.require_causal()
+    if not has_cache(tokens) or not type(lesson.model).__name__.endswith(_HEADS):
+        raise NotPromised("its class does not say that its labels are the next tokens")
+    if not tokens.has_encoder and _is_of_pair(tokens.config):
+        raise NotPromised("it is the decoder of a pair, whose labels may be shifted already")
+    for part in tokens.configs():
+        for name in ("output_router_logits", "label_smoothing", "ngram"):
+            if getattr(part, name, None):
+                raise NotPromised(f"its loss has other parts ({name}={getattr(part, name)!r})")
+
+    def of_logits(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        with training(model, on=False):
+            logits = tokens.whole(model, inputs)[tokens.value]
+        labels = lesson.labels(inputs)
+        if not tokens.has_encoder:  # a token's logits are about the next token
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        return {
+            "loss": nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), ignore_index=_IGNORED
+            )
+        }
+
+    def of_labels(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        with training(model, on=False):
+            return {"loss": lesson.loss(model, inputs)}
+
+    yield Case(of_logits, of_labels, inputs=lesson.inputs)
+
+
 # --- Activation checkpointing ---------------------------------------------------------------------
 
 
@@ -331,11 +384,19 @@ class _Loop:
         return {name: one.detach().clone() for name, one in named.items()}
 
 
-def _fresh(model: Any) -> nn.Module:
+def _trainee(model: Any) -> Any:
+    """What is trained: a copy, or a compiled model itself, since a copy would not be compiled.
+
+    The state of a model that is trained itself is put back after the run.
+    """
+    return copy.deepcopy(model) if uncompiled(model) is model else model
+
+
+def _fresh(model: Any) -> Any:
     """Another model of the same form: what a new process builds before it loads anything."""
-    made: nn.Module = copy.deepcopy(original_of(model))
+    made = _trainee(model)
     with torch.no_grad():
-        for one in made.parameters():
+        for one in original_of(made).parameters():
             one.mul_(0.5)
     return made
 
@@ -344,17 +405,16 @@ def _resume_cases(checked: CheckedModel) -> Iterator[Case]:
     lesson = Lesson(checked)
 
     def straight(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        loop = _Loop(lesson, copy.deepcopy(original_of(model)))
+        loop = _Loop(lesson, _trainee(model))
         loop.run(inputs, 2 * STEPS)
         return loop.result()
 
     def resumed(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        new = _fresh(model)
-        loop = _Loop(lesson, copy.deepcopy(original_of(model)))
+        loop = _Loop(lesson, _trainee(model))
         loop.run(inputs, STEPS)
         data = loop.saved()
         torch.manual_seed(1)
-        second = _Loop(lesson, new)
+        second = _Loop(lesson, _fresh(model))
         second.load(data)
         second.run(inputs, STEPS)
         return second.result()
@@ -367,7 +427,7 @@ def _optimizer_cases(checked: CheckedModel) -> Iterator[Case]:
 
     def steps(**how: Any) -> Way:
         def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-            loop = _Loop(lesson, copy.deepcopy(original_of(model)), **how)
+            loop = _Loop(lesson, _trainee(model), **how)
             loop.run(inputs, STEPS)
             return loop.result()
 
@@ -502,8 +562,9 @@ def _round_trip_cases(checked: CheckedModel) -> Iterator[Case]:
         buffer = io.BytesIO()
         torch.save(original_of(model).state_dict(), buffer)
         new = _fresh(model)
-        new.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=True))
-        return {**call(new, inputs), "tied weights": _ties(new)}
+        saved = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+        original_of(new).load_state_dict(saved)
+        return {**call(new, inputs), "tied weights": _ties(original_of(new))}
 
     yield Case(direct, loaded, inputs=inputs)
 
@@ -538,6 +599,7 @@ TRAINING: tuple[Relation, ...] = (
                 "gradients of micro-batches add up to one batch's",
                 _accumulation_cases,
             ),
+            ("loss", "the loss of labels = the cross-entropy of the logits", _loss_cases),
             ("checkpointing", "activation checkpointing on = off", _checkpoint_cases),
             ("resume", "save, load, continue = continue", _resume_cases),
             ("round-trip", "a state dict saved and loaded = the model", _round_trip_cases),

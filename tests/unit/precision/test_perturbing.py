@@ -162,6 +162,13 @@ def test_a_mask_of_ones_and_zeros_masks_in_every_run(unit, one):
     assert rms(spread(attend, scores, unit=unit)) < 100 * unit
 
 
+@pytest.mark.parametrize("unit", [U32, UNIT_F64])
+def test_a_mask_may_be_a_term_of_a_sum(unit):
+    mask = torch.tensor([True, False, True, False])
+    moved = perturbed(lambda x: x + mask, values(4), unit=unit)
+    assert torch.allclose(moved, values(4) + mask, atol=1e-6, rtol=0)
+
+
 def test_an_operator_in_place_is_perturbed_and_gives_its_argument_back():
     x = values(64)
     with PerturbMode(torch.float32, torch.float32, U32, 0):

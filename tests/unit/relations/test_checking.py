@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from click.testing import CliRunner
@@ -223,3 +225,86 @@ def test_relations_hold_in_bfloat16_and_a_fault_is_found_there():
     assert paritas.invariants(Decoder().bfloat16(), tokens(), only="cached-decoding")
     faulty = plant(Decoder(), "other scale with a cache", "layers.0.mixer").bfloat16()
     assert not paritas.invariants(faulty, tokens(), only="cached-decoding")
+
+
+# --- What a model promises ---
+
+
+def test_a_setting_that_the_model_does_not_read_promises_nothing():
+    """Before transformers 5, the configuration of every decoder says is_decoder=False."""
+    model = Decoder().eval()
+    model.config = SimpleNamespace(is_decoder=False, is_encoder_decoder=False)
+    assert paritas.invariants(model, tokens(), only="cached-decoding").row("cached-decoding").status
+
+
+class Classifier(nn.Module):
+    """One value for each row: that of its last token."""
+
+    config = SimpleNamespace(pad_token_id=0)
+
+    def __init__(self, looks_at_the_mask):
+        super().__init__()
+        torch.manual_seed(0)
+        self.looks_at_the_mask = looks_at_the_mask
+        self.embed, self.head = nn.Embedding(50, 16), nn.Linear(16, 3)
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.head(self.embed(input_ids))
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        places = attention_mask * torch.arange(input_ids.shape[1])
+        last = places.argmax(1) if self.looks_at_the_mask else -1
+        return {"logits": x[torch.arange(len(x)), last]}
+
+
+@pytest.mark.parametrize("looks_at_the_mask", [True, False])
+def test_padding_must_not_change_a_value_for_each_row(looks_at_the_mask):
+    model = Classifier(looks_at_the_mask)
+    report = paritas.invariants(model, tokens(), only=["padding", "causality"])
+    assert report.row("padding").status.passes() == looks_at_the_mask
+    assert report.row("causality").reason == "it returns no value for each token"
+
+
+class TinyForCausalLM(nn.Module):
+    """A decoder with a loss that may shift its labels too often."""
+
+    def __init__(self, shifts):
+        super().__init__()
+        self.shifts = shifts
+        self.decoder = Decoder()
+
+    def forward(self, input_ids, past_key_values=None, use_cache=False, labels=None):
+        found = self.decoder(input_ids, past_key_values=past_key_values, use_cache=use_cache)
+        if labels is not None:
+            logits = found["logits"][:, : -self.shifts].flatten(0, 1)
+            found["loss"] = nn.functional.cross_entropy(logits, labels[:, self.shifts :].flatten())
+        return found
+
+
+@pytest.mark.parametrize(("shifts", "passes"), [(1, True), (2, False)])
+def test_a_loss_must_be_about_the_next_token(shifts, passes):
+    report = paritas.invariants(TinyForCausalLM(shifts).eval(), tokens(), only="loss")
+    assert report.row("loss").status.passes() == passes
+
+
+def test_the_labels_of_a_pairs_decoder_may_be_shifted_already():
+    class Config:
+        def __init__(self, is_encoder_decoder=True):
+            self.is_encoder_decoder = is_encoder_decoder
+
+    model = TinyForCausalLM(2).eval()
+    model.config = Config(is_encoder_decoder=False)
+    assert paritas.invariants(model, tokens(), only="loss").row("loss").promise == "not promised"
+
+
+def test_a_candidate_that_is_not_a_module_is_not_trained():
+    model = Trained().eval()
+
+    def candidate(**kwargs):
+        return model(**kwargs)
+
+    names = ["resume", "round-trip", "accumulation"]
+    report = paritas.invariants(model, tokens(), only=names, candidate=candidate)
+    reason = "the candidate is not a module: it has no parameters to train"
+    assert [row.reason for row in report.rows] == [reason] * 3, str(report)
+    assert report.exit_code == 3
