@@ -46,8 +46,13 @@ demo: $(VENV)/.installed ## Install paritas and show what it does
 
 # --- checks ---------------------------------------------------------------------------------------
 
+# Types are checked beside the tests: that takes most of a minute of one core.
 .PHONY: test
-test: lint types layers ## Run every check, then the tests
+test: lint layers ## Run every check, and the tests
+	@$(MAKE) --no-print-directory --jobs=2 types run-tests
+
+.PHONY: run-tests
+run-tests: $(VENV)/.installed-test
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # What may fail without harm: the tests that need a browser then skip, and say so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 
@@ -21,6 +22,9 @@ import paritas.reports.terminal  # noqa: F401
 import processes
 
 torch.set_num_threads(1)
+# A fork has lost the threads of torch's pool. The next call of this function makes a new one, which
+# each thread that computes calls: of two that do so at once, one would find no pool.
+os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 if os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == "1":
     # The first that is compiled takes most of a second more than others, for what is imported and
     # looked up then. With more threads there would be some now, and no fork may have any.

@@ -103,11 +103,15 @@ def _send_line(channel: socket.socket, line: str) -> None:
 
 
 def _fork(orders: socket.socket, ends: list[int], memory: int) -> int:
+    import torch
+
     process = os.fork()
     if process:
         return process
     try:
         orders.close()
+        # Torch makes its pool anew here; two threads of a candidate would race for it.
+        torch.set_num_threads(1)
         be_candidate(socket.socket(fileno=ends[0]), ends[1], memory)
     finally:
         os._exit(70)
