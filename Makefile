@@ -4,7 +4,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+# Three for two cores: tests also wait, for processes and files.
+JOBS ?= 3
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
