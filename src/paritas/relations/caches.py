@@ -134,25 +134,31 @@ def _prefix_cases(checked: CheckedModel) -> Iterator[Case]:
 
 
 def _reordered(tokens: TokenModel, half: int, make_cache: Callable[[], Any] = lambda: None) -> Way:
-    """Swap the rows of the cache, as beam search does, and go on with the swapped rows."""
+    """Swap the rows of the cache, as beam search does, and go on with the swapped rows.
+
+    Token by token, as beam search does too: tokens at once are another relation.
+    """
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         value, cache = tokens.continue_with(model, inputs, (0, half), make_cache())
-        ids = tokens.ids(inputs)
+        ids, found = tokens.ids(inputs), [value]
         order = torch.arange(tokens.size[0], device=ids.device).flip(0)
         cache = _reorder(original_of(model), cache, order)
-        with computing(rows=order, tokens=slice(half, None)):
-            output = tokens.call(
-                model,
-                inputs,
-                ids[order, half:],
-                rows=order,
-                use_cache=True,
-                **{tokens.cache: cache},
-                **tokens.places_in_cache(half, ids.shape[1], cache=cache),
-            )
-        rest = tokens.value_of(output)[order]
-        return {tokens.value: torch.cat([value, rest], dim=1)}
+        for place in range(half, ids.shape[1]):
+            with computing(rows=order, tokens=slice(place, place + 1)):
+                output = tokens.call(
+                    model,
+                    inputs,
+                    ids[order, place : place + 1],
+                    rows=order,
+                    use_cache=True,
+                    **{tokens.cache: cache},
+                    **tokens.places_in_cache(place, place + 1, cache=cache),
+                )
+            found.append(tokens.value_of(output)[order])
+            made = tokens.cache_of(output)
+            cache = cache if made is None else made
+        return {tokens.value: torch.cat(found, dim=1)}
 
     return way
 
@@ -214,8 +220,11 @@ def _quantised_cache(tokens: TokenModel) -> Callable[[], Any] | None:
     """
     library = sys.modules.get("transformers.cache_utils")
     quantised = getattr(library, "QuantizedLayer", None)
-    layers = getattr(tokens.first_cache(), "layers", None)
+    own = tokens.first_cache()
+    layers = getattr(own, "layers", None)
     if library is None or quantised is None or not isinstance(layers, list):
+        return None
+    if type(own).__module__ != library.__name__:  # a cache of its own, for which no other stands in
         return None
     if {type(one).__name__ for one in layers} - _PLAIN_LAYERS:
         return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.relations.relation import (
     Case,
@@ -248,6 +249,8 @@ def pads_encoder(tokens: TokenModel) -> bool:
         and encoder.dim() == 2  # noqa: PLR2004
         and "attention_mask" in tokens.takes
         and "attention_mask" not in tokens.context
+        # Sound, images or embeddings would be encoded instead, and the mask would be theirs.
+        and not any(map(is_inexact, tokens.context.values()))
     )
 
 
