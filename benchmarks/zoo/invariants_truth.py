@@ -80,9 +80,10 @@ class Hand:
         return torch.cat(found, dim=1)
 
     def counts_from_zero(self):
-        """Padding on the left is only promised by a model that takes positions from 0."""
+        """Padding on the left is promised by a model that takes positions from 0, or has none."""
         if self.places not in self.takes:
-            return False
+            names = self.model.config.to_dict()
+            return not any("position" in name or "rope" in name for name in names)
         places = torch.arange(self.ids.shape[1]).expand_as(self.ids)
         try:
             given = self.values(self.call(self.ids, **{self.places: places}))
@@ -93,9 +94,11 @@ class Hand:
     def paddings(self):
         """All ways of padding."""
         yield self.padded(0, 3)
+        yield self.padded(0, 3, self.ids.flip(1)[:, :3])
         if self.counts_from_zero():
+            yield self.padded(3, 0, self.ids.flip(1)[:, :3])
             yield self.padded(3, 0)
-            if self.state:
+            if self.state and self.call(self.ids, use_cache=True).get(self.state) is not None:
                 yield self.padded_and_continued([3 + self.ids.shape[1] // 2, 1])
                 yield self.padded_and_continued([2, 4])
 
@@ -106,15 +109,21 @@ class Hand:
         token = next((one for one in known if isinstance(one, int) and one >= 0), 0)
         return torch.full((len(self.ids), count), token, dtype=self.ids.dtype)
 
-    def padded(self, left, right):
-        """With padding."""
+    def places_of(self, mask):
+        """Positions, if there are any."""
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        return {self.places: places} if self.places in self.takes else {}
+
+    def padded(self, left, right, words=None):
+        """With padding; of usual tokens, if there are any."""
         total = self.ids.shape[1]
-        ids = torch.cat([self.pads(left), self.ids, self.pads(right)], 1)
+        pads = (self.pads(3) if words is None else words).split([left, right], 1)
+        ids = torch.cat([pads[0], self.ids, pads[1]], 1)
         mask = torch.zeros_like(ids)
         mask[:, left : left + total] = 1
         more = {self.mask: mask}
         if left:
-            more[self.places] = (mask.cumsum(1) - 1).clamp(min=0)
+            more |= self.places_of(mask)
         return self.values(self.call(ids, **more))[:, left : left + total]
 
     def padded_and_continued(self, sizes):
@@ -122,7 +131,7 @@ class Hand:
         ids = torch.cat([self.pads(3), self.ids], 1)
         mask = torch.ones_like(ids)
         mask[:, :3] = 0
-        places = (mask.cumsum(1) - 1).clamp(min=0)
+        places = self.places_of(mask)
         found, cache, start = [], None, 0
         while start < ids.shape[1]:
             stop = start + sizes[min(len(found), len(sizes) - 1)]
@@ -131,7 +140,7 @@ class Hand:
                 given[self.mask] = mask[:, :stop]
             elif stop - start > 1:
                 given[self.mask] = mask[:, start:stop]
-            given[self.places] = places[:, start:stop]
+            given |= {name: one[:, start:stop] for name, one in places.items()}
             out = self.call(ids[:, start:stop], use_cache=True, **given)
             cache = out.get(self.state, cache)
             found.append(self.values(out))

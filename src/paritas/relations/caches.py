@@ -72,7 +72,14 @@ def _finish(
     for first, last in spans([1, tokens.size[1]], tokens.size[1] - start):
         value, cache = tokens.continue_with(model, inputs, (start + first, start + last), cache)
         found.append(value)
+        if _is_recording(cache):  # it waits for this after each call
+            cache.crop(0)
     return {tokens.value: torch.cat(found, dim=1)}
+
+
+def _is_recording(cache: Any) -> bool:
+    layers = getattr(cache, "layers", None)
+    return isinstance(layers, list) and any(getattr(one, "record_past", False) for one in layers)
 
 
 def _halves(tokens: TokenModel) -> int:
@@ -86,9 +93,17 @@ def _halves(tokens: TokenModel) -> int:
 # --- Taking tokens back, and using a prefix again -------------------------------------------------
 
 
+def _record(cache: Any) -> None:
+    """Ask a cache that drops what it no longer needs to keep it until it is cropped."""
+    ask = getattr(cache, "activate_past_recording", None)
+    if callable(ask):
+        ask()
+
+
 def _cropped(tokens: TokenModel, half: int) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         value, cache = tokens.continue_with(model, inputs, (0, half), None)
+        _record(cache)
         cache = _run_others(tokens, model, inputs, half, cache)
         cache.crop(-GUESSED)
         return _finish(tokens, model, inputs, [value], cache, half)
@@ -102,6 +117,9 @@ def _crop_cases(checked: CheckedModel) -> Iterator[Case]:
     cache = tokens.first_cache()
     if not hasattr(cache, "crop"):
         raise DoesNotApply("its cache has no crop()")
+    if getattr(cache, "is_croppable", True) is False:
+        raise NotPromised("its cache says that tokens cannot be taken back (is_croppable)")
+    _record(cache)
     try:
         with torch.no_grad():
             cache = _run_others(tokens, tokens.model, tokens.inputs, half, cache)

@@ -260,7 +260,7 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
     pads_left = not tokens.has_encoder and tokens.mask and left_padding_is_promised(tokens)
     if pads_left:
         yield case("left padded", left=PADDING, use_cache=True)
-        if run.gets_cache and run.has_setting(_CHUNK):
+        if run.gets_cache and has_cache(tokens) and run.has_setting(_CHUNK):
             yield case("left padded, prompt in chunks", left=PADDING, use_cache=True, **{_CHUNK: 2})
     if pads_encoder(tokens):
         yield case("the encoder right padded", encoder=PADDING, use_cache=True)
