@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 
@@ -58,6 +59,24 @@ def test_the_spread_is_the_error_that_float32_makes(program, n, positive):
         a, b = a.abs(), b.abs()
     guessed, made = rms(spread(program, a, b)), rms(measured(program, a, b))
     assert made / 3 < guessed < made * 3
+
+
+def test_a_sum_that_a_row_is_reduced_by_moves_its_values_together():
+    """As in attention: gradients that are nearly equal cancel, the error of their sum does not."""
+
+    def in_one_sweep(scores, grad):
+        """A kernel that sums one by one, as loops do; its row sums would be 0 without rounding."""
+        output = scores.float().softmax(-1)
+        terms = output * grad.float()
+        total = functools.reduce(torch.add, terms.unbind(-1))
+        return (terms - output * total[:, None]).double().sum(-1)
+
+    def row_sums(scores, grad):
+        return torch.autograd.grad(scores.softmax(-1), scores, grad)[0].sum(-1)
+
+    scores, grad = (values(64, 256) / 4).requires_grad_(), 30 + values(64, 256, seed=1)
+    made, guessed = rms(in_one_sweep(scores.detach(), grad)), rms(spread(row_sums, scores, grad))
+    assert made / 3 < guessed < made * 5
 
 
 def test_the_spread_of_one_rounding_is_about_one_rounding():
