@@ -31,7 +31,9 @@ USUAL_SIZES = {
     "experts_used": 2,
     "groups": 1,
 }
-_POSITIONS, _QUERIES, _EXPERTS, _IMAGE_PATCHES = 512, 12, 4, 4
+_EXPERTS, _IMAGE_PATCHES = 4, 4
+# Larger ones are cut to these; `seen` are the tokens that attention sees, fewer than are drawn.
+_MOST = {"positions": 512, "queries": 12, "seen": 8}
 _WIDEST_LIST = 256
 _PLAIN_IMAGE = 64  # the side of an image without patches
 _SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
@@ -41,6 +43,7 @@ _SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
 _KINDS = """
 keep: labels|label2id|chunk_size|type_vocab|num_feat_extract_layers|pretraining_tp|bins|bits
 shared: kv_shared_layers$
+seen: ^sliding_window(_size)?$|^attention_chunk_size$|^attention_window_size$
 token: _token_(id|index)$|_token_ids$|(^|_)(pad|bos|eos|sep|cls|mask|blank)_(id|idx|index)$
 token: image_token_(id|index)|_tokens?_ids?$
 vocabulary: vocab_size|vocab_size_or|codebook_size$|num_embeddings$|num_codevectors|^vocab$
@@ -248,12 +251,10 @@ class _Planner:
         self._vocabulary()
         self._experts()
         self._images()
-        for field in self._of("positions"):
-            if _whole(field.value) and field.value > _POSITIONS:
-                self._set(field, _POSITIONS)
-        for field in self._of("queries"):
-            if _whole(field.value) and field.value > _QUERIES:
-                self._set(field, _QUERIES)
+        for kind, most in _MOST.items():
+            for field in self._of(kind):
+                if _whole(field.value) and field.value > most:
+                    self._set(field, most)
         self._rotary()
         return self.made
 
@@ -325,13 +326,9 @@ class _Planner:
             if isinstance(value, list | tuple) and len(value) == deepest and deepest:
                 for index, kind in enumerate(value):
                     first.setdefault(repr((kind,)), index)
-        few = sorted(set(first.values())) if len(set(first)) <= wanted + 2 else []
-        for index in range(deepest):
-            if len(few) >= wanted:
-                break
-            if index not in few:
-                few = sorted({*few, index})
-        return few
+        few = set(first.values()) if len(first) <= wanted + 2 else set[int]()
+        others = [index for index in range(deepest) if index not in few]
+        return sorted({*few, *others[: max(0, wanted - len(few))]})
 
     def _indexes(self, field: Field, before: int, now: int) -> None:
         if before <= now or isinstance(field.value, bool):
