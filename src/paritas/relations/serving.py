@@ -224,7 +224,7 @@ def _padded_encoder(tokens: TokenModel) -> Way:
 def _pooled_padding(tokens: TokenModel) -> Iterator[Case]:
     """A value for each row must not depend on its padding either."""
     if not tokens.mask or tokens.has_encoder:
-        raise DoesNotApply("no attention_mask in its signature")
+        raise DoesNotApply("it takes no attention_mask, or does not use it")
     if not any(isinstance(getattr(one, "pad_token_id", None), int) for one in tokens.configs()):
         raise NotPromised("its configuration has no pad_token_id")
     ways = {"right": padded(tokens, 0, PADDING)}
@@ -241,7 +241,7 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
         yield from _pooled_padding(tokens)
         return
     if not tokens.mask and not pads_encoder(tokens):
-        raise DoesNotApply("no attention_mask in its signature")
+        raise DoesNotApply("it takes no attention_mask, or does not use it")
     if tokens.mask:
         yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
         pads_left = left_padding_is_promised(tokens)
