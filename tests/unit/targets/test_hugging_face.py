@@ -430,7 +430,7 @@ def test_a_class_for_next_tokens_is_a_decoder_and_its_missing_number_is_filled()
     model, _ = build_model("hf:SharingForCausalLM")
     assert model.config.is_decoder is True
     assert model.config.scale == 1.0
-    model, _ = build_model("hf:SharingForCausalLM?is_decoder=False")
+    model, _ = build_model("hf:SharingForCausalLM?is_decoder=false")
     assert model.config.is_decoder is False
 
 
