@@ -83,6 +83,7 @@ CASES = [
     ("recurrent", ATTENTION, "state of the first token kept", CHUNKS),
     ("recurrent", ATTENTION, "padding enters the state", PADDING),
     ("recurrent", "layers.0.mixer", "padding enters the convolution", PADDING),
+    ("recurrent", ATTENTION, "mask of a single row ignored", PADDING),
     ("recurrent", ATTENTION, "padding of a later chunk enters the state", PADDING),
     ("attention", "", "remembers its longest call", HISTORY),
 ]

@@ -199,6 +199,14 @@ class _Check:
         )
         return Verdict(findings=(finding,), coverage=Coverage())
 
+    def _raised(self, relation: Relation, label: str, error: Exception) -> Verdict:
+        """What a way raised: another shape, a refusal, or a failure."""
+        if isinstance(error, OtherShape):
+            return self._another_shape(relation, label, error)
+        if _is_refusal(error):
+            raise NotPromised(f"it raises {in_one_line(error, _LONGEST_REASON)}")
+        return self._unverified(relation, label, error)
+
     @staticmethod
     def _another_shape(relation: Relation, label: str, error: OtherShape) -> Verdict:
         item = Item(ItemKind.OUTPUT, "output").in_graph(relation.name)
@@ -219,7 +227,7 @@ class _Check:
         evidence = self._evidence(case)
         error = evidence.native[0].error
         if error is not None:
-            return self._unverified(relation, case.label, error)
+            return self._raised(relation, case.label, error)
         if not case.draws_alike and evidence.depends_on_draws():
             raise DoesNotApply("its result depends on random numbers that it draws")
         side = self._compiled if case.compiles else self.candidate
@@ -233,12 +241,8 @@ class _Check:
         # eager would be compared with eager.
         with room_for_entries():
             mine = program.run(RunOptions())[0]
-        if isinstance(mine.error, OtherShape):
-            return self._another_shape(relation, case.label, mine.error)
         if mine.error is not None:
-            if _is_refusal(mine.error):
-                raise NotPromised(f"it raises {in_one_line(mine.error, _LONGEST_REASON)}")
-            return self._unverified(relation, case.label, mine.error)
+            return self._raised(relation, case.label, mine.error)
         sides = SubjectLift(evidence, program.subject, notes=Notes())
         config = self._config(relation)
         demand = self._demands.setdefault(_key(case), Demand(settles=False))

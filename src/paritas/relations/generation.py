@@ -237,8 +237,10 @@ def _generation(checked: CheckedModel) -> _Generation:
         raise DoesNotApply("it has no generate()")
     if not can():
         raise DoesNotApply("its class cannot generate")
-    if type(model).generate.__module__ != "transformers.generation.utils":
-        raise NotPromised("its class has a generate() of its own")
+    for name in ("generate", "_sample"):  # which greedy generation calls
+        own = getattr(type(model), name, None)
+        if own is not None and own.__module__ != "transformers.generation.utils":
+            raise NotPromised(f"its class has a {name}() of its own")
     tokens.require_causal()
     if tokens.value != "logits":
         raise DoesNotApply("it returns no logits for each token")

@@ -92,30 +92,42 @@ def _chunked_prefill(checked: CheckedModel) -> Iterator[Case]:
 # --- Padding --------------------------------------------------------------------------------------
 
 
-def padded(tokens: TokenModel, left: int, right: int, *, with_words: bool = False) -> Way:
+def padded(
+    tokens: TokenModel, left: int, right: int, *, with_words: bool = False, alone: bool = False
+) -> Way:
     """Add padding to all rows, masked, with the positions that the tokens have without it.
 
-    `with_words` pads with usual tokens: the embedding of the token for padding is often zero, which
-    hides where padding is not masked.
+    Args:
+        tokens: the model.
+        left: how much before the tokens.
+        right: how much behind them.
+        with_words: pad with usual tokens. The embedding of the token for padding is often zero,
+            which hides where padding is not masked.
+        alone: run each row alone: some models ignore the mask of a single row.
     """
+    own = slice(left, left + tokens.size[1])
 
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids = tokens.ids(inputs)
-        rows, total = ids.shape
-        pads = ids.new_full((rows, left + right), pad_token(tokens.config))
+    def some(model: Any, inputs: Inputs, rows: slice) -> Tensor:
+        ids = tokens.ids(inputs)[rows]
+        count, total = ids.shape
+        pads = ids.new_full((count, left + right), pad_token(tokens.config))
         if with_words:
             pads = ids.flip(1)[:, torch.arange(left + right, device=ids.device) % total]
         longer = torch.cat([pads[:, :left], ids, pads[:, left:]], dim=1)
         places = torch.arange(-left, total + right, device=ids.device).clamp(min=0)
         mask = torch.zeros_like(longer)
-        mask[:, left : left + total] = 1
-        own = slice(left, left + total)
+        mask[:, own] = 1
         # Padding on the right moves no token.
-        moved = tokens.positions_of(places[None], rows) if left else {}
-        with computing(own=own):
-            output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
+        moved = tokens.positions_of(places[None], count) if left else {}
+        with computing(rows=rows, own=own):
+            output = tokens.call(model, inputs, longer, rows=rows, **{tokens.mask: mask}, **moved)
         value = tokens.value_of(output)
-        return {tokens.value: value if tokens.is_pooled else value[:, own]}
+        return value if tokens.is_pooled else value[:, own]
+
+    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        batch = tokens.size[0]
+        groups = [slice(row, row + 1) for row in range(batch)] if alone else [slice(None)]
+        return {tokens.value: torch.cat([some(model, inputs, rows) for rows in groups])}
 
     return way
 
@@ -212,7 +224,7 @@ def _padded_encoder(tokens: TokenModel) -> Way:
 def _pooled_padding(tokens: TokenModel) -> Iterator[Case]:
     """A value for each row must not depend on its padding either."""
     if not tokens.mask or tokens.has_encoder:
-        raise DoesNotApply("no attention_mask in its signature")
+        raise DoesNotApply("it takes no attention_mask, or does not use it")
     if not any(isinstance(getattr(one, "pad_token_id", None), int) for one in tokens.configs()):
         raise NotPromised("its configuration has no pad_token_id")
     ways = {"right": padded(tokens, 0, PADDING)}
@@ -229,12 +241,15 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
         yield from _pooled_padding(tokens)
         return
     if not tokens.mask and not pads_encoder(tokens):
-        raise DoesNotApply("no attention_mask in its signature")
+        raise DoesNotApply("it takes no attention_mask, or does not use it")
     if tokens.mask:
         yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
         pads_left = left_padding_is_promised(tokens)
-        hidden = padded(tokens, PADDING if pads_left else 0, PADDING, with_words=True)
-        yield plain_case(tokens, hidden, "masked words")
+        left = PADDING if pads_left else 0
+        yield plain_case(tokens, padded(tokens, left, PADDING, with_words=True), "masked words")
+        if tokens.size[0] > 1 and not _rows_belong_together(tokens):
+            alone = padded(tokens, left, PADDING, with_words=True, alone=True)
+            yield plain_case(tokens, alone, "masked words, each row alone")
         if pads_left:
             yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
             if has_cache(tokens):
@@ -369,7 +384,8 @@ def _row_cases(checked: CheckedModel) -> Iterator[Case]:
         return
     if tokens.size[0] == 1:
         raise DoesNotApply("the inputs have one row: pass at least 2")
-    _check_rows_promised(tokens)
+    if reason := _rows_belong_together(tokens):
+        raise NotPromised(reason)
     yield plain_case(tokens, _rows_alone(tokens), "each row alone")
     yield plain_case(tokens, _rows_in_order(tokens, _reversed), "rows in reverse order")
     yield plain_case(tokens, _with_other_rows(tokens), "beside other rows")
@@ -401,14 +417,16 @@ def _has_tokens(checked: CheckedModel) -> bool:
     return any(isinstance(one, torch.Tensor) and one.dtype is torch.int64 for one in given)
 
 
-def _check_rows_promised(tokens: TokenModel) -> None:
+def _rows_belong_together(tokens: TokenModel) -> str:
+    """Why a row's result may depend on the other rows; empty if it may not."""
     for part in config_parts(tokens.config):
         books = getattr(part, "num_codebooks", None)
         if isinstance(books, int) and books > 1:
-            raise NotPromised(f"rows are the codebooks of one sequence (num_codebooks={books})")
+            return f"rows are the codebooks of one sequence (num_codebooks={books})"
         for name in ("expert_capacity", "moe_capacity", "capacity_factor"):
             if getattr(part, name, None) is not None:
-                raise NotPromised(f"rows compete for the experts' capacity ({name})")
+                return f"rows compete for the experts' capacity ({name})"
+    return ""
 
 
 # --- A part of the result -------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ class TokenModel:
         self.tokens = self._find_tokens(given)
         decodes = self.tokens.startswith("decoder_")
         prefix = "decoder_" if decodes else ""
-        self.mask = self._known(f"{prefix}attention_mask")
+        self.mask = "" if _warns_of_mask(original) else self._known(f"{prefix}attention_mask")
         self.positions = self._known(f"{prefix}position_ids")
         self.cache = next((name for name in _CACHES if name in self.takes), "")
         self.keep = next((name for name in _KEEPS if name in self.takes), "")
@@ -479,8 +480,9 @@ def non_causal_flag(config: Any, model: Any) -> str:
     for settings in layers:
         if settings.get("use_bidirectional_attention"):
             return f"use_bidirectional_attention={settings['use_bidirectional_attention']!r}"
-        if settings.get("is_causal") is False:
-            return "is_causal=False"
+        for name in ("is_causal", "causal"):
+            if settings.get(name) is False:
+                return f"{name}=False"
     is_pair = bool(own.get("is_encoder_decoder"))
     if not is_pair and own.get("is_decoder") is False and _reads_is_decoder(model):
         return "is_decoder=False"
@@ -488,6 +490,21 @@ def non_causal_flag(config: Any, model: Any) -> str:
     if callable(can_generate) and not can_generate() and not _is_base_of_decoder(model):
         return "its class cannot generate"
     return ""
+
+
+# A warning of the model that it does not use its mask.
+_UNUSED_MASK = re.compile(
+    r"warn\w*\(\s*f?[\"'][^\"'\n]*attention_mask[^\"'\n]*\b(unused|not used)\b"
+)
+
+
+def _warns_of_mask(model: Any) -> bool:
+    """Whether a model takes a mask only to say that it does not use it."""
+    module = sys.modules.get(type(model).__module__)
+    try:
+        return module is not None and bool(_UNUSED_MASK.search(inspect.getsource(module)))
+    except (OSError, TypeError):
+        return False
 
 
 def _reads_is_decoder(model: Any) -> bool:

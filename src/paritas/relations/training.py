@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import inspect
 import io
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -566,7 +567,25 @@ def _round_trip_cases(checked: CheckedModel) -> Iterator[Case]:
         original_of(new).load_state_dict(saved)
         return {**call(new, inputs), "tied weights": _ties(original_of(new))}
 
-    yield Case(direct, loaded, inputs=inputs)
+    yield Case(direct, loaded, "state dict", inputs=inputs)
+    whole = original_of(checked.model)
+    if hasattr(whole, "save_pretrained") and hasattr(whole, "from_pretrained"):
+
+        def from_files(model: Any, inputs: Inputs) -> dict[str, Any]:
+            new = _saved_and_loaded(original_of(model))
+            return {**call(new, inputs), "tied weights": _ties(new)}
+
+        yield Case(direct, from_files, "save_pretrained", inputs=inputs)
+
+
+def _saved_and_loaded(model: Any) -> Any:
+    """A model of transformers, saved as files (of safetensors) and loaded from them."""
+    own = getattr(model.config, "_attn_implementation", None)
+    how = {} if own is None else {"attn_implementation": own}
+    name = "dtype" if hasattr(model.config, "dtype") else "torch_dtype"
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        model.save_pretrained(folder)  # which shows its progress
+        return type(model).from_pretrained(folder, **{name: model.dtype}, **how)
 
 
 def _mode_cases(checked: CheckedModel) -> Iterator[Case]:

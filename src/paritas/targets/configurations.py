@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Iterator
 
 WIDTH, FFN, HEAD, HEADS, LAYERS, VOCABULARY = 64, 128, 16, 4, 2, 256
 USUAL_SIZES = {
@@ -31,7 +31,9 @@ USUAL_SIZES = {
     "experts_used": 2,
     "groups": 1,
 }
-_POSITIONS, _QUERIES, _EXPERTS, _IMAGE_PATCHES = 512, 12, 4, 4
+_EXPERTS, _IMAGE_PATCHES = 4, 4
+# Larger ones are cut to these; `seen` are the tokens that attention sees, fewer than are drawn.
+_MOST = {"positions": 512, "queries": 12, "seen": 8}
 _WIDEST_LIST = 256
 _PLAIN_IMAGE = 64  # the side of an image without patches
 _SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
@@ -39,8 +41,9 @@ _SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
 # The kinds of sizes, by the names of settings. The first match decides; several lines of one kind
 # are one pattern.
 _KINDS = """
-keep: labels|label2id|chunk_size|type_vocab|num_feat_extract_layers|pretraining_tp|bins|bits
 shared: kv_shared_layers$
+seen: ^sliding_window(_size)?$|^attention_chunk_size$|^attention_window_size$
+keep: labels|label2id|chunk_size|type_vocab|num_feat_extract_layers|pretraining_tp|bins|bits
 token: _token_(id|index)$|_token_ids$|(^|_)(pad|bos|eos|sep|cls|mask|blank)_(id|idx|index)$
 token: image_token_(id|index)|_tokens?_ids?$
 vocabulary: vocab_size|vocab_size_or|codebook_size$|num_embeddings$|num_codevectors|^vocab$
@@ -75,6 +78,7 @@ _MAIN_LAYERS = re.compile(
     r"^(num_hidden_layers|n_layers?|num_layers|(num_)?(encoder|decoder)_layers|depth|num_blocks)$"
 )
 _LAYER_KINDS = {"layer_types": ["full_attention"], "mlp_layer_types": ["dense", "sparse"]}
+_LINEAR = "linear_attention"
 _MEDIA_TOKEN = re.compile(r"(image|video|audio)_token_(id|index)$")
 _GROWTH = re.compile(r"depth_(coefficient|multiplier)$")
 _OFF = re.compile(r"dropout|drop_path|layerdrop|drop_rate|dropout_rate|_pdrop$|stochastic_depth")
@@ -231,6 +235,7 @@ class _Planner:
         ]
         self._off()
         self._layers()
+        self._attention()
         if self.manner.own_widths:
             self._unscaled()
         elif bool(lists) if proportional is None else proportional:
@@ -248,12 +253,10 @@ class _Planner:
         self._vocabulary()
         self._experts()
         self._images()
-        for field in self._of("positions"):
-            if _whole(field.value) and field.value > _POSITIONS:
-                self._set(field, _POSITIONS)
-        for field in self._of("queries"):
-            if _whole(field.value) and field.value > _QUERIES:
-                self._set(field, _QUERIES)
+        for kind, most in _MOST.items():
+            for field in self._of(kind):
+                if _whole(field.value) and field.value > most:
+                    self._set(field, most)
         self._rotary()
         return self.made
 
@@ -308,6 +311,16 @@ class _Planner:
                 ):
                     self._set(field, type(value)(value[index] for index in kept))
 
+    def _attention(self) -> None:
+        """A layer of attention for hybrid models whose defaults have none: their caches need it."""
+        for path, node in self.nodes.items():
+            layers = self.made.get(path, {}).get("num_hidden_layers", 0)
+            if layers and node.get("attn_layer_indices", 0) is None:
+                self._set(Field(path, "attn_layer_indices", None), [layers - 1])
+            elif layers and set(node.get("layer_types") or ()) == {_LINEAR}:
+                kinds = [_LINEAR] * (layers - 1) + ["full_attention"]
+                self._set(Field(path, "layer_types", node["layer_types"]), kinds)
+
     def _kept_layers(self, node: dict[str, Any], deepest: int) -> list[int]:
         """Which layers stay: one of each kind, and as many as lists of indexes need."""
         if sharing := _sharing_layers(node, deepest):
@@ -325,13 +338,9 @@ class _Planner:
             if isinstance(value, list | tuple) and len(value) == deepest and deepest:
                 for index, kind in enumerate(value):
                     first.setdefault(repr((kind,)), index)
-        few = sorted(set(first.values())) if len(set(first)) <= wanted + 2 else []
-        for index in range(deepest):
-            if len(few) >= wanted:
-                break
-            if index not in few:
-                few = sorted({*few, index})
-        return few
+        few = set(first.values()) if len(first) <= wanted + 2 else set[int]()
+        others = [index for index in range(deepest) if index not in few]
+        return sorted({*few, *others[: max(0, wanted - len(few))]})
 
     def _indexes(self, field: Field, before: int, now: int) -> None:
         if before <= now or isinstance(field.value, bool):
@@ -739,15 +748,6 @@ def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Change
     if size is None or path is None or name in changes.get(path, {}):
         return None
     return {**changes, path: {**changes.get(path, {}), name: size}}
-
-
-def with_number(config: Any, changes: Changes, names: Container[str]) -> Changes | None:
-    """Set a number among these settings that is None, where a class cannot do without it."""
-    for field in fields_of(config):
-        node = changes.get(field.path, {})
-        if field.value is None and field.name in names and field.name not in node:
-            return {**changes, field.path: {**node, field.name: 1.0}}
-    return None
 
 
 def with_sections(config: Any, changes: Changes, sections: list[int], total: int) -> Changes | None:

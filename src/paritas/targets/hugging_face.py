@@ -67,7 +67,20 @@ def build_model(
     cls = _model_class(library, name.removeprefix("transformers."), factory)
     usual = _usual_config(library, cls, factory)
     _check_settings(type(usual), usual, asked, factory)
+    if _is_decoder_by_name(cls, usual) and "is_decoder" not in asked:
+        # Its configuration's default is an encoder, whose tokens see later ones.
+        with contextlib.suppress(UsageError):
+            search = _Search(cls, usual, asked, factory, model_alone=model_alone)
+            search.always = {"is_decoder": True}
+            return search.run()
     return _Search(cls, usual, asked, factory, model_alone=model_alone).run()
+
+
+def _is_decoder_by_name(cls: Any, usual: Any) -> bool:
+    """Whether a class predicts next tokens, but its default configuration is an encoder's."""
+    is_named = cls.__name__.endswith(("ForCausalLM", "LMHeadModel", "ModelWithLMHead"))
+    is_encoder = getattr(usual, "is_decoder", None) is False
+    return is_named and is_encoder and not getattr(usual, "is_encoder_decoder", False)
 
 
 def _import_transformers() -> ModuleType:
@@ -191,6 +204,7 @@ class _Search:
         self.usual = usual
         self.asked = asked
         self.factory = factory
+        self.always: dict[str, Any] = {}  # settings of every attempt, beside those asked for
         self.state = torch.get_rng_state()
         self.attempts = 0
         self.may_reduce = True
@@ -316,7 +330,8 @@ class _Search:
 
     def _config(self, changes: configurations.Changes) -> Any:
         cls = type(self.usual)
-        return configurations.build(cls, copy.deepcopy(self.usual), changes, self.asked)
+        given = {**self.always, **self.asked}
+        return configurations.build(cls, copy.deepcopy(self.usual), changes, given)
 
     def _count(self, changes: configurations.Changes) -> Any:
         with torch.device("meta"):

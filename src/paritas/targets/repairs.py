@@ -126,7 +126,7 @@ def repair_changes(
     if "mrope_section" in names_in_error(error) and "None" in message:
         return configurations.with_sections(usual, changes, [2, 3, 3], configurations.HEAD // 2)
     if "must not be None" in message:
-        return configurations.with_number(usual, changes, names_in_error(error))
+        return _with_number(usual, changes, names_in_error(error))
     if "concatenate list (not" in message:
         return _with_lists(usual, changes)
     for pattern, repair in _CONFIGURED:
@@ -164,6 +164,17 @@ def _with_lists(config: Any, changes: configurations.Changes) -> configurations.
         if lists:
             more[path] = {**changes.get(path, {}), **lists}
     return None if more == changes else more
+
+
+def _with_number(
+    config: Any, changes: configurations.Changes, names: dict[str, int]
+) -> configurations.Changes | None:
+    """Set a number among these settings that is None, where a class cannot do without it."""
+    for field in configurations.fields_of(config):
+        node = changes.get(field.path, {})
+        if field.value is None and field.name in names and field.name not in node:
+            return {**changes, field.path: {**node, field.name: 1.0}}
+    return None
 
 
 def _with_multiple(

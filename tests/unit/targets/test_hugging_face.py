@@ -63,6 +63,30 @@ class PairConfig:
         self.image_token_id = image_token_id
 
 
+class SharingConfig(TextConfig):
+    """The last layers use keys of earlier ones of the same kind."""
+
+    model_type = "sharing"
+
+    def __init__(
+        self,
+        *,
+        num_hidden_layers=8,
+        num_kv_shared_layers=4,
+        layer_types=("near", "near", "near", "far") * 2,
+        intermediate_size=(256,) * 8,
+        sliding_window=512,
+        scale=None,
+        is_decoder=False,
+        **settings,
+    ):
+        super().__init__(**settings)
+        self.layer_types, self.num_hidden_layers = layer_types, num_hidden_layers
+        self.num_kv_shared_layers, self.sliding_window = num_kv_shared_layers, sliding_window
+        self.intermediate_size, self.scale = intermediate_size, scale
+        self.is_decoder = is_decoder
+
+
 class TextModel(nn.Module):
     config_class = TextConfig
     main_input_name = "input_ids"
@@ -77,6 +101,20 @@ class TextModel(nn.Module):
 
     def forward(self, input_ids=None, attention_mask=None):
         return self.drop(self.table(input_ids))
+
+
+class SharingForCausalLM(TextModel):
+    config_class = SharingConfig
+
+    def forward(self, input_ids=None):
+        config = self.config
+        own = config.layer_types[: config.num_hidden_layers - config.num_kv_shared_layers]
+        for kind, size in zip(config.layer_types, config.intermediate_size, strict=True):
+            own.index(kind)
+            assert size == config.intermediate_size[0]
+        if config.scale is None:
+            raise RuntimeError(f"{config.scale}: one of them must not be None")
+        return self.table(input_ids) * config.scale
 
 
 class StagesModel(nn.Module):
@@ -280,6 +318,7 @@ def library(monkeypatch):
         StagesConfig,
         PairConfig,
         TextModel,
+        SharingForCausalLM,
         StagesModel,
         PairModel,
         CountingModel,
@@ -375,6 +414,24 @@ def test_one_layer_of_each_kind_stays():
     model, _ = build_model("hf:TextModel")
     assert model.config.num_hidden_layers == 2
     assert model.config.layer_types == ("slow", "full")
+
+
+def test_layers_that_share_keys_keep_one_of_each_kind_to_share_with():
+    model, inputs = build_model("hf:SharingForCausalLM")
+    config = model.config
+    assert config.layer_types == ("near", "far", "near", "far")
+    assert (config.num_hidden_layers, config.num_kv_shared_layers) == (4, 2)
+    assert len(config.intermediate_size) == 4
+    # A window that is longer than the inputs would never be seen.
+    assert config.sliding_window < inputs.kwargs["input_ids"].shape[1]
+
+
+def test_a_class_for_next_tokens_is_a_decoder_and_its_missing_number_is_filled():
+    model, _ = build_model("hf:SharingForCausalLM")
+    assert model.config.is_decoder is True
+    assert model.config.scale == 1.0
+    model, _ = build_model("hf:SharingForCausalLM?is_decoder=false")
+    assert model.config.is_decoder is False
 
 
 def test_nothing_is_left_to_chance_in_training_mode():
