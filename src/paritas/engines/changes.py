@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LogitsOf = Callable[[Any, "Request"], "Tensor | None"]
 _NO_INPUTS = Inputs()
 # Engines keep caches in blocks of so many tokens.
-_BLOCKS = (16, 8, 32, 4, 64)
+BLOCKS = (16, 8, 32, 4, 64, 128)
 _MOST_BLOCKS = 8
 _MOST_OTHERS = 8
 _LONGEST_TRIED = 65
@@ -133,6 +133,9 @@ def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Chan
     def with_front(token: int) -> Callable[[Request], Sequence[int]]:
         return lambda request: [token, *request.record.prompt]
 
+    def with_first(token: int) -> Callable[[Request], Sequence[int]]:
+        return lambda request: [token, *request.record.prompt[1:]]
+
     def with_end(token: int) -> Callable[[Request], Sequence[int]]:
         return lambda request: [*request.record.prompt, token]
 
@@ -146,6 +149,7 @@ def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Chan
         words = f"the {name} token ({token})"
         yield change("prompt", f"{words} is missing in front of the prompt", without_first(token))
         yield change("prompt", f"{words} is added in front of the prompt", with_front(token))
+        yield change("prompt", f"{words} takes the place of the prompt's first", with_first(token))
         yield change("prompt", f"{words} is added to the end of the prompt", with_end(token))
     longest = max(request.start for request in requests)
     yield change("prompt", "the prompt's last token is missing", lambda r: r.record.prompt[:-1])
@@ -203,7 +207,7 @@ def position_changes(runner: Runner) -> Iterator[Change]:
             return runner.rows(model, request.ids, **runner.positions(places))[:-1]
 
         yield Change("positions", text, logits)
-    for block in _BLOCKS:
+    for block in BLOCKS:
 
         def chunked(model: Any, request: Request, block: int = block) -> Tensor | None:
             if request.start <= block:
@@ -229,7 +233,7 @@ def cache_changes(runner: Runner, requests: Sequence[Request]) -> Iterator[Chang
     yield from _of_others(runner, requests)
     if runner.tokens.mask:
         longest = max(request.start for request in requests)
-        for block in _BLOCKS:
+        for block in BLOCKS:
             for first in range(0, min(longest - 1, block * _MOST_BLOCKS), block):
                 yield from _without_block(runner, first, first + block)
     yield from _quantised(runner)
@@ -296,7 +300,7 @@ def _of_others(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
         if runner.tokens.positions:
             words += ", with the request's own positions"
             yield Change("cache", words, functools.partial(in_decoding, own=True))
-        for block in _BLOCKS:
+        for block in BLOCKS:
 
             def prefix(
                 model: Any, request: Request, theirs: Any = theirs, block: int = block
