@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
-RIGHT = [*right_cases(100 if WHOLE else 12), *right_cases(6, "float32")]
+RIGHT = [*right_cases(102 if WHOLE else 12), *right_cases(6, "float32")]
 CASES = [*RIGHT, *FAULTS]
 
 

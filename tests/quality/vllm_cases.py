@@ -60,6 +60,7 @@ class Case:
         prompt_logprobs: whether those of the prompt are asked for; vLLM then reads no prefix cache.
         fault: what is done wrong besides; empty for nothing.
         kind: the cause that must be named; empty for a right configuration.
+        draw: which prompts are drawn.
     """
 
     name: str
@@ -73,11 +74,12 @@ class Case:
     prompt_logprobs: bool = True
     fault: str = ""
     kind: str = ""
+    draw: int = 0
 
     @property
     def prompts(self) -> list[list[int]]:
         """Token ids, the first of which is BOS."""
-        random = torch.Generator().manual_seed(100 + self.seed)
+        random = torch.Generator().manual_seed(1000 * self.seed + self.draw)
         size = SMALL["vocab_size"]
         shared = torch.randint(3, size, (36,), generator=random).tolist()
         found = []
@@ -146,32 +148,36 @@ ENGINES: list[dict[str, Any]] = [
     {"enable_chunked_prefill": True, "max_num_batched_tokens": 32, "block_size": 32},
     {"max_num_seqs": 1, "enable_prefix_caching": True, "block_size": 32},
 ]
-SAMPLINGS: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": 0}, "raw"),
-    ({"temperature": 0.8}, "raw"),
-    ({"temperature": 0.9, "top_p": 0.9}, "processed"),
-    ({"temperature": 1.0, "top_k": 10}, "raw"),
-    ({"temperature": 0.7, "top_k": 12, "min_p": 0.02, "repetition_penalty": 1.2}, "processed"),
-    ({"temperature": 0.6, "frequency_penalty": 0.5, "presence_penalty": 0.3}, "processed"),
-]
+SAMPLINGS: dict[str, list[dict[str, Any]]] = {
+    "raw": [{"temperature": 0}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 10}],
+    "processed": [
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 0.7, "top_k": 12, "min_p": 0.02, "repetition_penalty": 1.2},
+        {"temperature": 0.6, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    ],
+}
+LENGTHS = [(9, 23, 41), (33, 45, 62), (12, 40, 71)]
 
 
 def right_cases(count: int, dtype: str = "bfloat16") -> list[Case]:
-    """Right configurations: models, settings of the engine, parameters and prompts in turn."""
+    """Right configurations: models, settings of the engine, parameters and prompts in turn.
+
+    Three at a time are served by one engine.
+    """
     found = []
     for number in range(count):
-        model = list(MODELS)[number % len(MODELS)]
-        turn = number // len(MODELS)
-        engine = dict(ENGINES[(number + turn) % len(ENGINES)])
-        sampling, mode = SAMPLINGS[(number + turn) % len(SAMPLINGS)]
+        group, place = divmod(number, 3)
+        turn = group // len(MODELS)
+        model = list(MODELS)[group % len(MODELS)]
+        engine = dict(ENGINES[(group + turn) % len(ENGINES)])
+        mode = "processed" if (group // 2 + turn) % 2 else "raw"
         if mode == "processed":
             engine |= PROCESSED
-        caches = engine.get("enable_prefix_caching")
         case = Case(
-            f"{number}: {model}, {engine}, {sampling}", model, dtype,
-            seed=turn, engine=engine, sampling=sampling, mode=mode,
-            lengths=[(9, 23, 41), (33, 45, 62), (12, 40, 71)][number % 3],
-            prompt_logprobs=not caches,
+            f"{number}: {model}, {engine}, {SAMPLINGS[mode][place]}", model, dtype,
+            seed=turn, engine=engine, sampling=SAMPLINGS[mode][place], mode=mode, draw=number,
+            lengths=LENGTHS[(number + group) % 3],
+            prompt_logprobs=not engine.get("enable_prefix_caching"),
         )  # fmt: skip
         found.append(case)
     return found
