@@ -132,7 +132,7 @@ FAULTS = [
          engine=SERVED_ALONE, lengths=(41, 45, 50), prompt_logprobs=False, kind="stale weights"),
     Case("prefix of another request", "qwen2", fault="prefix of another request",
          engine=SERVED_ALONE, lengths=(38, 39, 37), prompt_logprobs=False, kind="cache"),
-    Case("cache in float8", "qwen3", engine={"kv_cache_dtype": "fp8"}, lengths=(23, 41, 60),
+    Case("cache in float8", "qwen3", fault="cache in float8", lengths=(23, 41, 60),
          kind="quantised cache"),
     Case("weights in int8", dtype="float32", fault="weights in int8", kind="quantised weights"),
     Case("weights in int4", "qwen2", fault="weights in int4", kind="quantised weights"),

@@ -8,17 +8,18 @@ from FOLDER/records.
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import platform
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -77,8 +78,8 @@ def records(llm: Any, case: Case, folder: Path) -> list[EngineRecord]:
         answers(llm, case)
         new = saved(folder, case.model, case.seed, case.dtype)
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(new)})
-    if case.fault == "positions of decoding one too far":
-        llm.apply_model(_move_positions)
+    if case.fault in BROKEN:
+        BROKEN[case.fault](llm)
     found = read_records(answers(llm, case), None)
     return [_as_written(one, case, prompt) for one, prompt in zip(found, case.prompts, strict=True)]
 
@@ -177,7 +178,21 @@ def _move_positions(model: Any) -> None:
     model.forward = moved
 
 
-def _hash_without_tokens() -> Any:
+def _round_cache() -> None:
+    """Tokens are rounded to float8 when they are put into the cache.
+
+    vLLM's own `kv_cache_dtype="fp8"` does so, but not on every processor.
+    """
+    own = _custom_ops.cpu_attn_reshape_and_cache
+
+    def rounded(key: Any, value: Any, *args: Any, **kwargs: Any) -> None:
+        key, value = (one.to(torch.float8_e4m3fn).to(one.dtype) for one in (key, value))
+        own(key, value, *args, **kwargs)
+
+    _custom_ops.cpu_attn_reshape_and_cache = rounded
+
+
+def _hash_without_tokens() -> None:
     """Blocks of a cache are found by their place alone, as if all hashes collided."""
     own = kv_cache_utils.hash_block_tokens
 
@@ -185,34 +200,47 @@ def _hash_without_tokens() -> Any:
         return own(function, parent, [BOS] * len(tokens), keys)
 
     kv_cache_utils.hash_block_tokens = colliding
-    return own
+
+
+BROKEN: dict[str, Callable[[Any], object]] = {
+    "positions of decoding one too far": lambda llm: llm.apply_model(_move_positions),
+    "cache in float8": lambda _: _round_cache(),
+    "prefix of another request": lambda _: _hash_without_tokens(),
+}
+
+
+# --- The program ----------------------------------------------------------------------------------
+
+
+def serve_group(folder: Path, group: dict[int, Case]) -> None:
+    """Serve the cases of one engine, by number."""
+    llm = None
+    for number, case in group.items():
+        out = folder / "records" / str(number)
+        try:
+            llm = llm or start(folder, case)
+            found = pickle.dumps(records(llm, case, folder))
+            out.with_suffix(".pickle").write_bytes(found)
+        except Exception:  # noqa: BLE001  (a case that raises is one case)
+            out.with_suffix(".error").write_text(traceback.format_exc())
 
 
 def serve(folder: Path, cases: list[Case]) -> None:
-    """Serve all cases, those of one engine together; a case that raises leaves a `.error`."""
-    groups: dict[str, list[Case]] = {}
-    for case in cases:
-        key = f"{served_checkpoint(folder, case)} {case.dtype} {case.engine}"
-        groups.setdefault(f"{key} {case.fault}", []).append(case)
-    out = folder / "records"
-    out.mkdir(exist_ok=True)
+    """Serve all cases, each engine in a process; a case that fails leaves a file `.error`."""
+    groups: dict[str, dict[int, Case]] = {}
+    for number, case in enumerate(cases):
+        key = f"{served_checkpoint(folder, case)} {case.dtype} {case.engine} {case.fault}"
+        groups.setdefault(key, {})[number] = case
+    (folder / "records").mkdir(exist_ok=True)
     for group in groups.values():
-        hashing = kv_cache_utils.hash_block_tokens
-        if group[0].fault == "prefix of another request":
-            hashing = _hash_without_tokens()
-        llm = None
-        for case in group:
-            try:
-                llm = llm or start(folder, case)
-                (out / f"{cases.index(case)}.pickle").write_bytes(
-                    pickle.dumps(records(llm, case, folder))
-                )
-            except Exception:  # noqa: BLE001  (a case that raises is one case)
-                (out / f"{cases.index(case)}.error").write_text(traceback.format_exc())
-        kv_cache_utils.hash_block_tokens = hashing
-        del llm
-        gc.collect()
-        vllm.distributed.cleanup_dist_env_and_memory()
+        child = os.fork()
+        if child == 0:
+            serve_group(folder, group)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        for number in group if status else ():
+            error = f"the engine ended with {os.waitstatus_to_exitcode(status)}"
+            (folder / "records" / f"{number}.error").write_text(error)
 
 
 if __name__ == "__main__":

@@ -38,31 +38,43 @@ _ASK_FOR_IDS = 'send "return_token_ids": true and "return_tokens_as_token_ids": 
 
 
 def is_answer(value: Any) -> bool:
-    """Whether it is a pair of a request and its response."""
-    return isinstance(value, Mapping) and "response" in value
+    """Whether it is a pair of a request and its response, or a response alone."""
+    if isinstance(value, Mapping):
+        return "response" in value or "choices" in value
+    return _is_of_library(value)
 
 
-def answer_records(pair: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _is_of_library(value: Any) -> bool:
+    return hasattr(value, "prompt_token_ids") and hasattr(value, "outputs")
+
+
+def answer_records(pair: Any, where: str) -> list[dict[str, Any]]:
     """The records of one answer: one for each of its outputs.
 
     Raises:
         UsageError: the pair is not complete, or its response has no token ids or log probabilities.
     """
-    unknown = sorted(map(str, pair.keys() - _PAIR))
-    if unknown or "request" not in pair:
-        problem = f"has an unknown field {unknown[0]!r}" if unknown else "has no request"
+    if not isinstance(pair, Mapping) or "request" not in pair or "response" not in pair:
         raise UsageError(
-            f"{where} {problem}: an answer has request, response and, if you like, logprobs_mode "
-            "and name"
+            f'{where} is not {{"request": ..., "response": ...}}: an answer is read with its request, '
+            "because it does not repeat the sampling parameters"
+        )
+    unknown = sorted(map(str, pair.keys() - _PAIR))
+    if unknown:
+        raise UsageError(
+            f"{where} has an unknown field {unknown[0]!r}; an answer has request, response and, if "
+            "you like, logprobs_mode and name"
         )
     request, response = pair["request"], pair["response"]
     if isinstance(response, Mapping):
         records = _of_server(request, response, where)
-    elif hasattr(response, "prompt_token_ids") and hasattr(response, "outputs"):
+    elif _is_of_library(response):
         records = _of_library(response, where)
     else:
         kind = type(response).__name__
         raise UsageError(f"{where}: response must be a RequestOutput or JSON, not {kind}")
+    if not records:
+        raise UsageError(f"{where}: the response has no output")
     name = str(pair.get("name", ""))
     common: dict[str, Any] = {"sampling": _sampling(request, where)}
     if "logprobs_mode" in pair:
@@ -96,7 +108,7 @@ def _sampling(request: Any, where: str) -> dict[str, Any]:
         kind = type(request).__name__
         raise UsageError(f"{where}: request must be SamplingParams or JSON, not {kind}")
     temperature = found.get("temperature", 1.0)
-    if isinstance(temperature, int | float) and temperature < _GREEDY:
+    if isinstance(temperature, int | float) and 0 <= temperature < _GREEDY:
         found = {name: one for name, one in found.items() if name not in _TRUNCATING}
         found["temperature"] = 0.0
     return found

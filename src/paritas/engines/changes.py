@@ -6,6 +6,7 @@ in `changed_models`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -381,7 +382,35 @@ def _quantised(runner: Runner) -> Iterator[Change]:
                 rows.append(row)
             return torch.cat(rows)
 
+        def at_once(model: Any, request: Request, round_to: Any = round_to) -> Tensor:
+            _, cache = runner.prefill(model, request.ids[:1])
+            with _rounded_when_stored({type(one) for one in cache.layers}, round_to):
+                return runner.prefill(model, request.ids[:-1])[0]
+
         yield Change("quantised cache", f"the cache is stored in {text}", logits)
+        words = f"the cache is stored in {text}, and attention to the prompt reads it too"
+        yield Change("quantised cache", words, at_once)
+
+
+@contextlib.contextmanager
+def _rounded_when_stored(kinds: set[type], round_to: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Layers of a cache round what they are given, before anything reads it."""
+    own: dict[Any, Any] = {kind: kind.update for kind in kinds}  # type: ignore[attr-defined]
+
+    def rounding(update: Any) -> Any:
+        def stored(self: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            keys, values = (round_to(one).to(one.dtype) for one in (keys, values))
+            return update(self, keys, values, *args, **kwargs)
+
+        return stored
+
+    try:
+        for kind, update in own.items():
+            kind.update = rounding(update)
+        yield
+    finally:
+        for kind, update in own.items():
+            kind.update = update
 
 
 def _round_cache(cache: Any, round_to: Callable[[Tensor], Tensor], done: int) -> int:

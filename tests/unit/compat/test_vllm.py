@@ -120,7 +120,10 @@ CHOICE = ("response", "choices", 0)
 @pytest.mark.parametrize(
     ("pair", "words"),
     [
-        ({"response": {"choices": []}}, "record 0 has no request"),
+        (recorded("completion")["response"], 'record 0 is not {"request": ..., "response": ...}'),
+        (of_library()["response"], 'record 0 is not {"request": ..., "response": ...}'),
+        (changed("completion", "response", "choices", value=[]), "the response has no output"),
+        (changed("completion", "request", "temperature", value=-1), "must be 0 or more"),
         (changed("completion", "sampling", value={}), "has an unknown field 'sampling'"),
         (changed("completion", "request", "echo", value=True), "echo is not read"),
         (
