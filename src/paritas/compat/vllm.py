@@ -56,8 +56,8 @@ def answer_records(pair: Any, where: str) -> list[dict[str, Any]]:
     """
     if not isinstance(pair, Mapping) or "request" not in pair or "response" not in pair:
         raise UsageError(
-            f'{where} is not {{"request": ..., "response": ...}}: an answer is read with its request, '
-            "because it does not repeat the sampling parameters"
+            f'{where} is not {{"request": ..., "response": ...}}: an answer does not repeat the '
+            "sampling parameters, so it is read with its request"
         )
     unknown = sorted(map(str, pair.keys() - _PAIR))
     if unknown:
