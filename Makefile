@@ -17,7 +17,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
 
 .PHONY: help
 help: ## List the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' \
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' \
 		$(firstword $(MAKEFILE_LIST))
 
 # --- environment: the stamps make a second run free -----------------------------------------------
@@ -92,6 +92,22 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 .PHONY: test-oldest
 test-oldest: $(OLDEST)/.installed ## Run a share of the tests with the oldest versions allowed
 	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OLDEST_TESTS) $(PYTEST_ARGS)
+
+# vLLM wants other versions than paritas is tested with, so it has an environment of its own.
+ENGINES := .venv-engines
+
+$(ENGINES)/.installed: pyproject.toml constraints.txt requirements-engines.txt
+	@echo "installing paritas beside vLLM into $(ENGINES)"
+	@$(PYTHON) -m venv $(ENGINES)
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(ENGINES)/bin/python -m pip install --quiet \
+		-c requirements-engines.txt "$$(grep '^torch==' constraints.txt)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(ENGINES)/bin/python -m pip install --quiet --no-deps \
+		-r requirements-engines.txt -e .
+	@touch $@
+
+.PHONY: test-engines
+test-engines: $(ENGINES)/.installed ## Install vLLM for CPUs, serve small models, and check what it returns
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/quality/test_vllm.py $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.installed-test ## Check style and formatting

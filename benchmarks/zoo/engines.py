@@ -168,16 +168,18 @@ def run(what, name):
         report, kind = (right(name), "") if what == "right" else fault(name)
     except Exception as error:  # noqa: BLE001  (a crash is a row)
         return {**row, "error": f"{type(error).__name__}: {str(error)[:200]}"}
+    return {**row, **figures(report), "kind": kind, "cpu_s": time.process_time() - began}
+
+
+def figures(report):
+    """What a row keeps of a report."""
     causes = [(one.kind, one.text, one.to_rounding) for one in report.causes]
     worst = [one.native.excess for one in report.verdict.findings if one.native is not None]
     return {
-        **row,
         "status": report.verdict.status.value,
-        "kind": kind,
         "named": [one[0] for one in causes if one[2]],
         "causes": causes,
         "worst": max(worst, default=0.0),
-        "cpu_s": time.process_time() - began,
     }
 
 

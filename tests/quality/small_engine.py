@@ -177,6 +177,8 @@ class SmallEngine:
             old_k, old_v = pages[layer]
             if self.fault == "cache in float8":
                 old_k, old_v = (one.to(FLOAT8).to(self.dtype) for one in (old_k, old_v))
+            if self.fault == "cache in float8, read at once":
+                k, v = (one.to(FLOAT8).to(self.dtype) for one in (k, v))
             pages[layer] = torch.cat([old_k, k]), torch.cat([old_v, v])
             rows = torch.arange(len(old_k), len(old_k) + len(ids))[:, None]
             columns = torch.arange(len(old_k) + len(ids))[None]
@@ -209,6 +211,8 @@ class SmallEngine:
             return [bos, *prompt]
         if self.fault == "BOS left out":
             return prompt[1:] if prompt[0] == bos else prompt
+        if self.fault == "another BOS":
+            return [self.config.eos_token_id, *prompt[1:]]
         if self.fault == "prompt truncated":
             return prompt[-9:]
         return prompt

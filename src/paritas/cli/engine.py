@@ -80,7 +80,8 @@ def engine(
 
     TARGET is package.module:factory as for paritas verify; RECORDS is a file with one JSON object
     for each request: prompt, output (token ids), logprobs, and, if there are any, prompt_logprobs,
-    top_logprobs, sampling and logprobs_mode. If a request differs by more than rounding, the model
+    top_logprobs, sampling and logprobs_mode; or the JSON that vLLM's server got and returned,
+    {"request": ..., "response": ...}. If a request differs by more than rounding, the model
     is run with one thing changed after the other, until a run gives what the engine returned.
 
     Exit codes: 0 rounding only, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.

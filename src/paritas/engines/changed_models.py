@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paritas._torch.dynamo import original_of
-from paritas.engines.changes import Change, Runner
+from paritas.engines.changes import BLOCKS, Change, Runner
 from paritas.relations.token_models import config_parts
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.engines.changes import LogitsOf
     from paritas.engines.readout import Request
 
 _PLAIN = 1e4  # the usual base of rotary positions
@@ -52,17 +53,25 @@ def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
         rest, _ = runner.decode(model, output, cache)
         return torch.cat([found, rest])
 
-    def prefix(model: Any, request: Request) -> Tensor | None:
-        """All but the prompt's last token were in a cache that older weights computed."""
-        if request.start < 2:  # noqa: PLR2004
-            return None
-        found, cache = runner.prefill(_like(old, model), request.record.prompt[:-1])
-        rest, _ = runner.decode(model, request.ids[request.start - 1 : -1], cache)
-        return torch.cat([found, rest])
-
     yield Change("stale weights", f"the cache of the prompt was computed by {name}", logits)
     words = f"the prompt's prefix comes from a cache that {name} computed"
-    yield Change("stale weights", words, prefix)
+    for block in (1, *BLOCKS):
+        text = f"{words}, in blocks of {block} tokens" if block > 1 else words
+        yield Change("stale weights", text, _old_prefix(runner, old, block))
+
+
+def _old_prefix(runner: Runner, old: Any, block: int) -> LogitsOf:
+    """The prompt's whole blocks are in a cache of older weights; its last token never is."""
+
+    def logits(model: Any, request: Request) -> Tensor | None:
+        kept = (request.start - 1) // block * block
+        if kept == 0:
+            return None
+        found, cache = runner.prefill(_like(old, model), request.record.prompt[:kept])
+        rest, _ = runner.decode(model, request.ids[kept:-1], cache)
+        return torch.cat([found, rest])
+
+    return logits
 
 
 def _like(old: Any, model: Any) -> Any:

@@ -6,6 +6,7 @@ in `changed_models`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 LogitsOf = Callable[[Any, "Request"], "Tensor | None"]
 _NO_INPUTS = Inputs()
 # Engines keep caches in blocks of so many tokens.
-_BLOCKS = (16, 8, 32, 4, 64)
+BLOCKS = (16, 8, 32, 4, 64, 128)
 _MOST_BLOCKS = 8
 _MOST_OTHERS = 8
 _LONGEST_TRIED = 65
@@ -133,6 +134,9 @@ def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Chan
     def with_front(token: int) -> Callable[[Request], Sequence[int]]:
         return lambda request: [token, *request.record.prompt]
 
+    def with_first(token: int) -> Callable[[Request], Sequence[int]]:
+        return lambda request: [token, *request.record.prompt[1:]]
+
     def with_end(token: int) -> Callable[[Request], Sequence[int]]:
         return lambda request: [*request.record.prompt, token]
 
@@ -146,6 +150,7 @@ def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Chan
         words = f"the {name} token ({token})"
         yield change("prompt", f"{words} is missing in front of the prompt", without_first(token))
         yield change("prompt", f"{words} is added in front of the prompt", with_front(token))
+        yield change("prompt", f"{words} takes the place of the prompt's first", with_first(token))
         yield change("prompt", f"{words} is added to the end of the prompt", with_end(token))
     longest = max(request.start for request in requests)
     yield change("prompt", "the prompt's last token is missing", lambda r: r.record.prompt[:-1])
@@ -203,7 +208,7 @@ def position_changes(runner: Runner) -> Iterator[Change]:
             return runner.rows(model, request.ids, **runner.positions(places))[:-1]
 
         yield Change("positions", text, logits)
-    for block in _BLOCKS:
+    for block in BLOCKS:
 
         def chunked(model: Any, request: Request, block: int = block) -> Tensor | None:
             if request.start <= block:
@@ -229,7 +234,7 @@ def cache_changes(runner: Runner, requests: Sequence[Request]) -> Iterator[Chang
     yield from _of_others(runner, requests)
     if runner.tokens.mask:
         longest = max(request.start for request in requests)
-        for block in _BLOCKS:
+        for block in BLOCKS:
             for first in range(0, min(longest - 1, block * _MOST_BLOCKS), block):
                 yield from _without_block(runner, first, first + block)
     yield from _quantised(runner)
@@ -296,7 +301,7 @@ def _of_others(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
         if runner.tokens.positions:
             words += ", with the request's own positions"
             yield Change("cache", words, functools.partial(in_decoding, own=True))
-        for block in _BLOCKS:
+        for block in BLOCKS:
 
             def prefix(
                 model: Any, request: Request, theirs: Any = theirs, block: int = block
@@ -377,7 +382,35 @@ def _quantised(runner: Runner) -> Iterator[Change]:
                 rows.append(row)
             return torch.cat(rows)
 
+        def at_once(model: Any, request: Request, round_to: Any = round_to) -> Tensor:
+            _, cache = runner.prefill(model, request.ids[:1])
+            with _rounded_when_stored({type(one) for one in cache.layers}, round_to):
+                return runner.prefill(model, request.ids[:-1])[0]
+
         yield Change("quantised cache", f"the cache is stored in {text}", logits)
+        words = f"the cache is stored in {text}, and attention to the prompt reads it too"
+        yield Change("quantised cache", words, at_once)
+
+
+@contextlib.contextmanager
+def _rounded_when_stored(kinds: set[type], round_to: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Layers of a cache round what they are given, before anything reads it."""
+    own: dict[Any, Any] = {kind: kind.update for kind in kinds}  # type: ignore[attr-defined]
+
+    def rounding(update: Any) -> Any:
+        def stored(self: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            keys, values = (round_to(one).to(one.dtype) for one in (keys, values))
+            return update(self, keys, values, *args, **kwargs)
+
+        return stored
+
+    try:
+        for kind, update in own.items():
+            kind.update = rounding(update)
+        yield
+    finally:
+        for kind, update in own.items():
+            kind.update = update
 
 
 def _round_cache(cache: Any, round_to: Callable[[Tensor], Tensor], done: int) -> int:

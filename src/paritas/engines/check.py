@@ -96,7 +96,8 @@ def check_engine(  # noqa: PLR0913
 
     Args:
         model: the reference, a model that maps token ids to logits, in the dtype of the engine.
-        records: a JSONL file, or a list, of `EngineRecord` or dicts with its fields; or an engine:
+        records: a JSONL file, or a list, of `EngineRecord`, of dicts with its fields, or of
+            answers of vLLM with their requests, `{"request": ..., "response": ...}`; or an engine:
             a function that takes a list of prompts (lists of token ids) and returns such a list.
         prompts: the prompts for an engine that is a function.
         older: models with earlier weights, by name, which the engine may still run.

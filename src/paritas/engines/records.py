@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from paritas.compat.vllm import answer_records, is_answer
 from paritas.errors import UsageError
 
 # Servers that speak JSON cannot send -inf; they send this instead.
@@ -122,6 +123,8 @@ def read_records(
 ) -> list[EngineRecord]:
     """The records of a JSONL file, of a list, or of an engine that is called with prompts.
 
+    In place of a record, there may be an answer of vLLM with its request: see `compat.vllm`.
+
     Raises:
         UsageError: a record is not valid, or there is none.
     """
@@ -131,11 +134,12 @@ def read_records(
         if not prompts:
             raise UsageError("an engine to be called needs prompts: lists of token ids")
         given = [list(map(int, one)) for one in prompts]
-        found = [_record(one, f"record {place}") for place, one in enumerate(source(given))]
-        if len(found) != len(given):
-            raise UsageError(f"the engine returned {len(found)} records for {len(given)} prompts")
+        answers = list(source(given))
+        if len(answers) != len(given):
+            raise UsageError(f"the engine returned {len(answers)} records for {len(given)} prompts")
+        found = _from_list(answers)
     else:
-        found = [_record(one, f"record {place}") for place, one in enumerate(source)]
+        found = _from_list(source)
     if not found:
         raise UsageError("there are no records")
     return [
@@ -144,12 +148,16 @@ def read_records(
     ]
 
 
+def _from_list(values: Iterable[Any]) -> list[EngineRecord]:
+    return [one for place, value in enumerate(values) for one in _records(value, f"record {place}")]
+
+
 def _from_file(path: Path) -> list[EngineRecord]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    found = []
+    found: list[EngineRecord] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -157,13 +165,20 @@ def _from_file(path: Path) -> list[EngineRecord]:
             data = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path}, line {number}: {error}") from None
-        found.append(_record(data, f"{path}, line {number}"))
+        found += _records(data, f"{path}, line {number}")
     return found
 
 
-def _record(value: Any, where: str) -> EngineRecord:
+def _records(value: Any, where: str) -> list[EngineRecord]:
+    """The record, or those of an answer with several outputs."""
     if isinstance(value, EngineRecord):
-        return value
+        return [value]
+    if is_answer(value):
+        return [_record(one, where) for one in answer_records(value, where)]
+    return [_record(value, where)]
+
+
+def _record(value: Any, where: str) -> EngineRecord:
     if not isinstance(value, Mapping):
         raise UsageError(f"{where} must be a record, not {type(value).__name__}")
     try:
