@@ -21,8 +21,8 @@ from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, mak
 from paritas.partition.recipe_checks import failed_split
 from paritas.placement.recipes import Recipe, on_device
 from paritas.reports.terminal import STYLES, details, last_line, listed, paragraph, small_table
-from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.items import ItemKind, harness
+from paritas.results.findings import Finding, Status, Verdict, unverified
+from paritas.results.items import ItemKind
 from paritas.results.placements import Shard
 from paritas.results.progress import Progress
 
@@ -426,10 +426,7 @@ def _label_verdict(verdict: Verdict, label: str) -> Verdict:
 
 
 def _unverified(path: str, reason: str) -> Verdict:
-    finding = Finding(
-        item=harness(path), aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason
-    )
-    return Verdict(findings=(finding,))
+    return Verdict(findings=(unverified(path, reason),))
 
 
 # --- The splits for a terminal --------------------------------------------------------------------

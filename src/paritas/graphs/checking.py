@@ -26,7 +26,7 @@ from paritas.partition.library import annotation_for
 from paritas.partition.library.registry import is_registered
 from paritas.partition.recipe_checks import Wholes, confirmation, drifting, examine_recipe
 from paritas.placement.recipes import OperatorCall, Recipe, moved
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
 from paritas.results.graph_reports import (
     CallOutcome,
     Confirmation,
@@ -585,13 +585,7 @@ class _Splits:
                 imports=settings.imports,
             )
         except UsageError as error:  # real ranks cannot run it: keep the simulated verdict
-            finding = Finding(
-                item=harness(f"on {settings.confirm} ranks"),
-                aspect=Aspect.HARNESS,
-                status=Status.UNVERIFIED,
-                reason=str(error),
-            )
-            real = Verdict(findings=(finding,))
+            real = Verdict(findings=(unverified(f"on {settings.confirm} ranks", str(error)),))
         merged = Verdict.merge([simulated, real])
         return merged, Confirmation(
             backend=settings.confirm, status=real.status, simulated=simulated.status

@@ -42,8 +42,8 @@ from paritas.placement.recipes import (
     device_of,
     name_of,
 )
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, gradient, harness, output
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
+from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, gradient, output
 from paritas.results.placements import Replicate, Shard
 
 if TYPE_CHECKING:
@@ -490,14 +490,9 @@ class RecipeCheck:
         except LostRankError as error:
             self.runner.lost = error
         if self.runner.lost is not None:  # the error may have been caught on the way
-            finding = Finding(
-                item=harness("ranks"),
-                aspect=Aspect.HARNESS,
-                status=Status.UNVERIFIED,
-                reason=str(self.runner.lost),
-                advice="check it in one process to see what it raises",
-            )
-            return Verdict(findings=(finding,), coverage=Coverage(), strict=self.strict)
+            advice = "check it in one process to see what it raises"
+            lost = unverified("ranks", str(self.runner.lost), advice)
+            return Verdict(findings=(lost,), strict=self.strict)
         return verdict
 
     def _verdict(self) -> Verdict:

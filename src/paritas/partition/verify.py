@@ -27,8 +27,7 @@ from paritas.partition.recipe_checks import (
 )
 from paritas.partition.runner import Streams
 from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device, tensors_in
-from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.items import harness
+from paritas.results.findings import Finding, Verdict, unverified
 from paritas.results.placements import Replicate
 from paritas.results.wording import enumerated
 
@@ -189,17 +188,7 @@ def _call_fault(call: OperatorCall, reason: str, advice: str) -> Finding:
         if isinstance(value, torch.Tensor)
     ]
     reason = f"{reason} (tensors {', '.join(shapes) or 'none'})"
-    return _unverified(call.name, reason, advice)
-
-
-def _unverified(name: str, reason: str, advice: str) -> Finding:
-    return Finding(
-        item=harness(name),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=reason,
-        advice=advice,
-    )
+    return unverified(call.name, reason, advice)
 
 
 def check_unsplit(
@@ -376,4 +365,4 @@ def _refused(option: Mapping[str, int], reason: str) -> Verdict:
         "do not split this dimension, or register an annotation that splits it "
         "(paritas.partition.register)"
     )
-    return Verdict(findings=(_unverified(str(dict(option)), reason, advice),))
+    return Verdict(findings=(unverified(str(dict(option)), reason, advice),))
