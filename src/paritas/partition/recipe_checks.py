@@ -740,23 +740,6 @@ def check_confirm(confirm: Confirm | None, device: torch.device, ranks: int) -> 
         )
 
 
-def check_confirmed(
-    call: OperatorCall,
-    recipe: Recipe | tuple[Recipe, ...],
-    ranks: int | tuple[int, ...] = 2,
-    *,
-    seed: int = 0,
-    strict: bool = False,
-    confirm: Confirm | None = None,
-) -> Verdict:
-    """Check a recipe; with `confirm`, again on ranks that are real processes."""
-    verdict = check_recipe(call, recipe, ranks, seed=seed, strict=strict)
-    if confirm is None:
-        return verdict
-    real = confirmation(confirm, call, recipe, ranks, seed=seed, strict=strict)
-    return Verdict.merge([verdict, real])
-
-
 def confirmation(
     confirm: Confirm,
     call: OperatorCall,
@@ -772,11 +755,12 @@ def confirmation(
     Args:
         imports: modules that each rank imports first because they define the operator.
     """
-    from paritas.partition.ranks.threads import confirm_on_ranks
+    from paritas.partition.ranks.threads import ProcessTeam, check_on_team
 
     count = math.prod(ranks) if isinstance(ranks, tuple) else ranks
     check_confirm(confirm, device_of(call), count)
-    real = confirm_on_ranks(confirm, call, recipe, ranks, seed=seed, strict=strict, imports=imports)
+    team = ProcessTeam(confirm, imports=tuple(imports))
+    real = check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict)
     return labelled(real, f"on {confirm} ranks")
 
 

@@ -131,6 +131,13 @@ class OperatorCall:
     seed: int = 0
 
 
+def first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
+    """The first tensor that a recipe splits, and the dimension; results count after arguments."""
+    places = [*range(len(call.args)), *call.kwargs]
+    roles = [*map(recipe.placement, places), *recipe.outputs]
+    return next(((at, one.dim) for at, one in enumerate(roles) if isinstance(one, Shard)), (0, 0))
+
+
 # --- The arguments of a call, and the part that each rank receives --------------------------------
 
 # Arguments by position and by name.

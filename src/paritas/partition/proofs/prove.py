@@ -16,7 +16,7 @@ from paritas.partition.annotation import Annotation, Expansion, Option, expand
 from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
 from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Number
-from paritas.partition.library import annotation_for
+from paritas.partition.library import annotation_of_call
 from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.definitions import (
@@ -74,8 +74,7 @@ def prove(
     function = resolve_operator(config.fsig, config.import_customized_func)
     call = make_call(config, function, seed=seed)
     rule = Annotation.parse(annotation) if isinstance(annotation, str) else annotation
-    rule = rule or annotation_for(call.name, call.args, call.kwargs)
-    rule = rule or annotation_for(call.function, call.args, call.kwargs)
+    rule = rule or annotation_of_call(call)
     if rule is None:
         raise UsageError(f"no rule is known for {call.name}: pass annotation=")
     prover = Prover(call, rule, ranks, seed)

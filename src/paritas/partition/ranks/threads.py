@@ -14,7 +14,7 @@ from paritas.partition.recipe_checks import RecipeCheck, mesh_levels
 from paritas.partition.runner import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from paritas._torch.simulated_ranks import ThreadOutcome
     from paritas.parallel.rank_pool import RankAnswer
@@ -54,25 +54,6 @@ def confirm_on_gloo(
     """
     team = ProcessTeam("gloo", timeout)
     return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
-
-
-def confirm_on_ranks(
-    backend: Confirm,
-    call: OperatorCall,
-    recipe: Recipe | tuple[Recipe, ...],
-    ranks: int | tuple[int, ...],
-    *,
-    seed: int = 0,
-    strict: bool = False,
-    imports: Sequence[str] = (),
-) -> Verdict:
-    """Like `confirm_on_gloo`, with either backend.
-
-    Args:
-        imports: modules that each rank imports first because they define the operator.
-    """
-    team = ProcessTeam(backend, imports=tuple(imports))
-    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict)
 
 
 @dataclasses.dataclass(frozen=True)
