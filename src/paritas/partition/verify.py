@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
-from paritas._torch.operators import map_tensors
 from paritas.checks.failures import FailedSplit, remember_failed
 from paritas.errors import ParityWarning, UsageError, first_line
 from paritas.execution.subjects import usable_device
@@ -28,7 +27,7 @@ from paritas.partition.recipe_checks import (
     labelled,
 )
 from paritas.partition.runner import Streams
-from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device, tensors_in
+from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device
 from paritas.results.findings import Finding, Verdict, unverified
 from paritas.results.placements import Replicate
 from paritas.results.wording import enumerated
@@ -158,13 +157,12 @@ def _check_config(
 
 def _run_whole(call: OperatorCall, noutputs: int) -> Finding | None:
     """Run the operator once, so that a wrong call is reported once and not for each option."""
-    args = [_copied(value) for value in call.args]
-    kwargs = {name: _copied(value) for name, value in call.kwargs.items()}
+    copied = call.map_tensors(torch.clone)
     before = Streams.of(call)
     try:
         with torch.no_grad():
             torch.default_generator.manual_seed(call.seed)
-            result = call.function(*args, **kwargs)
+            result = call.function(*copied.args, **copied.kwargs)
     except Exception as error:  # noqa: BLE001  (the operator's own; it becomes a finding)
         text = f"{type(error).__name__}: {first_line(error, 1000) or 'no message'}"
         return _call_fault(call, f"the operator itself fails: {text}", "fix args and kwargs")
@@ -175,10 +173,6 @@ def _run_whole(call: OperatorCall, noutputs: int) -> Finding | None:
         reason = f"the operator returns {count} tensors, but noutputs is {noutputs}"
         return _call_fault(call, reason, "fix noutputs")
     return None
-
-
-def _copied(value: Any) -> Any:
-    return map_tensors(value, torch.clone) if tensors_in(value) else value
 
 
 def _call_fault(call: OperatorCall, reason: str, advice: str) -> Finding:

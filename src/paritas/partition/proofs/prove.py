@@ -573,17 +573,13 @@ def _varied(call: OperatorCall, seed: int) -> OperatorCall:
     """The call with other values, of the same signs and not larger: equal ones hide faults."""
     generator = torch.Generator().manual_seed(seed)
 
-    def value(one: Any) -> Any:
-        if isinstance(one, list | tuple):
-            return type(one)(map(value, one)) if tensors_in(one) else one
-        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+    def value(one: torch.Tensor) -> torch.Tensor:
+        if not one.is_floating_point():
             return one
         factors = 0.5 + torch.rand(one.shape, generator=generator, dtype=torch.float64) / 2
         return (one.detach() * factors.to(one.device)).to(one.dtype)
 
-    args = tuple(map(value, call.args))
-    kwargs = {name: value(one) for name, one in call.kwargs.items()}
-    return dataclasses.replace(call, args=args, kwargs=kwargs)
+    return call.map_tensors(value)
 
 
 def _resized_tensor(value: Any, sizes: Sequence[int | None]) -> Any:
