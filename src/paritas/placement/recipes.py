@@ -132,8 +132,9 @@ class OperatorCall:
 
     def map(self, change: Callable[[Any], Any]) -> Self:
         """The same call with other arguments."""
+        args = tuple(map(change, self.args))
         kwargs = {name: change(value) for name, value in self.kwargs.items()}
-        return dataclasses.replace(self, args=tuple(map(change, self.args)), kwargs=kwargs)
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same call with other tensors, also those in lists."""
