@@ -58,8 +58,8 @@ class CheckSettings:
         verdict = check_recipe(call, recipe, ranks, seed=self.seed, strict=self.strict)
         if self.confirm is None:
             return verdict
-        asked = {"seed": self.seed, "strict": self.strict}
-        return Verdict.merge([verdict, confirmation(self.confirm, call, recipe, ranks, **asked)])
+        real = confirmation(self.confirm, call, recipe, ranks, seed=self.seed, strict=self.strict)
+        return Verdict.merge([verdict, real])
 
 
 def verify_partition_options(config: VerifyConfig) -> bool:
