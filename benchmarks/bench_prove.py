@@ -20,12 +20,12 @@ import warnings
 
 from benchmarks.lab.figures import Figure, Report, Table, write
 
-from paritas.parallel.dtensor_table import examples
 from paritas.partition.library import known
 from paritas.partition.proofs.checker import Checker
 from paritas.partition.proofs.dtensor import prove_dtensor
 from paritas.partition.proofs.prove import Prover
 from paritas.partition.recipe_checks import check_recipe
+from quality.dtensor_table import examples
 from quality.partition_mutants import mutants
 from quality.test_partition_library import RIGHT, calls_of
 

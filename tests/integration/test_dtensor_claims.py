@@ -16,10 +16,10 @@ from paritas.parallel.dtensor import (
     roles_of,
     short_word,
 )
-from paritas.parallel.dtensor_table import Example, RuleRow, examine_example, examples, make_table
 from paritas.placement.placement import split_tensor
 from paritas.results.findings import Status
 from paritas.results.placements import Partial, Shard
+from quality.dtensor_table import Example, RuleRow, examine_example, examples, make_table
 
 # What DTensor claims, and where it is wrong, is another matter in every release.
 this_torch = pytest.mark.skipif(

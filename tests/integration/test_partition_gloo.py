@@ -14,7 +14,7 @@ from paritas.parallel import rank_pool
 from paritas.parallel.rank_pool import LostRankError, RankPool, close_pools, warm_pool
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
-from paritas.partition.ranks.threads import check_on_threads, confirm_on_gloo, run_on_threads
+from paritas.partition.ranks.threads import check_on_threads, confirm_on_gloo
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import Group, OperatorCall, Recipe
 from paritas.results.findings import Status
@@ -249,4 +249,3 @@ def test_threads_tell_what_a_rank_raised_and_do_not_hang():
     assert verdict.failures[0].reason == "rank 1 of 2 raised ValueError: no such part"
     verdict = check_on_threads(operator, programs.wait_for_nobody, PARTS, timeout=1.0)
     assert verdict.status is Status.UNVERIFIED
-    assert run_on_threads(lambda rank: 10 * rank, 3) == [0, 10, 20]

@@ -15,8 +15,7 @@ from paritas.errors import UsageError
 from paritas.graphs.verify import verify_graph
 from paritas.parallel.rank_pool import close_pools
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, discover_partitions
-from paritas.partition.ranks.threads import confirm_on_ranks
-from paritas.partition.recipe_checks import check_recipe
+from paritas.partition.recipe_checks import check_recipe, confirmation
 from paritas.placement.recipes import OperatorCall, Recipe, on_device
 from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome, GraphReport
@@ -63,7 +62,7 @@ def linear_call():
 def test_simulated_ranks_and_gloo_ranks_that_share_a_gpu_agree(recipe, right):
     operator = linear_call()
     assert check_recipe(operator, recipe).passed is right
-    verdict = confirm_on_ranks("gloo", operator, recipe, 2)
+    verdict = confirmation("gloo", operator, recipe, 2)
     assert verdict.passed is right
     assert verdict.status is not Status.UNVERIFIED
 
@@ -71,9 +70,9 @@ def test_simulated_ranks_and_gloo_ranks_that_share_a_gpu_agree(recipe, right):
 @pytest.mark.parametrize("recipe", [BATCH, Recipe((*ROWS, (2, Once())), (Partial("sum"),))])
 def test_nccl_carries_results_and_gradients(recipe):
     """On as many GPUs as there are, one by itself too: the way is the same."""
-    verdict = confirm_on_ranks("nccl", linear_call(), recipe, min(2, torch.cuda.device_count()))
+    verdict = confirmation("nccl", linear_call(), recipe, min(2, torch.cuda.device_count()))
     assert verdict.passed, str(verdict)
-    assert any(finding.path.startswith("gradient of") for finding in verdict.findings)
+    assert any(finding.item.kind.is_gradient for finding in verdict.findings)
 
 
 def test_more_nccl_ranks_than_gpus_are_refused():
@@ -89,7 +88,7 @@ def test_an_operator_that_draws_on_the_gpu_gives_each_rank_its_part():
     assert verdict.passed, str(verdict)
     assert any("draws random numbers" in note for note in verdict.notes)
     assert torch.equal(before, torch.cuda.get_rng_state())
-    assert confirm_on_ranks("gloo", operator, BATCH, 2).passed
+    assert confirmation("gloo", operator, BATCH, 2).passed
 
 
 def test_splits_are_found_by_running_on_the_gpu():

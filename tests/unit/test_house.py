@@ -171,6 +171,8 @@ def reads_text(node: ast.AST) -> bool:
         is_words = isinstance(node.left, ast.Constant | ast.JoinedStr | ast.Name)
         shown = node.comparators[0]
         return is_words and is_shown_text(shown) and getattr(shown, "attr", "") != "notes"
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        return getattr(node.left, "attr", "") in {"reason", "judged_by", "advice", "sentence"}
     return False
 
 

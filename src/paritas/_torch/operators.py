@@ -274,7 +274,8 @@ def state_float64(
     if takes_dtype(func):
         return args, {**kwargs, "dtype": dtype}
     # Torch itself converts integers to the default dtype before it computes.
-    return _to_float64(args), {name: _to_float64(value) for name, value in kwargs.items()}
+    named = {name: map_tensors(value, torch.Tensor.double) for name, value in kwargs.items()}
+    return map_tensors(args, torch.Tensor.double), named
 
 
 def takes_dtype(func: OpOverload) -> bool:
@@ -307,11 +308,3 @@ def _argument_kinds(values: Any) -> Iterator[Any]:
             yield tuple(_argument_kinds(value))
         else:
             yield value if isinstance(value, str | torch.dtype) else type(value)
-
-
-def _to_float64(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(torch.float64)
-    if isinstance(value, list | tuple):
-        return type(value)(_to_float64(item) for item in value)
-    return value

@@ -13,8 +13,7 @@ from paritas._torch.memory import bytes_asked, free_bytes, is_out_of_memory
 from paritas._torch.operators import WIDE
 from paritas.errors import UsageError
 from paritas.execution.reachable import reachable_modules
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import harness
+from paritas.results.findings import Verdict, unverified
 from paritas.results.wording import size
 
 if TYPE_CHECKING:
@@ -64,14 +63,8 @@ def verify_where_it_fits(
             note = f"checked by blocks because of memory: {'; '.join(reasons)}"
             return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
         reasons.append(f"by blocks: {reason}")
-    found = Finding(
-        item=harness("memory"),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=f"there is not enough memory to check this: {'; '.join(reasons)}",
-        advice=_ADVICE,
-    )
-    return Verdict(findings=(found,), coverage=Coverage())
+    reason = f"there is not enough memory to check this: {'; '.join(reasons)}"
+    return Verdict(findings=(unverified("memory", reason, _ADVICE),))
 
 
 def _tried(check: Callable[[], Verdict], device: torch.device) -> tuple[Verdict | None, str]:

@@ -28,7 +28,16 @@ from paritas.numerics.flattening import flattened, is_dense
 from paritas.numerics.gates import LearntNoise, error_ratios, relative_difference
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.numerics.metrics import pair_metrics, quickly_equal
-from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Origin,
+    OriginKind,
+    Status,
+    Verdict,
+    unverified,
+)
 from paritas.results.items import CALL, Item, ItemKind, after_call, harness, in_order
 from paritas.results.wording import counted, headline
 
@@ -139,8 +148,11 @@ class GuardJournal:
         """Roll up everything seen so far. If nothing was checked, it is `unverified`."""
         with self._lock:
             findings = list(self._findings.values())
-            for entry in self.graphs:
-                findings += _unverified_findings(entry)
+            findings += [
+                unverified(entry.label, entry.unguarded, source=entry.source or None)
+                for entry in self.graphs
+                if entry.unguarded
+            ]
             compared = sum(entry.compared for entry in self.graphs) + self.passes + self.splits
             skipped = tuple(
                 f"{entry.label}: {entry.calls - entry.checked} of {entry.calls} calls, because of "
@@ -179,21 +191,6 @@ class GuardJournal:
             and finding.origin is None
             and not finding.status.passes(strict=self.strict)
         ]
-
-
-def _unverified_findings(entry: GraphEntry) -> list[Finding]:
-    """A finding for a graph that was compiled but not guarded."""
-    if not entry.unguarded:
-        return []
-    return [
-        Finding(
-            item=harness(entry.label),
-            aspect=Aspect.HARNESS,
-            status=Status.UNVERIFIED,
-            reason=entry.unguarded,
-            source=entry.source or None,
-        )
-    ]
 
 
 # --- How a call differs ---------------------------------------------------------------------------
@@ -559,15 +556,10 @@ def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list
     try:
         return locator(suspect)
     except Exception as error:  # noqa: BLE001
-        return [
-            Finding(
-                item=harness("where it starts").in_graph(suspect.label),
-                aspect=Aspect.HARNESS,
-                status=Status.UNVERIFIED,
-                reason=f"the search for it failed: {in_one_line(error, 120)}",
-                origin=Origin(kind=OriginKind.GRAPH, name=suspect.label),
-            )
-        ]
+        item = harness("where it starts").in_graph(suspect.label)
+        reason = f"the search for it failed: {in_one_line(error, 120)}"
+        origin = Origin(kind=OriginKind.GRAPH, name=suspect.label)
+        return [unverified(item, reason, origin=origin)]
 
 
 def is_same_memory(value: Any, original: Any) -> bool:

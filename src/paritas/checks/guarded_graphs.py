@@ -27,7 +27,6 @@ from paritas.checks.guarded_calls import GuardedCode, GuardJournal, is_same_memo
 from paritas.execution.differences import all_equal
 from paritas.execution.evidence import Evidence
 from paritas.execution.graph_runs import (
-    CallSurroundings,
     CapturedProgram,
     CapturedReference,
     GraphProgram,
@@ -36,7 +35,7 @@ from paritas.execution.graph_runs import (
     copy_written,
 )
 from paritas.execution.observation import Observation, storage_address
-from paritas.execution.saved_state import RandomState
+from paritas.execution.saved_state import RandomState, Surroundings
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Status
 from paritas.results.items import RANDOM_STATE, Item, ItemKind, after_call, gradient, input_of
@@ -447,7 +446,7 @@ class GuardedCapture(GuardedCode):
             return self.compiled(*args)
         kept = copy_arguments(args)
         rng = RandomState.now()
-        program = CapturedProgram(self.reference, kept, rng, CallSurroundings.now())
+        program = CapturedProgram(self.reference, kept, rng, Surroundings.now())
         runs = Evidence(program, seed=self.settings.seed)
         watch = GradientWatch(self, program)
         rng.restore()

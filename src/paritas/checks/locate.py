@@ -634,7 +634,7 @@ class _NodeRecorder(Interpreter):
 def _record_values(suspect: CapturedSuspect) -> dict[str, Any]:
     values: dict[str, Any] = {}
     suspect.runs.program.rng.restore()
-    with suspect.runs.program.surroundings.again(), taking_stance("force_eager"):
+    with suspect.runs.program.surroundings.around(), taking_stance("force_eager"):
         _NodeRecorder(suspect.runs.program.reference.module, values).run(
             *suspect.runs.program.arguments()
         )

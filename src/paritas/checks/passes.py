@@ -23,8 +23,8 @@ from paritas.checks.pass_programs import (
     output_dtypes,
 )
 from paritas.errors import in_one_line
-from paritas.results.findings import Aspect, Finding, OriginKind, Status
-from paritas.results.items import Item, ItemKind, harness
+from paritas.results.findings import Finding, OriginKind, Status, unverified
+from paritas.results.items import Item, ItemKind
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -42,12 +42,6 @@ if TYPE_CHECKING:
 
 SPLIT = "forward/backward split"
 MOST_NODES_NAMED = 8
-
-
-def could_not_check(path: str, reason: str) -> Finding:
-    """A finding for something that was not compared."""
-    item = harness(path)
-    return Finding(item=item, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
 
 
 def wrong_pass(
@@ -220,9 +214,7 @@ def _keep_compile_safe(method: Callable[..., None]) -> Callable[..., None]:
                 method(self, *args)
         except Exception as error:  # noqa: BLE001  (it becomes a finding)
             name = self.frames[-1].name if self.frames else "the compile"
-            self.findings.append(
-                could_not_check(f"pass {name}", f"{HARNESS} {in_one_line(error, 160)}")
-            )
+            self.findings.append(unverified(f"pass {name}", f"{HARNESS} {in_one_line(error, 160)}"))
 
     return run
 
@@ -318,7 +310,7 @@ class PassChecks:
             parts = SplitProgram(joint.program, outputs, freeze(forward), freeze(backward))
             comparison, _ = self._compare(joint, parts)
         except UnplayableError as error:
-            self.findings.append(could_not_check(SPLIT, str(error)))
+            self.findings.append(unverified(SPLIT, str(error)))
             return
         self.splits += 1
         if comparison.differ:
@@ -350,9 +342,9 @@ class PassChecks:
                 raise UnplayableError(before.problem or after.problem)
             comparison, inputs = self._compare(before, after.program)
         except UnplayableError as error:
-            return frame.found or [could_not_check(where, str(error))]
+            return frame.found or [unverified(where, str(error))]
         except Exception as error:  # noqa: BLE001  (it becomes a finding)
-            return [*frame.found, could_not_check(where, f"{HARNESS} {in_one_line(error, 160)}")]
+            return [*frame.found, unverified(where, f"{HARNESS} {in_one_line(error, 160)}")]
         self.passes += 1
         if not comparison.differ:
             return []
@@ -429,5 +421,5 @@ def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
             run_post_grad_passes(lowered)
     except Exception as error:  # noqa: BLE001  (it becomes a finding)
         reason = f"the passes could not be run separately: {in_one_line(error, 160)}"
-        return [*checks.findings, could_not_check("passes", reason)]
+        return [*checks.findings, unverified("passes", reason)]
     return checks.findings

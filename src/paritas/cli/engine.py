@@ -13,13 +13,12 @@ from paritas.cli.options import (
     OutputFormat,
     device_option,
     dtype_option,
-    emit,
+    emit_model_report,
     format_options,
+    html_option,
     json_option,
     progress,
     strict_option,
-    subject_file,
-    write_json,
 )
 
 if TYPE_CHECKING:
@@ -56,13 +55,7 @@ class EngineOptions(BuildOptions):
 @dtype_option
 @device_option
 @strict_option
-@click.option(
-    "--html",
-    "html_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the report as an HTML page to this file.",
-)
+@html_option
 @json_option("Write every request with its findings, and the causes, to this file.")
 @format_options
 @click.pass_context
@@ -87,21 +80,8 @@ def engine(
     Exit codes: 0 rounding only, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
     options = EngineOptions(**given)
-    if html_path is not None:
-        from paritas.reports.files import check_writable
-
-        check_writable(html_path)
     report = _run(target, records, options)
-    from paritas.reports.engines import engine_account, engine_page, engine_report
-
-    write_json(json_path, report.to_json)
-    if html_path is not None:
-        from paritas.reports.files import write_whole
-
-        name = "" if json_path is None else json_path.name
-        write_whole(html_path, engine_page(report, name).encode())
-    file = subject_file(target)
-    emit(form, lambda: engine_account(report, subject=target, file=file), engine_report(report))
+    emit_model_report(report, "engine", target, form, json_path=json_path, html_path=html_path)
     ctx.exit(report.exit_code)
 
 

@@ -13,15 +13,14 @@ from paritas.cli.options import (
     OutputFormat,
     device_option,
     dtype_option,
-    emit,
+    emit_model_report,
     format_options,
+    html_option,
     inputs_option,
     json_option,
     progress,
     strict_option,
-    subject_file,
     train_option,
-    write_json,
 )
 
 if TYPE_CHECKING:
@@ -79,13 +78,7 @@ def _list_relations(ctx: click.Context, _: click.Parameter, value: bool) -> None
 @device_option
 @train_option
 @strict_option
-@click.option(
-    "--html",
-    "html_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the report as an HTML page to this file.",
-)
+@html_option
 @json_option("Write every relation with its findings to this file.")
 @format_options
 @click.pass_context
@@ -108,29 +101,8 @@ def invariants(
     Exit codes: 0 all hold, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
     options = InvariantsOptions(**given)
-    if html_path is not None:
-        from paritas.reports.files import check_writable
-
-        check_writable(html_path)
     report = _run(target, options)
-    from paritas.reports.invariants import (
-        invariants_account,
-        invariants_page,
-        invariants_report,
-    )
-
-    write_json(json_path, report.to_json)
-    if html_path is not None:
-        from paritas.reports.files import write_whole
-
-        name = "" if json_path is None else json_path.name
-        write_whole(html_path, invariants_page(report, name).encode())
-    file = subject_file(target)
-    emit(
-        form,
-        lambda: invariants_account(report, subject=target, file=file),
-        invariants_report(report),
-    )
+    emit_model_report(report, "invariants", target, form, json_path=json_path, html_path=html_path)
     ctx.exit(report.exit_code)
 
 

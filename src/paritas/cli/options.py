@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paritas.reports.annotations import Account
+    from paritas.reports.model_reports import ModelReport
     from paritas.results.findings import Verdict
 
 # Besides 0 pass, 1 different or degraded, 2 wrong usage or bad input.
@@ -211,6 +212,27 @@ def write_json(path: Path | None, encode: Callable[[], bytes]) -> None:
         write_whole(path, encode())
 
 
+def html_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--html` to a command, which gets `html_path` after a check that it is writable."""
+
+    @click.option(
+        "--html",
+        "html_path",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Write the report as an HTML page to this file.",
+    )
+    @functools.wraps(command)
+    def checked(*args: Any, html_path: Path | None, **given: Any) -> Any:
+        if html_path is not None:
+            from paritas.reports.files import check_writable
+
+            check_writable(html_path)
+        return command(*args, html_path=html_path, **given)
+
+    return checked
+
+
 # --- `--format` and `--format-file` ---------------------------------------------------------------
 
 # The writers of `paritas.reports.annotations`, and the text that every command prints.
@@ -336,6 +358,31 @@ def emit_verdict(
         form,
         lambda: verdict_account(verdict, command=command, subject=subject, file=file),
         verdict_report(verdict) if shown is None else shown,
+    )
+
+
+def emit_model_report(
+    report: ModelReport,
+    command: str,
+    target: str,
+    form: OutputFormat,
+    *,
+    json_path: Path | None,
+    html_path: Path | None,
+) -> None:
+    """Write and print a report about one model."""
+    from paritas.reports.files import write_whole
+    from paritas.reports.model_reports import model_account, model_page, model_report
+
+    write_json(json_path, report.to_json)
+    if html_path is not None:
+        name = "" if json_path is None else json_path.name
+        write_whole(html_path, model_page(report, command, name).encode())
+    file = subject_file(target)
+    emit(
+        form,
+        lambda: model_account(report, command=command, subject=target, file=file),
+        model_report(report),
     )
 
 

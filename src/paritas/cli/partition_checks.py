@@ -18,12 +18,13 @@ from paritas.errors import UsageError
 from paritas.execution.subjects import usable_device
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, make_call
-from paritas.partition.recipe_checks import failed_split
-from paritas.placement.recipes import Recipe, on_device
+from paritas.partition.library import annotation_of_call
+from paritas.partition.recipe_checks import failed_split, labelled
+from paritas.partition.verify import CheckSettings, check_unsplit
+from paritas.placement.recipes import Recipe, first_split, on_device
 from paritas.reports.terminal import STYLES, details, last_line, listed, paragraph, small_table
-from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.items import ItemKind, harness
-from paritas.results.placements import Shard
+from paritas.results.findings import Finding, Status, Verdict, unverified
+from paritas.results.items import ItemKind
 from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
@@ -251,11 +252,7 @@ def _declared(call: OperatorCall, options: PartitionOptions) -> tuple[Annotation
         return annotation, "given"
     if options.discover:
         return None, "found by running"
-    from paritas.partition.library import annotation_for
-
-    known = annotation_for(call.name, call.args, call.kwargs) or annotation_for(
-        call.function, call.args, call.kwargs
-    )
+    known = annotation_of_call(call)
     return known, "found by running" if known is None else "from the library"
 
 
@@ -280,7 +277,7 @@ def _discover(
     rule = tuple(dict.fromkeys(one.annotation for one in found))
     if not asked:
         recipes = [one.recipe if len(rule) > 1 else _name_recipe(call, one) for one in found]
-        pairs = [(_option_of(call, recipe), recipe) for recipe in recipes]
+        pairs = [(Option(*first_split(recipe, call)), recipe) for recipe in recipes]
         return rule, sorted(pairs, key=lambda pair: (pair[0].idx, pair[0].dim))
     chosen: list[_Chosen] = []
     for option in asked:
@@ -296,7 +293,7 @@ def _name_recipe(call: OperatorCall, found: Discovered) -> Recipe:
     """The same recipe, named by its identifier in the annotation, which is shorter."""
     try:
         annotation = Annotation.parse(found.annotation)
-        named = annotation.recipe(call, _option_of(call, found.recipe))
+        named = annotation.recipe(call, Option(*first_split(found.recipe, call)))
     except UsageError:  # the annotation language cannot express it
         return found.recipe
     return dataclasses.replace(found.recipe, words=named.words, identifier=named.identifier)
@@ -309,17 +306,6 @@ def _read_option(text: str) -> Option:
     return Option(int(form[1]), int(form[2]))
 
 
-def _option_of(call: OperatorCall, recipe: Recipe) -> Option:
-    """The first dimension that a recipe splits; keyword arguments count after positional ones."""
-    names = list(call.kwargs)
-    places = [
-        (place if isinstance(place, int) else len(call.args) + names.index(place), placement.dim)
-        for place, placement in recipe.inputs
-        if isinstance(placement, Shard)
-    ]
-    return Option(*min(places))
-
-
 # --- the check ------------------------------------------------------------------------------------
 
 
@@ -330,18 +316,9 @@ def _check_split(
     label = f"{option.idx},{option.dim}"
     if isinstance(recipe, str):
         return CheckedSplit(label, "", _unverified(f"option {label}", recipe))
-    from paritas.partition.recipe_checks import check_confirmed
-
     split_by = recipe.identifier or recipe.words
     try:
-        verdict = check_confirmed(
-            call,
-            recipe,
-            options.ranks,
-            seed=options.seed,
-            strict=options.strict,
-            confirm=options.confirm,
-        )
+        verdict = _settings(options).check(call, recipe)
     except UsageError as error:
         return CheckedSplit(label, split_by, _unverified(f"option {label}", str(error)))
     wrong = failed_split(
@@ -400,23 +377,15 @@ def _check_unsplit(
     call: OperatorCall, annotation: Annotation, options: PartitionOptions
 ) -> CheckedSplit:
     """Check a rule that splits nothing: each rank runs the whole operator."""
-    from paritas.partition.verify import check_unsplit
+    outputs, why = len(annotation.signature.outputs), "the rule splits no dimension"
+    return CheckedSplit("", "nothing", check_unsplit(call, outputs, why, _settings(options)))
 
-    verdict = check_unsplit(
-        call,
-        len(annotation.signature.outputs),
-        options.ranks,
-        "the rule splits no dimension",
-        seed=options.seed,
-        strict=options.strict,
-        confirm=options.confirm,
-    )
-    return CheckedSplit("", "nothing", verdict)
+
+def _settings(options: PartitionOptions) -> CheckSettings:
+    return CheckSettings(options.ranks, options.seed, options.strict, options.confirm)
 
 
 def _label_verdict(verdict: Verdict, label: str) -> Verdict:
-    from paritas.partition.recipe_checks import labelled
-
     own = labelled(verdict, label)
     if own.passed or own.failures:
         return own
@@ -426,10 +395,7 @@ def _label_verdict(verdict: Verdict, label: str) -> Verdict:
 
 
 def _unverified(path: str, reason: str) -> Verdict:
-    finding = Finding(
-        item=harness(path), aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason
-    )
-    return Verdict(findings=(finding,))
+    return Verdict(findings=(unverified(path, reason),))
 
 
 # --- The splits for a terminal --------------------------------------------------------------------

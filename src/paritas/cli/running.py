@@ -27,9 +27,8 @@ import msgspec
 from paritas.checks.guard_settings import NOTHING_COMPILED
 from paritas.cli.options import OutputFormat, subject_file, write_json
 from paritas.errors import UsageError, in_one_line
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.findings import Coverage, Verdict, unverified
 from paritas.results.graph_reports import GraphCounts
-from paritas.results.items import harness
 from paritas.results.report import Report
 from paritas.results.wording import headline
 
@@ -463,17 +462,6 @@ class RankReport(Report, frozen=True):
         except UsageError as error:
             reason = f"its report cannot be read: {error}"
             return cls((), Verdict(findings=(unverified("report", reason),)))
-
-
-def unverified(path: str, reason: str, advice: str = "") -> Finding:
-    """A finding about something that could not be checked."""
-    return Finding(
-        item=harness(path),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=reason,
-        advice=advice,
-    )
 
 
 def merge_ranks(ranks: Ranks, reports: Mapping[int, RankReport]) -> RankReport:

@@ -60,6 +60,7 @@ import torch
 from paritas.comparison.operands import Operand
 from paritas.errors import UsageError
 from paritas.numerics.requirements import Requirement
+from paritas.results.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -118,13 +119,7 @@ def align_steps(
 
 def span_text(steps: Collection[int]) -> str:
     """Steps as short text: `0-4, 7`."""
-    spans: list[list[int]] = []
-    for step in sorted(set(steps)):
-        if spans and step == spans[-1][1] + 1:
-            spans[-1][1] = step
-        else:
-            spans.append([step, step])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return ranges(sorted(set(steps)))
 
 
 def _align_asked(my: set[int], golden: set[int], asked: Sequence[str]) -> dict[int, int]:

@@ -15,6 +15,7 @@ import msgspec
 from paritas.errors import ParitasError
 from paritas.files.records import Header, Observed, Phase, Record, Site, State
 from paritas.numerics.statistics import Statistics, summarize
+from paritas.results.wording import joined_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -426,7 +427,7 @@ class DumpSurvey:
             header=first,
             ranks=tuple(self._rank_facts(rank, header) for rank, header in headers.items()),
             missing=missing,
-            steps=_merge_ranges(self._steps),
+            steps=joined_ranges(sorted(self._steps)),
             levels=dict(self._levels),
             sources=tuple(self._sources),
             records=sum(self._per_rank.values()),
@@ -515,17 +516,6 @@ def _expected_ranks(header: Header) -> list[int]:
     if asked is None:
         return list(range(header.world_size))
     return [int(number) for number in re.findall(r"\d+", asked)]
-
-
-def _merge_ranges(numbers: set[int]) -> tuple[tuple[int, int], ...]:
-    """Merge numbers into ranges."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return tuple(found)
 
 
 def _identify_bytes(path: Path, payload: Payload) -> tuple[object, ...]:

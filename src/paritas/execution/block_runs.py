@@ -7,7 +7,6 @@ the host.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
 import zlib
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from paritas.execution.observation import INPUT, OUTPUT, Observation, RunOptions
-from paritas.execution.saved_state import Copier, RandomState
+from paritas.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.execution.subjects import Inputs
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import contents, leaves, map_leaves
@@ -24,7 +23,7 @@ from paritas.numerics.flattening import flattened, is_dense
 from paritas.results.items import Item, gradient, output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
 
@@ -97,39 +96,6 @@ def left_on_host(tree: Any) -> Any:
 def version_of(tensor: Tensor) -> int:
     """The number of in-place writes to a tensor; -1 for an inference tensor, which counts none."""
     return -1 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001
-
-
-@dataclasses.dataclass(frozen=True)
-class Surroundings:
-    """The modes of torch around a call, which change what it computes.
-
-    Attributes:
-        grad: whether gradients are recorded.
-        autocast: kind of device -> whether autocast is on, and its dtype.
-    """
-
-    grad: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-
-    @classmethod
-    def now(cls) -> Self:
-        """The present ones."""
-        kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        autocast = tuple(
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in kinds
-        )
-        return cls(torch.is_grad_enabled(), autocast)
-
-    @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
-        """Set them."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for kind, is_on, dtype in self.autocast:
-                if is_on or torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, dtype, enabled=is_on))
-            yield
 
 
 # --- Recording ------------------------------------------------------------------------------------

@@ -32,13 +32,13 @@ from paritas.execution.observation import (
     storage_address,
 )
 from paritas.execution.program import Program
-from paritas.execution.saved_state import Copier, RandomState
+from paritas.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.widening import widen_graph
 from paritas.results.items import Item, after_call, gradient, input_of, nth_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
     from torch.fx import GraphModule
@@ -400,7 +400,7 @@ class CapturedProgram(Program):
     reference: CapturedReference
     kept: list[Any]
     rng: RandomState
-    surroundings: CallSurroundings
+    surroundings: Surroundings
     cotangents: dict[int, Tensor] | None = None
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
@@ -414,7 +414,7 @@ class CapturedProgram(Program):
         self.rng.restore()
         seen = Observation(rng_before=self.rng)
         try:
-            with self.surroundings.again(), taking_stance("force_eager"), options.around():
+            with self.surroundings.around(), taking_stance("force_eager"), options.around():
                 results = self.reference.module(*args)
             seen.rng_after = RandomState.now()
             self.reference.name_results(seen, results, args, before)
@@ -456,38 +456,6 @@ class CapturedProgram(Program):
     def initial(self, item: Item) -> Any:
         """The argument before the call."""
         return self.given().get(item.name, MISSING)
-
-
-@dataclasses.dataclass(frozen=True)
-class CallSurroundings:
-    """The conditions around a call: grad mode and autocast."""
-
-    grad: bool
-    autocast: dict[str, torch.dtype]
-
-    @classmethod
-    def now(cls) -> CallSurroundings:
-        """Read the current conditions."""
-        autocast = {
-            kind: torch.get_autocast_dtype(kind)
-            for kind in _device_kinds()
-            if torch.is_autocast_enabled(kind)
-        }
-        return cls(torch.is_grad_enabled(), autocast)
-
-    @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
-        """Apply the conditions."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for kind in _device_kinds():
-                dtype = self.autocast.get(kind)
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
-            yield
-
-
-def _device_kinds() -> list[str]:
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def _detach_tensor(value: Any) -> Any:

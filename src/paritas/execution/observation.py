@@ -199,7 +199,7 @@ def named_like(seen: Observation, reference: Observation) -> Observation:
     )
 
 
-class _Around(contextlib.AbstractContextManager[None]):
+class Contexts(contextlib.AbstractContextManager[None]):
     """Several context managers as one that can be entered repeatedly; None is skipped."""
 
     def __init__(self, *managers: contextlib.AbstractContextManager[Any] | None) -> None:
@@ -238,7 +238,7 @@ class RunOptions:
 
     def around(self) -> contextlib.AbstractContextManager[None]:
         """The context for each run of the program's own code."""
-        return _Around(self.watch, self.mode)
+        return Contexts(self.watch, self.mode)
 
 
 @dataclasses.dataclass(frozen=True)

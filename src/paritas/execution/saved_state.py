@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import copy
 import ctypes
 import dataclasses
@@ -16,7 +17,7 @@ import operator
 import random
 import types
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -27,8 +28,7 @@ from paritas.errors import UsageError
 from paritas.numerics.contents import attributes, contents, map_leaves, parts
 
 if TYPE_CHECKING:
-    import contextlib
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -278,6 +278,39 @@ def _is_plain_tensor(tensor: Tensor) -> bool:
 # These do not belong to a program, but change what every program computes afterwards. They are read
 # before a call and restored right after it: our own code must not use a `torch.equal` that the
 # candidate has replaced.
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """The modes of torch around a call, which change what it computes.
+
+    Attributes:
+        grad: whether gradients are recorded.
+        autocast: kind of device -> whether autocast is on, and its dtype.
+    """
+
+    grad: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> Self:
+        """The present ones."""
+        kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        autocast = tuple(
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in kinds
+        )
+        return cls(torch.is_grad_enabled(), autocast)
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Set them."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for kind, is_on, dtype in self.autocast:
+                if is_on or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype, enabled=is_on))
+            yield
 
 
 @dataclasses.dataclass(frozen=True)

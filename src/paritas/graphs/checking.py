@@ -22,11 +22,11 @@ from paritas.graphs.calls import (
 )
 from paritas.graphs.operators import bytes_words, capped, most_bytes, predict_results, subject_of
 from paritas.partition.annotation import Annotation, CannotSplitError, Option, expand
-from paritas.partition.library import annotation_for
+from paritas.partition.library import annotation_for, annotation_of_call
 from paritas.partition.library.registry import is_registered
 from paritas.partition.recipe_checks import Wholes, confirmation, drifting, examine_recipe
-from paritas.placement.recipes import OperatorCall, Recipe, moved
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.placement.recipes import OperatorCall, Recipe, first_split, moved
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
 from paritas.results.graph_reports import (
     CallOutcome,
     Confirmation,
@@ -34,7 +34,7 @@ from paritas.results.graph_reports import (
     OptionResult,
 )
 from paritas.results.items import ItemKind, harness
-from paritas.results.placements import Partial, Shard
+from paritas.results.placements import Partial
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -160,9 +160,7 @@ def _find_rule(
             return Annotation.parse(declared), "declared"
         missing.append("the graph declares no split for it; try --options library")
         return None
-    known = annotation_for(name, call.args, call.kwargs) or annotation_for(
-        call.function, call.args, call.kwargs
-    )
+    known = annotation_of_call(call)
     if known is not None:
         return known, "registered" if _is_claimed(name, call) else "library"
     missing.append(f"the library has no rule for this call of {name}; try --options discover")
@@ -218,32 +216,16 @@ def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> It
 
     right = [one for one in discover_splits(call, ranks) if one.backward is not False]
     for one in right:
-        idx, dim = _first_split(one.recipe, call)
-        words = one.recipe.split_words
-        yield SplitOption(
-            idx, dim, words, str(one.annotation or ""), "discovered", one.recipe, even=True
-        )
+        rule, words = str(one.annotation or ""), one.recipe.split_words
+        yield SplitOption(*first_split(one.recipe, call), words, rule, "discovered", one.recipe)
     if not right:
         missing.append(f"running {call.name} over {ranks} ranks found no correct split")
 
 
 def option_of(recipe: Recipe, call: OperatorCall) -> SplitOption:
     """A single recipe as an option. Nothing claims that its parts are equal."""
-    idx, dim = _first_split(recipe, call)
-    return SplitOption(idx, dim, recipe.split_words, recipe.words or "a recipe", "declared", recipe)
-
-
-def _first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
-    """The first tensor that a recipe splits, and the dimension."""
-    places = [*range(len(call.args)), *call.kwargs]
-    for at, place in enumerate(places):
-        placement = recipe.placement(place)
-        if isinstance(placement, Shard):
-            return at, placement.dim
-    for at, combine in enumerate(recipe.outputs):
-        if isinstance(combine, Shard):
-            return len(places) + at, combine.dim
-    return 0, 0
+    words, where = recipe.words or "a recipe", first_split(recipe, call)
+    return SplitOption(*where, recipe.split_words, words, "declared", recipe)
 
 
 def _recipe_meaning(recipe: Recipe, call: OperatorCall) -> Any:
@@ -585,13 +567,7 @@ class _Splits:
                 imports=settings.imports,
             )
         except UsageError as error:  # real ranks cannot run it: keep the simulated verdict
-            finding = Finding(
-                item=harness(f"on {settings.confirm} ranks"),
-                aspect=Aspect.HARNESS,
-                status=Status.UNVERIFIED,
-                reason=str(error),
-            )
-            real = Verdict(findings=(finding,))
+            real = Verdict(findings=(unverified(f"on {settings.confirm} ranks", str(error)),))
         merged = Verdict.merge([simulated, real])
         return merged, Confirmation(
             backend=settings.confirm, status=real.status, simulated=simulated.status

@@ -38,7 +38,6 @@ from paritas.results.findings import Status
 from paritas.results.items import Item, ItemKind
 from paritas.results.power_reports import (
     CAUGHT,
-    NOTHING_DEPENDS,
     FaultResult,
     Grade,
     PowerReport,
@@ -678,12 +677,13 @@ class _PowerSearch:
             status=status,
             native=native,
             reason=self._reason(site, effect, status),
+            is_dead=effect.band == "none" and self.places.is_dead(site.node),
         )
 
     def _reason(self, site: FaultSite, effect: Effect, status: Status | None) -> str:
         if effect.band == "none":
             if self.places.is_dead(site.node):
-                return NOTHING_DEPENDS
+                return "no result depends on it"
             return "it changes no result on these inputs"
         if status is None or status in CAUGHT:
             return ""

@@ -221,6 +221,13 @@ def is_inexact(value: object) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
+def has_inexact(value: object) -> bool:
+    """Whether a value, or an item of a nested list, is a floating or complex tensor."""
+    if isinstance(value, list | tuple):
+        return any(map(has_inexact, value))
+    return is_inexact(value)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The dtype's name without `torch.`."""
     return str(dtype).removeprefix("torch.")

@@ -8,7 +8,6 @@ masks: an element is dropped or kept wherever it is, in the whole tensor or in a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,9 +15,10 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from paritas.execution.observation import Contexts
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from torch import Tensor
 
@@ -124,30 +124,10 @@ class DropoutMode(TorchFunctionMode):
         return self._masked(weights, dropout_p) @ value
 
 
-@dataclasses.dataclass(eq=False)
-class Surroundings(contextlib.AbstractContextManager[None]):
-    """Several contexts as one that can be entered again and again."""
-
-    contexts: tuple[contextlib.AbstractContextManager[Any], ...]
-
-    def __enter__(self) -> None:
-        for one in self.contexts:
-            one.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for one in reversed(self.contexts):
-            one.__exit__(kind, error, trace)
-
-
 def with_dropout(
     kind: Dropout, running: contextlib.AbstractContextManager[Any]
 ) -> contextlib.AbstractContextManager[Any]:
     """A context that also replaces dropout."""
     if kind == "drawn":
         return running
-    return Surroundings((running, DropoutMode(kind)))
+    return Contexts(running, DropoutMode(kind))

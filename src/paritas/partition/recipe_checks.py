@@ -42,8 +42,8 @@ from paritas.placement.recipes import (
     device_of,
     name_of,
 )
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, gradient, harness, output
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
+from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, gradient, output
 from paritas.results.placements import Replicate, Shard
 
 if TYPE_CHECKING:
@@ -490,14 +490,9 @@ class RecipeCheck:
         except LostRankError as error:
             self.runner.lost = error
         if self.runner.lost is not None:  # the error may have been caught on the way
-            finding = Finding(
-                item=harness("ranks"),
-                aspect=Aspect.HARNESS,
-                status=Status.UNVERIFIED,
-                reason=str(self.runner.lost),
-                advice="check it in one process to see what it raises",
-            )
-            return Verdict(findings=(finding,), coverage=Coverage(), strict=self.strict)
+            advice = "check it in one process to see what it raises"
+            lost = unverified("ranks", str(self.runner.lost), advice)
+            return Verdict(findings=(lost,), strict=self.strict)
         return verdict
 
     def _verdict(self) -> Verdict:
@@ -745,23 +740,6 @@ def check_confirm(confirm: Confirm | None, device: torch.device, ranks: int) -> 
         )
 
 
-def check_confirmed(
-    call: OperatorCall,
-    recipe: Recipe | tuple[Recipe, ...],
-    ranks: int | tuple[int, ...] = 2,
-    *,
-    seed: int = 0,
-    strict: bool = False,
-    confirm: Confirm | None = None,
-) -> Verdict:
-    """Check a recipe; with `confirm`, again on ranks that are real processes."""
-    verdict = check_recipe(call, recipe, ranks, seed=seed, strict=strict)
-    if confirm is None:
-        return verdict
-    real = confirmation(confirm, call, recipe, ranks, seed=seed, strict=strict)
-    return Verdict.merge([verdict, real])
-
-
 def confirmation(
     confirm: Confirm,
     call: OperatorCall,
@@ -777,11 +755,12 @@ def confirmation(
     Args:
         imports: modules that each rank imports first because they define the operator.
     """
-    from paritas.partition.ranks.threads import confirm_on_ranks
+    from paritas.partition.ranks.threads import ProcessTeam, check_on_team
 
     count = math.prod(ranks) if isinstance(ranks, tuple) else ranks
     check_confirm(confirm, device_of(call), count)
-    real = confirm_on_ranks(confirm, call, recipe, ranks, seed=seed, strict=strict, imports=imports)
+    team = ProcessTeam(confirm, imports=tuple(imports))
+    real = check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict)
     return labelled(real, f"on {confirm} ranks")
 
 

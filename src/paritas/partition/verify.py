@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
-from paritas._torch.operators import map_tensors
 from paritas.checks.failures import FailedSplit, remember_failed
 from paritas.errors import ParityWarning, UsageError, first_line
 from paritas.execution.subjects import usable_device
@@ -18,17 +17,18 @@ from paritas.numerics.contents import leaves
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition.library import annotation_of_call
 from paritas.partition.recipe_checks import (
     check_confirm,
-    check_confirmed,
+    check_recipe,
+    confirmation,
     drifting,
     failed_split,
     labelled,
 )
 from paritas.partition.runner import Streams
-from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device, tensors_in
-from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.items import harness
+from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device
+from paritas.results.findings import Finding, Verdict, unverified
 from paritas.results.placements import Replicate
 from paritas.results.wording import enumerated
 
@@ -44,16 +44,22 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class _CheckSettings:
+class CheckSettings:
+    """How each split is checked."""
+
     ranks: int = 2
     seed: int = 0
     strict: bool = False
     confirm: Confirm | None = None
 
-    def check(self, call: OperatorCall, recipe: Recipe, ranks: int) -> Verdict:
-        return check_confirmed(
-            call, recipe, ranks, seed=self.seed, strict=self.strict, confirm=self.confirm
-        )
+    def check(self, call: OperatorCall, recipe: Recipe, ranks: int | None = None) -> Verdict:
+        """Compare a split with the whole; with `confirm`, again on ranks that are processes."""
+        ranks = self.ranks if ranks is None else ranks
+        verdict = check_recipe(call, recipe, ranks, seed=self.seed, strict=self.strict)
+        if self.confirm is None:
+            return verdict
+        real = confirmation(self.confirm, call, recipe, ranks, seed=self.seed, strict=self.strict)
+        return Verdict.merge([verdict, real])
 
 
 def verify_partition_options(config: VerifyConfig) -> bool:
@@ -65,7 +71,7 @@ def verify_partition_options(config: VerifyConfig) -> bool:
     Raises:
         UsageError: the operator cannot be found, or the configuration is malformed.
     """
-    verdict, own = _check_config(config, _CheckSettings())
+    verdict, own = _check_config(config, CheckSettings())
     if not verdict.passed:
         warnings.warn(f"{config.fsig}: {verdict}", ParityWarning, stacklevel=2)
     elif own:
@@ -109,13 +115,13 @@ def check_partition(
     Raises:
         UsageError: the operator cannot be found, or the configuration is malformed.
     """
-    settings = _CheckSettings(ranks, seed, strict, confirm)
+    settings = CheckSettings(ranks, seed, strict, confirm)
     return _check_config(config, settings, annotation, device)[0]
 
 
 def _check_config(
     config: VerifyConfig,
-    settings: _CheckSettings,
+    settings: CheckSettings,
     annotation: str | Annotation | None = None,
     device: str | torch.device | None = None,
 ) -> tuple[Verdict, tuple[str, ...]]:
@@ -135,15 +141,7 @@ def _check_config(
     if fault is not None:
         return Verdict(findings=(fault,), strict=strict, notes=(drawn,)), ()
     if not config.parti_options:
-        verdict = check_unsplit(
-            call,
-            config.noutputs,
-            ranks,
-            "parti_options is empty",
-            seed=seed,
-            strict=strict,
-            confirm=settings.confirm,
-        )
+        verdict = check_unsplit(call, config.noutputs, "parti_options is empty", settings)
         return msgspec.structs.replace(verdict, notes=(drawn, *verdict.notes)), ()
     rules = _Rules.of(call, annotation, ranks)
     parts = [_check_option(rules, dict(option), settings) for option in config.parti_options]
@@ -159,13 +157,12 @@ def _check_config(
 
 def _run_whole(call: OperatorCall, noutputs: int) -> Finding | None:
     """Run the operator once, so that a wrong call is reported once and not for each option."""
-    args = [_copied(value) for value in call.args]
-    kwargs = {name: _copied(value) for name, value in call.kwargs.items()}
+    copied = call.map_tensors(torch.clone)
     before = Streams.of(call)
     try:
         with torch.no_grad():
             torch.default_generator.manual_seed(call.seed)
-            result = call.function(*args, **kwargs)
+            result = call.function(*copied.args, **copied.kwargs)
     except Exception as error:  # noqa: BLE001  (the operator's own; it becomes a finding)
         text = f"{type(error).__name__}: {first_line(error, 1000) or 'no message'}"
         return _call_fault(call, f"the operator itself fails: {text}", "fix args and kwargs")
@@ -178,10 +175,6 @@ def _run_whole(call: OperatorCall, noutputs: int) -> Finding | None:
     return None
 
 
-def _copied(value: Any) -> Any:
-    return map_tensors(value, torch.clone) if tensors_in(value) else value
-
-
 def _call_fault(call: OperatorCall, reason: str, advice: str) -> Finding:
     shapes = [
         f"{place}: {tuple(value.shape)}"
@@ -189,29 +182,10 @@ def _call_fault(call: OperatorCall, reason: str, advice: str) -> Finding:
         if isinstance(value, torch.Tensor)
     ]
     reason = f"{reason} (tensors {', '.join(shapes) or 'none'})"
-    return _unverified(call.name, reason, advice)
+    return unverified(call.name, reason, advice)
 
 
-def _unverified(name: str, reason: str, advice: str) -> Finding:
-    return Finding(
-        item=harness(name),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=reason,
-        advice=advice,
-    )
-
-
-def check_unsplit(
-    call: OperatorCall,
-    outputs: int,
-    ranks: int,
-    why: str,
-    *,
-    seed: int = 0,
-    strict: bool = False,
-    confirm: Confirm | None = None,
-) -> Verdict:
+def check_unsplit(call: OperatorCall, outputs: int, why: str, settings: CheckSettings) -> Verdict:
     """Compare an operator that cannot be split with itself: every rank runs the whole operator.
 
     Args:
@@ -219,7 +193,7 @@ def check_unsplit(
         why: the reason why there is nothing to split.
     """
     recipe = Recipe((), (Replicate(),) * outputs, words=f"{call.name}: not split")
-    verdict = check_confirmed(call, recipe, ranks, seed=seed, strict=strict, confirm=confirm)
+    verdict, ranks = settings.check(call, recipe), settings.ranks
     note = f"nothing to split: {why}; each of {ranks} ranks ran the whole operator for comparison"
     return msgspec.structs.replace(labelled(verdict, "not split"), notes=(*verdict.notes, note))
 
@@ -240,7 +214,7 @@ class _Rules:
     def of(cls, call: OperatorCall, given: str | Annotation | None, ranks: int) -> _Rules:
         """Find the rule: given, registered, in the library, or found by running."""
         annotation = Annotation.parse(given) if isinstance(given, str) else given
-        annotation = annotation or _known_annotation(call)
+        annotation = annotation or annotation_of_call(call)
         if annotation is not None:
             return cls(call, annotation, (), f"rule: {annotation.text}")
         from paritas.partition.discovery import discover_splits
@@ -264,15 +238,6 @@ class _Rules:
         raise UsageError(
             f"no rule is known for {self.call.name}, and running it found no valid split here"
         )
-
-
-def _known_annotation(call: OperatorCall) -> Annotation | None:
-    from paritas.partition.library import annotation_for
-
-    # A decorated function is registered under its own module, not under the name of an import.
-    return annotation_for(call.name, call.args, call.kwargs) or annotation_for(
-        call.function, call.args, call.kwargs
-    )
 
 
 def _unfrozen_recipe(rules: _Rules, option: Option) -> Recipe | None:
@@ -321,7 +286,7 @@ class _OptionResult:
     drifting: tuple[str, ...] = ()
 
 
-def _check_option(rules: _Rules, option: dict[str, int], settings: _CheckSettings) -> _OptionResult:
+def _check_option(rules: _Rules, option: dict[str, int], settings: CheckSettings) -> _OptionResult:
     count = option.get("num", settings.ranks)
     asked = Option.of({**option, "num": count})
     try:
@@ -376,4 +341,4 @@ def _refused(option: Mapping[str, int], reason: str) -> Verdict:
         "do not split this dimension, or register an annotation that splits it "
         "(paritas.partition.register)"
     )
-    return Verdict(findings=(_unverified(str(dict(option)), reason, advice),))
+    return Verdict(findings=(unverified(str(dict(option)), reason, advice),))

@@ -14,6 +14,7 @@ from paritas.errors import UsageError
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
 from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -577,11 +578,4 @@ def join(
 def named_ranks(ranks: Sequence[int]) -> str:
     """Describe ranks: `rank 2`, `ranks 0-3`, `ranks 0, 2-3`."""
     found = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in found:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
-    return f"{'rank' if len(found) == 1 else 'ranks'} {shown}"
+    return f"{'rank' if len(found) == 1 else 'ranks'} {ranges(found)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
@@ -130,6 +130,23 @@ class OperatorCall:
     without_gradient: frozenset[Place] = frozenset()
     seed: int = 0
 
+    def map(self, change: Callable[[Any], Any]) -> Self:
+        """The same call with other arguments."""
+        args = tuple(map(change, self.args))
+        kwargs = {name: change(value) for name, value in self.kwargs.items()}
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same call with other tensors, also those in lists."""
+        return self.map(lambda one: map_tensors(one, change) if tensors_in(one) else one)
+
+
+def first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
+    """The first tensor that a recipe splits, and the dimension; results count after arguments."""
+    places = [*range(len(call.args)), *call.kwargs]
+    roles = [*map(recipe.placement, places), *recipe.outputs]
+    return next(((at, one.dim) for at, one in enumerate(roles) if isinstance(one, Shard)), (0, 0))
+
 
 # --- The arguments of a call, and the part that each rank receives --------------------------------
 
@@ -179,11 +196,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 def on_device(call: OperatorCall, device: torch.device) -> OperatorCall:
     """The same call on a device."""
-    return dataclasses.replace(
-        call,
-        args=tuple(moved(value, device) for value in call.args),
-        kwargs={name: moved(value, device) for name, value in call.kwargs.items()},
-    )
+    return call.map(lambda value: moved(value, device))
 
 
 def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -> list[Any]:

@@ -27,7 +27,7 @@ from paritas._torch.operators import (
     may_use_tf32,
 )
 from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
-from paritas.numerics.bits import is_inexact
+from paritas.numerics.bits import has_inexact, is_inexact
 from paritas.precision.accumulation import (
     UnperturbedCall,
     accumulation,
@@ -178,19 +178,13 @@ def may_decide(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], resu
 
     A result that is not floating, as of a cast to integers, is a decision whatever its operator.
     """
-    if not any(map(_has_floats, (*args, *kwargs.values()))):
+    if not any(map(has_inexact, (*args, *kwargs.values()))):
         return False
     smooth = kind.namespace == "aten" and kind.name in _SMOOTH and "rounding_mode" not in kwargs
     if not smooth:
         return True
     results = result if isinstance(result, list | tuple) else (result,)
-    return not all(map(_has_floats, results))
-
-
-def _has_floats(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_has_floats, value))
-    return is_inexact(value)
+    return not all(map(has_inexact, results))
 
 
 class DecisionLog:
@@ -379,7 +373,7 @@ class PerturbMode(LiftMode):
     ) -> Any:
         if kind.name == "bernoulli":
             probabilities = args[1:] if kind.mutates else args[-1:]
-            self._may_decide |= any(map(_has_floats, probabilities))  # they may be computed
+            self._may_decide |= any(map(has_inexact, probabilities))  # they may be computed
         return super()._draw(func, kind, args, kwargs)
 
     def _compute(

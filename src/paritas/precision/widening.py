@@ -23,7 +23,7 @@ from paritas._torch.graphs import (
 )
 from paritas._torch.kernels import float64_kernel
 from paritas._torch.operators import WIDE, HigherOrder, Operator, takes_dtype, traits
-from paritas.numerics.bits import is_inexact
+from paritas.numerics.bits import has_inexact
 from paritas.precision.lifting import is_rounding
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _uses_default_dtype(node: Node) -> bool:
     if not isinstance(node.target, Operator) or node.kwargs.get("dtype") is not None:
         return False
     given = [value.meta.get("val") for value in node.all_input_nodes]
-    return _is_inexact(node.meta.get("val")) and not any(_is_inexact(value) for value in given)
+    return has_inexact(node.meta.get("val")) and not any(has_inexact(value) for value in given)
 
 
 def _state_dtype(module: GraphModule, node: Node) -> None:
@@ -120,12 +120,6 @@ def _state_dtype(module: GraphModule, node: Node) -> None:
             with module.graph.inserting_before(node):
                 wide = module.graph.call_method("to", (given, torch.float64))
             node.replace_input_with(given, wide)
-
-
-def _is_inexact(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(_is_inexact(item) for item in value)
-    return is_inexact(value)
 
 
 def _float64_example(value: Any) -> Any:

@@ -27,8 +27,8 @@ from paritas.numerics.flattening import flattened
 from paritas.numerics.judge import Checks, check_pair
 from paritas.pytest.outcomes import golden_folder, outcome_of, record_outcome, test_folder
 from paritas.pytest.session import CheckedCalls
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import Item, harness
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
+from paritas.results.items import Item
 from paritas.results.wording import enumerated
 from paritas.settings.versions import own_version
 
@@ -234,15 +234,11 @@ def judge_golden(
 
 def missing_golden(name: str, reason: str) -> Verdict:
     """The verdict without a golden to compare with: unverified."""
-    found = Finding(
-        item=harness(f"golden {name!r}"),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=reason,
-        advice="run pytest with --paritas-update to write it, check its content (paritas "
-        "inspect), and commit it",
+    advice = (
+        "run pytest with --paritas-update to write it, check its content (paritas inspect), and "
+        "commit it"
     )
-    return Verdict(findings=(found,))
+    return Verdict(findings=(unverified(f"golden {name!r}", reason, advice),))
 
 
 def _structure(reason: str) -> Finding:
@@ -526,11 +522,9 @@ def _verdict_of(made: Guard) -> Verdict:
         return Verdict(notes=(note,), enabled=False)
     if made.journal.graphs:
         return made.verdict()
-    found = Finding(
-        item=harness(f"guard({made.backend.name!r})"),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason="the test compiled nothing with it",
-        advice="use it: torch.compile(model, backend=parity.guard(...)), and call the result",
+    found = unverified(
+        f"guard({made.backend.name!r})",
+        "the test compiled nothing with it",
+        "use it: torch.compile(model, backend=parity.guard(...)), and call the result",
     )
-    return Verdict(findings=(found,), coverage=Coverage(), notes=made.verdict().notes)
+    return Verdict(findings=(found,), notes=made.verdict().notes)

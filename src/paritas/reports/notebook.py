@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paritas.reports.comparison_page import small_figure, step_and_rank
-from paritas.reports.engines import COLUMNS as ENGINE_COLUMNS
-from paritas.reports.engines import engine_cells
 from paritas.reports.graph_page import OUTCOME_SIGNS, SLUGS, VERDICTS
 from paritas.reports.graphs import ORDER, short_name, size_words, verdict_word, verdict_words
+from paritas.reports.model_reports import ENGINE_COLUMNS, engine_cells
 from paritas.reports.pages import (
     SIGNS,
     Story,
@@ -52,7 +52,7 @@ from paritas.results.sweeps import (
 from paritas.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from paritas.results.comparisons import ComparisonRow
     from paritas.results.findings import Coverage, Finding
@@ -67,6 +67,8 @@ ROW_COLUMNS = ("status", "name", "step/rank", "operator", "rel. L2", "own", "inh
 OPERATOR_COLUMNS = ("outcome", "node", "operator", "source", "calls", "splits right", "reason")
 RELATION_COLUMNS = ("status", "relation", "what")
 SWEEP_COLUMNS = ("status", "target", "settings", "time", "what")
+# The CSS class, sign and name of a status, and the other cells.
+_TableRow = tuple[str, str, str, Sequence[str]]
 # Doubled to be as specific as the notebook's own rules for tables.
 _SCOPE = ".paritas-result.paritas-result"
 
@@ -92,7 +94,7 @@ class NotebookResult:
     failures: Sequence[tuple[Finding, str]] = ()
     more_failures: int = 0
     columns: Sequence[str] = ()
-    rows: Sequence[tuple[str, str, str, Sequence[str]]] = ()
+    rows: Sequence[_TableRow] = ()
     more_rows: int = 0
     sections: Sequence[tuple[str, Sequence[str]]] = ()
     legend: str = ""
@@ -135,9 +137,7 @@ def _verdict(verdict: Verdict) -> NotebookResult:
         lists=_lists(verdict.coverage, verdict.notes),
         failures=[finding_story(finding) for finding in failures[:MOST_TOLD]],
         more_failures=max(0, len(failures) - MOST_TOLD),
-        columns=FINDING_COLUMNS,
-        rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],
-        more_rows=max(0, len(ordered) - MOST_ROWS),
+        **_table(FINDING_COLUMNS, ordered, finding_row),
         legend=". ".join(FINDING_LEGEND.split("\n")),
     )
 
@@ -159,9 +159,7 @@ def _comparison(comparison: Comparison) -> NotebookResult:
         facts=[*facts, *([("read", work)] if work else [])],
         lists=[*problems, *_lists(comparison.coverage, comparison.notes)],
         stories=stories(comparison),
-        columns=ROW_COLUMNS,
-        rows=[_row(row) for row in ordered[:MOST_ROWS]],
-        more_rows=max(0, len(ordered) - MOST_ROWS),
+        **_table(ROW_COLUMNS, ordered, _row),
         legend="rel. L2, own, inherited: norm of the error / norm of the golden value",
     )
 
@@ -181,9 +179,7 @@ def _graph(report: GraphReport) -> NotebookResult:
             ("checked", size_words(report)),
         ],
         lists=[("Notes", report.notes, "note")],
-        columns=OPERATOR_COLUMNS,
-        rows=[_operator(one, report) for one in ordered[:MOST_ROWS]],
-        more_rows=max(0, len(ordered) - MOST_ROWS),
+        **_table(OPERATOR_COLUMNS, ordered, lambda one: _operator(one, report)),
     )
 
 
@@ -221,62 +217,44 @@ def _sweep(report: SweepReport) -> NotebookResult:
         words=sweep_headline(report),
         facts=[fact for fact in facts if fact[1] != "0"],
         lists=[("Notes", report.notes, "note"), ("Changes", changes, "note")],
-        columns=SWEEP_COLUMNS,
-        rows=[_sweep_row(row) for row in ordered[:MOST_ROWS]],
-        more_rows=max(0, len(ordered) - MOST_ROWS),
+        **_table(SWEEP_COLUMNS, ordered, _sweep_row),
     )
 
 
 @_notebook_result.register
 def _invariants(report: InvariantsReport) -> NotebookResult:
     verdict = report.verdict
-    failures = verdict.failures
-    return NotebookResult(
-        mark=_mark(verdict.status),
+    return dataclasses.replace(
+        _verdict(verdict),
         title="invariants",
         words=invariants_headline(report),
-        facts=_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
         lists=[("Notes", verdict.notes, "note")],
-        failures=[finding_story(finding) for finding in failures[:MOST_TOLD]],
-        more_failures=max(0, len(failures) - MOST_TOLD),
-        columns=RELATION_COLUMNS,
-        rows=[_relation_row(row) for row in report.rows[:MOST_ROWS]],
-        more_rows=max(0, len(report.rows) - MOST_ROWS),
+        legend="",
+        **_table(RELATION_COLUMNS, report.rows, _relation_row),
     )
 
 
 @_notebook_result.register
 def _engine(report: EngineReport) -> NotebookResult:
     verdict = report.verdict
-    failures = verdict.failures
-    return NotebookResult(
-        mark=_mark(verdict.status),
+    causes = [f"{one.kind}: {one.sentence}" for one in report.causes]
+    return dataclasses.replace(
+        _verdict(verdict),
         title="engine",
         words=engine_headline(report),
-        facts=_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
-        lists=[
-            ("Causes", [f"{one.kind}: {one.sentence}" for one in report.causes], "note"),
-            ("Notes", verdict.notes, "note"),
-        ],
-        failures=[finding_story(finding) for finding in failures[:MOST_TOLD]],
-        more_failures=max(0, len(failures) - MOST_TOLD),
-        columns=ENGINE_COLUMNS,
-        rows=[_engine_row(row) for row in report.rows[:MOST_ROWS]],
-        more_rows=max(0, len(report.rows) - MOST_ROWS),
+        lists=[("Causes", causes, "note"), ("Notes", verdict.notes, "note")],
+        legend="",
+        **_table(ENGINE_COLUMNS, report.rows, _engine_row),
     )
 
 
-def _engine_row(row: EngineRow) -> tuple[str, str, str, list[str]]:
-    mark = _mark(row.status)
-    return mark.kind, mark.sign, row.status.value, engine_cells(row)
+def _engine_row(row: EngineRow) -> _TableRow:
+    return _marked(row.status, engine_cells(row))
 
 
-def _relation_row(row: RelationRow) -> tuple[str, str, str, list[str]]:
+def _relation_row(row: RelationRow) -> _TableRow:
     cells = [row.relation, row.summary]
-    if row.status is None:
-        return "", "", row.word, cells
-    mark = _mark(row.status)
-    return mark.kind, mark.sign, row.word, cells
+    return ("", "", row.word, cells) if row.status is None else _marked(row.status, cells)
 
 
 @_notebook_result.register
@@ -284,15 +262,27 @@ def _swept(row: SweepRow) -> NotebookResult:
     return dataclasses.replace(_verdict(row.verdict), title=f"{row.status.value}: {row.run}")
 
 
-def _sweep_row(row: SweepRow) -> tuple[str, str, str, list[str]]:
-    mark = _mark(row.status)
+def _sweep_row(row: SweepRow) -> _TableRow:
     words = row_words(row)
     cells = [row.run.target, ", ".join(row.run.settings), f"{row.seconds:.0f} s", words]
-    return mark.kind, mark.sign, row.status.value, cells
+    return _marked(row.status, cells)
 
 
 def _mark(status: Status) -> StatusMark:
     return StatusMark(f"s-{status.value}", SIGNS[status])
+
+
+def _marked(status: Status, cells: list[str]) -> _TableRow:
+    mark = _mark(status)
+    return mark.kind, mark.sign, status.value, cells
+
+
+def _table(
+    columns: Sequence[str], items: Sequence[Any], row_of: Callable[[Any], _TableRow]
+) -> dict[str, Any]:
+    """The first rows of a table, and how many more there are."""
+    rows = [row_of(item) for item in items[:MOST_ROWS]]
+    return {"columns": columns, "rows": rows, "more_rows": max(0, len(items) - MOST_ROWS)}
 
 
 def _facts(counts: Counter[Status], coverage: Coverage) -> list[tuple[str, str]]:
@@ -316,26 +306,19 @@ def _lists(coverage: Coverage, notes: Sequence[str]) -> list[tuple[str, Sequence
     ]
 
 
-def _row(row: ComparisonRow) -> tuple[str, str, str, list[str]]:
+def _row(row: ComparisonRow) -> _TableRow:
     figures = [small_figure(value) for value in (row.rel_l2, row.own, row.inherited)]
-    mark = _mark(row.status)
-    cells = [row.name, step_and_rank(row), row.op, *figures, row.reason]
-    return mark.kind, mark.sign, row.status.value, cells
+    return _marked(row.status, [row.name, step_and_rank(row), row.op, *figures, row.reason])
 
 
-def _operator(one: OperatorResult, report: GraphReport) -> tuple[str, str, str, list[str]]:
+def _operator(one: OperatorResult, report: GraphReport) -> _TableRow:
     right = sum(option.status.passes(strict=report.strict) for option in one.options)
     wrong = next((option.reason for option in one.failures), "")
     first = one.sites[0]
     splits = f"{right} of {len(one.options)}" if one.options else ""
     cells = [first.node, one.operator, first.source, f"{len(one.sites):,}", splits]
-    outcome = one.outcome
-    return (
-        f"o-{SLUGS[outcome]}",
-        OUTCOME_SIGNS[outcome],
-        outcome.value,
-        [*cells, one.reason or wrong],
-    )
+    outcome, cells = one.outcome, [*cells, one.reason or wrong]
+    return f"o-{SLUGS[outcome]}", OUTCOME_SIGNS[outcome], outcome.value, cells
 
 
 def _shorten(shown: NotebookResult) -> NotebookResult:

@@ -288,6 +288,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return finding_text(self)
 
 
+def unverified(what: Item | str, reason: str, advice: str = "", **known: Any) -> Finding:
+    """A finding about something that could not be checked; a name is a part of the check itself."""
+    item = harness(what) if isinstance(what, str) else what
+    status, aspect = Status.UNVERIFIED, Aspect.HARNESS
+    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **known)
+
+
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much was compared, and what was not, each with its reason.
 
@@ -412,12 +419,7 @@ def _with_unverified_finding(verdict: Verdict) -> Verdict:
     """Add an `unverified` finding to a verdict that fails without a failing finding."""
     if verdict.passed or verdict.failures or not verdict.enabled:
         return verdict
-    silent = Finding(
-        item=harness("verdict"),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason="nothing was compared",
-    )
+    silent = unverified("verdict", "nothing was compared")
     return msgspec.structs.replace(verdict, findings=(*verdict.findings, silent))
 
 

@@ -52,10 +52,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return max(0.0, (middle - reach) / (1 + weight))
 
 
-# The reason of a fault that no result depends on.
-NOTHING_DEPENDS = "no result depends on it"
-
-
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One fault that was planted.
 
@@ -74,6 +70,7 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         status: the result of the check, lifted and native; None if it was not run.
         native: the result with the native run alone.
         reason: why it was missed, or changes nothing.
+        is_dead: whether no result depends on the node.
     """
 
     mutation: str
@@ -90,6 +87,7 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     status: Status | None = None
     native: Status | None = None
     reason: str = ""
+    is_dead: bool = False
 
     def is_caught(self, *, native: bool = False) -> bool:
         """Whether the check reports it; a fault that could not be compared is not caught."""
@@ -381,7 +379,7 @@ def _silent_title(report: PowerReport) -> str:
 
 def _describe_silent(report: PowerReport) -> list[str]:
     kinds = Counter(one.mutation for one in report.silent)
-    dead = sorted({one.node for one in report.silent if one.reason == NOTHING_DEPENDS})
+    dead = sorted({one.node for one in report.silent if one.is_dead})
     shown = [f"{mutation} {many}" for mutation, many in kinds.most_common(MOST_SHOWN)]
     lines = [f"{', '.join(shown)}{' ...' if len(kinds) > MOST_SHOWN else ''}"]
     if dead:

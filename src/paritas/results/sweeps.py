@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import harness
+from paritas.results.findings import Finding, Status, Verdict, unverified
 from paritas.results.report import Report, Result
 from paritas.results.wording import MEANING, counted, deciding_score
 
@@ -143,16 +142,9 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return max(self.verdict.findings, key=lambda one: one.status.gravity, default=None)
 
 
-def unverified(reason: str, advice: str = "") -> Verdict:
+def without_verdict(reason: str, advice: str = "") -> Verdict:
     """The verdict of a run that did not return one."""
-    finding = Finding(
-        item=harness("run"),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=reason,
-        advice=advice,
-    )
-    return Verdict(findings=(finding,), coverage=Coverage())
+    return Verdict(findings=(unverified("run", reason, advice),))
 
 
 def trimmed(verdict: Verdict) -> tuple[Verdict, dict[str, int]]:
@@ -310,7 +302,7 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
         parts = [_label_findings(row) for row in self.rows]
         if len(self.rows) < max(self.planned, 1):
             missing = max(self.planned, 1) - len(self.rows)
-            parts.append(unverified(f"{counted(missing, 'run')} of the sweep did not run"))
+            parts.append(without_verdict(f"{counted(missing, 'run')} of the sweep did not run"))
         merged = Verdict.merge(parts)
         return msgspec.structs.replace(merged, strict=self.strict)
 

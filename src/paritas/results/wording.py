@@ -220,16 +220,21 @@ def enumerated(items: Iterable[str], most: int = MOST_SHOWN, *, between: str = "
     return f"{between.join(found[:most])}{more}"
 
 
-def ranges(spans: Iterable[int | tuple[int, int]]) -> str:
-    """Numbers and ranges (first, last), with adjoining ones joined: `0-3, 7`."""
-    joined: list[list[int]] = []
+def joined_ranges(spans: Iterable[int | tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Numbers and ranges (first, last), with adjoining ones joined."""
+    joined: list[tuple[int, int]] = []
     for span in spans:
         first, last = (span, span) if isinstance(span, int) else span
         if joined and joined[-1][1] == first - 1:
-            joined[-1][1] = last
+            joined[-1] = joined[-1][0], last
         else:
-            joined.append([first, last])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in joined)
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def ranges(spans: Iterable[int | tuple[int, int]]) -> str:
+    """The same as text: `0-3, 7`."""
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in joined_ranges(spans))
 
 
 def size(count: float) -> str:

@@ -37,7 +37,7 @@ from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.results.findings import Verdict
 from paritas.results.progress import clock_words
 from paritas.results.report import json_of
-from paritas.results.sweeps import RunEnd, SweepRow, trimmed, unverified
+from paritas.results.sweeps import RunEnd, SweepRow, trimmed, without_verdict
 from paritas.results.wording import size
 from paritas.sweeping.plan import INDUCTOR_MODES, INVARIANTS, RunTask, is_own_function
 
@@ -476,7 +476,7 @@ class _Running:
     def _no_verdict(
         self, ended: RunEnd, reason: str, advice: str
     ) -> tuple[RunEnd, Verdict, dict[str, int]]:
-        verdict = unverified(reason, advice)
+        verdict = without_verdict(reason, advice)
         return ended, verdict, _counts(verdict)
 
 
@@ -710,7 +710,7 @@ def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> _Mes
 
 
 def _raised(ended: RunEnd, reason: str, advice: str = "") -> _Message:
-    verdict = unverified(reason, advice)
+    verdict = without_verdict(reason, advice)
     return _Message(ended=ended, verdict=verdict, counts=_counts(verdict))
 
 

@@ -26,7 +26,7 @@ from paritas.results.sweeps import (
     SweepRow,
     SweepRun,
     changes,
-    unverified,
+    without_verdict,
 )
 from paritas.settings.versions import own_version
 from paritas.sweeping import processes
@@ -194,7 +194,7 @@ def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, workers: int) -
 
 def _lost(order: RunOrder, error: str) -> SweepRow:
     """The row of a run whose worker died twice."""
-    verdict = unverified(f"its worker died: {error}", "look at the worker's own log")
+    verdict = without_verdict(f"its worker died: {error}", "look at the worker's own log")
     return SweepRow(
         run=order.task.run,
         ended=RunEnd.CRASHED,

@@ -8,8 +8,17 @@ import threading
 import pytest
 
 from paritas.cli import running as ranks_module
-from paritas.cli.running import Meeting, RankReport, Ranks, merge_ranks, unverified
-from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.cli.running import Meeting, RankReport, Ranks, merge_ranks
+from paritas.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Origin,
+    OriginKind,
+    Status,
+    Verdict,
+    unverified,
+)
 from paritas.results.graph_reports import GraphCounts
 
 HERE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

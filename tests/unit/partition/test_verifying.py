@@ -56,16 +56,16 @@ def test_one_wrong_option_of_two_fails_and_the_other_stays_right(operators):
 
 
 def test_the_number_of_ranks_is_set_for_all_options_or_for_one(operators, monkeypatch):
-    from paritas.partition import recipe_checks
+    from paritas.partition import verify
 
     counts = []
-    original = recipe_checks.check_recipe
+    original = verify.check_recipe
 
     def counted(call, recipe, ranks=2, **rest):
         counts.append(ranks)
         return original(call, recipe, ranks, **rest)
 
-    monkeypatch.setattr(recipe_checks, "check_recipe", counted)
+    monkeypatch.setattr(verify, "check_recipe", counted)
     operators.double = lambda x: 2 * x
     asked = config("double", (12, 6), options=[(0, 0), (0, 1, 2)])
     assert check_partition(asked, annotation="a b -> a b", ranks=3)
@@ -161,11 +161,11 @@ def test_a_decorated_function_brings_its_rule(operators):
 
 
 def test_an_option_that_compared_nothing_does_not_borrow_from_its_neighbour(operators, monkeypatch):
-    from paritas.partition import recipe_checks
+    from paritas.partition import verify
 
-    original, verdicts = recipe_checks.check_recipe, [Verdict()]
+    original, verdicts = verify.check_recipe, [Verdict()]
     monkeypatch.setattr(
-        recipe_checks,
+        verify,
         "check_recipe",
         lambda *a, **k: verdicts.pop() if verdicts else original(*a, **k),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.items import output
-from paritas.results.sweeps import RunEnd, SweepReport, SweepRow, SweepRun, unverified
+from paritas.results.sweeps import RunEnd, SweepReport, SweepRow, SweepRun, without_verdict
 
 VERSIONS = {"torch": "2.13.0", "python": "3.11.7", "platform": "Linux"}
 
@@ -29,7 +29,7 @@ def crashed(target, **settings):
     return SweepRow(
         run=SweepRun(target=target, **{"dtype": "float32", **settings}),
         ended=RunEnd.CRASHED,
-        verdict=unverified("the process crashed (killed by SIGSEGV)", "see its log"),
+        verdict=without_verdict("the process crashed (killed by SIGSEGV)", "see its log"),
         counts={"unverified": 1},
         seconds=1.0,
         versions=VERSIONS,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paritas.errors import UsageError
-from paritas.sweeping.kernel_rows import operator_of
-from paritas.sweeping.plan import plan_tasks
+from paritas.sweeping.plan import operator_of, plan_tasks
 
 
 @pytest.fixture

@@ -10,12 +10,20 @@ from paritas.partition.library import contractions, elementwise, norms_and_losse
 from paritas.partition.library.registry import (
     annotated,
     annotation_for,
+    annotation_of_call,
     known,
     register,
     unregister,
 )
 
-__all__ = ["annotated", "annotation_for", "known", "register", "unregister"]
+__all__ = [
+    "annotated",
+    "annotation_for",
+    "annotation_of_call",
+    "known",
+    "register",
+    "unregister",
+]
 
 # Importing a family registers its rules.
 FAMILIES = (contractions, elementwise, norms_and_losses, rearrangements)

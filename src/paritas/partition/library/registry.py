@@ -6,12 +6,15 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation
+
+if TYPE_CHECKING:
+    from paritas.placement.recipes import OperatorCall
 
 # --- What a rule gets and returns: a call whose arguments have names, and a claim -----------------
 
@@ -360,6 +363,15 @@ def annotation_for(
         return None
     claim = entry.rule(bound)
     return None if claim is None else Annotation.parse(claim_text(claim, bound))
+
+
+def annotation_of_call(call: OperatorCall) -> Annotation | None:
+    """The annotation of a call, by its name or by its function.
+
+    A decorated function is registered under its own module, not under the name of an import.
+    """
+    named = annotation_for(call.name, call.args, call.kwargs) if call.name else None
+    return named or annotation_for(call.function, call.args, call.kwargs)
 
 
 # --- Registrations of users -----------------------------------------------------------------------

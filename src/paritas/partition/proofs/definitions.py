@@ -461,19 +461,10 @@ def _output(array: Array, written: str | None) -> DefinedOutput:
 
 def run_quietly(call: OperatorCall) -> list[torch.Tensor]:
     """The results of the call; its arguments and the random numbers stay as they are."""
-    args = [_cloned(value) for value in call.args]
-    kwargs = {name: _cloned(value) for name, value in call.kwargs.items()}
+    copied = call.map_tensors(lambda tensor: tensor.detach().clone())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(call.seed)
-        return flat(call.function(*args, **kwargs))
-
-
-def _cloned(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, list | tuple) and _holds_tensors(value):
-        return type(value)(_cloned(item) for item in value)
-    return value
+        return flat(call.function(*copied.args, **copied.kwargs))
 
 
 def tensors_by_name(call: OperatorCall) -> dict[str, torch.Tensor]:

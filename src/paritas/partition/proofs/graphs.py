@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 from paritas.errors import UsageError
 from paritas.partition.configuration import nnscaler_functions
-from paritas.partition.library import annotation_for
+from paritas.partition.library import annotation_of_call
 from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.definitions import define
 from paritas.partition.proofs.graph_ranks import (
@@ -662,8 +662,7 @@ def _on_rank(rank: int) -> Callable[[_Value], Any]:
 
 def _annotation(call: OperatorCall) -> Annotation | None:
     try:
-        named = annotation_for(call.name, call.args, call.kwargs) if call.name else None
-        return named or annotation_for(call.function, call.args, call.kwargs)
+        return annotation_of_call(call)
     except UsageError:  # a rule that does not fit the call
         return None
 

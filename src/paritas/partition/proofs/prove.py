@@ -16,7 +16,7 @@ from paritas.partition.annotation import Annotation, Expansion, Option, expand
 from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
 from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Number
-from paritas.partition.library import annotation_for
+from paritas.partition.library import annotation_of_call
 from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.definitions import (
@@ -74,8 +74,7 @@ def prove(
     function = resolve_operator(config.fsig, config.import_customized_func)
     call = make_call(config, function, seed=seed)
     rule = Annotation.parse(annotation) if isinstance(annotation, str) else annotation
-    rule = rule or annotation_for(call.name, call.args, call.kwargs)
-    rule = rule or annotation_for(call.function, call.args, call.kwargs)
+    rule = rule or annotation_of_call(call)
     if rule is None:
         raise UsageError(f"no rule is known for {call.name}: pass annotation=")
     prover = Prover(call, rule, ranks, seed)
@@ -574,17 +573,13 @@ def _varied(call: OperatorCall, seed: int) -> OperatorCall:
     """The call with other values, of the same signs and not larger: equal ones hide faults."""
     generator = torch.Generator().manual_seed(seed)
 
-    def value(one: Any) -> Any:
-        if isinstance(one, list | tuple):
-            return type(one)(map(value, one)) if tensors_in(one) else one
-        if not isinstance(one, torch.Tensor) or not one.is_floating_point():
+    def value(one: torch.Tensor) -> torch.Tensor:
+        if not one.is_floating_point():
             return one
         factors = 0.5 + torch.rand(one.shape, generator=generator, dtype=torch.float64) / 2
         return (one.detach() * factors.to(one.device)).to(one.dtype)
 
-    args = tuple(map(value, call.args))
-    kwargs = {name: value(one) for name, one in call.kwargs.items()}
-    return dataclasses.replace(call, args=args, kwargs=kwargs)
+    return call.map_tensors(value)
 
 
 def _resized_tensor(value: Any, sizes: Sequence[int | None]) -> Any:

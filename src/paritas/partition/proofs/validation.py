@@ -6,7 +6,6 @@ computed from the definition and compared with what torch returns, and so are th
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import random
@@ -38,18 +37,8 @@ class DisagreementError(OutsideTheoryError):
 
 def lifted(call: OperatorCall) -> OperatorCall:
     """The call in float64, where rounding does not matter."""
-
-    def wide(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.detach().double() if value.is_floating_point() else value.detach()
-        if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
-            return type(value)(wide(item) for item in value)
-        return value
-
-    return dataclasses.replace(
-        call,
-        args=tuple(map(wide, call.args)),
-        kwargs={name: wide(value) for name, value in call.kwargs.items()},
+    return call.map_tensors(
+        lambda one: one.detach().double() if one.is_floating_point() else one.detach()
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
-from paritas._torch.simulated_ranks import RankThreads, run_in_threads
+from paritas._torch.simulated_ranks import RankThreads
 from paritas.errors import UsageError, in_one_line
 from paritas.parallel.rank_pool import MOST_RANKS, NO_ANSWER, LostRankError, warm_pool
 from paritas.partition.ranks.remote_runs import Done, RemoteRunner, Sent
@@ -14,7 +14,7 @@ from paritas.partition.recipe_checks import RecipeCheck, mesh_levels
 from paritas.partition.runner import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from paritas._torch.simulated_ranks import ThreadOutcome
     from paritas.parallel.rank_pool import RankAnswer
@@ -54,25 +54,6 @@ def confirm_on_gloo(
     """
     team = ProcessTeam("gloo", timeout)
     return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
-
-
-def confirm_on_ranks(
-    backend: Confirm,
-    call: OperatorCall,
-    recipe: Recipe | tuple[Recipe, ...],
-    ranks: int | tuple[int, ...],
-    *,
-    seed: int = 0,
-    strict: bool = False,
-    imports: Sequence[str] = (),
-) -> Verdict:
-    """Like `confirm_on_gloo`, with either backend.
-
-    Args:
-        imports: modules that each rank imports first because they define the operator.
-    """
-    team = ProcessTeam(backend, imports=tuple(imports))
-    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,27 +101,6 @@ def check_on_team(
 
 
 # --- Ranks that are threads -----------------------------------------------------------------------
-
-
-def run_on_threads(
-    program: Callable[[int], Any], ranks: int = 2, timeout: float = 60.0
-) -> list[Any]:
-    """Call `program(rank)` once for each rank, and return the results.
-
-    In each thread `torch.distributed` knows its rank, and collectives connect the threads. The
-    threads share random numbers, modules and everything else in the process.
-
-    Raises:
-        UsageError: the number of ranks is invalid, or this process is already a rank.
-        LostRankError: a rank did not finish in time.
-        Exception: what the program raised on the first failing rank.
-    """
-    _check_count(ranks)
-    outcomes = _all_ended(run_in_threads(program, ranks, timeout), timeout)
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-    return [outcome.value for outcome in outcomes]
 
 
 def check_on_threads(
