@@ -455,13 +455,18 @@ def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
     grad, x, weight, _, _, mean, rstd = call.args[:7]
     if call.name.startswith(("cudnn", "miopen")):
         grad, x = x, grad
-    if mean is None or not mean.numel():
+    evaluates = mean is None or not mean.numel()
+    if evaluates:
+        mean, rstd = _running_statistics(call)
+    if mean is None:
         return []
     channels = (1, -1, *(1,) * (x.dim() - 2))
     normal = (x - mean.view(channels)) * rstd.view(channels)
     over = [dim for dim in range(x.dim()) if dim != 1]
     count = x.numel() // x.shape[1]
     sums = _parameter_sums(grad, normal, over, call.result, count)
+    if evaluates:
+        return [None, *sums[1:]]
     # Two means over a channel are subtracted from each of its values, with their errors.
     slope = (rstd if weight is None else rstd * weight).view(channels) / count
     errors = []
@@ -472,6 +477,15 @@ def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
         size = error.expand(x.shape) if factor is None else error * factor
         errors.append(SharedError(size, error.shape))
     return [errors, *sums[1:]]
+
+
+def _running_statistics(call: UnperturbedCall) -> tuple[Tensor | None, Tensor | None]:
+    """The mean and the reciprocal deviation that a batch norm uses in evaluation."""
+    mean, variance = call.args[3:5]
+    epsilon = call.args[8] if len(call.args) > 8 else None  # noqa: PLR2004
+    if mean is None or variance is None or not isinstance(epsilon, float):
+        return None, None  # cudnn's has no evaluation
+    return mean, (variance + epsilon).rsqrt()
 
 
 def _convolution(call: UnperturbedCall) -> Amplitudes:

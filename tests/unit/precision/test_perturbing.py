@@ -79,6 +79,26 @@ def test_a_sum_that_a_row_is_reduced_by_moves_its_values_together():
     assert made / 3 < guessed < made * 5
 
 
+def test_the_gradients_of_a_batch_norm_in_evaluation_are_long_sums():
+    x, grad = values(4, 3, 32, 32), 1 + values(4, 3, 32, 32, seed=1) / 8
+    statistics = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+    def gradients(weight, bias):
+        result = F.batch_norm(x, *statistics, weight, bias)
+        return torch.stack(torch.autograd.grad(result, (weight, bias), grad))
+
+    def one_by_one(terms):
+        rows = terms.transpose(0, 1).flatten(1)
+        ends = rows.float().numpy().cumsum(-1)[:, -1]
+        return torch.from_numpy(ends).double() - rows.sum(-1)
+
+    leaves = [torch.ones(3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    made = torch.stack([one_by_one(grad * x), one_by_one(grad)])
+    guessed = spread(gradients, *leaves)
+    assert rms(made[1]) / 3 < rms(guessed[1]) < 6 * rms(made[1])
+    assert rms(made[0]) < 3 * rms(guessed[0])
+
+
 def test_the_spread_of_one_rounding_is_about_one_rounding():
     x = values(1000).abs() + 1
     share = rms(spread(lambda x: x.sin() + 2, x)) / rms(x.sin() + 2)
