@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from paritas.results.kernels import KernelRow
 
 _LONGEST_REASON = 160
+# An operator gets the samples of the first dtype that it takes.
+_SAMPLED = (torch.float32, torch.int64, torch.bool)
 
 
 class RefusedCase(Exception):  # noqa: N818  (the case is not asked)
@@ -105,9 +107,10 @@ class KernelTask:
         if self._make_inputs is not None:
             return self._sets(self.seed)
         if self.side.name.is_operator:
-            calls = list(sample_calls(self.side.name.name, torch.float32, self.device))
-            if calls:
-                return [Inputs(args, kwargs) for args, kwargs in calls]
+            for dtype in _SAMPLED:
+                calls = list(sample_calls(self.side.name.name, dtype, self.device))
+                if calls:
+                    return [Inputs(args, kwargs) for args, kwargs in calls]
             raise UsageError(
                 f"torch has no sample inputs for {self.side.name.shown!r}: give a function that "
                 "makes them with --inputs file.py:function"
