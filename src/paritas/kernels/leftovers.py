@@ -64,7 +64,7 @@ class Leftovers:
     def __init__(self) -> None:
         self._functions = {name: read() for name, read in _read.items()}
         self._handlers = {number: _handler(number) for number in _SIGNALS}
-        self._callbacks = list(gc.callbacks)
+        self._callbacks, self._thresholds = list(gc.callbacks), gc.get_threshold()
         self._modes = mode_depths()
         self._hooks = module_hooks()
         self._kernels = replaced_kernels()
@@ -88,6 +88,9 @@ class Leftovers:
         if list(gc.callbacks) != self._callbacks:
             gc.callbacks[:] = self._callbacks
             changed["gc.callbacks"] = "changed"
+        if gc.get_threshold() != self._thresholds:
+            gc.set_threshold(*self._thresholds)
+            changed["gc.get_threshold()"] = "changed"
         return changed | self._put_back_torch()
 
     def _put_back_torch(self) -> dict[str, str]:
