@@ -459,7 +459,7 @@ def watching() -> None:
     expect("whether the operators were observed", wanted <= set(seen))
 
 
-def hooks() -> None:
+def leftovers() -> None:
     """Modes, hooks of all modules and replaced kernels that a program leaves behind are seen."""
     from paritas._torch import hooks as left
 
