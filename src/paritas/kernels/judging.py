@@ -616,7 +616,11 @@ def match_weights(
     names = {
         name: name
         for name, value in own.items()
-        if name in reference and reference[name].shape == value.shape
+        if name in reference
+        and (
+            reference[name].shape == value.shape
+            or (reshapes and _has_reshaped_values(reference[name], value, fewest=1))
+        )
     }
     for fits in (_has_same_values, _has_reshaped_values) if reshapes else (_has_same_values,):
         left = {name: value for name, value in reference.items() if name not in names.values()}
@@ -639,8 +643,8 @@ def _has_same_values(reference: Tensor, own: Tensor) -> bool:
     )
 
 
-def _has_reshaped_values(reference: Tensor, own: Tensor) -> bool:
-    if reference.numel() != own.numel() or own.numel() < 2:  # noqa: PLR2004
+def _has_reshaped_values(reference: Tensor, own: Tensor, fewest: int = 2) -> bool:
+    if reference.numel() != own.numel() or own.numel() < fewest:
         return False
     return is_transpose(reference, own) or _has_same_values(reference.reshape(own.shape), own)
 

@@ -261,6 +261,7 @@ class Held:
     """What stays between calls: the last inputs, results, and blocks that move addresses."""
 
     inputs: Inputs | None = None
+    versions: dict[str, int] = dataclasses.field(default_factory=dict)
     results: list[dict[str, tuple[Tensor, Tensor]]] = dataclasses.field(default_factory=list)
     sizes: set[int] = dataclasses.field(default_factory=set)
     junk: list[Tensor] = dataclasses.field(default_factory=list)
@@ -353,6 +354,7 @@ class Observer:
             self.held.junk.pop(chance.randrange(_MOST_JUNK))
         if not order["wide"]:
             self.held.inputs = new
+            self.held.versions = {path: one._version for path, one in input_tensors(new)}  # noqa: SLF001
         return new
 
     def _in_old_memory(self, new: Inputs, *, are_new_tensors: bool) -> Inputs | None:
@@ -374,8 +376,8 @@ class Observer:
         if not all(bitwise_equal(one.detach(), other.detach()) for one, other in pairs):
             return None
         taken = {
-            id(b): a.data.requires_grad_(a.requires_grad) if are_new_tensors else a
-            for a, b in pairs
+            id(fresh[path]): _made_anew(one, self.held.versions[path]) if are_new_tensors else one
+            for path, one in old.items()
         }
 
         def replaced(tree: Any) -> Any:
@@ -577,6 +579,14 @@ class Observer:
                         value.copy_(state[name])
                     value.requires_grad_(flags[name])
                     value.grad = None
+
+
+def _made_anew(tensor: Tensor, version: int) -> Tensor:
+    """Another tensor in the same memory that was written to as often as one that was there."""
+    new = tensor.data
+    while new._version < version:  # noqa: SLF001
+        torch.autograd.graph.increment_version(new)
+    return new.requires_grad_(tensor.requires_grad)
 
 
 def _attributes(call: Any, names: list[str]) -> dict[str, Tensor]:
