@@ -441,6 +441,27 @@ def test_a_sum_of_counts_in_integers_is_exact():
         assert (ends.tolist(), int(count)) == (offsets(chosen)[0].tolist(), 3000)
 
 
+@pytest.mark.parametrize(
+    "into_bins",
+    [
+        lambda x, edges: torch.bucketize(x, edges, right=True),
+        lambda x, edges: torch.searchsorted(edges, x, right=True),
+    ],
+)
+def test_exact_values_on_exact_boundaries_fall_into_one_bin(into_bins):
+    """As vision models find the position of a patch; what is rounded may fall on either side."""
+
+    def positions(count, edges):
+        step = 1.0 / count
+        return into_bins(torch.arange(8, dtype=torch.float32) * step, edges)
+
+    exact, rounded = torch.arange(0.125, 1, 0.125), torch.arange(1, 7) / 7
+    runs = [perturbed(positions, torch.tensor(8), exact, seed=seed) for seed in range(RUNS)]
+    assert [run.tolist() for run in runs] == [list(range(8))] * RUNS
+    runs = [perturbed(positions, torch.tensor(7), rounded, seed=seed) for seed in range(RUNS)]
+    assert len({tuple(run.tolist()) for run in runs}) > 1
+
+
 # --- decisions ------------------------------------------------------------------------------------
 
 WEIGHT = values(8, 8, seed=3)
