@@ -22,9 +22,9 @@ def mode_depths() -> tuple[int, int]:
 def close_modes(depths: tuple[int, int]) -> None:
     """End the innermost modes, until as many are left."""
     while mode_depths()[0] > depths[0]:
-        _pop_dispatch_mode()  # type: ignore[no-untyped-call]
+        _pop_dispatch_mode()
     while mode_depths()[1] > depths[1]:
-        _pop_function_mode()  # type: ignore[no-untyped-call]
+        _pop_function_mode()
 
 
 def module_hooks() -> dict[str, dict[Any, Any]]:
