@@ -464,7 +464,7 @@ def leftovers() -> None:
     from paritas._torch import hooks as left
 
     depths, kept = left.mode_depths(), left.module_hooks()
-    torch.overrides.TorchFunctionMode().__enter__()  # type: ignore[no-untyped-call]
+    torch.overrides.TorchFunctionMode().__enter__()
     torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     expect("modes", left.mode_depths()[1], depths[1] + 1)
     expect("whether a hook of all modules is seen", left.module_hooks() != kept)
