@@ -19,6 +19,14 @@ def add_inputs() -> list[Tensor]:
     return [_randn(6, 17), _randn(6, 17)]
 
 
+def integer_add(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
+def integer_add_inputs() -> list[Tensor]:
+    return [torch.randint(0, 90, (6, 20)), torch.randint(0, 90, (6, 20))]
+
+
 def relu(x: Tensor) -> Tensor:
     return torch.relu(x)
 

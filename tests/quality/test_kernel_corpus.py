@@ -10,11 +10,17 @@ import pytest
 from paritas.kernels.judge import KernelJudge
 from paritas.kernels.options import KernelOptions
 from paritas.results.findings import Status
-from quality import kernel_candidates, kernel_candidates_further, kernel_references
+from quality import (
+    kernel_candidates,
+    kernel_candidates_further,
+    kernel_candidates_hostile,
+    kernel_references,
+)
 from quality.kernel_registry import CHEATS, HONEST
 
 assert kernel_candidates
 assert kernel_candidates_further
+assert kernel_candidates_hostile
 REFERENCES = kernel_references.__file__
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 # One of several is enough for most tests; the whole corpus has them all.
@@ -61,4 +67,4 @@ def test_a_task_that_accepts_a_constant_verifies_nothing(task: str) -> None:
 def test_the_corpus_has_a_twin_for_every_reference() -> None:
     assert CHEATS.keys() <= HONEST.keys()
     assert len(HONEST) >= 25
-    assert sum(map(len, CHEATS.values())) >= 80
+    assert sum(map(len, CHEATS.values())) >= 95

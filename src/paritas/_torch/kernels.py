@@ -159,9 +159,15 @@ def _name_arguments(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
     return {**given, **kwargs}
 
 
+def attention_weights(op: Any, args: Any, kwargs: Any) -> Tensor:
+    """What a kernel of attention weights the values with, without dropout."""
+    scores = _scores(_name_arguments(op, args, kwargs))
+    return scores.softmax(dim=-1).nan_to_num(0.0)  # a row that attends to nothing
+
+
 def _scores(given: dict[str, Any]) -> Tensor:
     scores: Tensor = given["query"] @ given["key"].transpose(-2, -1) * _scale(given)
-    bias = given.get("attn_bias")
+    bias = given.get("attn_bias", given.get("attn_mask"))
     if bias is not None and bias.dim():
         scores = scores + bias
     if given.get("is_causal"):

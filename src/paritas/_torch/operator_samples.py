@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import re
 import sys
 import types
 import unittest
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Importing it takes seconds, so it is imported when samples are asked for.
 DATABASE = "torch.testing._internal.common_methods_invocations"
+_BACKWARD = re.compile(r"_backward(_data)?$")
 
 
 def find_operator(name: str) -> OpOverload | OpOverloadPacket | None:
@@ -36,7 +38,9 @@ def find_operator(name: str) -> OpOverload | OpOverloadPacket | None:
         except (AttributeError, RuntimeError):
             return None
     if isinstance(found, OpOverloadPacket) and "default" in found.overloads():
-        found = found.default
+        # That of `aten.add` adds two numbers, for TorchScript.
+        takes_tensors = "Tensor" in str(found.default._schema)
+        found = found.default if takes_tensors else found
     return found if isinstance(found, OpOverload | OpOverloadPacket) else None
 
 
@@ -51,7 +55,8 @@ def sample_calls(
     """Arguments of calls of an operator that torch's tests make, as the operator itself gets them.
 
     The tests call functions, not operators. Each sample is run, and the arguments of the operator
-    of that name are recorded.
+    of that name are recorded; those of a backward operator, as gradients are computed. An operator
+    in place gets what the one that returns a new tensor gets.
 
     Raises:
         UnsupportedTorchError: torch's database of operators cannot be imported or has another form.
@@ -59,6 +64,7 @@ def sample_calls(
     target = find_operator(name)
     if target is None:
         return
+    target = _out_of_place(target) or target
     packet = target.overloadpacket if isinstance(target, OpOverload) else target
     base = str(packet).removeprefix("aten.")
     left = most
@@ -70,6 +76,14 @@ def sample_calls(
             left -= 1
             if not left:
                 return
+
+
+def _out_of_place(target: OpOverload | OpOverloadPacket) -> OpOverload | OpOverloadPacket | None:
+    """The operator that returns a new tensor, for one that writes to its first argument."""
+    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    return find_operator(f"aten.{name[:-1]}{'.' if overload else ''}{overload}")
 
 
 def operator_database() -> list[Any]:
@@ -109,6 +123,7 @@ def _with_expecttest() -> Iterator[None]:
 
 def _entries(base: str) -> list[Any]:
     """The entries of the database that are likely to call an operator."""
+    base = _BACKWARD.sub("", base)
     plain = base.strip("_")
     short = [plain, plain.rpartition("_")[0] if plain.startswith("native_") else plain]
     names = {name.lower() for name in (base, *short)}
@@ -147,10 +162,13 @@ def _calls_of(
                 self.calls.append((args, dict(kwargs or {})))
             return func(*args, **(kwargs or {}))
 
+    is_backward = _BACKWARD.search(str(target).split(".")[1]) is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in entry.sample_inputs(device, dtype, requires_grad=False):
+        for sample in entry.sample_inputs(device, dtype, requires_grad=is_backward):
             recorder = Recorder()
-            with contextlib.suppress(Exception), recorder, torch.no_grad():
-                entry.op(sample.input, *sample.args, **sample.kwargs)
+            with contextlib.suppress(Exception), recorder, torch.set_grad_enabled(is_backward):
+                result = entry.op(sample.input, *sample.args, **sample.kwargs)
+                if is_backward:
+                    result.backward(torch.randn_like(result))
             yield from recorder.calls[:1]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paritas.results.kernels import KernelReport
 
-_PROMISES = ("shapes", "layouts", "dtypes", "weights", "aliases")
+_PROMISES = ("shapes", "layouts", "dtypes", "weights", "aliases", "arguments")
 
 
 def _promise_options(command: Any) -> Any:

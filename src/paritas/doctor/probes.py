@@ -459,6 +459,22 @@ def watching() -> None:
     expect("whether the operators were observed", wanted <= set(seen))
 
 
+def leftovers() -> None:
+    """Modes, hooks of all modules and replaced kernels that a program leaves behind are seen."""
+    from paritas._torch import hooks as left
+
+    depths, kept = left.mode_depths(), left.module_hooks()
+    torch.overrides.TorchFunctionMode().__enter__()
+    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    expect("modes", left.mode_depths()[1], depths[1] + 1)
+    expect("whether a hook of all modules is seen", left.module_hooks() != kept)
+    left.close_modes(depths)
+    left.restore_module_hooks(kept)
+    expect("remaining modes", left.mode_depths(), depths)
+    expect("whether the hook is gone", left.module_hooks() == kept)
+    expect("whether kernels are listed", isinstance(left.replaced_kernels(), frozenset))
+
+
 def widening() -> None:
     """A traced graph is rewritten to compute in float64."""
     from paritas.precision.widening import widen_graph

@@ -33,6 +33,8 @@ _TILES = (4, 8, 16, 32, 64, 128, 256)
 _PRIMES = (3, 7, 13, 31, 61, 127, 251, 509, 1021)
 # Made inputs have at most this many times the elements of the given ones, or this many elements.
 _MOST_GROWTH, _MOST_ELEMENTS = 2, 1 << 16
+# How a case uses the memory of the call before.
+SAME_TENSORS, NEW_TENSORS = "same tensors", "new tensors"
 _FEW_VALUES, _ENOUGH_ELEMENTS = 4, 12
 _SUM_ERROR = 1e-3
 
@@ -51,7 +53,7 @@ class KernelCase:
             to a device: parameters that were views of others are no longer.
         train: training or evaluation mode; None for that of the construction.
         dtype: the dtype to convert modules to; empty for their own.
-        reuse: call the candidate with the tensors of the call before, with other contents.
+        reuse: other contents in the memory of the call before: in the same tensors, or in new ones.
         is_given: the inputs are exactly the given ones.
         is_uniform: all values of an input are equal: roundings of a sum are alike, and add up.
     """
@@ -64,7 +66,7 @@ class KernelCase:
     is_moved: bool = False
     train: bool | None = None
     dtype: str = ""
-    reuse: bool = False
+    reuse: str = ""
     is_given: bool = False
     is_uniform: bool = False
 
@@ -217,6 +219,7 @@ class CaseMaker:
             CaseFamily.MODES: self._modes(),
             CaseFamily.NONFINITE: self._nonfinite(),
             CaseFamily.ALIASES: self._aliases(),
+            CaseFamily.ARGUMENTS: self._arguments(),
         }
         return {family: self._labelled(cases) for family, cases in families.items()}
 
@@ -273,11 +276,11 @@ class CaseMaker:
 
     def _memory(self) -> Iterator[KernelCase]:
         """Each is called right after a case with the same shapes; see `in_calling_order`."""
-        for number in (11, 12):
+        for number, reuse in ((11, SAME_TENSORS), (12, NEW_TENSORS)):
             other = self.other(number)
             if other is not None:
-                name = "other values in the same memory"
-                yield KernelCase(name, CaseFamily.MEMORY, other, reuse=True)
+                name = f"other values in the same memory, {reuse}"
+                yield KernelCase(name, CaseFamily.MEMORY, other, reuse=reuse)
         yield KernelCase("as given, at the end", CaseFamily.MEMORY, self.given)
 
     def _values(self) -> Iterator[KernelCase]:
@@ -319,6 +322,7 @@ class CaseMaker:
             yield from case(
                 "indices at their ends", self._integers(functools.partial(_ends, last=last))
             )
+        yield from case("large integers", self._integers(_large_integers))
         yield from case("repeated indices", self._integers(lambda t: t.reshape(-1)[0].expand_as(t)))
         yield from case("all masked", self._booleans(value=True))
         yield from case("nothing masked", self._booleans(value=False))
@@ -474,6 +478,16 @@ class CaseMaker:
                     f"{name}, other parameters", CaseFamily.MODES, inputs, train=train, weights=3
                 )
 
+    def _arguments(self) -> Iterator[KernelCase]:
+        """One argument that is a number at a time gets another value."""
+        numbers = list(_numbers(self.given))
+        makers = [[(path, value, new) for new in _other_numbers(value)] for path, value in numbers]
+        for changes in itertools.zip_longest(*makers):
+            for path, value, new in (change for change in changes if change is not None):
+                inputs = self.changed(lambda _, t: t.detach().clone()) or self.given
+                name = f"{new!r} for {path} ({value!r})"
+                yield KernelCase(name, CaseFamily.ARGUMENTS, _with_number(inputs, path, new))
+
     def _aliases(self) -> Iterator[KernelCase]:
         pairs = [
             (left, right)
@@ -492,6 +506,28 @@ class CaseMaker:
             if inputs is not None:
                 name = f"{left} and {right} are one tensor"
                 yield KernelCase(name, CaseFamily.ALIASES, inputs)
+
+
+def _numbers(inputs: Inputs) -> Iterator[tuple[str, Any]]:
+    """The arguments that are numbers or switches, not those inside of lists."""
+    named = [(f"input[{n}]", value) for n, value in enumerate(inputs.args)]
+    named += [(name, value) for name, value in inputs.kwargs.items()]
+    yield from ((path, value) for path, value in named if type(value) in {bool, int, float})
+
+
+def _other_numbers(value: Any) -> list[Any]:
+    """Other values of an argument; the reference refuses those that mean nothing to it."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value - 1]
+    return [value * 0.625 + 0.125, value * 1.5] if math.isfinite(value) else []
+
+
+def _with_number(inputs: Inputs, path: str, new: Any) -> Inputs:
+    args = [new if path == f"input[{n}]" else one for n, one in enumerate(inputs.args)]
+    kwargs = {name: new if path == name else one for name, one in inputs.kwargs.items()}
+    return Inputs(tuple(args), kwargs)
 
 
 def _are_same(left: Inputs, right: Inputs) -> bool:
@@ -559,6 +595,19 @@ def _ends(tensor: Tensor, last: int) -> Tensor:
     ends = torch.stack([torch.full_like(flat[0], last), flat.min()])
     picks = torch.arange(flat.numel(), device=tensor.device) % 2
     return ends[picks].reshape(tensor.shape)
+
+
+# Integers that the next narrower kind of number cannot hold. An index as large as this is refused,
+# and so is a size: no memory would hold it.
+_LARGE = {torch.int64: 2**53, torch.int32: 2**24}
+
+
+def _large_integers(tensor: Tensor) -> Tensor:
+    if tensor.dtype not in _LARGE or tensor.device.type != "cpu":
+        return tensor
+    steps = torch.arange(tensor.numel(), dtype=tensor.dtype).reshape(tensor.shape) % 7
+    large = _LARGE[tensor.dtype] + 1 + 2 * steps
+    return large if int(tensor.min()) >= 0 else torch.where(steps % 2 == 0, large, -large)
 
 
 # --- Layouts: the same values, elsewhere in memory ------------------------------------------------
@@ -648,7 +697,7 @@ def in_calling_order(cases: list[KernelCase], seed: int) -> list[KernelCase]:
     ordered: list[KernelCase] = []
     for case in first:
         ordered.append(case)
-        if case.is_given and reusing:
-            ordered += reusing
-            reusing = []
-    return [*ordered, *last]
+        if case.is_given:
+            ordered += [one for one in reusing if one.shapes == case.shapes]
+            reusing = [one for one in reusing if one.shapes != case.shapes]
+    return [*ordered, *reusing, *last]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,7 +247,8 @@ def compare_call(
     collected.take(_memory_findings(run.native, mine))
     for paths, what in (
         (record.get("later", ()), "changes after the call has returned"),
-        (record.get("overwritten", ()), "the result of the call before is overwritten by this one"),
+        (record.get("overwritten", ()), "the result of an earlier call is overwritten by this one"),
+        (record.get("shared", ()), "is in the memory of the result of an earlier call"),
     ):
         for path in paths:
             collected.compared += 1
@@ -336,19 +338,30 @@ def outside_findings(
         is_reference = bool(reference_file) and path == reference_file != own_file
         if action == "reads" and is_reference:
             reason = "the candidate reads the reference's file"
-        elif action in {"writes", "deletes", "renames"} and not path.startswith(caches):
+        elif action in {"connects to", "looks at"} or (
+            action in {"writes", "deletes", "renames"} and not path.startswith(caches)
+        ):
             reason = f"the candidate {action} {what}"
-        elif action == "connects to":
-            reason = f"the candidate connects to {what}"
+        elif action == "reads" and _is_of_another_process(what, record.get("pid")):
+            reason = f"the candidate reads {what}: what another process does or holds"
         else:
             continue
         collected.compared += 1
         item = Item(ItemKind.SETTING, "files")
         collected.add(item, Aspect.SETTING, Status.DIFFERENT, reason)
+    for name in record.get("beside", ()):
+        collected.compared += 1
+        reason = "the candidate writes to memory beside this input"
+        collected.add(Item(ItemKind.INPUT_AFTER_CALL, name), Aspect.VALUE, Status.DIFFERENT, reason)
     if record.get("threads"):
         count = record["threads"]
         collected.notes.append(f"the candidate leaves {count} more Python thread(s) running")
     return collected
+
+
+def _is_of_another_process(path: str, own: Any) -> bool:
+    found = re.match(r"/proc/(\d+)/", path)
+    return found is not None and found.group(1) != str(own)
 
 
 def _resolved(path: str) -> str:

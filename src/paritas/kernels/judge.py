@@ -19,7 +19,7 @@ from paritas.kernels.comparing import (
 )
 from paritas.kernels.forking import shared_nursery
 from paritas.kernels.judging import Judgement
-from paritas.kernels.options import KernelOptions
+from paritas.kernels.options import PROMISES, KernelOptions
 from paritas.kernels.references import JudgedCase, KernelTask, RefusedCase
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError
@@ -147,17 +147,21 @@ class KernelJudge:
         return torch.set_grad_enabled(self.options.gradients)
 
     def _make_cases(self) -> list[JudgedCase]:
-        """Take cases from all families in turn, until there are enough."""
+        """Take cases from all families in turn, until there are enough.
+
+        One of each family that the task promises not to change: they show its limits only.
+        """
         runs: dict[int, ReferenceRun] = {}
         taken: list[KernelCase] = []
         families = list(self._families())
+        promised = {PROMISES[name] for name in self.options.fixed}
         while families and len(taken) < self.options.cases:
             for family in list(families):
                 case = self._next_accepted(family, runs)
-                if case is None:
-                    families.remove(family)
-                else:
+                if case is not None:
                     taken.append(case)
+                if case is None or case.family in promised:
+                    families.remove(family)
                 if len(taken) >= self.options.cases:
                     break
         if not taken:

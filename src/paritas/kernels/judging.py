@@ -454,6 +454,7 @@ class Judgement:
             "attributes": self._memory,
             "reuse": case.reuse,
             "grad": self.options.gradients,
+            "grad_mode": False,
             "cotangents": self.options.seed,
             "wide": None,
             **further,
@@ -469,7 +470,7 @@ class Judgement:
                 if self._memory:
                     self._construct(case)
                     self._set_weights(case)
-                return self._call(dataclasses.replace(case, inputs=inputs, reuse=False), wide=wide)
+                return self._call(dataclasses.replace(case, inputs=inputs, reuse=""), wide=wide)
             except CandidateEnded:
                 self.restarts += 1
                 return None
@@ -522,6 +523,8 @@ class Judgement:
     def _watched(self, given: JudgedCase) -> None:
         """Call it again with poisoned memory, and look at what it calls."""
         for pattern in (0, 1):
+            # A caller may have gradients on without asking for any: as most do.
+            grad_mode = bool(pattern) and not self.options.gradients
             case = dataclasses.replace(
                 given.case,
                 name=f"as given, uninitialised memory filled ({'NaN' if not pattern else 'large'})",
@@ -531,7 +534,9 @@ class Judgement:
             try:
                 self._construct_again(case)
                 collected.take(self._set_weights(case))
-                record = self._call(case, watch=True, profile=True, pattern=pattern)
+                record = self._call(
+                    case, watch=True, profile=True, pattern=pattern, grad_mode=grad_mode
+                )
                 collected.take(self._compare(JudgedCase(case, given.run), record))
                 collected.take(calls_reference(record, self.task.side.code_names))
                 collected.take(forbidden_calls(record, self.options.forbid))
@@ -611,7 +616,11 @@ def match_weights(
     names = {
         name: name
         for name, value in own.items()
-        if name in reference and reference[name].shape == value.shape
+        if name in reference
+        and (
+            reference[name].shape == value.shape
+            or (reshapes and _has_reshaped_values(reference[name], value, fewest=1))
+        )
     }
     for fits in (_has_same_values, _has_reshaped_values) if reshapes else (_has_same_values,):
         left = {name: value for name, value in reference.items() if name not in names.values()}
@@ -634,8 +643,8 @@ def _has_same_values(reference: Tensor, own: Tensor) -> bool:
     )
 
 
-def _has_reshaped_values(reference: Tensor, own: Tensor) -> bool:
-    if reference.numel() != own.numel() or own.numel() < 2:  # noqa: PLR2004
+def _has_reshaped_values(reference: Tensor, own: Tensor, fewest: int = 2) -> bool:
+    if reference.numel() != own.numel() or own.numel() < fewest:
         return False
     return is_transpose(reference, own) or _has_same_values(reference.reshape(own.shape), own)
 

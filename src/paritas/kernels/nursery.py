@@ -190,6 +190,7 @@ class _Process:
         error = None
         try:
             name = msgspec.convert(order["side"], SideName)
+            self._audit.own_file = name.file
             self._side = load_side(name, is_candidate=order["is_candidate"])
         except UsageError as raised:
             error = str(raised)[:_LONGEST_TEXT]
@@ -198,6 +199,7 @@ class _Process:
             "error": error,
             "settings": settings,
             "outside": self._audit.take(),
+            "pid": os.getpid(),
             "files": _files_of_modules(),
             "extensions": _extensions(set(sys.modules) - libraries, self._side),
         }

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import inspect
 import os
 import random
 import sys
@@ -26,7 +27,7 @@ from torch import nn
 
 from paritas._torch.global_state import taking_stance
 from paritas._torch.kernels import any_attention
-from paritas._torch.operators import WIDE, DispatchMode, default_dtype
+from paritas._torch.operators import WIDE, default_dtype
 from paritas.errors import in_one_line
 from paritas.execution.isolation import detached_copy, is_same_leaf
 from paritas.execution.observation import (
@@ -38,9 +39,12 @@ from paritas.execution.observation import (
 )
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.execution.subjects import Inputs
+from paritas.kernels.cases import NEW_TENSORS
+from paritas.kernels.leftovers import Leftovers
+from paritas.kernels.memory import CallWatch, MemoryBeside, poison_free_memory
 from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.bits import dtype_name
-from paritas.numerics.contents import Opaque, contents
+from paritas.numerics.contents import Opaque, contents, map_leaves
 from paritas.numerics.flattening import as_plain, flattened
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import LiftMode, is_rounding
@@ -52,11 +56,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PLAIN_CLASSES = {torch.Tensor, nn.Parameter, nn.Buffer}
-# Two patterns, so that a value that happens to be right under one is wrong under the other.
-PATTERNS = (float("nan"), -1.2345e30)
 # Functions that hand the memory of a tensor to code that no dispatch mode sees.
 _ESCAPES = {"data_ptr", "numpy", "__array__", "__dlpack__"}
 _MOST_JUNK = 12
+# Results of earlier calls are kept, up to this many bytes, to see whether they change.
+_MOST_HELD = 64 << 20
 # Bound before a candidate can replace them.
 _wait_for_device = torch.accelerator.synchronize
 _stream_of, _set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
@@ -72,56 +76,7 @@ _OF_COMPILERS = (
 _LONGEST_TEXT = 400
 
 
-# --- Poisoned memory ------------------------------------------------------------------------------
-
-
-def poisoned(tensor: Tensor, pattern: int) -> Tensor:
-    """Fill a tensor with a value that no kernel would compute."""
-    if tensor.numel() == 0:
-        return tensor
-    if tensor.is_floating_point() or tensor.is_complex():
-        with contextlib.suppress(RuntimeError, NotImplementedError):
-            info = torch.finfo(tensor.dtype)
-            value = PATTERNS[pattern]
-            return tensor.fill_(value if value != value else max(value, -info.max / 4))  # noqa: PLR0124
-    with contextlib.suppress(RuntimeError, NotImplementedError):
-        tensor.view(torch.uint8).fill_(0xA5 if pattern else 0x5A)
-    return tensor
-
-
-def poison_free_memory(sizes: set[int], device: str, pattern: int) -> None:
-    """Leave poison in blocks of these sizes, which an allocator is likely to hand out again."""
-    held = []
-    for size in sorted(sizes)[-16:]:
-        for _ in range(4):
-            block = torch.empty((size + 7) // 8, dtype=torch.float64, device=device)
-            held.append(poisoned(block, pattern))
-    del held
-
-
-class CallWatch(DispatchMode):
-    """Poisons what `torch.empty` and its like return, and records which operators are called."""
-
-    def __init__(self, pattern: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.pattern = pattern
-        self.names: dict[str, None] = {}
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run the operator."""
-        name = str(func)
-        if len(self.names) < _MOST_NAMES:
-            self.names[name] = None
-        result = func(*args, **(kwargs or {}))
-        if "empty" in name and isinstance(result, torch.Tensor) and name.startswith("aten."):
-            poisoned(result, self.pattern)
-        return result
+# --- What happens outside torch -------------------------------------------------------------------
 
 
 class _EscapeWatch(torch.overrides.TorchFunctionMode):
@@ -140,9 +95,6 @@ class _EscapeWatch(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# --- What happens outside torch -------------------------------------------------------------------
-
-
 class Audit:
     """Files that are opened, and processes and connections that are started, from now on.
 
@@ -151,6 +103,8 @@ class Audit:
 
     def __init__(self) -> None:
         self.events: dict[tuple[str, str], None] = {}
+        # The candidate's file, and whether it is being called.
+        self.own_file, self.is_calling = "", False
         self._is_ours = threading.local()
         sys.addaudithook(self._note)
 
@@ -164,6 +118,9 @@ class Audit:
             self._is_ours.on = False
 
     def _note(self, event: str, args: Any) -> None:
+        if event in _LOOKS:
+            self._note_look(event, args)
+            return
         kind = _AUDITED.get(event)
         if kind is None or getattr(self._is_ours, "on", False) or len(self.events) > _MOST_NAMES:
             return
@@ -180,6 +137,22 @@ class Audit:
         if not isinstance(args[0] if args else "", int):
             self.events[kind, what] = None
 
+    def _note_look(self, event: str, args: Any) -> None:
+        """Whether the candidate's own code looks for what its caller holds.
+
+        Libraries look at frames, too, such as those that log or inspect code.
+        """
+        if not self.is_calling or not self.own_file or getattr(self._is_ours, "on", False):
+            return
+        with self.aside():  # looking at a frame is such an event
+            looker = sys._getframe(2).f_code.co_filename  # noqa: SLF001
+            if event == "object.__getattr__" and args[1] != "tb_frame":
+                return
+            found = getattr(getattr(args[0], "f_code", None), "co_filename", "") if args else ""
+        is_helped = looker == _INSPECT and found == self.own_file
+        if looker == self.own_file or is_helped:
+            self.events["looks at", "the frames or the objects of its caller"] = None
+
     def take(self) -> list[list[str]]:
         """The events since the last call."""
         found = [list(event) for event in self.events]
@@ -187,6 +160,15 @@ class Audit:
         return found
 
 
+# Ways to what the caller holds.
+_LOOKS = {
+    "sys._getframe",
+    "sys._current_frames",
+    "gc.get_objects",
+    "gc.get_referrers",
+    "object.__getattr__",
+}
+_INSPECT = inspect.__file__
 _AUDITED = {
     "open": "reads",
     "os.remove": "deletes",
@@ -276,10 +258,11 @@ class _CodeWatch:
 
 @dataclasses.dataclass
 class Held:
-    """What stays between calls: the last inputs and results, and blocks that move addresses."""
+    """What stays between calls: the last inputs, results, and blocks that move addresses."""
 
     inputs: Inputs | None = None
-    results: dict[str, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
+    versions: dict[str, int] = dataclasses.field(default_factory=dict)
+    results: list[dict[str, tuple[Tensor, Tensor]]] = dataclasses.field(default_factory=list)
     sizes: set[int] = dataclasses.field(default_factory=set)
     junk: list[Tensor] = dataclasses.field(default_factory=list)
     chance: random.Random = dataclasses.field(default_factory=random.Random)
@@ -324,7 +307,7 @@ class Observer:
         """Make one call as ordered, and return its record."""
         with self._audit.aside():
             inputs = self._make_inputs(order)
-            before = input_contents(inputs)
+            before, beside = input_contents(inputs), MemoryBeside(inputs)
             if order.get("train") is not None and self.module is not None:
                 self.module.train(order["train"])
             state = {
@@ -348,31 +331,22 @@ class Observer:
             self._run(order, inputs, record, live)
             with self._audit.aside():
                 _synchronize(self.device)
+                record["beside"] = beside.changed()
                 if "error" not in record:
                     self._note_results(order, inputs, before, wide_state, record, live)
         with self._audit.aside():
             self._put_back(state, flags)
-            record["outside"] = self._audit.take()
+            record["outside"], record["pid"] = self._audit.take(), os.getpid()
         return record
 
     def _make_inputs(self, order: dict[str, Any]) -> Inputs:
-        """New tensors at other addresses, or the old ones with other contents."""
+        """New tensors at other addresses, or other contents in the memory of the call before."""
         args, kwargs = decode(order["inputs"], self.device)
         new = Inputs(tuple(args), kwargs)
-        if order.get("reuse") and self.held.inputs is not None:
-            old = self.held.inputs
-            pairs = [
-                (one, other)
-                for (_, one), (_, other) in zip(
-                    input_tensors(old), input_tensors(new), strict=False
-                )
-            ]
-            if all(a.shape == b.shape and a.dtype is b.dtype for a, b in pairs):
-                for one, other in pairs:
-                    one.detach().copy_(other.detach())
-                # Where old tensors share memory, and the new ones do not, they cannot hold all.
-                if all(bitwise_equal(one.detach(), other.detach()) for one, other in pairs):
-                    return old
+        if order.get("reuse"):
+            old = self._in_old_memory(new, are_new_tensors=order["reuse"] == NEW_TENSORS)
+            if old is not None:
+                return old
         chance = self.held.chance
         size = chance.choice([64, 256, 1024, 4096, 20000]) + chance.randrange(64)
         self.held.junk.append(torch.empty(size, device=self.device))
@@ -380,7 +354,37 @@ class Observer:
             self.held.junk.pop(chance.randrange(_MOST_JUNK))
         if not order["wide"]:
             self.held.inputs = new
+            self.held.versions = {path: one._version for path, one in input_tensors(new)}  # noqa: SLF001
         return new
+
+    def _in_old_memory(self, new: Inputs, *, are_new_tensors: bool) -> Inputs | None:
+        """The new inputs in the memory of those before; None if they do not fit there.
+
+        As other tensors, they are what an allocator returns that reuses memory: the address is the
+        old one, and nothing else is.
+        """
+        old = {} if self.held.inputs is None else dict(input_tensors(self.held.inputs))
+        fresh = dict(input_tensors(new))
+        if old.keys() != fresh.keys():
+            return None
+        pairs = [(old[path], fresh[path]) for path in fresh]
+        if not all(a.shape == b.shape and a.dtype is b.dtype for a, b in pairs):
+            return None
+        for one, other in pairs:
+            one.detach().copy_(other.detach())
+        # Where old tensors share memory, and the new ones do not, they cannot hold all.
+        if not all(bitwise_equal(one.detach(), other.detach()) for one, other in pairs):
+            return None
+        taken = {
+            id(fresh[path]): _made_anew(one, self.held.versions[path]) if are_new_tensors else one
+            for path, one in old.items()
+        }
+
+        def replaced(tree: Any) -> Any:
+            return map_leaves(tree, lambda leaf: taken.get(id(leaf), leaf))
+
+        self.held.inputs = Inputs(tuple(replaced(list(new.args))), replaced(dict(new.kwargs)))
+        return self.held.inputs
 
     def _arrive_late(self, inputs: Inputs) -> None:
         """Let the values of the inputs arrive after the call has begun.
@@ -406,19 +410,22 @@ class Observer:
         self, order: dict[str, Any], inputs: Inputs, record: dict[str, Any], live: dict[str, Any]
     ) -> None:
         modes = _modes_of(order)
-        process, rng = ProcessState(), RandomState.now()
+        process, rng, leftovers = ProcessState(), RandomState.now(), Leftovers()
         threads = threading.active_count()
         stream = _current_stream(self.device)
         began = time.perf_counter()
         try:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.set_grad_enabled(order["grad"]))
+                stack.enter_context(torch.set_grad_enabled(order["grad"] or order["grad_mode"]))
                 for mode in modes.values():
                     stack.enter_context(mode)
+                self._audit.is_calling = True
                 live[OUTPUT] = self.call(*inputs.args, **inputs.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)
             record["error"] = [type(error).__name__, str(error)[:_LONGEST_TEXT]]
         record["seconds"] = time.perf_counter() - began
+        self._audit.is_calling = False
+        left = leftovers.put_back()
         with self._audit.aside():
             if stream is not None and _current_stream(self.device) != stream:
                 _set_stream(stream)
@@ -426,6 +433,7 @@ class Observer:
             if stream is not None and "error" not in record:
                 live["early"] = _copied_at_once(live[OUTPUT])
             self._note_process(process, rng, threads, record)
+            record["settings"] |= left
             _note_modes(modes, record)
             if "foreign" in record:
                 record["foreign"] += self._own_code.new_libraries()
@@ -465,6 +473,8 @@ class Observer:
         record["refused"] = _unreadable(result)
         if record["refused"]:
             return
+        if order["grad_mode"]:  # the reference was called without
+            result = map_leaves(result, _detached)
         flat = flattened(result, OUTPUT)
         copies = {path: _copied(leaf) for path, leaf in flat.leaves.items()}
         record["kinds"] = {
@@ -503,21 +513,54 @@ class Observer:
             )
         ]
         record["values"] = _encoded(copies, after, changed, gradients)
+        record["shared"] = self._in_memory_of_earlier(flat.leaves)
         if not order["wide"]:
-            self.held.results = {
-                path: (leaf.detach(), copies[path])
-                for path, leaf in flat.leaves.items()
-                if isinstance(leaf, torch.Tensor) and not _shares(leaf, inputs, self.state())
-            }
+            self._hold(
+                {
+                    path: (leaf.detach(), copies[path])
+                    for path, leaf in flat.leaves.items()
+                    if isinstance(leaf, torch.Tensor) and not _shares(leaf, inputs, self.state())
+                }
+            )
             tensors = [one for one in copies.values() if isinstance(one, torch.Tensor)]
             self.held.sizes = {one.nbytes for one in tensors if one.nbytes}
 
+    def _hold(self, results: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Keep results as a caller may; the oldest are given up if they take much memory."""
+        held = self.held.results
+        held.append(results)
+        size = sum(copy.nbytes for one in held for _, copy in one.values())
+        while size > _MOST_HELD and len(held) > 1:
+            size -= sum(copy.nbytes for _, copy in held.pop(0).values())
+
     def _overwritten(self) -> list[str]:
-        """The results of the call before that have changed since."""
+        """The results of earlier calls that have changed since; each is reported once."""
+        changed: list[str] = []
+        for results in self.held.results:
+            for path, (leaf, copy) in list(results.items()):
+                if not is_same_leaf(copy, as_plain(leaf)):
+                    changed.append(path)
+                    del results[path]
+        return list(dict.fromkeys(changed))
+
+    def _in_memory_of_earlier(self, leaves: dict[str, Any]) -> list[str]:
+        """The results that are in the memory of a result that an earlier call has returned.
+
+        That one is still held, so no allocator would return its memory again.
+        """
+        taken = {
+            leaf.untyped_storage().data_ptr()
+            for results in self.held.results
+            for leaf, _ in results.values()
+            if leaf.layout is torch.strided and leaf.numel()
+        }
         return [
             path
-            for path, (leaf, copy) in self.held.results.items()
-            if not is_same_leaf(copy, as_plain(leaf))
+            for path, leaf in leaves.items()
+            if isinstance(leaf, torch.Tensor)
+            and leaf.layout is torch.strided
+            and leaf.numel()
+            and leaf.untyped_storage().data_ptr() in taken
         ]
 
     def _aliases(self, inputs: Inputs, leaves: dict[str, Any]) -> list[list[str]]:
@@ -536,6 +579,14 @@ class Observer:
                         value.copy_(state[name])
                     value.requires_grad_(flags[name])
                     value.grad = None
+
+
+def _made_anew(tensor: Tensor, version: int) -> Tensor:
+    """Another tensor in the same memory that was written to as often as one that was there."""
+    new = tensor.data
+    while new._version < version:  # noqa: SLF001
+        torch.autograd.graph.increment_version(new)
+    return new.requires_grad_(tensor.requires_grad)
 
 
 def _attributes(call: Any, names: list[str]) -> dict[str, Tensor]:
@@ -610,6 +661,10 @@ def _copied_at_once(result: Any) -> dict[str, Tensor]:
         and type(leaf) in _PLAIN_CLASSES
         and leaf.layout is torch.strided
     }
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _copied(leaf: Any) -> Any:

@@ -21,6 +21,7 @@ PROMISES = {
     "weights": CaseFamily.WEIGHTS,
     "finite": CaseFamily.NONFINITE,
     "aliases": CaseFamily.ALIASES,
+    "arguments": CaseFamily.ARGUMENTS,
 }
 
 

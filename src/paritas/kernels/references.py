@@ -13,7 +13,7 @@ from paritas._torch.operator_samples import sample_calls
 from paritas._torch.operators import DispatchMode
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
-from paritas.execution.observation import RunConditions, running_subject
+from paritas.execution.observation import RunConditions, input_tensors, running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from paritas.results.kernels import KernelRow
 
 _LONGEST_REASON = 160
+# An operator gets the samples of the first dtype that it takes.
+_SAMPLED = (torch.float32, torch.int64, torch.bool)
 
 
 class RefusedCase(Exception):  # noqa: N818  (the case is not asked)
@@ -105,9 +107,10 @@ class KernelTask:
         if self._make_inputs is not None:
             return self._sets(self.seed)
         if self.side.name.is_operator:
-            calls = list(sample_calls(self.side.name.name, torch.float32, self.device))
-            if calls:
-                return [Inputs(args, kwargs) for args, kwargs in calls]
+            for dtype in _SAMPLED:
+                calls = list(sample_calls(self.side.name.name, dtype, self.device))
+                if calls:
+                    return [Inputs(args, kwargs) for args, kwargs in calls]
             raise UsageError(
                 f"torch has no sample inputs for {self.side.name.shown!r}: give a function that "
                 "makes them with --inputs file.py:function"
@@ -209,6 +212,7 @@ class KernelTask:
         Raises:
             RefusedCase: it raises, draws random numbers, or returns nothing that can be compared.
         """
+        self._require_valid_indices(case)
         subject = self.subject(case)
         rng = RandomState.now()
         conditions = RunConditions(gradients=gradients, seed=self.seed)
@@ -225,6 +229,34 @@ class KernelTask:
         program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
         evidence = Evidence(program, [native], self.seed)
         return ReferenceRun(subject, native, evidence, Demand(settles=False))
+
+    def _require_valid_indices(self, case: KernelCase) -> None:
+        """Refuse a case that the reference refuses on the CPU, if it has integers.
+
+        On other devices, an index out of range is no exception: it ends the process.
+        """
+        tensors = [one for _, one in input_tensors(case.inputs)]
+        is_safe = torch.device(self.device).type == "cpu" or case.is_given
+        if is_safe or not any(_is_integer(one.dtype) for one in tensors):
+            return
+        call = self.side.target
+        if self.side.is_module_class:
+            call = copy.deepcopy(self._module(self.key(case))).cpu()
+
+        def moved(leaf: Any) -> Any:
+            return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
+
+        rng = RandomState.now()
+        try:
+            with torch.no_grad():
+                call(
+                    *map_leaves(list(case.inputs.args), moved),
+                    **map_leaves(dict(case.inputs.kwargs), moved),
+                )
+        except Exception as error:
+            raise RefusedCase(in_one_line(error, _LONGEST_REASON)) from error
+        finally:
+            rng.restore()
 
     def _require_defined(
         self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation

@@ -106,7 +106,7 @@ def _with(case: KernelCase, change: Callable[[Any], Any]) -> KernelCase:
 
     args = map_leaves(list(case.inputs.args), changed)
     inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), changed))
-    return dataclasses.replace(case, inputs=inputs, reuse=False)
+    return dataclasses.replace(case, inputs=inputs, reuse="")
 
 
 # --- The script -----------------------------------------------------------------------------------

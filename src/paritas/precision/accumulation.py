@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.kernels import grouped_mm
+from paritas._torch.kernels import attention_weights, grouped_mm
 from paritas._torch.operators import is_wrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -323,7 +323,26 @@ def _log_sum(call: UnperturbedCall) -> Amplitudes:
 
 def _attention(call: UnperturbedCall) -> Amplitudes:
     keys = call.args[1].shape[-2]
-    return [call.result[0].abs() * math.sqrt(keys / 3)]
+    weights = _attention_weights(call)
+    if weights is None:
+        return [call.result[0].abs() * math.sqrt(keys / 3)]
+    squares = weights.square() @ call.args[2].square()
+    amplitude = amplitude_from(call.result[0], squares, keys)
+    return [amplitude_in_order(amplitude, keys, _path_of_product(weights, call.args[2]))]
+
+
+# More weights than this are not computed again.
+_MOST_WEIGHTS = 1 << 22
+
+
+def _attention_weights(call: UnperturbedCall) -> Tensor | None:
+    """What the values are weighted with; None if that would take long, or is not known here."""
+    query, key, value = call.args[:3]
+    queries, keys = query.shape[-2], key.shape[-2]
+    shape = (*query.shape[:-2], queries, keys)
+    if math.prod(shape) > _MOST_WEIGHTS or query.shape[:-2] != value.shape[:-2]:
+        return None
+    return attention_weights(call.func, call.args, call.kwargs)
 
 
 def _variance(call: UnperturbedCall) -> Amplitudes:
@@ -497,9 +516,43 @@ def _convolution(call: UnperturbedCall) -> Amplitudes:
         squares = call.func(*values, None, *rest, **call.kwargs)
         amplitude = _narrow_amplitude(call.result, squares, length, top)
         if amplitude is not None:
-            return [amplitude]
+            return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
     squares = call.func(_square(x), _square(weight), None, *rest, **call.kwargs)
-    return [amplitude_from(call.result, squares, length)]
+    amplitude = amplitude_from(call.result, squares, length)
+    return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
+
+
+def _path_of_convolution(call: UnperturbedCall) -> Tensor | None:
+    """The mean square of the partial sums over the channels; None if a sample is not ordered.
+
+    A kernel of one channel has too few elements to go far.
+    """
+    x, weight, _, *rest = call.args
+    is_transposed, groups = rest[3], rest[5]
+    channels = 0 if is_transposed else 1
+    length = weight.numel() // max(1, weight.shape[1 - channels])
+    if groups != 1 or x.shape[1] < _PATH_BLOCKS or length < _SHORTEST_PATH or not x.numel():
+        return None
+
+    def partial_sums(x: Tensor, weight: Tensor) -> Iterator[Tensor]:
+        total: Any = 0
+        for part in zip(
+            x.chunk(_PATH_BLOCKS, 1), weight.chunk(_PATH_BLOCKS, channels), strict=True
+        ):
+            total = total + call.func(*part, None, *rest, **call.kwargs)
+            yield total
+
+    few = x[:_FEW], weight.narrow(1 - channels, 0, min(_FEW, weight.shape[1 - channels]))
+    sums = list(partial_sums(*few))
+    squares = call.func(_square(few[0]), _square(few[1]), None, *rest, **call.kwargs)
+    expected = amplitude_from(sums[-1], squares, length).mul_(_FAR_FROM_RANDOM)
+    path = sum(_square(one).mean() for one in sums) / len(sums)
+    if not path * length > expected.square_().mean():
+        return None
+    whole: Any = 0
+    for one in partial_sums(x, weight):
+        whole = whole + _square(one)
+    return whole / len(sums)  # type: ignore[no-any-return]
 
 
 def _convolution_backward(call: UnperturbedCall) -> Amplitudes:

@@ -30,6 +30,7 @@ class CaseFamily(enum.StrEnum):
     MODES = "modes"
     ALIASES = "aliases"
     NONFINITE = "nonfinite"
+    ARGUMENTS = "arguments"
     LOADING = "loading"
     REGISTRATION = "registration"
 

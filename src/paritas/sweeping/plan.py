@@ -483,7 +483,10 @@ def _by_name(where: str, tasks: Path, kernels: Path) -> Iterator[tuple[str, str]
 
 
 def _overrides(where: str, folder: Any) -> Iterator[tuple[str, str]]:
-    """`add__Tensor/add__Tensor_implementation*.py` has a function `add__Tensor_kernel_impl`."""
+    """`add__Tensor/add__Tensor_implementation*.py` has a function `add__Tensor_kernel_impl`.
+
+    A folder without an overload, `add`, overrides all those that take tensors.
+    """
     if not isinstance(folder, str) or not Path(folder).is_dir():
         raise UsageError(f"{where}: operators = {folder!r:.80} is not a folder")
     found = 0

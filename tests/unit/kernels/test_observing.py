@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import operator
 import shutil
 import sys
 from pathlib import Path
@@ -37,12 +38,12 @@ def test_inputs_that_shared_memory_do_not_overwrite_each_other() -> None:
     observer = Observer(lambda a, b: (a, b), "cpu", Audit(), OwnCode())
     shared = torch.zeros(3)
 
-    def given(*args: torch.Tensor, reuse: bool) -> Inputs:
+    def given(*args: torch.Tensor, reuse: str) -> Inputs:
         order = {"inputs": encode((list(args), {})), "reuse": reuse, "wide": None}
         return observer._make_inputs(order)
 
-    old = given(shared, shared, reuse=False)
-    alike = given(torch.ones(3), torch.ones(3), reuse=True)
-    assert alike is old
-    other = given(torch.ones(3), torch.full((3,), 2.0), reuse=True)
+    old = given(shared, shared, reuse="")
+    alike = given(torch.ones(3), torch.ones(3), reuse="same tensors")
+    assert all(map(operator.is_, alike.args, old.args))
+    other = given(torch.ones(3), torch.full((3,), 2.0), reuse="same tensors")
     assert [one[0].item() for one in other.args] == [1.0, 2.0]

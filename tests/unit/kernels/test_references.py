@@ -63,3 +63,16 @@ def test_integers_that_cannot_hold_a_number_are_not_asked(function, values, show
 )
 def test_integers_that_hold_every_number_are_asked(function, values):
     assert asked(function, values).native.outputs
+
+
+def rows_of(indices):
+    return torch.arange(6.0).reshape(3, 2)[indices.cpu()]
+
+
+def test_an_index_out_of_range_is_not_asked_of_a_device_where_it_ends_the_process():
+    side = Side(SideName(module=__name__, name="rows_of"), rows_of, None)
+    task = KernelTask(side, lambda: [torch.tensor([0, 2])], device="cpu", seed=0)
+    task.device = "cuda"  # nothing is moved there: the case has its inputs
+    case = KernelCase("others", CaseFamily.VALUES, Inputs((torch.tensor([0, 3]),)))
+    with pytest.raises(RefusedCase, match="out of bounds"):
+        task.run(case, gradients=False)

@@ -37,3 +37,9 @@ def test_equal_parameters_are_told_apart_by_their_last_name() -> None:
     reference = {"norm.weight": ones, "norm.running_var": ones.clone()}
     own = {"weight": ones.clone(), "scale": ones.clone()}
     assert match_weights(reference, own) == {"weight": "norm.weight", "scale": "norm.running_var"}
+
+
+def test_a_parameter_of_one_number_may_have_another_shape_under_its_own_name() -> None:
+    reference = {"bias": torch.full((1, 1, 1), 0.5), "scale": torch.full((1,), 0.5)}
+    assert match_weights(reference, {"bias": torch.full((1,), 0.5)}) == {"bias": "bias"}
+    assert match_weights(reference, {"bias": torch.full((1,), 0.7)}) == {}

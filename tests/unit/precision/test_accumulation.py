@@ -127,3 +127,45 @@ def test_an_infinity_in_one_row_leaves_the_amplitudes_of_the_others():
     a[0, 0] = torch.inf
     found = accumulation(UnperturbedCall("mm", torch.ops.aten.mm.default, (a, b), {}, a @ b))[0]
     assert torch.allclose(found[1:], whole[1:], rtol=1e-5, atol=0.0)
+
+
+CONVOLUTION = torch.ops.aten.convolution.default
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _in_order(left, right):
+    """A product of matrices, one term after the other, in float32."""
+    total = torch.zeros(*left.shape[:-1], right.shape[-1])
+    for n in range(left.shape[-1]):
+        total = total + left.float()[..., n : n + 1] * right.float()[..., n : n + 1, :]
+    return total.double()
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_a_convolution_may_sum_its_channels_in_order(is_sorted):
+    x = torch.linspace(-3, 3, 64).double().view(1, 64, 1, 1).expand(1, 64, 4, 4).contiguous()
+    x = x if is_sorted else values(1, 64, 4, 4)
+    weights = values(3, 64, 3, 3, seed=1).abs()
+    args = (x, weights, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    exact = CONVOLUTION(*args)
+    (amplitude,) = accumulation(UnperturbedCall("convolution", CONVOLUTION, args, {}, exact))
+    found = _in_order(weights.flatten(1), F.unfold(x, 3, padding=1)[0]).view_as(exact)
+    score = (found - exact).abs() / (UNIT * amplitude)
+    assert 0.05 < score.square().mean().sqrt() < 1
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_attention_may_sum_its_values_in_order(is_sorted):
+    query, key = values(1, 2, 4, 8) / 8, values(1, 2, 128, 8, seed=1)
+    value = torch.linspace(-3, 3, 128).double().view(1, 1, 128, 1).expand(1, 2, 128, 8).contiguous()
+    value = value if is_sorted else values(1, 2, 128, 8, seed=2)
+    args = (query, key, value)
+    exact = ATTENTION(*args)
+    call = UnperturbedCall(
+        "_scaled_dot_product_flash_attention_for_cpu", ATTENTION, args, {}, exact
+    )
+    (amplitude,) = accumulation(call)
+    weights = (query @ key.mT / 8**0.5).softmax(-1).float().double()
+    error = _in_order(weights, value) - weights @ value.float().double()
+    score = error.abs() / (UNIT * amplitude)
+    assert 0.05 < score.square().mean().sqrt() < 1
