@@ -151,11 +151,15 @@ def verify_parallel(
             f"--ranks {options.ranks}, or run without torchrun"
         )
     _check_forms(factory, options)
+    import msgspec
+
     from paritas.cli.parallel_building import joined
 
     reports = here is None or here.rank == 0
-    with joined(here):
+    with joined(here) as note:
         verdict = _run(factory, options, here)
+        if note:
+            verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, note))
         if reports:
             write_json(json_path, verdict.to_json)
             emit_verdict(verdict, form, "verify-parallel", factory)

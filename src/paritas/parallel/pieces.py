@@ -232,22 +232,23 @@ class Piece(nn.Module):
         wide: bool,
     ) -> None:
         """Run one step forward and backward, and write what it gives into the trace."""
-        noted = trace.steps[-1]
-        run = _StepOfPiece(self, trace, wide=wide)
-        with torch.enable_grad(), running:
-            heads, gradients = run.between() if self.rest is not None else run.block()
-        noted.outputs = run.outputs
+        step = _StepOfPiece(self, trace, wide=wide)
+        with torch.enable_grad():
+            call = step.prepare_rest() if self.rest is not None else step.prepare_block()
+            with running:
+                result = call()
+        heads, gradients = step.take(result)
         with backward, running:
             if heads:
                 torch.autograd.backward(heads, gradients)
-        noted.returned = run.returned()
+        trace.steps[-1].returned = step.returned()
 
 
 class _StepOfPiece:
     """One step of a piece.
 
-    Attributes:
-        outputs: path -> what the rank holds of it.
+    What a piece is given, and what is kept of its results, is made outside of the modes in which it
+    runs: in a run in float64, those change what tensors say about themselves.
     """
 
     def __init__(self, piece: Piece, trace: Trace, *, wide: bool) -> None:
@@ -255,16 +256,17 @@ class _StepOfPiece:
         self.number = len(trace.steps) - 1
         self.calls = piece.task.calls[self.number]
         self.forms = piece.task.forms[self.number]
-        self.outputs: dict[str, RankPiece] = {}
         self._given: dict[str, tuple[Tensor, Form | None]] = {}
         self._heads: list[Tensor] = []
         self._gradients: list[Tensor | None] = []
 
-    def block(self) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Call the block as often as the model does; the heads of backward and their gradients."""
-        name = self.piece.task.name
+    # --- A block ----------------------------------------------------------------------------------
+
+    def prepare_block(self) -> Callable[[], Any]:
+        """A function that calls the block as often as the model does."""
         inside: Any = getattr(self.piece, _INSIDE)
-        for call in self.calls[name]:
+        made: list[tuple[Any, Any, Any]] = []
+        for call in self.calls[self.piece.task.name]:
             forms, mark = self._forms_of(call), self.piece.task.mark(call)
             args = self._fed(call.args, forms and forms.args)
             kwargs = self._fed(call.kwargs, forms and forms.kwargs)
@@ -273,21 +275,33 @@ class _StepOfPiece:
                     if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                         form = forms.returned.get((place, path)) if forms else None
                         self._given[f"{INPUT}{mark}{path}"] = leaf, form
-            around = call.around if forms is None else forms.around
-            with around.around():
-                result = inside(*args, **kwargs)
+            made.append((call.around if forms is None else forms.around, args, kwargs))
+
+        def run() -> list[Any]:
+            results = []
+            for around, args, kwargs in made:
+                with around.around():
+                    results.append(inside(*args, **kwargs))
+            return results
+
+        return run
+
+    def _take_results(self, results: list[Any]) -> None:
+        for call, result in zip(self.calls[self.piece.task.name], results, strict=True):
+            forms, mark = self._forms_of(call), self.piece.task.mark(call)
             for path, leaf in leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     form = forms.results.get(path) if forms else None
-                    self.outputs[f"{mark}{path}"] = self._piece(leaf, form)
+                    self._keep(f"{mark}{path}", leaf, form)
                     upstream = call.upstream.get(output(f"{OUTPUT}{path}"))
-                    shown = forms.upstream.get(path) if forms else None
-                    self._head(leaf, upstream, shown)
-        return self._heads, self._gradients
+                    self._head(leaf, upstream, forms.upstream.get(path) if forms else None)
 
-    def between(self) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Call the model without its blocks; the heads of backward and their gradients."""
+    # --- What lies between the blocks -------------------------------------------------------------
+
+    def prepare_rest(self) -> Callable[[], Any]:
+        """A function that calls the model without its blocks, and its loss."""
         program, rest = self.piece.task.program, self.piece.rest
+        assert rest is not None  # noqa: S101  (the caller knows)
         on_rank = self.trace.ranks > 1
         given = (
             part_of_batch(program, self.trace.rank, self.number)
@@ -295,18 +309,35 @@ class _StepOfPiece:
             else program.batch(self.number)
         )
         batch = copy_inputs(given, widen=self.wide)
-        results: dict[str, list[Any]] = {}
-        for name, calls in self.calls.items():
-            results[name] = [self._result(call, self.piece.task.mark(call)) for call in calls]
-        assert rest is not None  # noqa: S101  (the caller knows)
-        result, taken = rest(*batch.args, **batch.kwargs, **{RESULTS: results})
-        self.outputs |= named_pieces(result)
+        results = {
+            name: [self._result(call, self.piece.task.mark(call)) for call in calls]
+            for name, calls in self.calls.items()
+        }
+
+        def run() -> tuple[Any, Any, Tensor]:
+            result, taken = rest(*batch.args, **batch.kwargs, **{RESULTS: results})
+            return result, taken, training_loss(program, result, batch, self.trace)
+
+        return run
+
+    def _take_rest(self, result: Any, taken: Any, loss: Tensor) -> None:
+        noted = self.trace.steps[-1]
+        noted.outputs, noted.loss = named_pieces(result), piece_of(loss)
+        self._heads.append(loss)
+        self._gradients.append(None)
         for name, calls in self.calls.items():
             for call, got in zip(calls, taken[name], strict=True):
                 self._taken(call, got, f" of {name}{self.piece.task.mark(call)}")
-        loss = training_loss(program, result, batch, self.trace)
-        self.trace.steps[-1].loss = piece_of(loss)
-        return [loss, *self._heads], [None, *self._gradients]
+
+    # --- Both -------------------------------------------------------------------------------------
+
+    def take(self, result: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Keep the results; where the backward pass begins, and with which gradients."""
+        if self.piece.rest is None:
+            self._take_results(result)
+        else:
+            self._take_rest(*result)
+        return self._heads, self._gradients
 
     def returned(self) -> dict[str, RankPiece]:
         """The gradients of what the piece was given."""
@@ -315,6 +346,9 @@ class _StepOfPiece:
             value = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             found[path] = self._piece(value, form)
         return found
+
+    def _keep(self, path: str, value: Tensor, form: Form | None) -> None:
+        self.trace.steps[-1].outputs[path] = self._piece(value, form)
 
     def _forms_of(self, call: BlockCall) -> CallForms | None:
         if self.piece.mesh is None:
@@ -343,7 +377,7 @@ class _StepOfPiece:
                     continue
                 form = shown.get(path)
                 own = form.value if isinstance(form, Boxed) else None
-                self.outputs[f": {INPUT}{mark}{path}"] = self._piece(leaf, own)
+                self._keep(f": {INPUT}{mark}{path}", leaf, own)
                 back = forms.returned.get((place, path)) if forms else None
                 self._head(leaf, call.returned.get((place, path)), back)
 
@@ -398,7 +432,7 @@ def rest_reaches_inside(task: PieceTask) -> None:
     piece.begin()
     trace = Trace(steps=[StepTrace()])
     with torch.enable_grad():
-        _StepOfPiece(piece, trace, wide=False).between()
+        _StepOfPiece(piece, trace, wide=False).prepare_rest()()
 
 
 @dataclasses.dataclass(frozen=True)

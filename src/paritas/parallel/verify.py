@@ -111,6 +111,7 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
         split=split,
         seed=seed,
         compute_dtype=compute_dtype,
+        least=1 if ranks == "here" else 2,
     )
     runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
     if by not in {None, "whole", "blocks"}:

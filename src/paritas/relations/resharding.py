@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,7 +98,10 @@ def load_on_ranks(model: nn.Module, ranks: int, folder: str) -> State:
         made = (models[rank], _adam(models[rank])) if alone else _sharded(models[rank], ranks)
         own = _own_state(*made)
         loaded = {"model": own[0], "optimizer": own[1]}
-        checkpoint.load(loaded, checkpoint_id=folder, no_dist=alone)
+        with warnings.catch_warnings():
+            # It warns about what no_dist says.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            checkpoint.load(loaded, checkpoint_id=folder, no_dist=alone)
         _set_state(*made, (loaded["model"], loaded["optimizer"]), whole=False)
         return _whole_state(*made)
 
@@ -187,5 +191,6 @@ RESHARDING: tuple[Relation, ...] = (
         about="a distributed checkpoint loaded on another number of ranks = what was saved",
         family=RelationFamily.TRAINING,
         cases=_reshard_cases,
+        on_request=True,
     ),
 )
