@@ -16,13 +16,14 @@ import torch
 from paritas.checks.blocks import ComposedEvidence
 from paritas.checks.failures import Explainer
 from paritas.execution.block_runs import ComposedNoise, Shaken
-from paritas.execution.observation import MOST_KEPT, Observation, keep_gradient
+from paritas.execution.observation import MOST_KEPT, Observation
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.sketch import sketch
 from paritas.parallel.assembling import find_slots_of_rank, locate, reference_values
 from paritas.parallel.judging import Judge
 from paritas.parallel.traces import RankPiece, watched_modules
 from paritas.placement.assembly import put
+from paritas.placement.assembly import whole as all_of
 from paritas.results.placements import LocalPlacement, Shard
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class Abridger:
             return piece
         shape, place = tuple(whole.shape), piece.placement
         if place is None and piece.whole_shape == shape:
-            return RankPiece(keep_gradient(piece.local))
+            where = tuple(map(all_of, shape))
+            return RankPiece(_sums_of_part(piece.local, where, shape))
         if place is None:
             return self._part_by_hand(name, rank, piece, whole)
         if place.global_shape != shape or not place.coordinate:
@@ -106,14 +108,18 @@ _TERM = "partial(sum)"
 
 
 def _sums_of_part(local: Tensor, where: Where, shape: tuple[int, ...]) -> Tensor:
-    """A part's share of the sketch of the whole; NaN if it has values that are not finite."""
+    """A part's share of the sketch of the whole; NaN if it has values that are not finite.
+
+    In float64: rounded to float32, the terms of a small sum would have larger errors than the sum.
+    """
+    local = local.double()
     if all(len(segments) == 1 for segments in where):
         offset = [segments[0].target for segments in where]
-        sums = sketch(local, global_shape=shape, global_offset=offset).double()
+        sums = sketch(local, global_shape=shape, global_offset=offset)
     else:
         padded = torch.zeros(shape, dtype=local.dtype)
         put(padded, where, local)
-        sums = sketch(padded).double()
+        sums = sketch(padded)
     return sums if bool(torch.isfinite(local).all()) else torch.full_like(sums, torch.nan)
 
 

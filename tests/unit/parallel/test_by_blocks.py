@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from paritas.results.placements import LocalPlacement
 
 from .small_programs import Tower, batch, by_hand, tower
 
+WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 STYLES = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
 
 
@@ -46,7 +49,13 @@ def two_axes(model, mesh):
         pytest.param(STYLES, 2, None, id="tensor parallel"),
         pytest.param(each_block_by_hand, 2, None, id="by hand"),
         pytest.param("fsdp", 2, None, id="fsdp"),
-        pytest.param(two_axes, {"dp": 2, "tp": 2}, "dp", id="fsdp over tensor parallel"),
+        pytest.param(
+            two_axes,
+            {"dp": 2, "tp": 2},
+            "dp",
+            id="fsdp over tensor parallel",
+            marks=pytest.mark.skipif(not WHOLE, reason="PARITAS_WHOLE_CORPUS"),
+        ),
     ],
 )
 def test_a_right_plan_is_silent(plan, mesh, split):
@@ -62,7 +71,7 @@ def test_a_right_plan_is_silent(plan, mesh, split):
 
 def scaled(path):
     def plan(model, mesh):
-        parallelize_module(model, mesh, STYLES)
+        each_block_by_hand(model, mesh)
         model.get_submodule(path).register_forward_hook(lambda _m, _args, value: value * 1.0001)
 
     return plan
@@ -92,7 +101,7 @@ def test_a_mistake_is_found_in_its_piece(plan, piece, place):
 
 def test_a_residual_that_is_dropped_between_blocks_is_found():
     def plan(model, mesh):
-        parallelize_module(model, mesh, STYLES)
+        each_block_by_hand(model, mesh)
         model.forward = lambda x: model.norm(model.blocks[1](x + model.blocks[0](x)))
 
     verdict = checked(plan)
