@@ -14,6 +14,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from torch import nn
 
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import Parked, TrainingRecorder
@@ -28,7 +29,7 @@ from paritas.parallel.edges import Abridger, EdgeJudge, Shaking
 from paritas.parallel.judging import complete_steps
 from paritas.parallel.pieces import PieceTask, piece_program, rest_reaches_inside
 from paritas.parallel.traces import watched_modules
-from paritas.parallel.training import Manner, build_model, same_surroundings
+from paritas.parallel.training import Manner, build_model, dtype_of, same_surroundings
 from paritas.parallel.verify import (
     ProgramRuns,
     check_program,
@@ -44,11 +45,12 @@ from paritas.results.wording import counted, enumerated
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import nn
+    import torch
 
     from paritas.execution.block_runs import BlockCall, Recorder
     from paritas.parallel.boundaries import CallForms
     from paritas.parallel.edges import Errors
+    from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import ModelNames, Trace
     from paritas.results.findings import Finding
 
@@ -66,18 +68,25 @@ def check_by_blocks(
     """
     if runs.program.step is not None:
         raise NotByBlocksError("step= calls the model and its backward pass itself")
-    with same_surroundings(Manner()):
-        built = build_model(runs.program, Manner())
-    blocks = find_blocks({"": built.model}, patterns)
+    model, dtype = _model_of(runs.program)
+    blocks = find_blocks({"": model}, patterns)
     if not blocks:
         raise UsageError(
             "by='blocks' found no repeated modules in the model; name its blocks, as in "
             "blocks=['layers.*']"
         )
-    dtype = runs.program.compute_dtype or built.dtype
-    runs.program = dataclasses.replace(runs.program, model=built.model)
-    check = _BlocksOfPlan(runs, list(blocks), Near(criterion.unit_roundoff(dtype)), strict=strict)
-    return check.run(built.model)
+    near = Near(criterion.unit_roundoff(runs.program.compute_dtype or dtype))
+    runs.program = dataclasses.replace(runs.program, model=model)
+    return _BlocksOfPlan(runs, list(blocks), near, strict=strict).run(model)
+
+
+def _model_of(program: ParallelProgram) -> tuple[nn.Module, torch.dtype]:
+    """The model on one device, which every run copies, and its dtype."""
+    if isinstance(program.model, nn.Module):
+        return program.model, dtype_of(program.model)
+    with same_surroundings(Manner()):
+        built = build_model(program, Manner())
+    return built.model, built.dtype
 
 
 @dataclasses.dataclass(frozen=True)

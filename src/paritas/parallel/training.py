@@ -161,17 +161,23 @@ def build_model(program: ParallelProgram, manner: Manner) -> BuiltModel:
                 "makes it"
             ) from error
         model = made
-    counts = collections.Counter[torch.dtype]()
+    dtype = dtype_of(model, manner.default)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         tensor.grad = None
-        if tensor.is_floating_point():
-            counts[tensor.dtype] += tensor.numel()
         if manner.wide and tensor.dtype in WIDE:
             tensor.data = tensor.data.to(WIDE[tensor.dtype])
-    dtype = counts.most_common(1)[0][0] if counts else manner.default
     if manner.device is not None:
         model = model.move(manner.device) if isinstance(model, Piece) else model.to(manner.device)
     return BuiltModel(model, model, dtype)
+
+
+def dtype_of(model: nn.Module, default: torch.dtype = torch.float32) -> torch.dtype:
+    """The floating dtype of most of its parameters."""
+    counts = collections.Counter[torch.dtype]()
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if tensor.is_floating_point():
+            counts[tensor.dtype] += tensor.numel()
+    return counts.most_common(1)[0][0] if counts else default
 
 
 def _make_model(factory: Any) -> nn.Module:
