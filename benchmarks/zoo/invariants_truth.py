@@ -79,27 +79,73 @@ class Hand:
             start += size
         return torch.cat(found, dim=1)
 
-    def paddings(self):
-        """Padding on the left is only promised by a model that takes positions."""
-        return [(0, 3), (3, 0)] if self.places in self.takes else [(0, 3)]
+    def counts_from_zero(self):
+        """Padding on the left is promised by a model that takes positions from 0, or has none."""
+        if self.places not in self.takes:
+            names = self.model.config.to_dict()
+            return not any("position" in name or "rope" in name for name in names)
+        places = torch.arange(self.ids.shape[1]).expand_as(self.ids)
+        try:
+            given = self.values(self.call(self.ids, **{self.places: places}))
+        except Exception:  # noqa: BLE001  (positions of another form)
+            return False
+        return torch.equal(given, self.plain())
 
-    def padded(self, left, right):
-        """With padding."""
-        rows, total = self.ids.shape
-        pad = torch.zeros((rows, 1), dtype=self.ids.dtype)
-        ids = torch.cat([pad.expand(-1, left), self.ids, pad.expand(-1, right)], 1)
+    def paddings(self):
+        """All ways of padding."""
+        yield self.padded(0, 3)
+        yield self.padded(0, 3, self.ids.flip(1)[:, :3])
+        if self.counts_from_zero():
+            yield self.padded(3, 0, self.ids.flip(1)[:, :3])
+            yield self.padded(3, 0)
+            if self.state and self.call(self.ids, use_cache=True).get(self.state) is not None:
+                yield self.padded_and_continued([3 + self.ids.shape[1] // 2, 1])
+                yield self.padded_and_continued([2, 4])
+
+    def pads(self, count):
+        """Columns of padding."""
+        configs = (self.model.config, self.model.config.get_text_config(decoder=True))
+        known = [getattr(one, "pad_token_id", None) for one in configs]
+        token = next((one for one in known if isinstance(one, int) and one >= 0), 0)
+        return torch.full((len(self.ids), count), token, dtype=self.ids.dtype)
+
+    def places_of(self, mask):
+        """Positions, if there are any."""
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        return {self.places: places} if self.places in self.takes else {}
+
+    def padded(self, left, right, words=None):
+        """With padding; of usual tokens, if there are any."""
+        total = self.ids.shape[1]
+        pads = (self.pads(3) if words is None else words).split([left, right], 1)
+        ids = torch.cat([pads[0], self.ids, pads[1]], 1)
         mask = torch.zeros_like(ids)
         mask[:, left : left + total] = 1
         more = {self.mask: mask}
         if left:
-            places = (mask.cumsum(1) - 1).clamp(min=0)
-            try:
-                out = self.call(ids, **more, **{self.places: places})
-            except TypeError:
-                out = self.call(ids, **more)
-        else:
-            out = self.call(ids, **more)
-        return self.values(out)[:, left : left + total]
+            more |= self.places_of(mask)
+        return self.values(self.call(ids, **more))[:, left : left + total]
+
+    def padded_and_continued(self, sizes):
+        """With padding on the left, in chunks; a model with a state gets the mask of the chunk."""
+        ids = torch.cat([self.pads(3), self.ids], 1)
+        mask = torch.ones_like(ids)
+        mask[:, :3] = 0
+        places = self.places_of(mask)
+        found, cache, start = [], None, 0
+        while start < ids.shape[1]:
+            stop = start + sizes[min(len(found), len(sizes) - 1)]
+            given = {} if cache is None else {self.state: cache}
+            if self.state == "past_key_values":
+                given[self.mask] = mask[:, :stop]
+            elif stop - start > 1:
+                given[self.mask] = mask[:, start:stop]
+            given |= {name: one[:, start:stop] for name, one in places.items()}
+            out = self.call(ids[:, start:stop], use_cache=True, **given)
+            cache = out.get(self.state, cache)
+            found.append(self.values(out))
+            start = stop
+        return torch.cat(found, 1)[:, 3:]
 
     def alone(self):
         """Each row alone."""
@@ -107,12 +153,11 @@ class Hand:
         parts = [self.call(self.ids[r : r + 1], slice(r, r + 1)) for r in rows]
         return torch.cat([self.values(one) for one in parts])
 
-    def later_changed(self):
-        """Other tokens in the second half."""
-        half = self.ids.shape[1] // 2
+    def later_changed(self, cut):
+        """Other tokens from a place on."""
         ids = self.ids.clone()
-        ids[:, half:] = self.ids.flip(1).roll(1, 0)[:, half:]
-        return self.values(self.call(ids))[:, :half]
+        ids[:, cut:] = self.ids.flip(1).roll(1, 0)[:, cut:]
+        return self.values(self.call(ids))[:, :cut]
 
     def cropped(self):
         """Tokens run and taken back."""
@@ -143,13 +188,20 @@ class Hand:
         first, cache = self.values(out), out[self.state]
         order = torch.arange(len(self.ids)).flip(0)
         cache.reorder_cache(order)
-        out = self.call(self.ids[order, half:], order, use_cache=True, **{self.state: cache})
-        return torch.cat([first, self.values(out)[order]], 1)
+        found = [first]
+        for place in range(half, self.ids.shape[1]):
+            ids = self.ids[order, place : place + 1]
+            out = self.call(ids, order, use_cache=True, **{self.state: cache})
+            found.append(self.values(out)[order])
+            cache = out.get(self.state, cache)
+        return torch.cat(found, 1)
 
     def static(self):
         """In a static cache."""
         import transformers
 
+        if not self.model._can_compile_fullgraph:  # noqa: SLF001  (the flag that promises it)
+            raise NotImplementedError("its class does not support static caches")
         config = self.model.config.get_text_config(decoder=True)
         cache = transformers.StaticCache(config=config, max_cache_len=self.ids.shape[1] + 4)
         found = []
@@ -158,6 +210,50 @@ class Hand:
             out = self.call(part, use_cache=True, **{self.state: cache})
             found.append(self.values(out))
         return torch.cat(found, 1)
+
+    def generated(self, left=0, **how):
+        """What `generate` gives, with its own defaults set aside."""
+        import transformers
+
+        start = getattr(self.model.config, "decoder_start_token_id", None)
+        ids = self.ids[:, :6].clone()
+        more = dict(copy.deepcopy(self.rest))
+        if self.rest:
+            ids[:, 0] = 0 if start is None else start
+        else:
+            more["attention_mask"] = torch.ones_like(ids)
+        if left:
+            pads = self.pads(left)
+            ids = torch.cat([pads, ids], 1)
+            more["attention_mask"] = torch.cat([torch.zeros_like(pads), more["attention_mask"]], 1)
+        settings = transformers.GenerationConfig(
+            max_new_tokens=4,
+            do_sample=False,
+            pad_token_id=int(self.pads(1)[0, 0]),
+            bos_token_id=start,
+            decoder_start_token_id=start,
+            return_dict_in_generate=True,
+            **how,
+        )
+        self.model.generation_config = transformers.GenerationConfig()
+        return self.model.generate(**{self.name: ids}, **more, generation_config=settings)
+
+    def greedy(self):
+        """The logits of greedy generation, with a cache and without, and padded."""
+        how = {"output_logits": True}
+        without = self.generated(use_cache=False, **how)
+        ways = [self.generated(use_cache=True, **how)]
+        if not self.rest and self.counts_from_zero():
+            ways.append(self.generated(3, use_cache=True, **how))
+        for one in ways:
+            for left, right in zip(without.logits, one.logits, strict=True):
+                yield left[:, None], right[:, None]
+
+    def beams(self):
+        """The scores of beam search, with a cache and without."""
+        how = {"num_beams": 3, "output_scores": True}
+        found = [self.generated(use_cache=one, **how).sequences_scores for one in (False, True)]
+        yield tuple(one[:, None] for one in found)
 
     def attention(self, name):
         """By another implementation."""
@@ -193,9 +289,9 @@ def differences(model, kwargs):
                 hand.chunks([7]),
                 hand.chunks([2, 5, 1, 4]),
             ),
-            "padding": lambda: tuple(hand.padded(*one) for one in hand.paddings()),
+            "padding": hand.paddings,
             "row-independence": lambda: (hand.alone(),),
-            "causality": lambda: (hand.later_changed(),),
+            "causality": lambda: map(hand.later_changed, (1, half, total - 1)),
             "cache-crop": lambda: (hand.cropped(),),
             "cache-reorder": lambda: (hand.reordered(),),
             "prefix-reuse": lambda: (hand.reused(),),
@@ -203,6 +299,8 @@ def differences(model, kwargs):
             "attention": lambda: (hand.attention("eager"), hand.attention("sdpa")),
             "logits-to-keep": lambda: (hand.kept(),),
             "packing": lambda: (hand.packed(),),
+            "greedy-generation": hand.greedy,
+            "beam-search": hand.beams,
         }
         scale = plain.square().mean().sqrt()
         found = {}
@@ -210,12 +308,13 @@ def differences(model, kwargs):
             try:
                 worst = 0.0
                 for value in way():
-                    place = (
-                        slice(total - 3, None)
-                        if name == "logits-to-keep"
-                        else slice(0, value.shape[1])
-                    )
-                    error = float((value - plain[:, place]).abs().max() / scale)
+                    if isinstance(value, tuple):
+                        expected, value = value  # noqa: PLW2901
+                    elif name == "logits-to-keep":
+                        expected = plain[:, total - 3 :]
+                    else:
+                        expected = plain[:, : value.shape[1]]
+                    error = float((value - expected).abs().max() / scale)
                     worst = math.nan if math.isnan(error) else max(error, worst)
                 found[name] = worst if math.isfinite(worst) else "not finite"
             except Exception as error:  # noqa: BLE001  (a model that cannot do this by hand)

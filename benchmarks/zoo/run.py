@@ -201,12 +201,16 @@ def main():
 def import_once():
     """Import what every run needs, so that the forked processes share it."""
     import torch._inductor.compile_fx  # noqa: F401, TID251 - for its time alone
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list  # noqa: TID251 - this one too
 
     import paritas  # noqa: F401
 
     for name in ("transformers", "timm", "torchvision"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # The first compilation in a process asks the compiler for its vectors; on x86 that takes half
+    # a minute. A compilation would do for the rest too, but starts CUDA where there is a device.
+    valid_vec_isa_list()
 
 
 if __name__ == "__main__":

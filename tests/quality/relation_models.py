@@ -177,7 +177,8 @@ class Recurrence(Faulty):
         known = None if cache is None else cache.layers.get(self.layer)
         if known is not None and self.has("padding of a later chunk enters the state"):
             mask = None
-        if mask is not None and not self.has("padding enters the state"):
+        leaks = self.has("padding enters the state") or self.has("padding enters the convolution")
+        if mask is not None and not leaks:
             x = x * mask[:, -x.shape[1] :, None].to(x.dtype)
         before = x.new_zeros(x.shape[0], self.KERNEL - 1, WIDTH)
         state = x.new_zeros(x.shape[0], WIDTH)
@@ -238,7 +239,7 @@ class Decoder(Faulty):
         super().__init__()
         torch.manual_seed(seed)
         self.kind = kind
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.embed = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
         make = {
             "attention": Attention,
             "absolute": Attention,

@@ -82,6 +82,7 @@ CASES = [
     ("recurrent", ATTENTION, "decay applied twice with a cache", DECODING),
     ("recurrent", ATTENTION, "state of the first token kept", CHUNKS),
     ("recurrent", ATTENTION, "padding enters the state", PADDING),
+    ("recurrent", "layers.0.mixer", "padding enters the convolution", PADDING),
     ("recurrent", ATTENTION, "padding of a later chunk enters the state", PADDING),
     ("attention", "", "remembers its longest call", HISTORY),
 ]

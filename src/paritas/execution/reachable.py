@@ -101,6 +101,9 @@ def walk_reachable(
     yield from _ReachWalk(known, code).run(modules, function)
 
 
+_ARRAYS = (torch.Tensor, np.ndarray)
+
+
 class _ReachWalk:
     def __init__(self, known: dict[int, str], code: set[int] | None) -> None:
         self.known = known
@@ -127,7 +130,7 @@ class _ReachWalk:
         while self.stack:
             path, value, table, key = self.stack.pop()
             value = original_of(value)
-            if isinstance(value, torch.Tensor | np.ndarray):
+            if isinstance(value, _ARRAYS):
                 owned = id(table) in self.slots
                 yield Reached(path, value, table, key, is_leaf=True, is_owned=owned)
                 continue

@@ -355,18 +355,13 @@ _MISSING = object()
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """The contents of an object's `__dict__` and slots, except cached properties."""
     found: dict[str, Any] = {}
-    cached: set[str] = set()
-    for cls in reversed(type(value).__mro__):
-        for name, descriptor in list(vars(cls).items()):
-            if isinstance(descriptor, functools.cached_property):
-                cached.add(name)
-            elif not isinstance(descriptor, _STORED):
-                continue
-            elif name == "__dict__":
-                found |= dict.items(descriptor.__get__(value))
-            elif not _is_native(cls):
-                with contextlib.suppress(AttributeError):  # an empty slot
-                    found[name] = descriptor.__get__(value)
+    stored, cached = _stored_in(type(value))
+    for name, descriptor in stored:
+        if name == "__dict__":
+            found |= dict.items(descriptor.__get__(value))
+        else:
+            with contextlib.suppress(AttributeError):  # an empty slot
+                found[name] = descriptor.__get__(value)
     return [
         (name, attribute)
         for name, attribute in found.items()
@@ -374,6 +369,28 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
     ]
 
 
+def _stored_in(cls: type) -> tuple[list[tuple[str, Any]], frozenset[str]]:
+    """The descriptors of what an object of a class stores, and its cached properties.
+
+    Kept for each class, which has them from its creation on. By identity: a metaclass may refuse to
+    be hashed.
+    """
+    known = _STORED_IN.get(id(cls))
+    if known is not None and known[0]() is cls:
+        return known[1], known[2]
+    stored: list[tuple[str, Any]] = []
+    cached: set[str] = set()
+    for base in reversed(cls.__mro__):
+        for name, descriptor in list(vars(base).items()):
+            if isinstance(descriptor, functools.cached_property):
+                cached.add(name)
+            elif isinstance(descriptor, _STORED) and (name == "__dict__" or not _is_native(base)):
+                stored.append((name, descriptor))
+    _STORED_IN[id(cls)] = weakref.ref(cls), stored, frozenset(cached)
+    return stored, frozenset(cached)
+
+
+_STORED_IN: dict[int, tuple[weakref.ref[type], list[tuple[str, Any]], frozenset[str]]] = {}
 _STORED = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 

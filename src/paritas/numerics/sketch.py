@@ -42,7 +42,7 @@ def signs(indices: Tensor) -> Tensor:
 def signs_from(start: int, count: int, device: torch.device) -> Tensor:
     """The signs of `count` consecutive indices."""
     first, last = start >> _SIGN_BITS, (start + count - 1) >> _SIGN_BITS
-    rows = first_sign(torch.arange(first, last + 1, device=device))
+    rows = _first_signs(first, last + 1, device)
     # All windows of the table, as a view: the signs of a block are one of them.
     windows = _table_on(device).unfold(0, SIGN_BLOCK, 1)
     return windows[rows].flatten().narrow(0, start & (SIGN_BLOCK - 1), count)
@@ -51,6 +51,12 @@ def signs_from(start: int, count: int, device: torch.device) -> Tensor:
 def first_sign(block: Integer) -> Integer:
     """The position in the table where the signs of a block begin."""
     return _mix(block + _FIRST_BLOCK) & (SIGN_BLOCK - 1)
+
+
+@functools.lru_cache(maxsize=64)
+def _first_signs(start: int, end: int, device: torch.device) -> Tensor:
+    # Kept, because the tensors of a model are of few sizes. The copy is complete for every stream.
+    return first_sign(torch.arange(start, end)).to(device)
 
 
 @functools.cache

@@ -288,11 +288,32 @@ def _one_sign(call: UnperturbedCall) -> Amplitudes:
 
 
 def _softmax(call: UnperturbedCall) -> Amplitudes:
-    """All values of a row share one sum of positive terms."""
+    """All values of a row share one sum of positive terms; its error moves them together."""
     x, dim = call.args[0], call.args[1]
     factor = math.sqrt((x.shape[dim] if x.dim() else 1) / 3)
     absolute = call.name == "_log_softmax"  # there the sum is inside a logarithm
-    return [torch.full_like(call.result, factor) if absolute else call.result.abs() * factor]
+    error = torch.full_like(call.result, factor) if absolute else call.result.abs() * factor
+    return [[SharedError(error, error.shape), SharedError(error, _shape_of_sums(error, dim))]]
+
+
+def _softmax_backward(call: UnperturbedCall) -> Amplitudes:
+    """Each value minus its share of the row's sum, which is far larger where the two cancel."""
+    grad, output, dim = call.args[:3]
+    is_log = call.name == "_log_softmax_backward_data"
+    terms = grad if is_log else grad * output
+    shape = _shape_of_sums(terms, dim)
+    total, squares = (each.sum(dim).view(shape) for each in (terms, _square(terms)))
+    error = amplitude_from(total, squares, terms.shape[dim] if terms.dim() else 1)
+    share = output.exp() if is_log else output.abs()
+    return [[SharedError(share * error, shape)]]
+
+
+def _shape_of_sums(values: Tensor, dim: int) -> torch.Size:
+    """The shape of the sums along a dimension, which is kept."""
+    sizes = list(values.shape)
+    if sizes:
+        sizes[dim] = 1
+    return torch.Size(sizes)
 
 
 def _log_sum(call: UnperturbedCall) -> Amplitudes:
@@ -549,6 +570,8 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "binary_cross_entropy": _one_sign,
     "_softmax": _softmax,
     "_log_softmax": _softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _softmax_backward,
     "logsumexp": _log_sum,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention": _attention,

@@ -245,7 +245,7 @@ _SAMPLE_SIZE, _REPEATED_SHARE = 512, 0.1
 # Few enough values for intermediate results to stay in a core's cache.
 _BLOCK = 1 << 15
 _UNIT_TF32 = 2.0**-10
-# Their first argument falls into a bin; what is exact falls into the same one in every run.
+# Values fall into bins; exact ones, between exact boundaries, into the same bin in every run.
 _SORTING_INTO_BINS = frozenset({"histc", "histogram", "bucketize", "searchsorted"})
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
 # They add one by one to values in memory, which are in the dtype of the program.
@@ -404,7 +404,10 @@ class PerturbMode(LiftMode):
                 for place, value in enumerate(args)
             )
             if kind.name in _SORTING_INTO_BINS:
-                shaken = (self._inexact_part(args[0], shaken[0], unit), *shaken[1:])
+                shaken = tuple(
+                    self._inexact_part(value, noisy, unit)
+                    for value, noisy in zip(args, shaken, strict=True)
+                )
         if coarse > unit:
             shaken = tuple(map_tensors(value, self._truncated) for value in shaken)
         result = self.kernel(func, kind, args)(*shaken, **kwargs)

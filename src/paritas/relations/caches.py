@@ -72,7 +72,14 @@ def _finish(
     for first, last in spans([1, tokens.size[1]], tokens.size[1] - start):
         value, cache = tokens.continue_with(model, inputs, (start + first, start + last), cache)
         found.append(value)
+        if _is_recording(cache):  # it waits for this after each call
+            cache.crop(0)
     return {tokens.value: torch.cat(found, dim=1)}
+
+
+def _is_recording(cache: Any) -> bool:
+    layers = getattr(cache, "layers", None)
+    return isinstance(layers, list) and any(getattr(one, "record_past", False) for one in layers)
 
 
 def _halves(tokens: TokenModel) -> int:
@@ -86,9 +93,17 @@ def _halves(tokens: TokenModel) -> int:
 # --- Taking tokens back, and using a prefix again -------------------------------------------------
 
 
+def _record(cache: Any) -> None:
+    """Ask a cache that drops what it no longer needs to keep it until it is cropped."""
+    ask = getattr(cache, "activate_past_recording", None)
+    if callable(ask):
+        ask()
+
+
 def _cropped(tokens: TokenModel, half: int) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         value, cache = tokens.continue_with(model, inputs, (0, half), None)
+        _record(cache)
         cache = _run_others(tokens, model, inputs, half, cache)
         cache.crop(-GUESSED)
         return _finish(tokens, model, inputs, [value], cache, half)
@@ -102,6 +117,9 @@ def _crop_cases(checked: CheckedModel) -> Iterator[Case]:
     cache = tokens.first_cache()
     if not hasattr(cache, "crop"):
         raise DoesNotApply("its cache has no crop()")
+    if getattr(cache, "is_croppable", True) is False:
+        raise NotPromised("its cache says that tokens cannot be taken back (is_croppable)")
+    _record(cache)
     try:
         with torch.no_grad():
             cache = _run_others(tokens, tokens.model, tokens.inputs, half, cache)
@@ -134,25 +152,31 @@ def _prefix_cases(checked: CheckedModel) -> Iterator[Case]:
 
 
 def _reordered(tokens: TokenModel, half: int, make_cache: Callable[[], Any] = lambda: None) -> Way:
-    """Swap the rows of the cache, as beam search does, and go on with the swapped rows."""
+    """Swap the rows of the cache, as beam search does, and go on with the swapped rows.
+
+    Token by token, as beam search does too: tokens at once are another relation.
+    """
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         value, cache = tokens.continue_with(model, inputs, (0, half), make_cache())
-        ids = tokens.ids(inputs)
+        ids, found = tokens.ids(inputs), [value]
         order = torch.arange(tokens.size[0], device=ids.device).flip(0)
         cache = _reorder(original_of(model), cache, order)
-        with computing(rows=order, tokens=slice(half, None)):
-            output = tokens.call(
-                model,
-                inputs,
-                ids[order, half:],
-                rows=order,
-                use_cache=True,
-                **{tokens.cache: cache},
-                **tokens.places_in_cache(half, ids.shape[1], cache=cache),
-            )
-        rest = tokens.value_of(output)[order]
-        return {tokens.value: torch.cat([value, rest], dim=1)}
+        for place in range(half, ids.shape[1]):
+            with computing(rows=order, tokens=slice(place, place + 1)):
+                output = tokens.call(
+                    model,
+                    inputs,
+                    ids[order, place : place + 1],
+                    rows=order,
+                    use_cache=True,
+                    **{tokens.cache: cache},
+                    **tokens.places_in_cache(place, place + 1, cache=cache),
+                )
+            found.append(tokens.value_of(output)[order])
+            made = tokens.cache_of(output)
+            cache = cache if made is None else made
+        return {tokens.value: torch.cat(found, dim=1)}
 
     return way
 
@@ -214,8 +238,11 @@ def _quantised_cache(tokens: TokenModel) -> Callable[[], Any] | None:
     """
     library = sys.modules.get("transformers.cache_utils")
     quantised = getattr(library, "QuantizedLayer", None)
-    layers = getattr(tokens.first_cache(), "layers", None)
+    own = tokens.first_cache()
+    layers = getattr(own, "layers", None)
     if library is None or quantised is None or not isinstance(layers, list):
+        return None
+    if type(own).__module__ != library.__name__:  # a cache of its own, for which no other stands in
         return None
     if {type(one).__name__ for one in layers} - _PLAIN_LAYERS:
         return None

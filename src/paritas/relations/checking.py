@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from paritas.relations.relation import (
     CheckedModel,
     DoesNotApply,
     NotPromised,
+    OtherShape,
     RelationFamily,
 )
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
@@ -136,29 +138,32 @@ class _Check:
     def run(self, relation: Relation) -> RelationRow:
         """Check one relation; what it raises is a row, never an exception."""
         began = time.monotonic()
-        promise: Promise = "checked"
-        reason, verdicts = "", list[Verdict]()
+        skipped: list[DoesNotApply | NotPromised] = []
+        verdicts: list[Verdict] = []
         try:
-            verdicts.extend(self._verdict(relation, case) for case in relation.cases(self.checked))
-        except DoesNotApply as why:
-            promise, reason = "does not apply", str(why)
-        except NotPromised as why:
-            promise, reason = "not promised", str(why)
+            for case in relation.cases(self.checked):
+                try:
+                    verdicts.append(self._verdict(relation, case))
+                except (DoesNotApply, NotPromised) as why:  # the other cases may still apply
+                    skipped.append(why)
+        except (DoesNotApply, NotPromised) as why:
+            skipped.append(why)
         except Exception as error:  # noqa: BLE001  (an unverified row reports it)
             verdicts.append(self._unverified(relation, "", error))
+        promise: Promise = "checked"
+        reasons = list(dict.fromkeys(map(str, skipped)))
         if verdicts:
-            promise = "checked"
-            if reason:  # some cases do not apply
-                skipped = Coverage(skipped=(f"{relation.name}: {reason}",))
-                verdicts.append(Verdict(coverage=skipped))
-        elif promise == "checked":
-            promise, reason = "does not apply", "it has no cases for this model"
+            names = tuple(f"{relation.name}: {reason}" for reason in reasons)
+            verdicts.append(Verdict(coverage=Coverage(skipped=names)))
+        else:
+            skipped = skipped or [DoesNotApply("it has no cases for this model")]
+            promise = "not promised" if isinstance(skipped[0], NotPromised) else "does not apply"
         verdict = _merged(verdicts)
         return RelationRow(
             relation=relation.name,
             about=relation.about,
             promise=promise,
-            reason=reason,
+            reason="; ".join(reasons) or str(skipped[0]) if skipped else "",
             verdict=msgspec.structs.replace(verdict, strict=self.strict),
             seconds=time.monotonic() - began,
         )
@@ -194,6 +199,17 @@ class _Check:
         )
         return Verdict(findings=(finding,), coverage=Coverage())
 
+    @staticmethod
+    def _another_shape(relation: Relation, label: str, error: OtherShape) -> Verdict:
+        item = Item(ItemKind.OUTPUT, "output").in_graph(relation.name)
+        finding = Finding(
+            item=item.under(label) if label else item,
+            aspect=Aspect.SHAPE,
+            status=Status.DIFFERENT,
+            reason=str(error),
+        )
+        return Verdict(findings=(finding,), coverage=Coverage(compared=1))
+
     # --- One case ---
 
     def _verdict(self, relation: Relation, case: Case) -> Verdict:
@@ -217,8 +233,10 @@ class _Check:
         # eager would be compared with eager.
         with room_for_entries():
             mine = program.run(RunOptions())[0]
+        if isinstance(mine.error, OtherShape):
+            return self._another_shape(relation, case.label, mine.error)
         if mine.error is not None:
-            if isinstance(mine.error, NotImplementedError):
+            if _is_refusal(mine.error):
                 raise NotPromised(f"it raises {in_one_line(mine.error, _LONGEST_REASON)}")
             return self._unverified(relation, case.label, mine.error)
         sides = SubjectLift(evidence, program.subject, notes=Notes())
@@ -329,6 +347,8 @@ class _Check:
             other = lifted[0].value(item)
             if not is_inexact(value) or not isinstance(other, torch.Tensor):
                 continue
+            if other.shape != value.shape:
+                return False
             runs = [one.value(item) for one in moved]
             if not all(isinstance(run, torch.Tensor) and run.shape == value.shape for run in runs):
                 return False
@@ -403,6 +423,21 @@ class _Check:
         evidence.run(RunOptions(watch=native))
         run_quietly(sides.program, options(actual), WideDefault())
         return first_wrong(expected, native, actual, evidence.unit)
+
+
+# How a library says that it does not do a thing, rather than fail at it.
+_REFUSAL = re.compile(
+    r"\b(only|not|isn't|un) ?supported\b|\bdoes(n't| not) support\b|\bnot compatible\b"
+    r"|\bnot (yet )?implemented\b"
+)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether an error says that something is not supported."""
+    if isinstance(error, NotImplementedError):
+        return True
+    spoken = isinstance(error, ValueError | AssertionError)
+    return spoken and bool(_REFUSAL.search(str(error)))
 
 
 def _contiguous(value: Any) -> Any:

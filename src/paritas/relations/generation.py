@@ -36,6 +36,8 @@ from paritas.relations.token_models import (
     KEYS_AND_VALUES,
     TokenModel,
     config_parts,
+    has_cache,
+    keeps_states,
     own_static_kind,
     pad_token,
 )
@@ -152,10 +154,16 @@ class _Generation:
 
         return way
 
+    @property
+    def gets_cache(self) -> bool:
+        """Whether `generate` makes the cache, which chunks and guesses need."""
+        makes = getattr(original_of(self.tokens.model), "_supports_default_dynamic_cache", None)
+        return self.tokens.cache == KEYS_AND_VALUES and (makes is None or bool(makes()))
+
     def can_be_assisted(self) -> bool:
         """Whether tokens that were guessed can be taken back."""
         model = original_of(self.tokens.model)
-        if self.tokens.cache != KEYS_AND_VALUES or getattr(model, "_is_stateful", False):
+        if not self.gets_cache or getattr(model, "_is_stateful", False):
             return False
         try:
             with torch.no_grad():
@@ -252,7 +260,7 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
     pads_left = not tokens.has_encoder and tokens.mask and left_padding_is_promised(tokens)
     if pads_left:
         yield case("left padded", left=PADDING, use_cache=True)
-        if tokens.cache == KEYS_AND_VALUES and run.has_setting(_CHUNK):
+        if run.gets_cache and has_cache(tokens) and run.has_setting(_CHUNK):
             yield case("left padded, prompt in chunks", left=PADDING, use_cache=True, **{_CHUNK: 2})
     if pads_encoder(tokens):
         yield case("the encoder right padded", encoder=PADDING, use_cache=True)
@@ -384,6 +392,8 @@ def _no_packing(model: Any, tokens: TokenModel) -> str:
         return "whether positions that start again separate sequences is not documented"
     if getattr(model, "_is_stateful", False):
         return "it has a state, which positions do not separate (_is_stateful)"
+    if has_cache(tokens) and keeps_states(tokens.first_cache()):
+        return "layers of its cache have a state, which positions do not separate"
     for part in config_parts(tokens.config):
         kinds = {str(one) for one in getattr(part, "layer_types", None) or ()}
         found = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT))

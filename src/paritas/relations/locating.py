@@ -235,7 +235,7 @@ def first_wrong_token(
     scale = criterion.rms(expected)
     limit = criterion.MAX_Z * LIFTED_SLACK_SCALED * (own_error + UNIT_F64 * scale)
     error = (expected.double() - actual.double()).abs().nan_to_num(torch.inf)
-    wrong = error.flatten(2).amax(dim=2) > limit
+    wrong = error.reshape(*error.shape[:2], -1).amax(dim=2) > limit
     tokens = wrong.any(dim=0).nonzero()
     if not len(tokens):
         return None

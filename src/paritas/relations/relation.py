@@ -42,6 +42,10 @@ class NotPromised(Exception):  # noqa: N818  (as above)
     """The relation could be tried, but the model does not promise that it holds."""
 
 
+class OtherShape(Exception):  # noqa: N818  (not an error: what it describes is a difference)
+    """One call of a way gave a value of another shape than the plain call's."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One comparison of a relation.

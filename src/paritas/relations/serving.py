@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.relations.relation import (
     Case,
@@ -91,14 +92,20 @@ def _chunked_prefill(checked: CheckedModel) -> Iterator[Case]:
 # --- Padding --------------------------------------------------------------------------------------
 
 
-def padded(tokens: TokenModel, left: int, right: int) -> Way:
-    """Add padding to all rows, masked, with the positions that the tokens have without it."""
+def padded(tokens: TokenModel, left: int, right: int, *, with_words: bool = False) -> Way:
+    """Add padding to all rows, masked, with the positions that the tokens have without it.
+
+    `with_words` pads with usual tokens: the embedding of the token for padding is often zero, which
+    hides where padding is not masked.
+    """
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         ids = tokens.ids(inputs)
         rows, total = ids.shape
-        pad = ids.new_full((rows, 1), pad_token(tokens.config))
-        longer = torch.cat([pad.expand(-1, left), ids, pad.expand(-1, right)], dim=1)
+        pads = ids.new_full((rows, left + right), pad_token(tokens.config))
+        if with_words:
+            pads = ids.flip(1)[:, torch.arange(left + right, device=ids.device) % total]
+        longer = torch.cat([pads[:, :left], ids, pads[:, left:]], dim=1)
         places = torch.arange(-left, total + right, device=ids.device).clamp(min=0)
         mask = torch.zeros_like(longer)
         mask[:, left : left + total] = 1
@@ -225,7 +232,10 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
         raise DoesNotApply("no attention_mask in its signature")
     if tokens.mask:
         yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
-        if left_padding_is_promised(tokens):
+        pads_left = left_padding_is_promised(tokens)
+        hidden = padded(tokens, PADDING if pads_left else 0, PADDING, with_words=True)
+        yield plain_case(tokens, hidden, "masked words")
+        if pads_left:
             yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
             if has_cache(tokens):
                 prompt = PADDING + tokens.size[1] // 2
@@ -248,6 +258,8 @@ def pads_encoder(tokens: TokenModel) -> bool:
         and encoder.dim() == 2  # noqa: PLR2004
         and "attention_mask" in tokens.takes
         and "attention_mask" not in tokens.context
+        # Sound, images or embeddings would be encoded instead, and the mask would be theirs.
+        and not any(map(is_inexact, tokens.context.values()))
     )
 
 

@@ -20,7 +20,7 @@ from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
 from paritas.numerics.contents import map_leaves
-from paritas.relations.relation import DoesNotApply, NotPromised, computing
+from paritas.relations.relation import DoesNotApply, NotPromised, OtherShape, computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +53,7 @@ class TokenModel:
         keep: the name of the argument that limits the positions of the result, or "".
         context: the other arguments, which every call gets.
         value: the name of the result that has a value for each token.
+        axes: how many axes it has.
         needs_mask: it cannot be called without a mask.
         is_pooled: the result has a value for each row instead, as a classifier has.
         size: batch and number of tokens.
@@ -82,7 +83,7 @@ class TokenModel:
         self.context, ids = self._find_context(given, ids)
         self.inputs = Inputs(kwargs={**self.context, self.tokens: ids})
         self.is_pooled = False
-        self.value = self._find_value()
+        self.value, self.axes = self._find_value()
 
     # --- Reading the signature and the inputs ---
 
@@ -155,8 +156,8 @@ class TokenModel:
         finally:
             state.restore()
 
-    def _find_value(self) -> str:
-        """The name of the result with a value for each token."""
+    def _find_value(self) -> tuple[str, int]:
+        """The name of the result with a value for each token, and how many axes it has."""
         ids = self.ids(self.inputs)
         try:
             found = as_named(self._try(self.context, ids, **self._uncached()))
@@ -176,11 +177,11 @@ class TokenModel:
         ]
         for name in (*_VALUES, *fitting):
             if name in fitting:
-                return name
+                return name, found[name].dim()
         rows = found.get("logits")
         if isinstance(rows, torch.Tensor) and rows.dim() == MATRIX and len(rows) == self.size[0]:
             self.is_pooled = True
-            return "logits"
+            return "logits", rows.dim()
         raise DoesNotApply("it returns no value for each token")
 
     def configs(self) -> list[Any]:
@@ -231,8 +232,18 @@ class TokenModel:
         return {name: map_leaves(value, select) for name, value in context.items()}
 
     def value_of(self, output: Any) -> Tensor:
-        """The value for each token."""
+        """The value for each token.
+
+        Raises:
+            OtherShape: it has another number of axes than in the plain call.
+        """
         value: Tensor = as_named(output)[self.value]
+        if value.dim() != self.axes:
+            shape = list(value.shape)
+            raise OtherShape(
+                f"a call gave {self.value} of shape {shape}, which has {value.dim()} axes; the "
+                f"plain call gives {self.axes}"
+            )
         return value
 
     def whole(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
@@ -511,6 +522,13 @@ def has_cache(tokens: TokenModel) -> bool:
     except Exception:  # noqa: BLE001  (what a cache raises is reported by cached-decoding)
         return False
     return True
+
+
+def keeps_states(cache: Any) -> bool:
+    """Whether a layer of a cache of transformers 5 keeps a state of a convolution or recurrence."""
+    layers = getattr(cache, "layers", None)
+    names = ("conv_states", "recurrent_states")
+    return isinstance(layers, list) and any(hasattr(one, n) for one in layers for n in names)
 
 
 def pad_token(config: Any) -> int:

@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 WIDTH, FFN, HEAD, HEADS, LAYERS, VOCABULARY = 64, 128, 16, 4, 2, 256
 USUAL_SIZES = {
@@ -40,6 +40,7 @@ _SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
 # are one pattern.
 _KINDS = """
 keep: labels|label2id|chunk_size|type_vocab|num_feat_extract_layers|pretraining_tp|bins|bits
+shared: kv_shared_layers$
 token: _token_(id|index)$|_token_ids$|(^|_)(pad|bos|eos|sep|cls|mask|blank)_(id|idx|index)$
 token: image_token_(id|index)|_tokens?_ids?$
 vocabulary: vocab_size|vocab_size_or|codebook_size$|num_embeddings$|num_codevectors|^vocab$
@@ -214,6 +215,10 @@ class _Planner:
         else:
             self.made.get(field.path, {}).pop(field.name, None)
 
+    def _now(self, field: Field) -> Any:
+        """A list that has been cut to fewer layers, or the original value."""
+        return self.made.get(field.path, {}).get(field.name, field.value)
+
     def _of(self, *kinds: str) -> list[Field]:
         return [f for f in self.fields if self.kinds[f.path, f.name] in kinds]
 
@@ -283,6 +288,8 @@ class _Planner:
                 if name in mains:
                     if name not in per_stage:
                         self._set(field, min(value, len(kept)))
+                elif kind == "shared" and _whole(value):
+                    self._set(field, sum(index >= deepest - value for index in kept))
                 elif kind == "layers" and _whole(value) and value not in lengths:
                     self._set(field, min(value, LAYERS))
                 elif self.manner.deep_lists and not _whole(value):
@@ -303,6 +310,8 @@ class _Planner:
 
     def _kept_layers(self, node: dict[str, Any], deepest: int) -> list[int]:
         """Which layers stay: one of each kind, and as many as lists of indexes need."""
+        if sharing := _sharing_layers(node, deepest):
+            return sharing
         wanted = min(self.manner.layers, deepest)
         for name, value in node.items():
             if (
@@ -356,7 +365,7 @@ class _Planner:
             kind, value = self.kinds[field.path, field.name], field.value
             main = self._main_width(field.path) or max(mains, default=0) or 1024
             if kind in {"main", "width", "ffn"} and _numbers(value):
-                self._set(field, _map(value, lambda v, m=main: _even(v, m)))
+                self._set(field, _map(self._now(field), lambda v, m=main: _even(v, m)))
             if not _whole(value):
                 continue
             if kind == "main" and value > _SMALLEST_WIDTH:
@@ -463,7 +472,7 @@ class _Planner:
                 if f.path == path and (_whole(f.value) or _numbers(f.value))
             ]
             for field in widths:
-                self._set(field, _map(field.value, smaller))
+                self._set(field, _map(self._now(field), smaller))
             self._divide_heads(path)
 
     def _divide_heads(self, path: tuple[str, ...]) -> None:
@@ -581,6 +590,18 @@ class _Planner:
                     self._set(Field(path, name, value), _sections(value, now / before))
                 elif name.endswith("rotary_dim") or name == "mrope_section":
                     self._set(Field(path, name, value), _shares(value, now / before))
+
+
+def _sharing_layers(node: dict[str, Any], deepest: int) -> list[int]:
+    """Layers that stay if the last ones use keys of earlier ones: of each kind, one of either."""
+    shared = next((v for n, v in node.items() if Field((), n, v).kind == "shared"), 0)
+    kinds = node.get("layer_types")
+    if not (_whole(shared) and 0 < shared < deepest) or not isinstance(kinds, list | tuple):
+        return []
+    own, sharing = dict[Any, int](), dict[Any, int]()
+    for index, kind in enumerate(kinds):
+        (own if index < deepest - shared else sharing).setdefault(kind, index)
+    return sorted({*own.values(), *(place for kind, place in sharing.items() if kind in own)})
 
 
 def _sections(value: Any, share: float) -> Any:
@@ -718,6 +739,15 @@ def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Change
     if size is None or path is None or name in changes.get(path, {}):
         return None
     return {**changes, path: {**changes.get(path, {}), name: size}}
+
+
+def with_number(config: Any, changes: Changes, names: Container[str]) -> Changes | None:
+    """Set a number among these settings that is None, where a class cannot do without it."""
+    for field in fields_of(config):
+        node = changes.get(field.path, {})
+        if field.value is None and field.name in names and field.name not in node:
+            return {**changes, field.path: {**node, field.name: 1.0}}
+    return None
 
 
 def with_sections(config: Any, changes: Changes, sections: list[int], total: int) -> Changes | None:

@@ -125,6 +125,8 @@ def repair_changes(
     message = f"{error} {inner}" if inner is not None else str(error)
     if "mrope_section" in names_in_error(error) and "None" in message:
         return configurations.with_sections(usual, changes, [2, 3, 3], configurations.HEAD // 2)
+    if "must not be None" in message:
+        return configurations.with_number(usual, changes, names_in_error(error))
     if "concatenate list (not" in message:
         return _with_lists(usual, changes)
     for pattern, repair in _CONFIGURED:

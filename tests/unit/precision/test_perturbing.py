@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 
@@ -58,6 +59,24 @@ def test_the_spread_is_the_error_that_float32_makes(program, n, positive):
         a, b = a.abs(), b.abs()
     guessed, made = rms(spread(program, a, b)), rms(measured(program, a, b))
     assert made / 3 < guessed < made * 3
+
+
+def test_a_sum_that_a_row_is_reduced_by_moves_its_values_together():
+    """As in attention: gradients that are nearly equal cancel, the error of their sum does not."""
+
+    def in_one_sweep(scores, grad):
+        """A kernel that sums one by one, as loops do; its row sums would be 0 without rounding."""
+        output = scores.float().softmax(-1)
+        terms = output * grad.float()
+        total = functools.reduce(torch.add, terms.unbind(-1))
+        return (terms - output * total[:, None]).double().sum(-1)
+
+    def row_sums(scores, grad):
+        return torch.autograd.grad(scores.softmax(-1), scores, grad)[0].sum(-1)
+
+    scores, grad = (values(64, 256) / 4).requires_grad_(), 30 + values(64, 256, seed=1)
+    made, guessed = rms(in_one_sweep(scores.detach(), grad)), rms(spread(row_sums, scores, grad))
+    assert made / 3 < guessed < made * 5
 
 
 def test_the_spread_of_one_rounding_is_about_one_rounding():
@@ -439,6 +458,27 @@ def test_a_sum_of_counts_in_integers_is_exact():
     for seed in range(RUNS):
         ends, count = perturbed(offsets, chosen, seed=seed)
         assert (ends.tolist(), int(count)) == (offsets(chosen)[0].tolist(), 3000)
+
+
+@pytest.mark.parametrize(
+    "into_bins",
+    [
+        lambda x, edges: torch.bucketize(x, edges, right=True),
+        lambda x, edges: torch.searchsorted(edges, x, right=True),
+    ],
+)
+def test_exact_values_on_exact_boundaries_fall_into_one_bin(into_bins):
+    """As vision models find the position of a patch; what is rounded may fall on either side."""
+
+    def positions(count, edges):
+        step = 1.0 / count
+        return into_bins(torch.arange(8, dtype=torch.float32) * step, edges)
+
+    exact, rounded = torch.arange(0.125, 1, 0.125), torch.arange(1, 7) / 7
+    runs = [perturbed(positions, torch.tensor(8), exact, seed=seed) for seed in range(RUNS)]
+    assert [run.tolist() for run in runs] == [list(range(8))] * RUNS
+    runs = [perturbed(positions, torch.tensor(7), rounded, seed=seed) for seed in range(RUNS)]
+    assert len({tuple(run.tolist()) for run in runs}) > 1
 
 
 # --- decisions ------------------------------------------------------------------------------------

@@ -71,6 +71,59 @@ def test_a_way_that_raises_is_unverified():
     assert "no more memory" in report.row("cached-decoding").summary
 
 
+class _Continued(Decoder):
+    """A decoder whose calls with a cache are changed."""
+
+    def forward(self, input_ids, past_key_values=None, use_cache=False):
+        result = super().forward(input_ids, past_key_values=past_key_values, use_cache=use_cache)
+        return result if past_key_values is None else self.changed(input_ids, result)
+
+
+def test_a_value_with_another_number_of_axes_is_different():
+    class Squeezed(_Continued):
+        def changed(self, _, result):
+            return {**result, "logits": result["logits"].squeeze(1)}
+
+    report = paritas.invariants(Squeezed().eval(), tokens(), only=["cached-decoding"])
+    row = report.row("cached-decoding")
+    assert row.status is paritas.Status.DIFFERENT
+    assert row.verdict.failures[0].reason == (
+        "a call gave logits of shape [3, 23], which has 2 axes; the plain call gives 3"
+    )
+
+
+def test_values_without_a_further_axis_are_located():
+    class Valued(_Continued):
+        def changed(self, _, result):
+            return {**result, "logits": result["logits"] + 1e-3}
+
+        def forward(self, input_ids, past_key_values=None, use_cache=False):
+            result = super().forward(input_ids, past_key_values, use_cache)
+            return {**result, "logits": result["logits"].sum(dim=-1)}
+
+    report = paritas.invariants(Valued().eval(), tokens(), only=["cached-decoding"])
+    assert "first wrong at row 0, token 1" in report.row("cached-decoding").summary
+
+
+def test_what_a_model_refuses_in_words_is_not_promised_and_the_rest_is_checked():
+    class Single(_Continued):
+        def changed(self, input_ids, result):
+            assert input_ids.shape[1] == 1, "a cache is only supported for one token"
+            return result
+
+    relations = ["cached-decoding", "chunked-prefill", "cache-reorder", "prefix-reuse"]
+    report = paritas.invariants(Single().eval(), tokens(), only=relations)
+    assert report.passed
+    promises = {row.relation: row.promise for row in report.rows}
+    assert promises == {
+        "cached-decoding": "checked",
+        "chunked-prefill": "checked",  # a last chunk of 1
+        "cache-reorder": "checked",
+        "prefix-reuse": "not promised",
+    }
+    assert "only supported for one token" in report.row("prefix-reuse").reason
+
+
 def test_a_model_that_draws_random_numbers_is_not_accused():
     class Noisy(nn.Module):
         def forward(self, x):
