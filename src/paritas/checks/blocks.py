@@ -24,7 +24,7 @@ from paritas.checks.cut_models import Rest, Side
 from paritas.checks.failures import Explainer, FailedPair
 from paritas.checks.verify import Verification, same_observation
 from paritas.errors import UsageError, in_one_line
-from paritas.execution.block_runs import ComposedNoise, Parked, Recorder, bring_back
+from paritas.execution.block_runs import ComposedNoise, Parked, Recorder, Shaken, bring_back
 from paritas.execution.blocks import (
     find_blocks,
     named_modules,
@@ -150,7 +150,7 @@ class _WholeComparer(Comparer):
 
     def _evidence_about(self, item: Item) -> JudgeEvidence:
         native = self.evidence.native[self.call].value(item)
-        return _ComposedEvidence(self.noise, item, native, self.evidence.unit)
+        return ComposedEvidence(self.noise, item, native, self.evidence.unit)
 
     def _compare_item(self, item: Item, left: Any, right: Any) -> None:
         whole = self.sides.reference.state.lent.get(item.name)
@@ -174,7 +174,7 @@ class _WholeComparer(Comparer):
             )
 
 
-class _ComposedEvidence(NoEvidence):
+class ComposedEvidence(NoEvidence):
     """The composed noise of one item of the whole model."""
 
     def __init__(self, noise: ComposedNoise, item: Item, native: Any, unit: float) -> None:
@@ -305,14 +305,13 @@ class _OneCheck:
             return self._verdict(recorder)
         if whole.natives[0].error is None:
             self._check_pieces(whole, recorder)
-        noise = ComposedNoise(
-            whole.program,
-            whole.natives[0],
-            check.reference.blocks,
-            self.errors,
-            self.config.seed,
-            check.tell,
-        )
+        once = dataclasses.replace(whole.program, calls=1)
+
+        def shaken(seed: int) -> Observation:
+            watch = Shaken(check.reference.blocks, self.errors, seed)
+            return once.run(RunOptions(watch=watch))[0]
+
+        noise = ComposedNoise(shaken, whole.natives[0], self.config.seed, check.tell)
         collected = whole.compare(noise)
         if whole.natives[0].error is None and whole.natives[0].gradient_error is None:
             self._check_sums(whole, noise)

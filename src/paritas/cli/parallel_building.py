@@ -75,23 +75,32 @@ def _find_plan(spec: str) -> Any:
 
 
 @contextlib.contextmanager
-def joined(here: Ranks | None) -> Iterator[None]:
+def joined(here: Ranks | None) -> Iterator[str]:
     """Within it this process is a rank of torchrun's group; nothing where torchrun is not there.
+
+    It yields what is to be said about the devices of the ranks.
 
     All ranks leave it together: torchrun ends the others as soon as one has ended with a code that
     is not 0, and the first rank must have told the verdict by then.
     """
     if here is None:
-        yield
+        yield ""
         return
-    has_gpu = torch.cuda.device_count() >= len(here.here)  # NCCL has no two ranks on one GPU
+    gpus, ranks = torch.cuda.device_count(), len(here.here)
+    has_gpu = gpus >= ranks  # NCCL has no two ranks on one GPU
+    note = ""
+    if gpus and not has_gpu:
+        note = (
+            f"run on the CPU with gloo: NCCL needs one GPU per rank, and this machine has {gpus} "
+            f"for {ranks} ranks"
+        )
     if has_gpu:
         torch.cuda.set_device(here.rank - here.here.start)
     hook = sys.excepthook
     # Traces travel between hosts, so there is gloo beside NCCL.
     distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
     try:
-        yield
+        yield note
         distributed.barrier()
     finally:
         distributed.destroy_process_group()

@@ -11,6 +11,7 @@ import click
 from paritas.cli.options import (
     Mesh,
     OutputFormat,
+    blocks_option,
     dtype_option,
     emit_verdict,
     format_options,
@@ -48,6 +49,8 @@ class ParallelOptions:
     compute_dtype: str | None
     seed: int
     timeout: float
+    by: Literal["whole", "blocks"] | None
+    blocks: tuple[str, ...]
     strict: bool
 
 
@@ -116,6 +119,13 @@ class ParallelOptions:
     show_default=True,
     help="Time limit for one run of the ranks, in seconds.",
 )
+@click.option(
+    "--by",
+    type=click.Choice(["whole", "blocks"]),
+    help="Check the whole model in float64, or its blocks (layers) one by one, which needs little "
+    "memory on the ranks. Default: the whole.",
+)
+@blocks_option
 @strict_option
 @json_option(first_rank_only=True)
 @format_options
@@ -141,11 +151,15 @@ def verify_parallel(
             f"--ranks {options.ranks}, or run without torchrun"
         )
     _check_forms(factory, options)
+    import msgspec
+
     from paritas.cli.parallel_building import joined
 
     reports = here is None or here.rank == 0
-    with joined(here):
+    with joined(here) as note:
         verdict = _run(factory, options, here)
+        if note:
+            verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, note))
         if reports:
             write_json(json_path, verdict.to_json)
             emit_verdict(verdict, form, "verify-parallel", factory)
@@ -196,5 +210,7 @@ def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
             compute_dtype=built.compute_dtype,
             strict=options.strict,
             timeout=options.timeout,
+            by=options.by,
+            blocks=options.blocks or None,
             on_progress=tell,
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from paritas.execution.observation import INPUT, OUTPUT, Observation, RunOptions
+from paritas.execution.observation import INPUT, OUTPUT, Observation
 from paritas.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.execution.subjects import Inputs
 from paritas.numerics.bits import is_inexact
@@ -23,11 +23,9 @@ from paritas.numerics.flattening import flattened, is_dense
 from paritas.results.items import Item, gradient, output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor, nn
-
-    from paritas.execution.subject_runs import SubjectProgram
 
 # --- Values that wait -----------------------------------------------------------------------------
 
@@ -73,14 +71,6 @@ class Garage:
         parked = Parked(tensor)
         self._known[id(tensor)] = weakref.ref(tensor), version, parked
         return parked
-
-    def park_tree(self, tree: Any) -> Any:
-        """A copy of nested values; objects of unknown classes are copied as a whole."""
-
-        def keep(leaf: Any) -> Any:
-            return self.park(leaf) if isinstance(leaf, torch.Tensor) else Copier().copy_tree(leaf)
-
-        return map_leaves(tree, keep)
 
 
 def bring_back(tree: Any) -> Any:
@@ -148,7 +138,7 @@ class BlockCall:
         return Inputs(tuple(bring_back(self.args)), bring_back(self.kwargs))
 
 
-class _Hooks:
+class BlockHooks:
     """Hooks around the calls of blocks, for one run of the model."""
 
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
@@ -204,8 +194,10 @@ class _Hooks:
         raise NotImplementedError
 
 
-class Recorder(_Hooks):
+class Recorder(BlockHooks):
     """Records the calls of blocks in the first run that it is around.
+
+    Tensors are kept by `keep` and `keep_gradient`, which park them on the host.
 
     Attributes:
         calls: block -> its calls, in order.
@@ -237,11 +229,11 @@ class Recorder(_Hooks):
         call = BlockCall(
             name=name,
             number=number,
-            args=self._garage.park_tree(list(args)),
-            kwargs=self._garage.park_tree(kwargs),
+            args=self.keep_tree(list(args)),
+            kwargs=self.keep_tree(kwargs),
             around=Surroundings.now(),
             draws=(now, now),
-            buffers=self._garage.park_tree(dict(block.named_buffers())) if number else {},
+            buffers=self.keep_tree(dict(block.named_buffers())) if number else {},
         )
         given = args, kwargs
         return (call, given, _marks(*given)), *given
@@ -258,24 +250,80 @@ class Recorder(_Hooks):
         # A tensor that goes through unchanged would show the gradients of both its uses.
         own = {id(leaf) for tree in given for _, leaf in leaves(tree)}
         result = _map_tuples(result, lambda leaf: leaf.view_as(leaf) if id(leaf) in own else leaf)
-        call.result = self._garage.park_tree(result)
+        call.result = self.keep_tree(result)
         call.draws = call.draws[0], RandomState.of_torch()
         watched: set[int] = set()
-        for path, leaf in flattened(result, OUTPUT).leaves.items():
+        for path, leaf in self.results(result):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and id(leaf) not in watched:
                 watched.add(id(leaf))
                 leaf.register_hook(self._keep_in(call.upstream, output(path)))
         self.calls[name].append(call)
         return result
 
-    def _keep_in(self, table: dict[Any, Parked], key: Any) -> Callable[[Tensor], None]:
+    def results(self, result: Any) -> Iterable[tuple[str, Any]]:
+        """The results whose upstream gradients are kept, by path."""
+        return flattened(result, OUTPUT).leaves.items()
+
+    def keep(self, tensor: Tensor) -> Any:
+        """A copy of a tensor as it is now."""
+        return self._garage.park(tensor)
+
+    def keep_gradient(self, value: Tensor) -> Any:
+        """A copy of a gradient, which no other block gets."""
+        return Parked(value)
+
+    def keep_tree(self, tree: Any) -> Any:
+        """A copy of nested values; objects of unknown classes are copied as a whole."""
+        return map_leaves(
+            tree,
+            lambda leaf: (
+                self.keep(leaf) if isinstance(leaf, torch.Tensor) else Copier().copy_tree(leaf)
+            ),
+        )
+
+    def _keep_in(self, table: dict[Any, Any], key: Any) -> Callable[[Tensor], None]:
         def keep(value: Tensor) -> None:
-            table[key] = Parked(value)
+            table[key] = self.keep_gradient(value)
 
         return keep
 
 
-def _with_others(
+class TrainingRecorder(Recorder):
+    """Records also the gradients that each call sends back to its own arguments.
+
+    Each tensor among the arguments is replaced by a view: its gradient is what this call alone
+    sends back, without that of other readers of the same tensor.
+    """
+
+    def enter_block(
+        self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Copy the arguments, and watch for their gradients."""
+        (call, _, _), args, kwargs = super().enter_block(name, block, args, kwargs)
+        places = {
+            id(leaf): (place, path)
+            for place, tree in reversed([*enumerate((list(args), kwargs))])
+            for path, leaf in reversed([*leaves(tree)])
+        }
+        views: dict[int, Tensor] = {}
+
+        def other(leaf: Tensor) -> Tensor:
+            if not (leaf.requires_grad and torch.is_grad_enabled()):
+                return leaf
+            if id(leaf) not in views:
+                view = views[id(leaf)] = leaf.view_as(leaf)
+                view.register_hook(self._keep_in(call.returned, places[id(leaf)]))
+            return views[id(leaf)]
+
+        given = with_other_tensors(args, kwargs, other)
+        return (call, given, _marks(*given)), *given
+
+    def results(self, result: Any) -> Iterable[tuple[str, Any]]:
+        """Each tensor as it is, also if it has parts, as a distributed one."""
+        return leaves(result, OUTPUT)
+
+
+def with_other_tensors(
     args: tuple[Any, ...], kwargs: dict[str, Any], other: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments with other tensors; lists and objects stay the same: a block may write to them."""
@@ -309,7 +357,7 @@ def _marks(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 # --- The noise of all blocks together -------------------------------------------------------------
 
 
-class Shaken(_Hooks):
+class Shaken(BlockHooks):
     """Moves what blocks get and return, by as much as rounding moves it.
 
     The arguments of a block move by a random part of their last bit, its results by the error that
@@ -343,7 +391,7 @@ class Shaken(_Hooks):
                 moved[id(leaf)] = _moved(leaf, None, seed + len(moved))
             return moved[id(leaf)]
 
-        return (number, seed), *_with_others(args, kwargs, move)
+        return (number, seed), *with_other_tensors(args, kwargs, move)
 
     def leave_block(
         self, name: str, opened: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -388,18 +436,21 @@ class ComposedNoise:
 
     def __init__(
         self,
-        program: SubjectProgram,
+        run: Callable[[int], Observation],
         base: Observation,
-        blocks: Mapping[str, nn.Module],
-        errors: Mapping[tuple[str, int], Mapping[str, Parked]],
         seed: int,
         tell: Callable[[str], None],
     ) -> None:
-        """`base` is the plain native run."""
-        self._program = dataclasses.replace(program, calls=1)
-        self._base = base
-        self._blocks, self._errors, self._seed = blocks, errors, seed
-        self._tell = tell
+        """Measure on demand.
+
+        Args:
+            run: runs the reference natively under `Shaken` with a seed.
+            base: the plain native run.
+            seed: of the first run.
+            tell: called before each run.
+        """
+        self._run_once = run
+        self._base, self._seed, self._tell = base, seed, tell
         self.runs = 0
         self._is_broken = False
         self._squares: dict[Item, Tensor] = {}
@@ -419,8 +470,7 @@ class ComposedNoise:
     def _run(self, runs: int) -> None:
         while self.runs < runs and not self._is_broken:
             self._tell("measuring the noise of the whole model")
-            watch = Shaken(self._blocks, self._errors, self._seed + self.runs)
-            seen = self._program.run(RunOptions(watch=watch))[0]
+            seen = self._run_once(self._seed + self.runs)
             if seen.error is not None or seen.gradient_error is not None:
                 self._is_broken = True
                 return

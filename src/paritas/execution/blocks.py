@@ -210,8 +210,9 @@ class Cut(nn.Module):
         """
         nn.Module.__init__(self)
         for key, value in vars(block).items():
-            # Some libraries replace the method `forward` of single modules.
-            if key not in INTERNALS and key != "forward":
+            # Some libraries replace the method `forward` of single modules, and `Module.compile`
+            # keeps the compiled call.
+            if key not in INTERNALS and key not in {"forward", "_compiled_call_impl"}:
                 self.__dict__[key] = value
         self.cut_name = name
         self.cut_left_out = left_out
@@ -269,7 +270,7 @@ def make_cut(block: nn.Module, name: str, left_out: frozenset[int | str] = froze
     block = original_of(block)
     own: Any = type(block)
     kind = _cut_class(own)
-    made = kind.__new__(kind)
+    made = object.__new__(kind)  # FSDP's class would make a module of the original class
     Cut.__init__(made, block, name, left_out)
     return made
 

@@ -22,7 +22,7 @@ from paritas.placement.assembly import (
 )
 from paritas.placement.assembly import whole as all_of
 from paritas.placement.placement import Placement
-from paritas.results.items import Item, ItemKind, output
+from paritas.results.items import Item, ItemKind, gradient, output
 from paritas.results.placements import Partial
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def find_slots(
             piece = trace.initial.get(name)
             if piece is None or piece.placement is not None:
                 continue
-            slots = _find_slots_of_rank(program, trace.rank, whole.local, piece.local)
+            slots = find_slots_of_rank(program, trace.rank, whole.local, piece.local)
             if slots is not None:
                 found.setdefault(name, {})[trace.rank] = slots
     for name in found:
@@ -98,7 +98,7 @@ def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
     return rank % parts if parts else 0
 
 
-def _find_slots_of_rank(
+def find_slots_of_rank(
     program: ParallelProgram, rank: int, whole: Tensor, local: Tensor
 ) -> Slots | None:
     """Where `local` lies; None if it is the whole, or not a part of it."""
@@ -357,6 +357,8 @@ def _locate_piece(
         UsageError: that is unknown.
     """
     holds = f"rank {rank} holds a"
+    if piece.where is not None and tuple(map(length, piece.where)) == tuple(value.shape):
+        return piece.where
     if piece.placement is not None:
         if piece.whole_shape != shape:
             raise UsageError(
@@ -411,7 +413,7 @@ def _find_disagreement(
 # --- Everything that is compared in a training step -----------------------------------------------
 
 LOSS, OUTPUT, GRADIENT, PARAMETER, BUFFER = "loss", "output", "gradient", "parameter", "buffer"
-INITIAL = "initial"
+INITIAL, RETURNED = "initial", "returned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,7 +422,8 @@ class StepItem:
 
     Attributes:
         item: what it is, within its step.
-        kind: `loss`, `output`, `gradient`, `parameter`, `buffer` or `initial`.
+        kind: `loss`, `output`, `gradient`, `parameter`, `buffer` or `initial`; `returned` is the
+            gradient that a piece of a model sends back to its input.
         name: of the parameter or buffer.
         reference: its value on one device; None if no gradient arrives.
         ranks: what the ranks hold.
@@ -449,6 +452,7 @@ def _list_step(step: StepTrace) -> list[tuple[Item, str, str, RankPiece | None]]
     found += [(output(f"{OUTPUT}{p}"), OUTPUT, p, piece) for p, piece in step.outputs.items()]
     if step.loss is not None:
         found.append((Item(ItemKind.LOSS, LOSS), LOSS, "", step.loss))
+    found += [(gradient(p), RETURNED, p, piece) for p, piece in step.returned.items()]
     for kind, known, pieces in (
         (GRADIENT, ItemKind.TRAINING_GRADIENT, step.gradients),
         (PARAMETER, ItemKind.PARAMETER, step.parameters),
@@ -479,7 +483,7 @@ def step_items(
         value = None if piece is None else piece.local
         if kind == LOSS:
             together = _average_scalar(program, pieces)
-        elif kind == OUTPUT:
+        elif kind in {OUTPUT, RETURNED}:
             together = _assemble_output(program, ranks, pieces, value)
         else:
             together = _assemble_state(pieces, value, slots.get(name))
@@ -577,6 +581,8 @@ def _assemble_output(
 ) -> Assembled:
     if value is None:
         return Assembled(fault="the reference returns nothing there")
+    if any(piece is not None and piece.where is not None for piece in pieces.values()):
+        return assemble(pieces, value.shape)
     if value.dim() == 0:
         return _average_scalar(program, pieces)
     shapes = {piece.whole_shape for piece in pieces.values() if piece}

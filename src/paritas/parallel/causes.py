@@ -19,6 +19,7 @@ from paritas.parallel.assembling import (
     LOSS,
     OUTPUT,
     PARAMETER,
+    RETURNED,
     assemble,
     is_partial,
     natural_chunk,
@@ -599,7 +600,7 @@ def find_cause(
         return _at_owner(here[0], seen, others)
     if kinds & {OUTPUT, LOSS}:
         return _forward_cause(judge, here, seen, others)
-    if GRADIENT in kinds:
+    if kinds & {GRADIENT, RETURNED}:
         return _backward_cause(judge, here, seen, others)
     first = next(
         (one for kind in (PARAMETER, BUFFER) for one in here if one.item.kind == kind), here[0]
@@ -711,6 +712,7 @@ def _backward_cause(
 ) -> ParallelCause:
     """The cause if the forward pass is right and gradients are not."""
     wrong = [one for one in here if one.item.kind == GRADIENT]
+    wrong = wrong or [one for one in here if one.item.kind == RETURNED]
     location = None if seen is None else locate_backward(seen)
     if location is not None:
         inside = [one for one in wrong if owner_of(one.item.name, seen)[0] == location.module]

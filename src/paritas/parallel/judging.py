@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.execution.observation import RunOptions
+    from paritas.numerics.automatic import JudgeEvidence
     from paritas.parallel.assembling import Slots
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import Trace
@@ -323,8 +324,7 @@ class Judge:
             return [self._finding(item, step, status, "")]
         gross = self._gross(item, lifted, number)
         findings = [] if gross is None else [gross]
-        lift = NO_LIFT if lifted is None else self.lift
-        evidence = ItemEvidence(self.runs, item.item, number, lifted=lift, demand=self.demand)
+        evidence = self._evidence(item, lifted, number)
         if gross is None:
             shown = msgspec.structs.replace(item.item, step=step)
             findings, _ = check_pair(shown, reference, candidate, Checks(), evidence)
@@ -335,12 +335,16 @@ class Judge:
             findings = [msgspec.structs.replace(f, reason=f"{where}: {f.reason}") for f in findings]
         return findings
 
+    def _evidence(self, item: StepItem, lifted: StepItem | None, number: int) -> JudgeEvidence:
+        lift = NO_LIFT if lifted is None else self.lift
+        return ItemEvidence(self.runs, item.item, number, lifted=lift, demand=self.demand)
+
     def _explained(
         self,
         findings: list[Finding],
         item: StepItem,
         pair: tuple[Tensor, Tensor],
-        evidence: ItemEvidence,
+        evidence: JudgeEvidence,
     ) -> list[Finding]:
         """The findings with a diagnosis; what is specific to a plan is diagnosed later."""
         from paritas.diagnosis.case import Context

@@ -110,6 +110,7 @@ def make_program(  # noqa: PLR0913
     split: str | Sequence[str] | None = None,
     seed: int = 0,
     compute_dtype: torch.dtype | None = None,
+    least: int = 2,
 ) -> ParallelProgram:
     """Check the arguments of `verify_parallel` and make a program of them.
 
@@ -119,13 +120,14 @@ def make_program(  # noqa: PLR0913
         split: the axes along which ranks have different samples of a batch: by default all of them
             for `ddp` and `fsdp`, `fsdp` for `hf`, none otherwise. `()` gives every rank the whole
             batch.
+        least: the smallest number of ranks; one rank is all that a machine with one GPU has.
 
     Raises:
         UsageError: an argument is not valid.
     """
     if not callable(model):
         raise UsageError(f"model={model!r:.80}: pass a module or a function that makes one")
-    axes = _mesh_axes(mesh)
+    axes = _mesh_axes(mesh, least)
     checked = _checked_plan(plan)
     if isinstance(checked, dict) and len(axes) > 1:
         raise UsageError(
@@ -164,7 +166,7 @@ def make_program(  # noqa: PLR0913
     )
 
 
-def _mesh_axes(mesh: Any) -> dict[str, int]:
+def _mesh_axes(mesh: Any, least: int) -> dict[str, int]:
     """Name -> extent of each axis."""
     if isinstance(mesh, Mapping):
         axes = dict(mesh)
@@ -178,7 +180,7 @@ def _mesh_axes(mesh: Any) -> dict[str, int]:
     for name, size in axes.items():
         if not isinstance(name, str) or type(size) is not int or size < 1:
             raise UsageError(f"mesh={mesh!r}: axis {name!r} needs 1 or more ranks, got {size!r}")
-    if math.prod(axes.values()) < 2:  # noqa: PLR2004
+    if math.prod(axes.values()) < least:
         raise UsageError(f"mesh={mesh!r} has only one rank: pass 2 or more")
     return axes
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.parallel.assembling import assemble, locate, natural_chunk, sample_rows
-from paritas.placement.assembly import take
+from paritas.placement.assembly import Segment, positions, take
+from paritas.placement.assembly import whole as all_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from paritas.numerics.gates import Near
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import RankPiece
+    from paritas.placement.assembly import Where
 
 _MOST_PRODUCTS = 1 << 26
 
@@ -108,6 +110,19 @@ def mean_of(pieces: dict[int, RankPiece]) -> Tensor:
     return torch.stack([piece.local.double() for piece in pieces.values()]).mean(dim=0)
 
 
+def rows_of_rank(
+    program: ParallelProgram,
+    samples: dict[int, tuple[int, int] | None],
+    rank: int,
+    reference: Tensor,
+) -> tuple[int, int] | None:
+    """Begin and end of the rows of a value that belong to the samples of a rank, if it has some."""
+    if program.data_ranks == 1 or not reference.dim():
+        return None
+    batch = max((s[1] for s in samples.values() if s is not None), default=0)
+    return sample_rows(samples[rank], batch, reference.shape[0])
+
+
 def _wholes(
     program: ParallelProgram,
     samples: dict[int, tuple[int, int] | None],
@@ -117,11 +132,9 @@ def _wholes(
 ) -> list[Tensor]:
     """The values that the ranks of one part of the batch may hold together."""
     found = [reference]
-    if program.data_ranks > 1 and reference.dim():
-        batch = max((s[1] for s in samples.values() if s is not None), default=0)
-        rows = sample_rows(samples[next(iter(group))], batch, reference.shape[0])
-        if rows is not None:
-            found.insert(0, reference[rows[0] : rows[1]])
+    rows = rows_of_rank(program, samples, next(iter(group)), reference)
+    if rows is not None:
+        found.insert(0, reference[rows[0] : rows[1]])
     if not reference.is_floating_point():
         return found
     return [value * factor if factor != 1 else value for value in found for factor in factors]
@@ -170,26 +183,43 @@ def _relate_placed(
 def _relate_plain(
     program: ParallelProgram, rank: int, value: Tensor, whole: Tensor, near: Near
 ) -> Relation:
+    return find_part(program, rank, value, whole, near)[0]
+
+
+def find_part(
+    program: ParallelProgram, rank: int, value: Tensor, whole: Tensor, near: Near
+) -> tuple[Relation, Where | None]:
+    """How a plain value relates to the whole, and which part of it it is by its values.
+
+    A value that is wrong is taken for the part that is expected on this rank, if it has its shape.
+    """
     if value.dim() != whole.dim():
-        return Relation.UNKNOWN
+        return Relation.UNKNOWN, None
+    where = list(map(all_of, whole.shape))
     if value.shape == whole.shape:
-        return Relation.WHOLE if near(value, whole) else Relation.WRONG
+        return (Relation.WHOLE if near(value, whole) else Relation.WRONG), tuple(where)
     dims = [d for d in range(whole.dim()) if value.shape[d] != whole.shape[d]]
     if len(dims) != 1 or value.shape[dims[0]] > whole.shape[dims[0]] or not value.numel():
-        return Relation.UNKNOWN
+        return Relation.UNKNOWN, None
     dim, length = dims[0], value.shape[dims[0]]
     parts, rest = divmod(whole.shape[dim], length)
+    expected: Where | None = None
+
+    def chunk(number: int) -> Where:
+        return (*where[:dim], (Segment(0, number * length, length),), *where[dim + 1 :])
+
     if not rest:
         natural = natural_chunk(program, rank, parts)
-        if near(value, whole.narrow(dim, natural * length, length)):
-            return Relation.SHARD
-        others = (n for n in range(parts) if n != natural)
-        if any(near(value, whole.narrow(dim, n * length, length)) for n in others):
-            return Relation.PERMUTED
+        expected = chunk(natural)
+        for number in (natural, *(n for n in range(parts) if n != natural)):
+            if near(value, take(whole, chunk(number))):
+                relation = Relation.SHARD if number == natural else Relation.PERMUTED
+                return relation, chunk(number)
     chosen = _nearest_rows(value, whole, dim)
     if chosen is not None and near(value, whole.index_select(dim, chosen)):
-        return Relation.SHARD
-    return Relation.WRONG
+        rows = positions(chosen.tolist())
+        return Relation.SHARD, (*where[:dim], rows, *where[dim + 1 :])
+    return Relation.WRONG, expected
 
 
 def _nearest_rows(value: Tensor, whole: Tensor, dim: int) -> Tensor | None:

@@ -21,11 +21,13 @@ from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
     from torch.autograd.graph import Node
 
+    from paritas.execution.block_runs import BlockCall
+    from paritas.placement.assembly import Where
     from paritas.results.placements import LocalPlacement
 
 
@@ -42,10 +44,12 @@ class RankPiece:
         local: a copy on the host of what the rank holds.
         placement: which part of a distributed tensor it is; None for a plain tensor, which says
             nothing about the other ranks.
+        where: which part of the reference's value it is, if that is known in another way.
     """
 
     local: Tensor
     placement: LocalPlacement | None = None
+    where: Where | None = None
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -106,6 +110,8 @@ class StepTrace:
         modules: calls in the order in which they returned, innermost first.
         backward: places in the order in which their gradients arrived.
         sources: place -> the places its gradient comes from; known for the reference only.
+        returned: of a piece of a model: path of an input -> the gradient that it sends back to it.
+        blocks: block -> its recorded calls, if they were recorded.
     """
 
     loss: RankPiece | None = None
@@ -116,6 +122,8 @@ class StepTrace:
     modules: list[ModuleCall] = dataclasses.field(default_factory=list)
     backward: list[ValuePlace] = dataclasses.field(default_factory=list)
     sources: dict[ValuePlace, tuple[ValuePlace, ...]] = dataclasses.field(default_factory=dict)
+    returned: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    blocks: dict[str, list[BlockCall]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -130,9 +138,12 @@ class Trace:
         error_at: path of the module in which it was raised, if that is known.
         waited: whether it failed only because it waited for another rank.
         unsupported: whether it ended because such a plan cannot be checked.
+        whole_only: whether that is because it cannot be checked by blocks.
         random: whether a step drew random numbers (dropout). Ranks then draw other numbers than
             one device does, even if the plan is right.
         equal: shares values with the other ranks of this process; None if there are none.
+        abridge: makes of a parameter, a buffer or a gradient what is kept of it; None keeps it.
+        uncut: block -> why the model cannot be cut there, if calls of blocks were recorded.
     """
 
     rank: int = 0
@@ -146,12 +157,17 @@ class Trace:
     error_at: str = ""
     waited: bool = False
     unsupported: bool = False
+    whole_only: bool = False
     random: bool = False
     equal: EqualPieces | None = None
+    abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
+    uncut: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def keep(self, kind: str, name: str, tensor: Tensor) -> RankPiece:
         """A copy of what the rank holds: before the first step, or after the current one."""
         piece = piece_of(tensor)
+        if self.abridge is not None:
+            piece = self.abridge(name, self.rank, piece)
         return (
             piece if self.equal is None else self.equal.shared((len(self.steps), kind, name), piece)
         )
@@ -178,7 +194,7 @@ class EqualPieces:
         known = self._known.setdefault(place, [])
         for tensor in known:
             if bitwise_equal(tensor, piece.local):
-                return RankPiece(tensor, piece.placement)
+                return dataclasses.replace(piece, local=tensor)
         known.append(piece.local)
         return piece
 

@@ -18,18 +18,17 @@ import torch
 from torch import distributed, nn
 
 from paritas._torch.operators import WIDE, default_dtype
-from paritas._torch.pipelines import gradient_factors, pipeline_of
+from paritas._torch.pipelines import gradient_factors
 from paritas._torch.simulated_ranks import run_in_threads
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.saved_state import RandomState
-from paritas.numerics.contents import leaves
+from paritas.parallel.applying import parallel_model
+from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.dropout import with_dropout
-from paritas.parallel.hugging_face import (
-    SHIPPED_PLANS,
-    UnsupportedPlanError,
-    apply_shipped_plan,
-)
+from paritas.parallel.hugging_face import UnsupportedPlanError
+from paritas.parallel.losses import as_scalar, training_loss
+from paritas.parallel.pieces import Piece, PieceNames
 from paritas.parallel.pipelines import PipelinedModel, StageNames, merge_calls
 from paritas.parallel.plan import (
     batch_size,
@@ -64,110 +63,14 @@ from paritas.parallel.traces import (
 from paritas.precision.lifting import RankLiftMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
-    from torch.distributed.device_mesh import DeviceMesh
 
     from paritas._torch.simulated_ranks import ThreadOutcome
     from paritas.execution.subjects import Inputs
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import RankPiece
-
-
-# --- The loss: the user's, the model's own, or one that depends on every element -----------------
-
-# Weights of the default loss are eighths up to one: exact in every floating dtype.
-_EIGHTHS = 8
-
-
-def training_loss(
-    program: ParallelProgram,
-    output: Any,
-    batch: Inputs,
-    trace: Trace,
-    rows: tuple[int, int] | None = None,
-) -> Tensor:
-    """The loss of the current step: the user's, the model's own, or a weighted mean.
-
-    Args:
-        rows: begin and end of the samples of the output in the whole batch; None for all that the
-            rank has.
-
-    Raises:
-        UsageError: it is not one number, or does not require a gradient.
-    """
-    if program.loss is not None:
-        loss = program.loss(output, *batch.args, **batch.kwargs)
-    else:
-        loss = _own_loss(output)
-        if loss is None:
-            loss = _weighted_mean(program, output, trace, rows)
-    found = _scalar(loss)
-    if not found.requires_grad:
-        raise UsageError("the loss does not depend on anything that requires a gradient")
-    return found
-
-
-def _scalar(loss: Any) -> Tensor:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        shown = list(loss.shape) if isinstance(loss, torch.Tensor) else f"{loss!r:.80}"
-        raise UsageError(f"the loss must be one number, got {shown}")
-    return loss.reshape(()) if loss.dim() else loss
-
-
-def _own_loss(output: Any) -> Tensor | None:
-    """The loss that a model returns: its output, or `loss` in it."""
-    for one in (output, getattr(output, "loss", None)):
-        if isinstance(one, torch.Tensor) and one.numel() == 1 and one.is_floating_point():
-            return one
-    held = output.get("loss") if isinstance(output, dict) else None
-    return held if isinstance(held, torch.Tensor) and held.numel() == 1 else None
-
-
-def _weighted_mean(
-    program: ParallelProgram, output: Any, trace: Trace, rows: tuple[int, int] | None
-) -> Tensor:
-    """The sum of the weighted means of all outputs, with weights drawn for the whole batch.
-
-    A plain mean would not change if elements change places.
-    """
-    number = len(trace.steps) - 1
-    total: Tensor | None = None
-    for place, (_, leaf) in enumerate(leaves(output)):
-        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
-            continue
-        whole = leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
-        seed = program.seed + 1009 * number + place
-        weights = _loss_weights(tuple(whole.shape), program, trace, number, seed, rows)
-        term = (whole * weights.to(whole.device, whole.dtype)).mean()
-        total = term if total is None else total + term
-    if total is None:
-        raise UsageError(
-            "no output of the model requires a gradient: pass loss=, or a model that trains"
-        )
-    return total
-
-
-def _loss_weights(
-    shape: tuple[int, ...],
-    program: ParallelProgram,
-    trace: Trace,
-    number: int,
-    seed: int,
-    rows: tuple[int, int] | None,
-) -> Tensor:
-    samples = rows
-    if rows is None and trace.ranks > 1:
-        samples = samples_of(program, trace.rank, number)
-    mine = samples is not None and bool(shape) and shape[0] == samples[1] - samples[0]
-    size = batch_size(program.batch(number)) or 0
-    whole = (size, *shape[1:]) if mine else shape
-    draws = torch.Generator().manual_seed(seed)
-    weights = torch.randint(1, _EIGHTHS + 1, whole, generator=draws) / _EIGHTHS
-    signs = torch.randint(0, 2, whole, generator=draws) * 2 - 1
-    found = weights * signs
-    return found[samples[0] : samples[1]] if mine and samples is not None else found
 
 
 # --- Train a few steps, on one device or as a rank, and record everything ------------------------
@@ -186,6 +89,9 @@ class Manner:
             also lifts the program's own casts to narrow dtypes.
         default: the default dtype of the program.
         alone: whether no other rank uses the random generator of this process.
+        record: makes a context around the forward pass of each step, of the names in the model and
+            the trace.
+        abridge: see `Trace`.
     """
 
     wide: bool = False
@@ -194,6 +100,8 @@ class Manner:
     mode: contextlib.AbstractContextManager[Any] | None = None
     default: torch.dtype = dataclasses.field(default_factory=torch.get_default_dtype)
     alone: bool = True
+    record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None
+    abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
 
     def running(self, native: torch.dtype) -> contextlib.AbstractContextManager[Any]:
         """The context around the program's own code."""
@@ -245,7 +153,7 @@ def build_model(program: ParallelProgram, manner: Manner) -> BuiltModel:
     with default_dtype(manner.default):  # drawn in float64, the initial values would differ
         made = given if isinstance(given, nn.Module) else _make_model(given)
     try:
-        model = copy.deepcopy(made)
+        model = made if isinstance(made, Piece) else copy.deepcopy(made)  # a piece is always new
     except Exception as error:
         if made is given:
             raise UsageError(
@@ -253,16 +161,23 @@ def build_model(program: ParallelProgram, manner: Manner) -> BuiltModel:
                 "makes it"
             ) from error
         model = made
-    counts = collections.Counter[torch.dtype]()
+    dtype = dtype_of(model, manner.default)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         tensor.grad = None
-        if tensor.is_floating_point():
-            counts[tensor.dtype] += tensor.numel()
         if manner.wide and tensor.dtype in WIDE:
             tensor.data = tensor.data.to(WIDE[tensor.dtype])
-    dtype = counts.most_common(1)[0][0] if counts else manner.default
-    model = model if manner.device is None else model.to(manner.device)
+    if manner.device is not None:
+        model = model.move(manner.device) if isinstance(model, Piece) else model.to(manner.device)
     return BuiltModel(model, model, dtype)
+
+
+def dtype_of(model: nn.Module, default: torch.dtype = torch.float32) -> torch.dtype:
+    """The floating dtype of most of its parameters."""
+    counts = collections.Counter[torch.dtype]()
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if tensor.is_floating_point():
+            counts[tensor.dtype] += tensor.numel()
+    return counts.most_common(1)[0][0] if counts else default
 
 
 def _make_model(factory: Any) -> nn.Module:
@@ -285,9 +200,13 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
     names: ModelNames
     if isinstance(model, PipelinedModel):
         names = StageNames(model)
+    elif isinstance(model, Piece):
+        model.begin()
+        names = PieceNames(model)
     else:
         names = ModelNames.within(model, built.original)
     watch = ModuleWatch(names, trace, keep=program.steps if manner.watch_modules else None)
+    trace.abridge = manner.abridge
     try:
         trace.initial = {**_parameters(names, trace), **_buffers(names, trace)}
         optimizer = _optimizer(program, model)
@@ -298,10 +217,15 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
     except UnsupportedPlanError as error:
         trace.fail(str(error), unsupported=True)
         raise
+    except NotByBlocksError as error:
+        trace.fail(str(error), unsupported=True)
+        trace.whole_only = True
+        raise
     except Exception as error:
         _note_failure(trace, error, manner)
         raise
     finally:
+        trace.abridge = None
         watch.close()
 
 
@@ -334,13 +258,17 @@ def _one_step(
         watch.end_step()
     elif program.step is not None:
         with torch.enable_grad(), running:
-            loss = _scalar(program.step(names.model, *batch.args, **batch.kwargs))
+            loss = as_scalar(program.step(names.model, *batch.args, **batch.kwargs))
         noted.loss = piece_of(loss)
         watch.end_step()
         merge_calls(noted)
+    elif isinstance(names.model, Piece):
+        names.model.run_step(trace, running, watch.backward(), wide=manner.wide)
     else:
+        record = contextlib.nullcontext() if manner.record is None else manner.record(names, trace)
         with torch.enable_grad(), running:
-            output = names.model(*batch.args, **batch.kwargs)
+            with record:
+                output = names.model(*batch.args, **batch.kwargs)
             loss = training_loss(program, output, batch, trace)
         noted.outputs, noted.loss = named_pieces(output), piece_of(loss)
         with watch.backward(), running:
@@ -392,9 +320,12 @@ def _seeded(seed: int, manner: Manner, trace: Trace) -> Iterator[None]:
 
 
 def _optimizer(program: ParallelProgram, model: nn.Module) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    if isinstance(model, Piece) and not parameters:
+        parameters = [nn.Parameter(torch.zeros(()))]
     if program.optimizer is None:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    made = program.optimizer(model.parameters())
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    made = program.optimizer(iter(parameters))
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(f"the function that makes the optimizer returned {made!r:.80}")
     return made
@@ -402,23 +333,23 @@ def _optimizer(program: ParallelProgram, model: nn.Module) -> torch.optim.Optimi
 
 def _parameters(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:
     return {
-        names.of(path): trace.keep("parameter", path, parameter)
+        (name := names.of(path)): trace.keep("parameter", name, parameter)
         for path, parameter in names.model.named_parameters(remove_duplicate=False)
     }
 
 
 def _buffers(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:
     return {
-        names.of(path): trace.keep("buffer", path, buffer)
+        (name := names.of(path)): trace.keep("buffer", name, buffer)
         for path, buffer in names.model.named_buffers(remove_duplicate=False)
     }
 
 
 def _gradient_pieces(names: ModelNames, trace: Trace) -> dict[str, RankPiece | None]:
     return {
-        names.of(path): None
+        (name := names.of(path)): None
         if parameter.grad is None
-        else trace.keep("gradient", path, parameter.grad)
+        else trace.keep("gradient", name, parameter.grad)
         for path, parameter in names.model.named_parameters(remove_duplicate=False)
         if parameter.requires_grad
     }
@@ -434,6 +365,8 @@ def run_reference(
     mode: contextlib.AbstractContextManager[Any] | None = None,
     watch_modules: bool = False,
     device: torch.device | None = None,
+    record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
+    abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
 ) -> Trace:
     """Train the model without its plan; see `Manner` for the arguments.
 
@@ -441,7 +374,14 @@ def run_reference(
         UsageError: the program is not valid. Any other exception of it is in the trace.
     """
     trace = Trace()
-    manner = Manner(wide=wide, watch_modules=watch_modules, device=device, mode=mode)
+    manner = Manner(
+        wide=wide,
+        watch_modules=watch_modules,
+        device=device,
+        mode=mode,
+        record=record,
+        abridge=abridge,
+    )
     with same_surroundings(manner):
         built = build_model(program, manner)
         try:
@@ -495,6 +435,12 @@ def train_as_rank(
     """
     try:
         parallel = parallel_model(program, built.model, manner.device)
+        if manner.record is not None:
+            _check_blocks_run(parallel)
+    except NotByBlocksError as error:
+        trace.fail(str(error), unsupported=True)
+        trace.whole_only = True
+        raise
     except UnsupportedPlanError as error:
         trace.fail(str(error), unsupported=True)
         raise
@@ -502,6 +448,16 @@ def train_as_rank(
         _note_failure(trace, error, manner, "while the plan was applied: ")
         raise
     train(program, dataclasses.replace(built, model=parallel), manner, trace)
+
+
+def _check_blocks_run(model: nn.Module) -> None:
+    """Make sure that a plan lets blocks be called one by one."""
+    if isinstance(model, PipelinedModel):
+        raise NotByBlocksError("a pipeline schedule calls the stages of the model itself")
+    if any(isinstance(one, nn.parallel.DistributedDataParallel) for one in model.modules()):
+        raise NotByBlocksError(
+            "DistributedDataParallel reduces the gradients of all blocks at once"
+        )
 
 
 def work_alone(rank: int, _ranks: int, task: Task, trace: Trace | None = None) -> Trace:
@@ -522,67 +478,6 @@ def work_alone(rank: int, _ranks: int, task: Task, trace: Trace | None = None) -
     return trace
 
 
-def parallel_model(
-    program: ParallelProgram, model: nn.Module, device: torch.device | None
-) -> nn.Module:
-    """The model under its plan; it may be the same object, changed in place."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    kind = next((tensor.device.type for tensor in model.parameters()), "cpu")
-    mesh = init_device_mesh(kind, tuple(program.mesh.values()), mesh_dim_names=tuple(program.mesh))
-    plan = program.plan
-    if plan == "ddp":
-        placed = None if device is None or device.index is None else [device.index]
-        return nn.parallel.DistributedDataParallel(model, device_ids=placed)
-    if plan == "fsdp":
-        _shard_blocks(model, mesh)
-        return model
-    if plan in SHIPPED_PLANS:
-        return apply_shipped_plan(model, mesh, experts=plan == "hf-ep")
-    if isinstance(plan, dict):
-        from torch.distributed.tensor.parallel import parallelize_module
-
-        # Styles keep state of their rank, so ranks that are threads must not share them.
-        return parallelize_module(model, mesh, copy.deepcopy(plan))
-    known = {module: name for name, module in model.named_modules()}
-    made: Any = plan(model, mesh)
-    pipeline = pipeline_of(made)
-    if pipeline is not None:
-        if not pipeline.has_loss:
-            raise UnsupportedPlanError(
-                "the pipeline schedule has no loss, so it trains nothing: pass loss_fn=, which "
-                "verify_parallel replaces by its own loss"
-            )
-        return PipelinedModel(pipeline, known)
-    if made is not None and not isinstance(made, nn.Module):
-        raise UnsupportedPlanError(
-            f"the plan returned {made!r:.80}: return the parallel module, a pipeline schedule, or "
-            "None if the model was changed in place"
-        )
-    return model if made is None else made
-
-
-def _shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Apply FSDP as is usual: to each block of a list or sequence, then to the rest."""
-    from torch.distributed.fsdp import fully_shard
-
-    for block in _blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-
-def _blocks(module: nn.Module) -> list[nn.Module]:
-    found: list[nn.Module] = []
-    for child in module.children():
-        holds = any(True for _ in child.parameters())
-        listed = isinstance(module, nn.ModuleList | nn.Sequential)
-        if listed and holds and not isinstance(child, nn.ModuleList | nn.ModuleDict):
-            found.append(child)
-        else:
-            found += _blocks(child)
-    return found
-
-
 # --- The program under its plan, on ranks that are threads or processes ---------------------------
 
 Team = Literal["simulated", "gloo", "here"]
@@ -598,6 +493,8 @@ def run_ranks(
     wide: bool = False,
     watch_modules: bool = False,
     timeout: float = 120.0,
+    record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
+    abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
 ) -> list[Trace]:
     """Train the model under its plan, and return the trace of each rank.
 
@@ -606,6 +503,8 @@ def run_ranks(
             `here` this process is already a rank, and every rank calls this.
         wide: see `Manner`.
         watch_modules: see `Manner`.
+        record: see `Manner`.
+        abridge: see `Manner`.
         timeout: in seconds. The trace of a rank that raised, or did not finish in time, has the
             error and the steps before it.
 
@@ -620,7 +519,7 @@ def run_ranks(
     # These imports take seconds: do them here, not in each process.
     for name in ("fsdp", "tensor.parallel"):
         importlib.import_module(f"torch.distributed.{name}")
-    manner = Manner(wide=wide, watch_modules=watch_modules)
+    manner = Manner(wide=wide, watch_modules=watch_modules, record=record, abridge=abridge)
     if team == "here":
         return _run_here(program, manner, timeout)
     if program.ranks > MOST_RANKS:

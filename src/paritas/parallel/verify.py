@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 import torch
 from torch import distributed
 
 from paritas._torch.global_state import quietly
-from paritas.parallel.assembling import (
-    unmatched,
-)
+from paritas.errors import UsageError
+from paritas.parallel.assembling import unmatched
+from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
 from paritas.parallel.dropout import KEYED
 from paritas.parallel.judging import ADVICE, Judge, Judged, complete_steps
@@ -54,6 +54,8 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     compute_dtype: torch.dtype | None = None,
     strict: bool = False,
     timeout: float = 120.0,
+    by: Literal["whole", "blocks"] | None = None,
+    blocks: Sequence[str] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Train a model a few steps on one device and under a plan on ranks, and compare everything.
@@ -83,6 +85,11 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
             rounding is allowed, and outputs in it are. By default that of the model.
         strict: count `unstable` as a failure.
         timeout: of the ranks in one run, in seconds.
+        by: "blocks" to check the blocks of the model one by one in float64, in the memory of one of
+            them on each rank beside the native model; by default "whole". A plan that does not
+            allow this is checked as a whole, and a note says why.
+        blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules
+            of the model. With them, `by` is "blocks".
         on_progress: called with a message before every run.
 
     Returns:
@@ -104,25 +111,52 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
         split=split,
         seed=seed,
         compute_dtype=compute_dtype,
+        least=1 if ranks == "here" else 2,
     )
-    runs = _Runs(program, ranks, timeout, on_progress or (lambda _: None))
+    runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
+    if by not in {None, "whole", "blocks"}:
+        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
+    if blocks is not None and by == "whole":
+        raise UsageError("blocks=... cannot be combined with by='whole'")
+    if by != "blocks" and blocks is None:
+        return check_program(runs, strict=strict)
+    from paritas.parallel.by_blocks import check_by_blocks
+
+    try:
+        return check_by_blocks(runs, blocks, strict=strict)
+    except NotByBlocksError as error:
+        reason = str(error)
+    verdict = check_program(runs, strict=strict)
+    note = f"checked as a whole, since this plan cannot be checked by blocks: {reason}"
+    return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
+
+
+def check_program(runs: ProgramRuns, *, strict: bool = False) -> Verdict:
+    """Train on one device and on the ranks, and judge."""
+    program = runs.program
     runs.tell("training on one device")
     reference = runs.native = runs.reference()
     if reference.error is not None:
-        return Verdict(findings=(_unusable(reference),), strict=strict)
+        return Verdict(findings=(unusable(reference),), strict=strict)
     drops = reference.random and runs.without_dropout()
     runs.tell(f"training on {program.ranks} ranks")
-    traces = runs.ranks()
-    lifted, notes = _lifted(runs, traces)
+    runs.split = traces = runs.ranks()
+    runs.lifted, notes = _lifted(runs, traces)
     verdict = judge_traces(
-        runs.program, runs.native, traces, lifted, strict=strict, runs=runs, notes=tuple(notes)
+        runs.program, runs.native, traces, runs.lifted, strict=strict, runs=runs, notes=tuple(notes)
     )
     verdict = runs.agreed(verdict)
     return _with_dropout(verdict, runs) if drops else verdict
 
 
-class _Runs:
-    """Runs the program again."""
+class ProgramRuns:
+    """Runs a program, as often as it takes.
+
+    Attributes:
+        native: on one device.
+        split: natively on the ranks.
+        lifted: on one device and on the ranks, in float64; None if there are no such runs.
+    """
 
     def __init__(
         self, program: ParallelProgram, team: Team, timeout: float, tell: Callable[[str], None]
@@ -132,6 +166,8 @@ class _Runs:
         self.timeout = timeout
         self.tell = tell
         self.native = Trace()
+        self.split: list[Trace] = []
+        self.lifted: tuple[Trace, list[Trace]] | None = None
 
     def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
         """Train on one device: that of this rank, if this process is one."""
@@ -172,7 +208,7 @@ _DROPOUT = (
 )
 
 
-def _with_dropout(verdict: Verdict, runs: _Runs) -> Verdict:
+def _with_dropout(verdict: Verdict, runs: ProgramRuns) -> Verdict:
     """The verdict without dropout, and the failures of a check with masks by value.
 
     A mask by value differs by chance where a value is next to where its leading bits change. Only
@@ -190,10 +226,10 @@ def _with_dropout(verdict: Verdict, runs: _Runs) -> Verdict:
 
 
 @quietly()
-def _failures_with_masks(kind: Dropout, runs: _Runs, *, strict: bool) -> tuple[Finding, ...]:
+def _failures_with_masks(kind: Dropout, runs: ProgramRuns, *, strict: bool) -> tuple[Finding, ...]:
     """What fails in float64 with masks by value."""
     program = dataclasses.replace(runs.program, dropout=kind)
-    masked = _Runs(program, runs.team, runs.timeout, runs.tell)
+    masked = ProgramRuns(program, runs.team, runs.timeout, runs.tell)
     runs.tell("training on one device and on ranks, in float64, with dropout by value")
     reference = masked.native = masked.reference(wide=True)
     ranks = masked.ranks(wide=True)
@@ -225,7 +261,7 @@ def judge_traces(
     lifted: tuple[Trace, list[Trace]] | None,
     *,
     strict: bool = False,
-    runs: _Runs | None = None,
+    runs: ProgramRuns | None = None,
     notes: tuple[str, ...] = (),
 ) -> Verdict:
     """Judge what the ranks did by what the reference did.
@@ -234,7 +270,7 @@ def judge_traces(
         lifted: both in float64; None if there are no such runs.
         runs: makes the runs that locate a fault; without it, nothing is located.
     """
-    errors = _errors(ranks)
+    errors = errors_of(ranks)
     judged: list[Judged] = []
     noted = [*notes]
     if complete_steps(reference, ranks) or not errors:
@@ -253,7 +289,7 @@ def judge_traces(
             watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
             cause = find_cause(judge, wrong, *watched) if wrong else None
             noted += _affected(judged, wrong)
-        findings = _ordered(judged, cause)
+        findings = ordered_findings(judged, cause)
     else:
         findings = []
     compared = sum(1 for one in judged if one.item.reference is not None)
@@ -269,7 +305,7 @@ def judge_traces(
 
 @quietly()
 def _watched(
-    runs: _Runs | None, lifted: tuple[Trace, list[Trace]] | None, step: int
+    runs: ProgramRuns | None, lifted: tuple[Trace, list[Trace]] | None, step: int
 ) -> tuple[Trace | None, list[Trace]]:
     """Run both sides again, up to the first wrong step, and watch every module there."""
     if runs is None:
@@ -283,7 +319,7 @@ def _watched(
 
 @quietly()
 def _lifted(
-    runs: _Runs, natively: list[Trace]
+    runs: ProgramRuns, natively: list[Trace]
 ) -> tuple[tuple[Trace, list[Trace]] | None, list[str]]:
     """Both sides in float64, or a note that says why not."""
     if any(trace.error is not None for trace in natively):
@@ -309,7 +345,8 @@ def _all_float64(trace: Trace) -> bool:
     return dtypes == {torch.float64}
 
 
-def _unusable(reference: Trace) -> Finding:
+def unusable(reference: Trace) -> Finding:
+    """The finding for a model that cannot be trained on one device."""
     at = f" in module {reference.error_at}" if reference.error_at else ""
     return Finding(
         item=harness("reference"),
@@ -320,7 +357,7 @@ def _unusable(reference: Trace) -> Finding:
     )
 
 
-def _errors(ranks: list[Trace]) -> list[Finding]:
+def errors_of(ranks: list[Trace]) -> list[Finding]:
     """One finding for all ranks that raised: the first that did not just wait for another."""
     failed = [trace for trace in ranks if trace.error is not None]
     if not failed:
@@ -371,7 +408,7 @@ def _affected(judged: list[Judged], wrong: list[Judged]) -> list[str]:
     return [f"affected {when}: {', '.join(parts)}"]
 
 
-def _ordered(judged: list[Judged], cause: ParallelCause | None) -> list[Finding]:
+def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[Finding]:
     """All findings, the cause first; one finding for each step after the first wrong one."""
     wrong = [one.step for one in judged if one.status is Status.DIFFERENT]
     # Wrong initial values are a cause of their own, and step 1 shows their effect.

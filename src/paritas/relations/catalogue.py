@@ -16,10 +16,11 @@ def built_in() -> dict[str, Relation]:
     """The relations of paritas, by name."""
     from paritas.relations.caches import CACHES
     from paritas.relations.generation import GENERATION
+    from paritas.relations.resharding import RESHARDING
     from paritas.relations.serving import SERVING
     from paritas.relations.training import TRAINING
 
-    return {one.name: one for one in (*SERVING, *CACHES, *GENERATION, *TRAINING)}
+    return {one.name: one for one in (*SERVING, *CACHES, *GENERATION, *TRAINING, *RESHARDING)}
 
 
 def all_relations() -> dict[str, Relation]:
