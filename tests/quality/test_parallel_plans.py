@@ -33,8 +33,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 USUAL_PLANS = {
     ("sequence parallel, 2 ranks", "float32"),
     ("vocabulary parallel, 2 ranks", "bfloat16"),
-    ("fsdp, 2 ranks", "float32"),
-    ("ddp, 4 ranks", "float32"),
     ("by hand, 4 ranks", "bfloat16"),
     ("by hand, tokens split, biased", "float32"),
     ("tensor parallel, a buffer that follows the data", "float32"),

@@ -26,13 +26,11 @@ USUAL = {
     "meta device, fsdp2",
     "experts, all-to-all",
     "context parallel in a ring",
-    "a checkpoint of another mesh",
     "float8, one scale for all ranks",
 }
 USUAL_MISTAKES = {
     "micro-batches summed",
     "norm of the own shards",
-    "hybrid sharding without its replicas",
     "experts, all-to-all: gradients of experts not divided",
 }
 ALL_RIGHT = [*titan_plans.RIGHT, *RIGHT_FURTHER]
