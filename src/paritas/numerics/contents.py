@@ -355,8 +355,10 @@ _MISSING = object()
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """The contents of an object's `__dict__` and slots, except cached properties."""
     found: dict[str, Any] = {}
-    stored, cached = _stored_in(type(value))
-    for name, descriptor in stored:
+    cls = type(value)
+    stored, cached = _stored_in(cls)
+    for place, name in stored:
+        descriptor = vars(cls.__mro__[place])[name]
         if name == "__dict__":
             found |= dict.items(descriptor.__get__(value))
         else:
@@ -369,28 +371,31 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _stored_in(cls: type) -> tuple[list[tuple[str, Any]], frozenset[str]]:
-    """The descriptors of what an object of a class stores, and its cached properties.
+def _stored_in(cls: type) -> tuple[list[tuple[int, str]], frozenset[str]]:
+    """What an object of a class stores, by its place among the bases, and its cached properties.
 
-    Kept for each class, which has them from its creation on. By identity: a metaclass may refuse to
-    be hashed.
+    Kept while the class lives, which has them from its creation on. By identity: a metaclass may
+    refuse to be hashed.
     """
-    known = _STORED_IN.get(id(cls))
+    key = id(cls)
+    known = _STORED_IN.get(key)
     if known is not None and known[0]() is cls:
         return known[1], known[2]
-    stored: list[tuple[str, Any]] = []
+    stored: list[tuple[int, str]] = []
     cached: set[str] = set()
-    for base in reversed(cls.__mro__):
+    for place, base in reversed(list(enumerate(cls.__mro__))):
         for name, descriptor in list(vars(base).items()):
             if isinstance(descriptor, functools.cached_property):
                 cached.add(name)
             elif isinstance(descriptor, _STORED) and (name == "__dict__" or not _is_native(base)):
-                stored.append((name, descriptor))
-    _STORED_IN[id(cls)] = weakref.ref(cls), stored, frozenset(cached)
+                stored.append((place, name))
+    forget = weakref.ref(cls, lambda _: _STORED_IN.pop(key, None))
+    _STORED_IN[key] = forget, stored, frozenset(cached)
     return stored, frozenset(cached)
 
 
-_STORED_IN: dict[int, tuple[weakref.ref[type], list[tuple[str, Any]], frozenset[str]]] = {}
+# No descriptors: they would keep their class alive.
+_STORED_IN: dict[int, tuple[weakref.ref[type], list[tuple[int, str]], frozenset[str]]] = {}
 _STORED = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 

@@ -56,7 +56,7 @@ def first_sign(block: Integer) -> Integer:
 @functools.lru_cache(maxsize=64)
 def _first_signs(start: int, end: int, device: torch.device) -> Tensor:
     # Kept, because the tensors of a model are of few sizes. The copy is complete for every stream.
-    return first_sign(torch.arange(start, end)).to(device)
+    return first_sign(torch.arange(start, end, device="cpu")).to(device)
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def sign_table(dtype: np.dtype[Any]) -> Array:
 
 @functools.cache
 def _table_on(device: torch.device) -> Tensor:
-    return (1 - 2 * (_mix(torch.arange(2 * SIGN_BLOCK)) >> 31)).to(device, torch.int8)
+    return (1 - 2 * (_mix(torch.arange(2 * SIGN_BLOCK, device="cpu")) >> 31)).to(device, torch.int8)
 
 
 def _mix(number: Integer) -> Integer:

@@ -79,7 +79,8 @@ def save_on_ranks(model: nn.Module, state: State, ranks: int, folder: str) -> No
     models = [_another(model) for _ in range(ranks)]
 
     def save(rank: int) -> None:
-        sharded, optimizer = _sharded(models[rank], ranks)
+        sharded = _sharded(models[rank], ranks)
+        optimizer = _adam(sharded)
         _set_state(sharded, optimizer, state, whole=True)
         own = _own_state(sharded, optimizer)
         checkpoint.save({"model": own[0], "optimizer": own[1]}, checkpoint_id=folder)
@@ -95,7 +96,8 @@ def load_on_ranks(model: nn.Module, ranks: int, folder: str) -> State:
 
     def load(rank: int) -> State:
         alone = ranks == 1
-        made = (models[rank], _adam(models[rank])) if alone else _sharded(models[rank], ranks)
+        mine = models[rank] if alone else _sharded(models[rank], ranks)
+        made = mine, _adam(mine, RATE / 2)
         own = _own_state(*made)
         loaded = {"model": own[0], "optimizer": own[1]}
         with warnings.catch_warnings():
@@ -130,17 +132,17 @@ def _another(model: nn.Module) -> nn.Module:
     return made
 
 
-def _sharded(model: nn.Module, ranks: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _sharded(model: nn.Module, ranks: int) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
-    return model, _adam(model)
+    return model
 
 
-def _adam(model: nn.Module) -> torch.optim.Optimizer:
+def _adam(model: nn.Module, rate: float = RATE) -> torch.optim.Optimizer:
     trained = [one for one in model.parameters() if one.requires_grad]
-    return torch.optim.AdamW(trained, lr=RATE)
+    return torch.optim.AdamW(trained, lr=rate)
 
 
 def _own_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -182,6 +184,8 @@ def _named(state: State) -> dict[str, Tensor]:
         for key, value in table.items():
             if isinstance(value, torch.Tensor):
                 found[f"{key} of {name}"] = value
+    for number, group in enumerate(optimizer_state.get("param_groups", ())):
+        found[f"learning rate of group {number}"] = torch.tensor(group["lr"], dtype=torch.float64)
     return {name: one.detach() for name, one in found.items()}
 
 

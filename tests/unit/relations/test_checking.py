@@ -124,6 +124,26 @@ def test_what_a_model_refuses_in_words_is_not_promised_and_the_rest_is_checked()
     assert "only supported for one token" in report.row("prefix-reuse").reason
 
 
+@pytest.mark.parametrize("both", [False, True], ids=["candidate", "both"])
+def test_a_candidate_that_refuses_what_the_model_does_is_not_excused(both):
+    class Rows(nn.Linear):
+        refuses = both
+
+        def forward(self, x):
+            if self.refuses and len(x) == 1:
+                raise NotImplementedError("one row is not supported")
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model = Rows(4, 6)
+    candidate = Rows(4, 6)
+    candidate.load_state_dict(model.state_dict())
+    candidate.refuses = True
+    inputs = [torch.ones(3, 4)]
+    report = paritas.invariants(model, inputs, only="row-independence", candidate=candidate)
+    assert report.passed == both
+
+
 def test_a_model_that_draws_random_numbers_is_not_accused():
     class Noisy(nn.Module):
         def forward(self, x):
