@@ -122,8 +122,8 @@ class ParallelOptions:
 @click.option(
     "--by",
     type=click.Choice(["whole", "blocks"]),
-    help="Check the whole model in float64, or its blocks (layers) one by one, which needs little "
-    "memory on the ranks. Default: the whole.",
+    help="Check the whole model in float64, or its blocks (layers) one by one: only one of them is "
+    "in float64 on the ranks at a time. Default: the whole.",
 )
 @blocks_option
 @strict_option

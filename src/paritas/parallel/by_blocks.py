@@ -1,4 +1,4 @@
-"""verify_parallel() block by block: the memory of the ranks is that of a few blocks.
+"""verify_parallel() block by block: in float64, the ranks hold one block at a time.
 
 The model trains natively once on one device and once on the ranks. What each block gets and
 returns, and the gradients that go through it, are recorded on one device; the ranks show in which
