@@ -243,7 +243,9 @@ class Run:
     def __str__(self) -> str:
         return self.name
 
-    def verdict(self, dtype: torch.dtype = torch.float32, steps: int = 1) -> Verdict:
+    def verdict(
+        self, dtype: torch.dtype = torch.float32, steps: int = 1, by: Any = "whole"
+    ) -> Verdict:
         torch.manual_seed(0)
         return verify_parallel(
             self.make(self.sizes).to(dtype),
@@ -255,6 +257,7 @@ class Run:
             optimizer=self.optimizer,
             split=self.split,
             steps=steps,
+            by=by,
         )
 
 

@@ -1,11 +1,18 @@
-"""Memory: how much is free on a device, and which errors say that there was not enough."""
+"""Memory: how much is free, errors that say there was not enough, and copies that share it."""
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import re
+import sys
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 CONTAINER = Path("/sys/fs/cgroup")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "bytes": 1}
@@ -92,3 +99,47 @@ def _left_to_process() -> int | None:
         return max(0, most - pages * resource.getpagesize())
     except (ImportError, OSError, ValueError):  # not Linux
         return None
+
+
+# --- Copies that share memory until one of them is written to -------------------------------------
+
+
+def copy_on_write(module: M) -> M:
+    """A deep copy whose parameters take no memory until they, or the originals, change.
+
+    Torch copies the memory when one side asks to write to it. A parameter for which it cannot do
+    this is copied at once, and so is everything else.
+    """
+    lazy = ((id(one), _lazy_clone(one)) for one in module.parameters())
+    memo: dict[int, Any] = {key: made for key, made in lazy if made is not None}
+    return copy.deepcopy(module, memo)
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor is copied before it is written to."""
+    return bool(torch._C._is_cow_tensor(tensor))
+
+
+def _lazy_clone(parameter: nn.Parameter) -> nn.Parameter | None:
+    """A copy that shares memory; None if torch cannot share it, such as that of a NumPy array."""
+    if type(parameter) is not nn.Parameter or parameter.layout != torch.strided:
+        return None
+    size = parameter.numel() * parameter.element_size()
+    if parameter.is_meta or size != parameter.untyped_storage().nbytes():
+        return None  # of a part, all of the memory would be copied
+    try:
+        made = torch._lazy_clone(parameter.detach())
+    except (AttributeError, RuntimeError):
+        return None
+    return nn.Parameter(made, requires_grad=parameter.requires_grad)
+
+
+def return_free_memory() -> None:
+    """Give the system back what the C library keeps of freed memory, which is much after threads.
+
+    Nothing happens where the C library is not glibc.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

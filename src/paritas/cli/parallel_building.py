@@ -15,6 +15,7 @@ from paritas.candidates.building import call_user, move_leaf
 from paritas.candidates.loading import find, resolve
 from paritas.cli.verify_parallel import NAMED_PLANS
 from paritas.errors import UsageError
+from paritas.execution.subjects import usable_device
 from paritas.numerics.contents import map_leaves
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ def build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) -
         )
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     narrow = None if options.compute_dtype is None else getattr(torch, options.compute_dtype)
+    device = None if options.device is None else usable_device(options.device)
     world = 2 if here is None else here.world
     return ParallelSetup(
-        model=model.to(dtype=dtype),
+        model=model.to(device=device, dtype=dtype),
         plan=plan,
-        inputs=map_leaves(inputs, lambda leaf: move_leaf(leaf, None, dtype)),
+        inputs=map_leaves(inputs, lambda leaf: move_leaf(leaf, device, dtype)),
         mesh=world if options.mesh is None else options.mesh,
         loss=loss,
         optimizer=optimizer,

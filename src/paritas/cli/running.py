@@ -360,15 +360,29 @@ class Ranks:
     here: range
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Ranks | None:
-        """Read the variables of torchrun; None for a single process."""
+    def from_environment(
+        cls, environment: Mapping[str, str], *, alone: bool = False
+    ) -> Ranks | None:
+        """Read the variables of torchrun.
+
+        Args:
+            environment: the variables of this process.
+            alone: whether the only rank that torchrun started counts as one.
+
+        Returns:
+            None if this process is no rank.
+        """
         try:
             rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
             local = int(environment.get("LOCAL_RANK", rank))
             count = int(environment.get("LOCAL_WORLD_SIZE", world))
         except (KeyError, ValueError):
             return None
-        return None if world <= 1 else cls(rank, world, range(rank - local, rank - local + count))
+        # Schedulers set the other variables for processes that are no ranks.
+        one = alone and "TORCHELASTIC_RUN_ID" in environment
+        least = 1 if one else 2
+        here = range(rank - local, rank - local + count)
+        return None if world < least else cls(rank, world, here)
 
     @property
     def merges(self) -> bool:

@@ -12,6 +12,7 @@ from paritas.cli.options import (
     Mesh,
     OutputFormat,
     blocks_option,
+    device_option,
     dtype_option,
     emit_verdict,
     format_options,
@@ -45,6 +46,7 @@ class ParallelOptions:
     split: tuple[str, ...]
     steps: int
     ranks: Literal["simulated", "gloo"]
+    device: str | None
     dtype: str | None
     compute_dtype: str | None
     seed: int
@@ -105,6 +107,7 @@ class ParallelOptions:
     show_default=True,
     help="simulated: threads of this process; gloo: one process per rank.",
 )
+@device_option
 @dtype_option
 @click.option(
     "--compute-dtype",
@@ -144,12 +147,14 @@ def verify_parallel(
     from paritas.cli.running import Ranks
 
     options = ParallelOptions(**given)
-    here = Ranks.from_environment(os.environ)
+    here = Ranks.from_environment(os.environ, alone=True)
     if here is not None and was_given(ctx, "ranks"):
         ctx.fail(
             f"torchrun already starts the ranks (RANK={here.rank} is set): drop "
             f"--ranks {options.ranks}, or run without torchrun"
         )
+    if options.device is not None and (here is not None or options.ranks != "simulated"):
+        ctx.fail("--device is for simulated ranks: torchrun gives each rank its own, gloo the CPU")
     _check_forms(factory, options)
     import msgspec
 

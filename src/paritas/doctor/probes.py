@@ -190,8 +190,14 @@ def lifting() -> None:
 
 
 def memory() -> None:
-    """Errors that say that memory ran out are recognized, with the size that was needed."""
-    from paritas._torch.memory import bytes_asked, free_bytes, is_out_of_memory
+    """Errors that say that memory ran out are recognized, and copies share memory until written."""
+    from paritas._torch.memory import (
+        bytes_asked,
+        copy_on_write,
+        free_bytes,
+        is_out_of_memory,
+        is_shared,
+    )
 
     try:
         torch.empty(1 << 60, dtype=torch.uint8)
@@ -200,6 +206,13 @@ def memory() -> None:
         expect("its size", bytes_asked(error), 1 << 60)
     free = free_bytes(torch.device("cpu"))
     expect("free memory", free is None or free > 0)
+    model = torch.nn.Linear(2, 2)
+    first, second = copy_on_write(model), copy_on_write(model)
+    expect("a copy that shares memory", is_shared(first.weight) and is_shared(second.weight))
+    before = model.weight.tolist()
+    with torch.no_grad():
+        first.weight.add_(1)
+    expect("another copy after a write", second.weight.tolist(), before)
 
 
 def modules() -> None:

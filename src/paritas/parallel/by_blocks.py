@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch import nn
 
+from paritas._torch.memory import return_free_memory
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import Parked, TrainingRecorder
 from paritas.execution.blocks import ReachedInsideError, find_blocks
@@ -210,6 +211,7 @@ class _BlocksOfPlan:
             one = [{name: step[name]} for step in calls]
             shown = [{name: step[name]} for step in forms]
             why = self._check_piece(PieceTask(self.runs.program, name, one, shown))
+            return_free_memory()
             if why:
                 self._leave_uncut(name, why, calls, forms)
         self._tell(total - 1, total)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from paritas._torch.memory import copy_on_write
 from paritas._torch.operators import WIDE
 from paritas.execution.block_runs import Parked
 from paritas.execution.blocks import RESULTS, make_cut, make_rest, replaced_modules
@@ -193,6 +194,10 @@ class Piece(nn.Module):
         object.__setattr__(self, "mesh", mesh)
         name = self.task.name
         setattr(self, _INSIDE, self._blocks()[name] if name else parallel)
+
+    def copy(self) -> Piece:
+        """The same piece of a copy of the model, before a plan is applied to it."""
+        return Piece(self.task, copy_on_write(self.whole))
 
     def _blocks(self) -> dict[str, nn.Module]:
         known = watched_modules(self.names)

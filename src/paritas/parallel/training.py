@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import distributed, nn
 
+from paritas._torch.memory import copy_on_write, return_free_memory
 from paritas._torch.operators import WIDE, default_dtype
 from paritas._torch.pipelines import gradient_factors
 from paritas._torch.simulated_ranks import run_in_threads
@@ -209,6 +210,7 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
     trace.abridge = manner.abridge
     try:
         trace.initial = {**_parameters(names, trace), **_buffers(names, trace)}
+        _tidy(trace)
         optimizer = _optimizer(program, model)
         for _ in range(program.steps):
             trace.steps.append(StepTrace())
@@ -274,10 +276,18 @@ def _one_step(
         with watch.backward(), running:
             loss.backward()
     noted.gradients = _gradient_pieces(names, trace)
+    _tidy(trace)
     with running:
         optimizer.step()
     noted.parameters, noted.buffers = _parameters(names, trace), _buffers(names, trace)
     optimizer.zero_grad(set_to_none=True)
+    _tidy(trace)
+
+
+def _tidy(trace: Trace) -> None:
+    """After values were abridged: what the threads of ranks freed would stay with each of them."""
+    if trace.abridge is not None:
+        return_free_memory()
 
 
 def _run_schedule(
@@ -540,12 +550,14 @@ def _run_threads(program: ParallelProgram, manner: Manner, timeout: float) -> li
     for trace in traces:
         trace.equal = equal
     with same_surroundings(manner):
-        models = [build_model(program, manner) for _ in traces]
+        models = _build_models(program, manner)
         outcomes = run_in_threads(
             lambda rank: train_as_rank(program, models[rank], manner, traces[rank]),
             program.ranks,
             timeout,
         )
+    models.clear()
+    return_free_memory()
     failed = any(outcome.error is not None for outcome in outcomes)
     for trace in traces:
         trace.equal = None
@@ -553,6 +565,22 @@ def _run_threads(program: ParallelProgram, manner: Manner, timeout: float) -> li
         _trace_of_thread(trace, outcome, timeout, failed=failed)
         for trace, outcome in zip(traces, outcomes, strict=True)
     ]
+
+
+def _build_models(program: ParallelProgram, manner: Manner) -> list[BuiltModel]:
+    """A model for each rank, in the memory of one until its plan changes it."""
+    first = build_model(program, manner)
+    models = [first]
+    for _ in range(1, program.ranks):
+        try:
+            one = (
+                first.model.copy() if isinstance(first.model, Piece) else copy_on_write(first.model)
+            )
+        except Exception:  # noqa: BLE001  (a module may refuse to be copied in any way)
+            models.append(build_model(program, manner))
+        else:
+            models.append(dataclasses.replace(first, model=one, original=one))
+    return models
 
 
 def _trace_of_thread(

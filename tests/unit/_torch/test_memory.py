@@ -1,8 +1,15 @@
 import pytest
 import torch
+from torch import nn
 
 from paritas._torch import memory
-from paritas._torch.memory import bytes_asked, free_bytes, is_out_of_memory
+from paritas._torch.memory import (
+    bytes_asked,
+    copy_on_write,
+    free_bytes,
+    is_out_of_memory,
+    is_shared,
+)
 
 
 @pytest.fixture
@@ -49,3 +56,47 @@ def test_a_compiler_that_runs_out_of_memory_is_out_of_memory():
 def test_other_errors_are_not():
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     assert bytes_asked(RuntimeError("shape mismatch")) is None
+
+
+def test_a_copy_shares_memory_until_one_side_writes():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    copies = [copy_on_write(model) for _ in range(2)]
+    assert all(is_shared(one) for made in copies for one in made.parameters())
+    before = model[0].weight.detach().clone()
+    with torch.no_grad():
+        copies[0][0].weight.add_(1)
+        copies[1][0].bias.numpy()[:] = 7
+    assert torch.equal(model[0].weight, before)
+    assert torch.equal(copies[1][0].weight, before)
+    assert torch.equal(copies[0][0].weight, before + 1)
+    assert not model[0].bias.eq(7).any()
+    assert is_shared(copies[1][0].weight)
+
+
+def test_what_cannot_be_shared_is_copied():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            flat = torch.randn(8)
+            self.first, self.last = nn.Parameter(flat[:4]), nn.Parameter(flat[4:])
+            self.array = nn.Parameter(torch.from_numpy(torch.ones(4).numpy().copy()))
+            self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+            self.tied = self.frozen
+            self.register_buffer("whole", torch.arange(4.0))
+            self.register_buffer("part", self.whole[:2])
+            self.register_buffer("empty", torch.empty(3, device="meta"))
+
+    model = Odd()
+    made = copy_on_write(model)
+    for name, tensor in model.state_dict().items():
+        assert tensor.is_meta or torch.equal(made.state_dict()[name], tensor)
+    assert made.tied is made.frozen
+    assert not made.frozen.requires_grad
+    with torch.no_grad():
+        for tensor in (*model.parameters(), model.whole):
+            tensor.zero_()
+    assert made.first.any()
+    assert made.array.all()
+    made.whole.fill_(9)  # views of one buffer stay views of one buffer
+    assert made.part.tolist() == [9, 9]
+    assert not model.part.any()

@@ -72,6 +72,14 @@ def test_the_environment_says_who_is_who(given, expected):
     assert Ranks.from_environment(given) == expected
 
 
+def test_the_only_rank_of_torchrun_counts_where_it_is_asked_for():
+    given = {"RANK": "0", "WORLD_SIZE": "1"}
+    assert Ranks.from_environment(given, alone=True) is None  # a scheduler's, not torchrun's
+    given["TORCHELASTIC_RUN_ID"] = "none"
+    assert Ranks.from_environment(given) is None
+    assert Ranks.from_environment(given, alone=True) == Ranks(0, 1, range(1))
+
+
 def test_the_first_rank_of_each_machine_merges():
     local = {"LOCAL_WORLD_SIZE": "2"}
     merging = [
