@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ LARGEST = LAYERS[-1]
 
 
 def peak(layers: int, by: str) -> dict[str, float]:
-    """MiB of one check, and of the model."""
+    """MiB of one check, and of the model; seconds of the processor."""
     case = next(case for case in RIGHT if case.name == "tensor parallel, 2 ranks")
     (axis,) = case.mesh
     sizes = Sizes(dim=256, heads=8, kv_heads=8, hidden=704, layers=layers)
@@ -50,9 +51,11 @@ def peak(layers: int, by: str) -> dict[str, float]:
 
     # What a first check imports is not memory of the second.
     check(Llama(Sizes(heads=8, kv_heads=8)), by)
-    used = resident_peak(lambda: check(model, by))
+    began = time.process_time()
+    used = resident_peak(lambda: check(model, by), warm=False)
+    spent = time.process_time() - began
     own = sum(one.nbytes for one in model.parameters())
-    return {"peak": used / MIB, "model": own / MIB}
+    return {"peak": used / MIB, "model": own / MIB, "time": spent}
 
 
 def measured(layers: int, by: str) -> dict[str, float]:
@@ -69,7 +72,8 @@ def main() -> None:
     for layers in LAYERS:
         whole, blocks = measured(layers, "whole"), measured(layers, "blocks")
         ratios[layers] = whole["peak"] / blocks["peak"]
-        rows.append([layers, whole["model"], whole["peak"], blocks["peak"], ratios[layers]])
+        spent = [whole["time"], blocks["time"]]
+        rows.append([layers, whole["model"], whole["peak"], blocks["peak"], ratios[layers], *spent])
         print(rows[-1], flush=True)
     growth = (rows[-1][3] - rows[0][3]) / (rows[-1][1] - rows[0][1])
     figures = [
@@ -81,7 +85,10 @@ def main() -> None:
         ),
         Figure("by blocks: further memory for each further byte of the model", growth, "x"),
     ]
-    columns = ["layers", "model, MiB", "whole, MiB", "by blocks, MiB", "whole over blocks"]
+    columns = [
+        *("layers", "model, MiB", "whole, MiB", "by blocks, MiB", "whole over blocks"),
+        *("whole, processor s", "by blocks, processor s"),
+    ]
     write(Report("parallel_blocks", figures, [Table("Each size", columns, rows)], what=__doc__))
 
 

@@ -55,12 +55,16 @@ def python_peak(function: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def resident_peak(function: Callable[[], object], pause: float = 0.002) -> int:
+def resident_peak(
+    function: Callable[[], object], pause: float = 0.002, *, warm: bool = True
+) -> int:
     """The most memory of the process's own, not of mapped files, on top of what was there before.
 
-    For what allocates in several threads or outside torch; looked at every few milliseconds.
+    For what allocates in several threads or outside torch; looked at every few milliseconds. With
+    `warm`, it is the second call that is measured.
     """
-    function()
+    if warm:
+        function()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     before = peak = resident()

@@ -204,6 +204,18 @@ def on_ranks(right: Any, wrong: Any) -> Any:
 PLAIN = functools.partial(torch.optim.SGD, lr=0.1)
 
 
+class Forgetful(torch.optim.AdamW):
+    """Its checkpoint has no moments."""
+
+    def state_dict(self) -> dict[str, Any]:
+        made = super().state_dict()
+        zeros = {
+            number: {name: torch.zeros_like(one) for name, one in held.items()}
+            for number, held in made["state"].items()
+        }
+        return {**made, "state": zeros}
+
+
 # --- pipelines ------------------------------------------------------------------------------------
 
 
@@ -515,6 +527,7 @@ MISTAKES = [
     Mistake(
         mistaken(LOADED, "a shard of another rank"), ("layers.1.attention.q",), SHARD_OF_ANOTHER
     ),
+    Mistake(_data("moments that are not saved", optimizer=Forgetful, resume={"dp": 4})),
     # float8
     Mistake(mistaken(IN_FLOAT8, "each rank has its own scale"), ("layers.0.mlp.up",)),
 ]

@@ -239,6 +239,7 @@ class Run:
     optimizer: Callable[..., Any] | None = None
     sizes: Sizes = SMALL
     make: Callable[[Sizes], nn.Module] = Llama
+    resume: dict[str, int] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -257,7 +258,8 @@ class Run:
             optimizer=self.optimizer,
             split=self.split,
             steps=steps,
-            by=by,
+            by="whole" if self.resume else by,
+            resume=self.resume,
         )
 
 
@@ -304,6 +306,8 @@ RIGHT = [
     ),
     Run("meta device, fsdp2", Titan(shard=("dp",), meta=True), DP, ("dp",)),
     Run("meta device, tp", Titan(TENSOR, meta=True), TP),
+    Run("resumed on more ranks", Titan(shard=("dp",)), DP, ("dp",), resume={"dp": 4}),
+    Run("resumed on another mesh", Titan(TENSOR, ("dp",)), DP_TP, ("dp",), resume={"dp": 1, **TP}),
     Run("compiled layers, tp", Titan(TENSOR, compiled=True), TP),
     Run("context parallel", context, CP),
     Run("gpipe", Pipe(ScheduleGPipe), PP),

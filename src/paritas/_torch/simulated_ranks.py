@@ -241,12 +241,12 @@ class _RankThread(threading.Thread):
                     is_member = True
                 task.outcome.value = task.program(self.rank)
                 task.outcome.done = True
-            except Exception as error:  # noqa: BLE001  (returned to the caller)
-                task.outcome.error, task.outcome.done = error, True
-                _threaded_group().ProcessLocalGroup.exception_handle(error)
             except SystemExit:
                 # Raised in a thread that waits for a failed rank.
                 break
+            except BaseException as error:  # noqa: BLE001  (some of torch's are no `Exception`)
+                task.outcome.error, task.outcome.done = error, True
+                _threaded_group().ProcessLocalGroup.exception_handle(error)
             finally:
                 task.ended.set()
         with contextlib.suppress(Exception):

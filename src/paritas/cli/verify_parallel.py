@@ -51,6 +51,7 @@ class ParallelOptions:
     compute_dtype: str | None
     seed: int
     timeout: float
+    resume: int | dict[str, int] | None
     by: Literal["whole", "blocks"] | None
     blocks: tuple[str, ...]
     strict: bool
@@ -121,6 +122,12 @@ class ParallelOptions:
     default=120.0,
     show_default=True,
     help="Time limit for one run of the ranks, in seconds.",
+)
+@click.option(
+    "--resume",
+    type=Mesh(),
+    help="Another mesh: after the steps, a checkpoint is saved (torch.distributed.checkpoint) and "
+    "loaded on it, and as many steps follow.",
 )
 @click.option(
     "--by",
@@ -217,5 +224,6 @@ def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
             timeout=options.timeout,
             by=options.by,
             blocks=options.blocks or None,
+            resume=options.resume,
             on_progress=tell,
         )

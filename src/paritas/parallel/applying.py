@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -68,6 +69,26 @@ def apply_plan(
             "None if the model was changed in place"
         )
     return model if made is None else made
+
+
+def apply_styles(model: nn.Module, mesh: DeviceMesh, plan: dict[str, Any], block: str) -> None:
+    """Apply the parallel styles of a plan to one block, and to the modules around and inside it.
+
+    This is what `parallelize_module` does there. Of a plan for many layers it is a small part.
+    """
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    for pattern, style in plan.items():
+        atoms = _atoms(pattern)
+        for name, module in list(model.named_modules()):
+            path = _atoms(name)
+            near = all(map(str.__eq__, path, _atoms(block)))
+            if near and len(path) == len(atoms) and all(map(fnmatch.fnmatch, path, atoms)):
+                parallelize_module(module, mesh, copy.deepcopy(style))
+
+
+def _atoms(name: str) -> list[str]:
+    return name.split(".") if name else []
 
 
 def _shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -136,6 +136,7 @@ class _BlocksOfPlan:
         }
         abridge = Abridger(program, {name: one.detach() for name, one in tensors.items()})
         reference, off = self._reference(abridge)
+        return_free_memory()
         if reference.error is not None:
             return Verdict(findings=(unusable(reference),), strict=self.strict)
         self.runs.tell(f"training on {program.ranks} ranks")

@@ -67,7 +67,8 @@ class TrainingProgram(Program):
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """Count those of the initial parameters and of the outputs of the first step."""
-        pieces = [*self.native.initial.values(), *self.native.steps[0].outputs.values()]
+        held = self.native.initial or self.native.steps[0].parameters
+        pieces = [*held.values(), *self.native.steps[0].outputs.values()]
         found = count_dtypes(piece.local for piece in pieces)
         narrow = self.program.compute_dtype
         return found if narrow is None else {narrow: sum(found.values())}

@@ -83,7 +83,7 @@ def _weighted_mean(
         if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
             continue
         whole = leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
-        seed = program.seed + 1009 * number + place
+        seed = program.seed + 1009 * (program.first + number) + place
         weights = _loss_weights(tuple(whole.shape), program, trace, number, seed, rows)
         term = (whole * weights.to(whole.device, whole.dtype)).mean()
         total = term if total is None else total + term

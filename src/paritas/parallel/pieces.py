@@ -24,7 +24,7 @@ from paritas.execution.isolation import copy_inputs
 from paritas.execution.observation import INPUT, OUTPUT
 from paritas.execution.subjects import Inputs
 from paritas.numerics.contents import leaves, map_leaves
-from paritas.parallel.applying import apply_plan
+from paritas.parallel.applying import apply_plan, apply_styles
 from paritas.parallel.boundaries import Boxed, NotByBlocksError
 from paritas.parallel.losses import training_loss
 from paritas.parallel.plan import batch_size, part_of_batch
@@ -129,8 +129,12 @@ class PiecePlan:
 
     def __call__(self, piece: Any, mesh: DeviceMesh) -> None:
         """Change the piece in place."""
-        whole = piece.whole
-        piece.enter(apply_plan(self.task.program, whole, mesh, None), whole, mesh)
+        program, whole = self.task.program, piece.whole
+        if isinstance(program.plan, dict) and self.task.name:
+            apply_styles(whole, mesh, program.plan, self.task.name)
+            piece.enter(whole, whole, mesh)
+        else:
+            piece.enter(apply_plan(program, whole, mesh, None), whole, mesh)
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

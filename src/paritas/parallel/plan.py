@@ -46,6 +46,7 @@ class ParallelProgram:
         step: a function of the model and the batch that runs forward and backward, as often as it
             likes, and returns the loss; None means once.
         steps: how many.
+        first: how many steps were trained before, on other ranks.
         split: axes of the mesh along which ranks have different samples.
         seed: for making the model, for each step, and for the weights of that mean.
         dropout: what becomes of dropout on both sides.
@@ -61,6 +62,7 @@ class ParallelProgram:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     step: Callable[..., Any] | None = None
     steps: int = 2
+    first: int = 0
     split: tuple[str, ...] = ()
     seed: int = 0
     dropout: Dropout = "drawn"
@@ -94,7 +96,7 @@ class ParallelProgram:
 
     def batch(self, step: int) -> Inputs:
         """The inputs of a step, counted from 0."""
-        return self.batches[step % len(self.batches)]
+        return self.batches[(self.first + step) % len(self.batches)]
 
 
 def make_program(  # noqa: PLR0913

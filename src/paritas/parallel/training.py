@@ -52,6 +52,7 @@ from paritas.parallel.rank_pool import (
     start_method,
     warm_pool,
 )
+from paritas.parallel.resuming import load_state, save_state
 from paritas.parallel.traces import (
     EqualPieces,
     ModelNames,
@@ -93,6 +94,8 @@ class Manner:
         record: makes a context around the forward pass of each step, of the names in the model and
             the trace.
         abridge: see `Trace`.
+        load_from: a folder with a checkpoint to begin with; empty for none.
+        save_to: a folder for a checkpoint at the end; empty for none.
     """
 
     wide: bool = False
@@ -103,6 +106,8 @@ class Manner:
     alone: bool = True
     record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
+    load_from: str = ""
+    save_to: str = ""
 
     def running(self, native: torch.dtype) -> contextlib.AbstractContextManager[Any]:
         """The context around the program's own code."""
@@ -209,13 +214,18 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
     watch = ModuleWatch(names, trace, keep=program.steps if manner.watch_modules else None)
     trace.abridge = manner.abridge
     try:
+        optimizer = _optimizer(program, model)
+        if manner.load_from:
+            load_state(model, optimizer, manner.load_from)
         trace.initial = {**_parameters(names, trace), **_buffers(names, trace)}
         _tidy(trace)
-        optimizer = _optimizer(program, model)
         for _ in range(program.steps):
             trace.steps.append(StepTrace())
-            with _seeded(program.seed + len(trace.steps), manner, trace):
+            seed = program.seed + program.first + len(trace.steps)
+            with _seeded(seed, manner, trace):
                 _one_step(program, names, optimizer, manner, trace, watch, running)
+        if manner.save_to:
+            save_state(model, optimizer, manner.save_to)
     except UnsupportedPlanError as error:
         trace.fail(str(error), unsupported=True)
         raise
@@ -496,7 +506,7 @@ TEAMS = ("simulated", "gloo", "here")
 _STUCK = "it waits in a collective that some ranks never entered, or is still busy"
 
 
-def run_ranks(
+def run_ranks(  # noqa: PLR0913
     program: ParallelProgram,
     team: Team = "simulated",
     *,
@@ -505,6 +515,8 @@ def run_ranks(
     timeout: float = 120.0,
     record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
+    load_from: str = "",
+    save_to: str = "",
 ) -> list[Trace]:
     """Train the model under its plan, and return the trace of each rank.
 
@@ -515,6 +527,8 @@ def run_ranks(
         watch_modules: see `Manner`.
         record: see `Manner`.
         abridge: see `Manner`.
+        load_from: see `Manner`.
+        save_to: see `Manner`.
         timeout: in seconds. The trace of a rank that raised, or did not finish in time, has the
             error and the steps before it.
 
@@ -529,7 +543,14 @@ def run_ranks(
     # These imports take seconds: do them here, not in each process.
     for name in ("fsdp", "tensor.parallel"):
         importlib.import_module(f"torch.distributed.{name}")
-    manner = Manner(wide=wide, watch_modules=watch_modules, record=record, abridge=abridge)
+    manner = Manner(
+        wide=wide,
+        watch_modules=watch_modules,
+        record=record,
+        abridge=abridge,
+        load_from=load_from,
+        save_to=save_to,
+    )
     if team == "here":
         return _run_here(program, manner, timeout)
     if program.ranks > MOST_RANKS:
@@ -593,7 +614,7 @@ def _trace_of_thread(
     if outcome.error is None:
         found.fail(LET_GO if failed else _describe_timeout(timeout), waited=True)
     elif found.error is None:
-        found.fail(f"{type(outcome.error).__name__}: {outcome.error}")
+        found.fail(in_one_line(outcome.error, 300))
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -18,6 +20,7 @@ from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_
 from paritas.parallel.dropout import KEYED
 from paritas.parallel.judging import ADVICE, Judge, Judged, complete_steps
 from paritas.parallel.plan import ParallelProgram, make_program
+from paritas.parallel.resuming import Resumption, new_folder
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
@@ -56,6 +59,7 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     timeout: float = 120.0,
     by: Literal["whole", "blocks"] | None = None,
     blocks: Sequence[str] | None = None,
+    resume: int | Sequence[int] | Mapping[str, int] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Train a model a few steps on one device and under a plan on ranks, and compare everything.
@@ -90,6 +94,10 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
             allow this is checked as a whole, and a note says why.
         blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules
             of the model. With them, `by` is "blocks".
+        resume: another mesh: after `steps` steps, a checkpoint is saved with
+            `torch.distributed.checkpoint`, loaded on this mesh under the same plan, and as many
+            further steps are trained. What was loaded and what follows are compared with a training
+            that was not interrupted.
         on_progress: called with a message before every run.
 
     Returns:
@@ -99,11 +107,11 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     Raises:
         UsageError: an argument is not valid, or the model on one device cannot be trained.
     """
-    program = make_program(
+    make = functools.partial(
+        make_program,
         model,
         plan,
         inputs,
-        mesh,
         loss=loss,
         optimizer=optimizer,
         step=step,
@@ -111,15 +119,21 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
         split=split,
         seed=seed,
         compute_dtype=compute_dtype,
-        least=1 if ranks == "here" else 2,
     )
+    program = make(mesh, least=1 if ranks == "here" else 2)
     runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
     if by not in {None, "whole", "blocks"}:
         raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
     if blocks is not None and by == "whole":
         raise UsageError("blocks=... cannot be combined with by='whole'")
     if by != "blocks" and blocks is None:
-        return check_program(runs, strict=strict)
+        verdict = check_program(runs, strict=strict)
+        if resume is None or not verdict.passed:
+            return verdict
+        resumption = Resumption(program, make(resume, least=1 if ranks == "here" else 2))
+        return resumption.joined(verdict, _check_resumption(resumption, runs, strict=strict))
+    if resume is not None:
+        raise UsageError("resume=... cannot be combined with by='blocks'")
     from paritas.parallel.by_blocks import check_by_blocks
 
     try:
@@ -129,6 +143,13 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     verdict = check_program(runs, strict=strict)
     note = f"checked as a whole, since this plan cannot be checked by blocks: {reason}"
     return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
+
+
+def _check_resumption(resumption: Resumption, runs: ProgramRuns, *, strict: bool) -> Verdict:
+    """Check what ranks load from a checkpoint of other ranks, and how they train on."""
+    with new_folder() as folder:
+        how = ResumedRuns(resumption, runs.agreed(folder), runs)
+        return check_program(how, strict=strict)
 
 
 def check_program(runs: ProgramRuns, *, strict: bool = False) -> Verdict:
@@ -178,6 +199,10 @@ class ProgramRuns:
         """Train on the ranks."""
         return run_ranks(program or self.program, self.team, timeout=self.timeout, **how)
 
+    def like(self, program: ParallelProgram) -> ProgramRuns:
+        """Runs of a changed program."""
+        return ProgramRuns(program, self.team, self.timeout, self.tell)
+
     def without_dropout(self) -> bool:
         """Switch dropout off on both sides, if nothing else draws random numbers."""
         off = dataclasses.replace(self.program, dropout="off")
@@ -200,6 +225,36 @@ class ProgramRuns:
         distributed.broadcast_object_list(box, src=0, group=group)
         distributed.destroy_process_group(group)
         return box[0]
+
+
+class ResumedRuns(ProgramRuns):
+    """Runs a program from a checkpoint on, which ranks of another mesh save before each run."""
+
+    def __init__(self, resumption: Resumption, folder: str, runs: ProgramRuns) -> None:
+        super().__init__(resumption.program(), runs.team, runs.timeout, runs.tell)
+        self.resumption, self.folder, self.checkpoints = resumption, folder, itertools.count()
+
+    def like(self, program: ParallelProgram) -> ProgramRuns:
+        """Runs of a changed program."""
+        made = ResumedRuns(self.resumption, self.folder, self)
+        made.program, made.checkpoints = program, self.checkpoints
+        return made
+
+    def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
+        """Train on one device, without an interruption."""
+        return self.resumption.reference(super().reference, self._asked(program, **how), **how)
+
+    def ranks(self, program: ParallelProgram | None = None, **how: Any) -> list[Trace]:
+        """Train on the ranks before the checkpoint, and on those after it."""
+        folder = f"{self.folder}/{next(self.checkpoints)}"
+        asked = self._asked(program, **how)
+        return self.resumption.ranks(super().ranks, asked, folder, **how)
+
+    def _asked(self, program: ParallelProgram | None, **how: Any) -> ParallelProgram:
+        """The steps to train; of those that are watched, the first is what was loaded."""
+        program = program or self.program
+        fewer = program.steps - 1 if how.get("watch_modules") else program.steps
+        return dataclasses.replace(program, steps=max(1, fewer))
 
 
 _DROPOUT = (
@@ -229,7 +284,7 @@ def _with_dropout(verdict: Verdict, runs: ProgramRuns) -> Verdict:
 def _failures_with_masks(kind: Dropout, runs: ProgramRuns, *, strict: bool) -> tuple[Finding, ...]:
     """What fails in float64 with masks by value."""
     program = dataclasses.replace(runs.program, dropout=kind)
-    masked = ProgramRuns(program, runs.team, runs.timeout, runs.tell)
+    masked = runs.like(program)
     runs.tell("training on one device and on ranks, in float64, with dropout by value")
     reference = masked.native = masked.reference(wide=True)
     ranks = masked.ranks(wide=True)
@@ -340,7 +395,8 @@ def _lifted(
 
 def _all_float64(trace: Trace) -> bool:
     """Whether the model itself runs in float64, so there is no wider run."""
-    pieces = [*trace.initial.values(), *trace.steps[0].outputs.values()]
+    held = trace.initial or trace.steps[0].parameters
+    pieces = [*held.values(), *trace.steps[0].outputs.values()]
     dtypes = {piece.local.dtype for piece in pieces if piece.local.is_floating_point()}
     return dtypes == {torch.float64}
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from paritas.errors import UsageError
 from paritas.execution.subjects import Inputs
+from paritas.parallel.applying import apply_styles
 from paritas.parallel.assembling import assemble
 from paritas.parallel.edges import Abridger
 from paritas.parallel.pieces import PieceMaker, PieceTask
@@ -169,3 +170,15 @@ def test_sketches_of_shards_add_up_to_the_sketch_of_the_whole(rows):
     if rows[0] == rows[1]:  # torch cuts an uneven dim in another way
         torch.testing.assert_close(assemble(pieces, expected.shape).value, expected)
     torch.testing.assert_close(assemble(by_hand_too, expected.shape).value, expected)
+
+
+def test_styles_of_a_block_are_those_that_parallelize_module_gives_it(monkeypatch):
+    model, given = tower(), []
+    known = {id(module): name for name, module in model.named_modules()}
+    monkeypatch.setattr(
+        "torch.distributed.tensor.parallel.parallelize_module",
+        lambda module, _mesh, style: given.append((known[id(module)], style)),
+    )
+    plan = {"": "root", "*": "child", "blocks.*.up": "up", "blocks.0.down": "down", "norm": "norm"}
+    apply_styles(model, None, plan, "blocks.1")
+    assert given == [("", "root"), ("blocks", "child"), ("blocks.1.up", "up")]
