@@ -31,8 +31,10 @@ from quality.titan_plans import (
     PP,
     TP,
     VOCABULARY,
+    Interleaved,
     Pipe,
     Run,
+    Sizes,
     Step,
     Titan,
     adamw,
@@ -361,6 +363,16 @@ MISTAKES = [
         MISSING,
     ),
     Mistake(
+        Run(
+            "hybrid sharding over tp without its replicas",
+            Titan(TENSOR, ("shard",)),
+            {**HYBRID, "tp": 2},
+            tuple(HYBRID),
+        ),
+        (REDUCTION,),
+        MISSING,
+    ),
+    Mistake(
         _two_axes(
             "two axes, the mlp doubled", Titan(TENSOR, ("dp",), spoil=output(DOWN, lambda x: 2 * x))
         ),
@@ -491,6 +503,15 @@ MISTAKES = [
             PP,
         ),
         ("head",),
+    ),
+    Mistake(
+        Run(
+            "a wrong layer of an interleaved stage",
+            Interleaved(stage(2, add_hook("layers.0.mlp.down", lambda x: 1.01 * x))),
+            PP,
+            sizes=Sizes(layers=4),
+        ),
+        ("layers.2.mlp.down",),
     ),
     # experts
     *(

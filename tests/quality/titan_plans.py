@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -224,6 +229,23 @@ class Pipe:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Interleaved:
+    """A pipeline of four stages of one layer, two on each rank; `spoil` as in `Pipe`."""
+
+    spoil: Callable[[Piece, int], Any] | None = None
+
+    def __call__(self, model: Llama, mesh: DeviceMesh) -> Any:
+        rank, group = mesh.get_local_rank("pp"), mesh.get_group("pp")
+        stages = []
+        for number in (rank, rank + 2):
+            piece = Piece(model, number, number + 1)
+            if self.spoil is not None:
+                self.spoil(piece, number)
+            stages.append(PipelineStage(piece, number, 4, torch.device("cpu"), group=group))
+        return ScheduleInterleaved1F1B(stages, 4, loss_fn=lambda output, _: output.mean())
+
+
 # --- the corpus -----------------------------------------------------------------------------------
 
 
@@ -312,4 +334,5 @@ RIGHT = [
     Run("context parallel", context, CP),
     Run("gpipe", Pipe(ScheduleGPipe), PP),
     Run("1f1b", Pipe(parts=4), PP),
+    Run("interleaved 1f1b", Interleaved(), PP, sizes=Sizes(layers=4)),
 ]
