@@ -11,8 +11,8 @@ import operator
 import pickle
 import random
 import types
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -672,7 +672,7 @@ def _array_content(array: np.ndarray[Any, Any]) -> Any:
 # --- Comparing and copying ------------------------------------------------------------------------
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, torch.Tensor)
 
 
@@ -717,9 +717,10 @@ def unchanged_on_device(
 ) -> set[str]:
     """The names of all tensors on an accelerator if none has changed: we wait for it only once."""
     names = [path for path, value in now.items() if _is_tensor(value) and not value.is_cpu]
-    pairs = [(before.get(name), now[name].detach()) for name in names]
-    if not pairs or not all(_is_tensor(old) and is_dense(old) for old, _ in pairs):
+    known = [before.get(name) for name in names]
+    if not names or not all(_is_tensor(old) and is_dense(old) for old in known):
         return set()
+    pairs: Iterable[tuple[Any, Tensor]] = zip(known, (now[n].detach() for n in names), strict=True)
     try:
         same = equal_on_device((_as_now(a, b) if widened else a, b) for a, b in pairs)
     except RuntimeError:  # one of them cannot be read: comparing each of them tells which
