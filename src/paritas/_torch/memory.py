@@ -117,7 +117,8 @@ def copy_on_write(module: M) -> M:
 
 def is_shared(tensor: Tensor) -> bool:
     """Whether the memory of a tensor is copied before it is written to."""
-    return bool(torch._C._is_cow_tensor(tensor))
+    bindings: Any = torch._C
+    return bool(bindings._is_cow_tensor(tensor))
 
 
 def _lazy_clone(parameter: nn.Parameter) -> nn.Parameter | None:
