@@ -171,6 +171,10 @@ def test_every_option_reaches_the_verification():
             "a parallel plan needs a torch.nn.Module",
         ),
         (
+            ("own_parallel:build", "--plan", "ddp", "--device", "cpu", "--ranks", "gloo"),
+            "--device is for simulated ranks: torchrun gives each rank its own, gloo the CPU",
+        ),
+        (
             ("own_parallel:build", "--plan", "ddp", "--json", "missing/verdict.json"),
             "missing/verdict.json",
         ),

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch
 
 from paritas._torch import simulated_ranks
 from paritas._torch import simulated_ranks as sharding_rules
+from paritas._torch.pipelines import gradient_factors
 from paritas.errors import UnsupportedTorchError, UsageError
 from paritas.precision.lifting import RankLiftMode
 
@@ -166,3 +167,20 @@ def test_a_part_that_torch_has_not_is_named():
         simulated_ranks._import_private("torch.distributed.nowhere")
     with pytest.raises(UnsupportedTorchError, match="has no nothing"):
         simulated_ranks._import_private("torch.distributed", "nothing")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fsdp_sums_and_divides_by_a_factor_on_simulated_ranks(device):
+    """They have none of NCCL's reductions, on a GPU either."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    def program(rank):
+        given = (distributed.group.WORLD, None, torch.float32, device, 4.0)
+        return collectives._get_gradient_divide_factors(*given)
+
+    with gradient_factors(once=False):
+        outcomes = simulated_ranks.run_in_threads(program, 2, 60)
+    assert [one.error for one in outcomes] == [None, None]
+    for one in outcomes:
+        assert one.value[1] == 4.0
+        assert one.value[2] == distributed.ReduceOp.SUM

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from paritas.errors import UnsupportedTorchError
 
@@ -122,9 +122,14 @@ _FACTORS = "_get_gradient_divide_factors"
 _ARGUMENTS = 6
 
 
+def _has_nccl(group: Any) -> bool:
+    """Whether a group sends by NCCL; simulated ranks do not, even on a GPU."""
+    return "nccl" in str(distributed.get_backend(group))
+
+
 @contextlib.contextmanager
 def gradient_factors(*, once: bool) -> Iterator[None]:
-    """Within it, FSDP can divide gradients by a factor of the user on the CPU.
+    """Within it, FSDP can divide gradients by a factor of the user without NCCL.
 
     For that, torch uses a reduction that only NCCL has; here it adds them up and divides the sum.
 
@@ -148,7 +153,8 @@ def gradient_factors(*, once: bool) -> Iterator[None]:
         force_sum: bool = False,  # noqa: FBT001, FBT002  (torch's order)
     ) -> Any:
         alone = scattering is None or scattering.size() == 1
-        summed = force_sum or (device_type == "cpu" and factor is not None and not alone)
+        has_nccl = device_type != "cpu" and (alone or _has_nccl(scattering))
+        summed = force_sum or (factor is not None and not alone and not has_nccl)
         found = original(scattering, reducing, dtype, device_type, factor, summed)
         return (None, None, *found[2:]) if once and alone and factor is not None else found
 

@@ -344,7 +344,8 @@ def _optimizer(program: ParallelProgram, model: nn.Module) -> torch.optim.Optimi
     if isinstance(model, Piece) and not parameters:
         parameters = [nn.Parameter(torch.zeros(()))]
     if program.optimizer is None:
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        # On a GPU, the default form refuses a list of distributed and plain parameters.
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False)
     made = program.optimizer(iter(parameters))
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(f"the function that makes the optimizer returned {made!r:.80}")
