@@ -191,28 +191,20 @@ def lifting() -> None:
 
 def memory() -> None:
     """Errors that say that memory ran out are recognized, and copies share memory until written."""
-    from paritas._torch.memory import (
-        bytes_asked,
-        copy_on_write,
-        free_bytes,
-        is_out_of_memory,
-        is_shared,
-    )
+    from paritas._torch import memory as subject
 
     try:
         torch.empty(1 << 60, dtype=torch.uint8)
     except RuntimeError as error:
-        expect("an allocation that is too large", is_out_of_memory(error))
-        expect("its size", bytes_asked(error), 1 << 60)
-    free = free_bytes(torch.device("cpu"))
+        expect("an allocation that is too large", subject.is_out_of_memory(error))
+        expect("its size", subject.bytes_asked(error), 1 << 60)
+    free = subject.free_bytes(torch.device("cpu"))
     expect("free memory", free is None or free > 0)
     model = torch.nn.Linear(2, 2)
-    first, second = copy_on_write(model), copy_on_write(model)
-    expect("a copy that shares memory", is_shared(first.weight) and is_shared(second.weight))
-    before = model.weight.tolist()
-    with torch.no_grad():
-        first.weight.add_(1)
-    expect("another copy after a write", second.weight.tolist(), before)
+    made, before = subject.copy_on_write(model), model.bias.tolist()
+    expect("a copy that shares memory", subject.is_shared(made.bias))
+    made.bias.data.add_(1)
+    expect("the original after a write to the copy", model.bias.tolist(), before)
 
 
 def modules() -> None:
