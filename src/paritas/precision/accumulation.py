@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.kernels import attention_weights, grouped_mm
+from paritas._torch.kernels import attention_weights, grouped_mm, place_of_argument
 from paritas._torch.operators import is_wrapper
 
 if TYPE_CHECKING:
@@ -322,22 +322,89 @@ def _log_sum(call: UnperturbedCall) -> Amplitudes:
 
 
 def _attention(call: UnperturbedCall) -> Amplitudes:
-    keys = call.args[1].shape[-2]
-    weights = _attention_weights(call)
-    if weights is None:
-        return [call.result[0].abs() * math.sqrt(keys / 3)]
-    squares = weights.square() @ call.args[2].square()
-    amplitude = amplitude_from(call.result[0], squares, keys)
-    return [amplitude_in_order(amplitude, keys, _path_of_product(weights, call.args[2]))]
+    """Each row of the output is divided by one sum, whose logarithm is kept for the backward."""
+    query, key, value = call.args[:3]
+    output, sums = call.result[:2]
+    keys = key.shape[-2]
+    shared = output.abs() * math.sqrt(keys / 3)
+    of_sums = torch.full_like(sums, math.sqrt(keys / 3))
+    known = _attention_weights(call, query, key, value)
+    if known is None:
+        return [shared, of_sums]
+    weights, _ = known
+    amplitude = amplitude_from(output, weights.square() @ value.square(), keys)
+    amplitude = amplitude_in_order(amplitude, keys, _path_of_product(weights, value))
+    rows = SharedError(shared, _shape_of_sums(output, -1))
+    return [[SharedError(amplitude, output.shape), rows], of_sums]
+
+
+def _attention_backward(call: UnperturbedCall) -> Amplitudes:
+    """Scores and the gradients of weights are sums over a head; three more products use them."""
+    grad, query, key, value = call.args[:4]
+    known = _attention_weights(call, query, key, value)
+    lengths = key.shape[-2], query.shape[-2], query.shape[-2]
+    if known is None:
+        return [
+            None if r is None else r.abs() * math.sqrt(n / 3)
+            for r, n in zip(call.result[:3], lengths, strict=True)
+        ]
+    weights, scale = known
+    head = query.shape[-1]
+    of_scores = _variance_of_product(query, key.mT, head).mul_(scale**2)
+    of_gradients = _variance_of_product(grad, value.mT, head)
+    to_weights = grad @ value.mT
+    to_scores = to_weights.sub_((to_weights * weights).sum(dim=-1, keepdim=True)).square_()
+    chances = weights.square()
+    variance = chances * (to_scores * of_scores + of_gradients)
+    terms = to_scores.mul_(chances)
+    pairs = (
+        (terms, variance, key * scale),
+        (terms.mT, variance.mT, query * scale),
+        (chances.mT, (chances * of_scores).mT, grad),
+    )
+    return [
+        None
+        if result is None
+        else _with_variance(amplitude_from(result, squares @ _square(by), n), errors @ _square(by))
+        for result, n, (squares, errors, by) in zip(call.result[:3], lengths, pairs, strict=True)
+    ]
+
+
+def _variance_of_product(left: Tensor, right: Tensor, length: int) -> Tensor:
+    return amplitude_from(left @ right, _square(left) @ _square(right), length).square_()
+
+
+def _with_variance(amplitude: Tensor, variance: Tensor) -> Tensor:
+    return amplitude.square_().add_(variance).sqrt_()
+
+
+def errors_of_inner_sums(
+    name: str, func: Operator, args: tuple[Any, ...]
+) -> list[tuple[int, SharedError]]:
+    """Errors of sums inside of a kernel, as errors of the arguments that they are made of.
+
+    The backward of attention reduces each row of gradients by the sum of the output times its
+    gradient, and uses the output for nothing else. An error along the gradient moves that sum.
+    """
+    if _RULES.get(name) is not _attention_backward:
+        return []
+    place = place_of_argument(func, "out")
+    grad, output = args[0], args[place]
+    terms = grad * output
+    total, squares = terms.sum(-1, keepdim=True), terms.square().sum(-1, keepdim=True)
+    error = amplitude_from(total, squares, terms.shape[-1])
+    along = (grad / grad.square().sum(-1, keepdim=True)).nan_to_num_(0.0, 0.0, 0.0)
+    return [(place, SharedError(error * along, error.shape))]
 
 
 # More weights than this are not computed again.
 _MOST_WEIGHTS = 1 << 22
 
 
-def _attention_weights(call: UnperturbedCall) -> Tensor | None:
+def _attention_weights(
+    call: UnperturbedCall, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, float] | None:
     """What the values are weighted with; None if that would take long, or is not known here."""
-    query, key, value = call.args[:3]
     queries, keys = query.shape[-2], key.shape[-2]
     shape = (*query.shape[:-2], queries, keys)
     if math.prod(shape) > _MOST_WEIGHTS or query.shape[:-2] != value.shape[:-2]:
@@ -644,6 +711,10 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_cudnn_attention": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
     "var": _variance,
     "std": _variance,
     "var_mean": _variance,

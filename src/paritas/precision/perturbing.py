@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paritas._torch.kernels import place_of_argument
 from paritas._torch.operators import (
     CHOICES,
     COMPARISONS,
@@ -31,6 +32,7 @@ from paritas.numerics.bits import has_inexact, is_inexact
 from paritas.precision.accumulation import (
     UnperturbedCall,
     accumulation,
+    errors_of_inner_sums,
     errors_of_written_statistics,
 )
 from paritas.precision.lifting import LiftMode
@@ -244,6 +246,14 @@ _SORTING_INTO_BINS = frozenset({"histc", "histogram", "bucketize", "searchsorted
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
 # They add one by one to values in memory, which are in the dtype of the program.
 _SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
+# Beside their result, in its dtype, they give the logarithms of the sums, in float32.
+_KEEPS_SUMS = frozenset(
+    f"_scaled_dot_product_{kernel}"
+    for kernel in (
+        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
+    )
+)  # fmt: skip
+_TAKES_SUMS = frozenset(f"{name}_backward" for name in _KEEPS_SUMS)
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: mixes the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -391,9 +401,12 @@ class PerturbMode(LiftMode):
             given = max(unit, self.unit) if self.shake_inputs else unit
             reach = max(given * abs(self.reach), abs(self.gain) * coarse / 2)
             reach = math.copysign(reach, self.gain)
+            fixed = set(kind.mutates)
+            if kind.name in _TAKES_SUMS:  # they were perturbed as results, and are in float32
+                fixed.add(place_of_argument(func, "logsumexp"))
             shaken = tuple(
                 value
-                if place in kind.mutates
+                if place in fixed
                 else map_tensors(value, lambda tensor: self._shaken(tensor, reach))
                 for place, value in enumerate(args)
             )
@@ -404,6 +417,11 @@ class PerturbMode(LiftMode):
                 )
         if coarse > unit:
             shaken = tuple(map_tensors(value, self._truncated) for value in shaken)
+        for place, error in errors_of_inner_sums(kind.name, func, args):
+            uniform = self._draw_shared(error.amplitude, error.shape)
+            off = self.gain * min(unit, UNIT_F32) / 2 * error.amplitude * uniform
+            moved = shaken[place] + off.to(shaken[place].dtype)
+            shaken = (*shaken[:place], moved, *shaken[place + 1 :])
         result = self.kernel(func, kind, args)(*shaken, **kwargs)
         if exact:
             return result
@@ -448,7 +466,8 @@ class PerturbMode(LiftMode):
                 results[position] = tensor.copy_(noisy) if kind.mutates else noisy
                 continue
             repeats = self._looks_for_repeats and _has_repeats(tensor)
-            noisy = self._times_noise(self._place(tensor, repeats=repeats), unit * self.reach)
+            step = accumulator if kind.name in _KEEPS_SUMS and position == 1 else unit
+            noisy = self._times_noise(self._place(tensor, repeats=repeats), step * self.reach)
             extra = accumulated[position] if position < len(accumulated) else None
             share = self.gain * accumulator / 2
             if isinstance(extra, list):

@@ -99,6 +99,27 @@ def test_the_gradients_of_a_batch_norm_in_evaluation_are_long_sums():
     assert rms(made[0]) < 3 * rms(guessed[0])
 
 
+@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
+def test_sums_inside_of_fused_attention_round_too(place):
+    """Scores, weights and row sums are made in the backward kernel, and seen nowhere else."""
+    inputs = [values(2, 2, 96, 32, seed=seed) for seed in range(4)]
+
+    def gradient(query, key, value, grad):
+        given = [each.detach().requires_grad_() for each in (query, key, value)]
+        attended = F.scaled_dot_product_attention(*given)
+        return torch.autograd.grad(attended, given[place], grad + 3)[0]
+
+    guessed, made = rms(spread(gradient, *inputs)), rms(measured(gradient, *inputs))
+    assert made / 2 < guessed < made * 3
+
+
+def test_logarithms_of_sums_are_kept_in_float32():
+    query, key, value = (values(1, 2, 16, 8, seed=seed) for seed in range(3))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    moved = spread(lambda *given: attend(*given)[1], query * 1e-6, key, value, unit=2.0**-8)
+    assert U32 / 2 < rms(moved) < 100 * U32
+
+
 def test_the_spread_of_one_rounding_is_about_one_rounding():
     x = values(1000).abs() + 1
     share = rms(spread(lambda x: x.sin() + 2, x)) / rms(x.sin() + 2)
