@@ -6,9 +6,10 @@ roundings together are a random error of u/2 times the amplitude
 
     a = sqrt(n) * sqrt(r^2 / 3 + q / 2).
 
-Implementations that sum in blocks or pairs do better. Only the order of the terms can make it
-worse: the partial sums of sorted terms move far away and come back. Where they do, in the order of
-memory, their root mean square takes the place of the second root.
+Implementations that sum in blocks or pairs do better. Two things can make it worse, in the order
+of memory. The partial sums of sorted terms move far away and come back: where they do, their root
+mean square takes the place of the second root. And terms that are nearly equal are all rounded in
+the same direction: where that makes more, the error of adding them one by one is computed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from paritas._torch.kernels import attention_weights, grouped_mm, place_of_argument
 from paritas._torch.operators import is_wrapper
+from paritas.numerics.criterion import UNIT_F32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,6 +116,38 @@ def _path_of_rows(rows: Tensor) -> Tensor | None:
     width = -(-length // _PATH_BLOCKS)
     whole = rows[..., : length // width * width].unflatten(-1, (-1, width))
     return _square(whole.sum(-1).cumsum(-1)).mean(-1)
+
+
+def _with_error_of_equal_terms(amplitude: Tensor, rows: Tensor) -> Tensor:
+    """The amplitude, raised where adding the terms one by one makes a far larger error.
+
+    A partial sum is a multiple of its last digit, so what is lost by adding a term depends on this
+    term alone: its part below that digit. Of equal terms it is the same each time.
+    """
+    length = rows.shape[-1]
+    if length < _SHORTEST_PATH or rows.is_complex() or not rows.numel():
+        return amplitude
+    limit = _FAR_FROM_RANDOM * amplitude.reshape(-1)
+    flat = rows.reshape(-1, length)
+    step = max(1, flat.numel() // _MOST_ADDED_IN_ORDER)
+    if step > 1 and not (_error_one_by_one(flat[::step]) > limit[::step]).any():
+        return amplitude
+    error = _error_one_by_one(flat).to(amplitude.dtype)
+    raised = torch.where(error > limit, error * _HALF_UNITS_PER_ROUNDING, amplitude.reshape(-1))
+    return raised.view(amplitude.shape)
+
+
+# Of more terms, the error is computed for some sums only, before it is for all.
+_MOST_ADDED_IN_ORDER = 1 << 18
+
+
+def _error_one_by_one(rows: Tensor) -> Tensor:
+    """The error of float32 sums over the last dimension, in half units of 1."""
+    wide = rows.to(torch.float64)
+    size = torch.maximum(wide.cumsum(-1).abs_(), wide.abs())
+    digit = torch.ldexp(torch.ones_like(wide), torch.frexp(size).exponent - 24)
+    lost = torch.round(wide / digit).mul_(digit).sub_(wide).sum(-1)
+    return lost.abs_().nan_to_num_(0.0, 0.0, 0.0).mul_(2.0 / UNIT_F32)
 
 
 def _rows_of(x: Tensor, dims: Any) -> Tensor:
@@ -251,8 +285,10 @@ def _sum(call: UnperturbedCall) -> Amplitudes:
     x, *rest = call.args
     squares = call.func(_square(x), *rest, **call.kwargs)
     length = _count_terms(x, call.result)
+    rows = _rows_of(x, _summed(call))
     amplitude = amplitude_from(call.result, squares, length)
-    return [amplitude_in_order(amplitude, length, _path_of_rows(_rows_of(x, _summed(call))))]
+    amplitude = _with_error_of_equal_terms(amplitude, rows)
+    return [amplitude_in_order(amplitude, length, _path_of_rows(rows))]
 
 
 def _summed(call: UnperturbedCall) -> Any:
@@ -267,7 +303,9 @@ def _mean(call: UnperturbedCall) -> Amplitudes:
     length = _count_terms(x, call.result)
     # A mean is the sum over n, and so is its amplitude; q is the mean of squares over n.
     amplitude = amplitude_from(call.result, squares.div_(length), length)
-    path = _path_of_rows(_rows_of(x, _summed(call)))
+    rows = _rows_of(x, _summed(call))
+    amplitude = _with_error_of_equal_terms(amplitude * length, rows).div_(length)
+    path = _path_of_rows(rows)
     path = None if path is None else path.div_(length**2)
     return [amplitude_in_order(amplitude, length, path)]
 
@@ -522,12 +560,15 @@ def _parameter_sums(
     grad: Tensor, normal: Tensor, over: Sequence[int], result: Any, n: int
 ) -> Amplitudes:
     """Weight and bias gradients of a normalisation are sums over everything else."""
-    terms = (None, _square(grad * normal), _square(grad))
     dims = list(over)
-    return [
-        None if r is None or q is None else amplitude_from(r, q.sum(dim=dims).view_as(r), n)
-        for r, q in zip(result, terms, strict=True)
-    ]
+    found: Amplitudes = [None]
+    for total, terms in zip(result[1:], (grad * normal, grad), strict=True):
+        if total is None:
+            found.append(None)
+            continue
+        amplitude = amplitude_from(total, _square(terms).sum(dim=dims).view_as(total), n)
+        found.append(_with_error_of_equal_terms(amplitude, _rows_of(terms, dims)))
+    return found
 
 
 def _layer_norm_backward(call: UnperturbedCall) -> Amplitudes:

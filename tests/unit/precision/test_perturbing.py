@@ -99,6 +99,19 @@ def test_the_gradients_of_a_batch_norm_in_evaluation_are_long_sums():
     assert rms(made[0]) < 3 * rms(guessed[0])
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_terms_that_are_nearly_equal_are_rounded_alike(average):
+    """As in the gradient of a bias below attention that hardly prefers one token to another."""
+
+    def total(x):
+        return x.mean(0) if average else x.sum(0)
+
+    x = values(64, seed=1) * (1 + values(256, 64) * 1e-6)
+    added = functools.reduce(torch.add, x.float().unbind()).double() / (256 if average else 1)
+    made, guessed = rms(added - total(x)), rms(spread(total, x))
+    assert made / 3 < guessed < made * 3
+
+
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
 def test_sums_inside_of_fused_attention_round_too(place):
     """Scores, weights and row sums are made in the backward kernel, and seen nowhere else."""
