@@ -127,7 +127,7 @@ def _with_error_of_equal_terms(amplitude: Tensor, rows: Tensor) -> Tensor:
     length = rows.shape[-1]
     if length < _SHORTEST_PATH or rows.is_complex() or not rows.numel():
         return amplitude
-    limit = _FAR_FROM_RANDOM * amplitude.reshape(-1)
+    limit = _NOT_BY_CHANCE * amplitude.reshape(-1)
     flat = rows.reshape(-1, length)
     step = max(1, flat.numel() // _MOST_ADDED_IN_ORDER)
     if step > 1 and not (_error_one_by_one(flat[::step]) > limit[::step]).any():
@@ -137,6 +137,8 @@ def _with_error_of_equal_terms(amplitude: Tensor, rows: Tensor) -> Tensor:
     return raised.view(amplitude.shape)
 
 
+# Errors of random terms are about half of their amplitude.
+_NOT_BY_CHANCE = 2.5
 # Of more terms, the error is computed for some sums only, before it is for all.
 _MOST_ADDED_IN_ORDER = 1 << 18
 
