@@ -105,7 +105,7 @@ def grouped_products():
 
 @contextlib.contextmanager
 def wide_casts():
-    """A model's own casts to float32 (`mask.float() * torch.finfo(scores.dtype).min`) in float64."""
+    """A model's own casts to float32, as in `mask.float() * torch.finfo(scores.dtype).min`."""
     before = torch.Tensor.float
     torch.Tensor.float = torch.Tensor.double
     try:

@@ -678,12 +678,20 @@ def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
             for r, q, n, top in zip(call.result, squares, lengths, (g * w, g * i, g), strict=True)
         ]
         if all((r is None) == (a is None) for r, a in zip(call.result, amplitudes, strict=True)):
-            return amplitudes
+            return [*amplitudes[:2], _of_bias(amplitudes[2], grad)]
     squares = call.func(_square(grad), _square(x), _square(weight), *rest, **call.kwargs)
-    return [
+    wide = [
         None if r is None or q is None else amplitude_from(r, q, n)
         for r, q, n in zip(call.result, squares, lengths, strict=True)
     ]
+    return [*wide[:2], _of_bias(wide[2], grad)]
+
+
+def _of_bias(amplitude: Any, grad: Tensor) -> Any:
+    """Behind an average over positions, all of them have the same gradient."""
+    if amplitude is None:
+        return None
+    return _with_error_of_equal_terms(amplitude, grad.transpose(0, 1).flatten(1))
 
 
 def _embedding_backward(call: UnperturbedCall) -> Amplitudes:

@@ -99,17 +99,24 @@ def test_the_gradients_of_a_batch_norm_in_evaluation_are_long_sums():
     assert rms(made[0]) < 3 * rms(guessed[0])
 
 
-@pytest.mark.parametrize("average", [False, True])
-def test_terms_that_are_nearly_equal_are_rounded_alike(average):
+def bias_of_convolution(grad):
+    x, weight = torch.ones(256, 1, 1).to(grad), torch.ones(64, 1, 1).to(grad)
+    rest = [64], [1], [0], [1], False, [0], 1, [False, False, True]
+    return torch.ops.aten.convolution_backward(grad.unsqueeze(-1), x, weight, *rest)[2]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda x: x.sum(0), lambda x: x.mean(0), bias_of_convolution],
+    ids=["sum", "mean", "bias of a convolution"],
+)
+def test_terms_that_are_nearly_equal_are_rounded_alike(program):
     """As in the gradient of a bias below attention that hardly prefers one token to another."""
-
-    def total(x):
-        return x.mean(0) if average else x.sum(0)
-
     x = values(64, seed=1) * (1 + values(256, 64) * 1e-6)
-    added = functools.reduce(torch.add, x.float().unbind()).double() / (256 if average else 1)
-    made, guessed = rms(added - total(x)), rms(spread(total, x))
-    assert made / 3 < guessed < made * 3
+    total = program(x)
+    added = functools.reduce(torch.add, x.float().unbind()).double()
+    made, guessed = rms(added / rms(x.sum(0)) - x.sum(0) / rms(x.sum(0))), rms(spread(program, x))
+    assert made / 3 < guessed / rms(total) < made * 3
 
 
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
