@@ -63,19 +63,15 @@ def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[
 
 
 def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..., Any]) -> Any:
-    """The results of a backward kernel, with the mask of the forward pass's seed.
-
-    As the kernels do, it takes the sums of the rows from the forward pass: the logarithm of the
-    exponentials' sum, and the output, for the sum that a row of gradients is reduced by.
-    """
+    """The results of a backward kernel, with the mask of the forward pass's seed."""
     given = _name_arguments(op, args, kwargs)
     query, key, value = given["query"], given["key"], given["value"]
     gradient = given["grad_out"] if "grad_out" in given else given["grad_out_"]
     seed = int(given["philox_seed"].reshape(-1)[0]) if given["dropout_p"] else 0
-    weights, mask = _weights(given, seed, uniform, given["logsumexp"])
+    weights, mask = _weights(given, seed, uniform)
     scale = _scale(given)
     to_weights = (gradient @ value.transpose(-2, -1)) * mask
-    to_scores = weights * (to_weights - (gradient * given["out"]).sum(dim=-1, keepdim=True))
+    to_scores = weights * (to_weights - (to_weights * weights).sum(dim=-1, keepdim=True))
     results = [
         to_scores @ key * scale,
         to_scores.transpose(-2, -1) @ query * scale,
@@ -187,15 +183,9 @@ def _scores(given: dict[str, Any]) -> Tensor:
 
 
 def _weights(
-    given: dict[str, Any], seed: int, uniform: Callable[..., Any], sums: Tensor | None = None
+    given: dict[str, Any], seed: int, uniform: Callable[..., Any]
 ) -> tuple[Tensor, Tensor]:
-    scores = _scores(given)
-    if sums is None:
-        weights = scores.softmax(dim=-1)
-    else:  # in the layout of `_log_sum_exp`
-        rows = sums.reshape(*scores.shape[:-2], -1, 1)[..., : scores.shape[-2], :]
-        weights = torch.exp(scores - rows)
-    weights = torch.nan_to_num(weights, nan=0.0)  # fully masked rows
+    weights = torch.nan_to_num(_scores(given).softmax(dim=-1), nan=0.0)  # fully masked rows
     dropped = given["dropout_p"]
     if not dropped:
         return weights, torch.ones_like(weights)
