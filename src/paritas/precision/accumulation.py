@@ -40,10 +40,13 @@ class SharedError:
     Attributes:
         amplitude: per value.
         shape: one draw for each element of this shape, which is broadcast over the values.
+        repeats: how many times each draw is repeated first, along the second dimension: the
+            channels of a group.
     """
 
     amplitude: Tensor
     shape: torch.Size
+    repeats: int = 1
 
 
 Amplitudes = list["Tensor | list[SharedError] | None"]
@@ -556,7 +559,8 @@ def _group_norm(call: UnperturbedCall) -> Amplitudes:
     path = _path_of_rows(x.reshape(*mean.shape, -1)) if x.numel() else None
     path = None if path is None else path.repeat_interleave(each, dim=-1)
     shifted = _spread_error_of_mean(x, wide[0], wide[1], scale, n, path)
-    return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
+    shared = SharedError(shifted.amplitude, torch.Size((*mean.shape, *channels[2:])), each)
+    return [[shared], *_errors_of_moments(x, mean, rstd, n)]
 
 
 def _parameter_sums(
@@ -574,11 +578,49 @@ def _parameter_sums(
     return found
 
 
+def _errors_of_subtracted_means(
+    grad: Tensor, normal: Tensor, rstd: Tensor, dims: Sequence[int]
+) -> list[SharedError]:
+    """Two means over a row or channel are subtracted from each of its values, with their errors."""
+    errors = []
+    for factor in (None, normal):
+        terms = grad if factor is None else grad * factor
+        squares = _square(terms).sum(dim=dims, keepdim=True)
+        count = max(1, terms.numel() // max(1, squares.numel()))
+        total = terms.sum(dim=dims, keepdim=True)
+        error = amplitude_from(total, squares, count) * rstd / count
+        size = error.expand(grad.shape) if factor is None else error * factor
+        errors.append(SharedError(size, error.shape))
+    return errors
+
+
 def _layer_norm_backward(call: UnperturbedCall) -> Amplitudes:
-    grad, x, shape, mean, rstd = call.args[:5]
+    grad, x, shape, mean, rstd, weight = call.args[:6]
     over = range(x.dim() - len(shape))
     rows = max(1, x.numel() // max(1, math.prod(shape)))
-    return _parameter_sums(grad, (x - mean) * rstd, over, call.result, rows) if over else []
+    normal = (x - mean) * rstd
+    scaled = grad if weight is None else grad * weight
+    errors = _errors_of_subtracted_means(scaled, normal, rstd, [*range(len(over), x.dim())])
+    sums = _parameter_sums(grad, normal, over, call.result, rows) if over else [None]
+    return [errors, *sums[1:]]
+
+
+def _group_norm_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, mean, rstd, weight, samples, channels, size, groups = call.args[:9]
+    grouped = samples, groups, channels // groups, size
+    rows = [each.view(samples, groups, 1, 1) for each in (mean, rstd)]
+    normal = (x.reshape(grouped) - rows[0]) * rows[1]
+    scaled = grad.reshape(grouped)
+    if weight is not None:
+        scaled = scaled * weight.view(1, groups, -1, 1)
+    shape = torch.Size((samples, groups, *(1,) * (x.dim() - 2)))
+    errors = [
+        SharedError(error.amplitude.reshape(x.shape), shape, channels // groups)
+        for error in _errors_of_subtracted_means(scaled, normal, rows[1], (2, 3))
+    ]
+    over = [dim for dim in range(x.dim()) if dim != 1]
+    sums = _parameter_sums(grad, normal.reshape(x.shape), over, call.result, samples * size)
+    return [errors, *sums[1:]]
 
 
 def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
@@ -593,19 +635,11 @@ def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
     channels = (1, -1, *(1,) * (x.dim() - 2))
     normal = (x - mean.view(channels)) * rstd.view(channels)
     over = [dim for dim in range(x.dim()) if dim != 1]
-    count = x.numel() // x.shape[1]
-    sums = _parameter_sums(grad, normal, over, call.result, count)
+    sums = _parameter_sums(grad, normal, over, call.result, x.numel() // x.shape[1])
     if evaluates:
         return [None, *sums[1:]]
-    # Two means over a channel are subtracted from each of its values, with their errors.
-    slope = (rstd if weight is None else rstd * weight).view(channels) / count
-    errors = []
-    for factor in (None, normal):
-        terms = grad if factor is None else grad * factor
-        squares = _square(terms).sum(dim=over, keepdim=True)
-        error = slope * amplitude_from(terms.sum(dim=over, keepdim=True), squares, count)
-        size = error.expand(x.shape) if factor is None else error * factor
-        errors.append(SharedError(size, error.shape))
+    scaled = grad if weight is None else grad * weight.view(channels)
+    errors = _errors_of_subtracted_means(scaled, normal, rstd.view(channels), over)
     return [errors, *sums[1:]]
 
 
@@ -695,6 +729,26 @@ def _of_bias(amplitude: Any, grad: Tensor) -> Any:
     return _with_error_of_equal_terms(amplitude, grad.transpose(0, 1).flatten(1))
 
 
+def _trilinear(call: UnperturbedCall) -> Amplitudes:
+    factors, rest = call.args[:3], call.args[3:]
+    squares = call.func(*map(_square, factors), *rest, **call.kwargs)
+    counts = call.func(*map(torch.ones_like, factors), *rest, **call.kwargs)
+    return [amplitude_from(call.result, squares, int(counts.max()))]
+
+
+def _average_of_windows(call: UnperturbedCall) -> Amplitudes:
+    x, *rest = call.args
+    axes = 3 if call.name.endswith("3d") else 2
+    if call.name.startswith("_adaptive"):
+        sizes = zip(x.shape[-axes:], call.result.shape[-axes:], strict=True)
+        length = math.prod(-(-size // max(1, kept)) for size, kept in sizes)
+    else:
+        window = list(rest[0])
+        length = math.prod(window) if len(window) > 1 else window[0] ** axes
+    squares = call.func(_square(x), *rest, **call.kwargs).div_(length)
+    return [amplitude_from(call.result, squares, length)]
+
+
 def _embedding_backward(call: UnperturbedCall) -> Amplitudes:
     grad, indices, *rest = call.args
     squares = call.func(_square(grad), indices, *rest, **call.kwargs)
@@ -753,7 +807,15 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "linalg_vector_norm": _one_sign,
     "mse_loss": _one_sign,
     "nll_loss_forward": _one_sign,
+    "nll_loss2d_forward": _one_sign,
+    "_trilinear": _trilinear,
+    "avg_pool2d": _average_of_windows,
+    "avg_pool3d": _average_of_windows,
+    "_adaptive_avg_pool2d": _average_of_windows,
+    "_adaptive_avg_pool3d": _average_of_windows,
     "binary_cross_entropy": _one_sign,
+    "smooth_l1_loss": _one_sign,
+    "huber_loss": _one_sign,
     "_softmax": _softmax,
     "_log_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward,
@@ -780,6 +842,7 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "_batch_norm_with_update": _batch_norm,
     "_batch_norm_with_update_functional": _batch_norm,
     "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
     "native_layer_norm_backward": _layer_norm_backward,
     "native_batch_norm_backward": _batch_norm_backward,
     "cudnn_batch_norm_backward": _batch_norm_backward,

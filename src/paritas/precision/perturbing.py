@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas._torch.operators import Operator, Traits
-    from paritas.precision.accumulation import Amplitudes
+    from paritas.precision.accumulation import Amplitudes, SharedError
 
 
 # --- Sums that cancel so far that float64 loses the rest ------------------------------------------
@@ -418,7 +418,7 @@ class PerturbMode(LiftMode):
         if coarse > unit:
             shaken = tuple(map_tensors(value, self._truncated) for value in shaken)
         for place, error in errors_of_inner_sums(kind.name, func, args):
-            uniform = self._draw_shared(error.amplitude, error.shape)
+            uniform = self._draw_shared(error.amplitude, error)
             off = self.gain * min(unit, UNIT_F32) / 2 * error.amplitude * uniform
             moved = shaken[place] + off.to(shaken[place].dtype)
             shaken = (*shaken[:place], moved, *shaken[place + 1 :])
@@ -472,7 +472,7 @@ class PerturbMode(LiftMode):
             share = self.gain * accumulator / 2
             if isinstance(extra, list):
                 for error in extra:
-                    uniform = self._draw_shared(tensor, error.shape)
+                    uniform = self._draw_shared(tensor, error)
                     noisy = noisy + (share * error.amplitude * uniform).to(noisy.dtype)
                 extra = extra[0].amplitude
             elif extra is not None:
@@ -490,12 +490,15 @@ class PerturbMode(LiftMode):
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         return results[0] if single else type(result)(results)
 
-    def _draw_shared(self, tensor: Tensor, shape: torch.Size) -> Tensor:
-        """Uniform noise in [-1, 1], one number for each element of `shape`, for all it covers."""
+    def _draw_shared(self, tensor: Tensor, error: SharedError) -> Tensor:
+        """Uniform noise in [-1, 1], one number for all values that share an error."""
         pool = self._pool.uniform(tensor.device, tensor.numel())
-        count = math.prod(shape)
+        count = math.prod(error.shape)
         start = self._draws.randrange(pool.numel() - count + 1)
-        return pool.narrow(0, start, count).view(shape).expand(tensor.shape)
+        drawn = pool.narrow(0, start, count).view(error.shape)
+        if error.repeats > 1:
+            drawn = drawn.repeat_interleave(error.repeats, dim=1)
+        return drawn.expand(tensor.shape)
 
     def _input_unit(self, kind: Traits, args: tuple[Any, ...], unit: float) -> float:
         """The unit to which an operator rounds its inputs: tensor cores may use TF32."""
