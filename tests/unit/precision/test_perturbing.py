@@ -119,6 +119,38 @@ def test_terms_that_are_nearly_equal_are_rounded_alike(program):
     assert made / 3 < guessed / rms(total) < made * 3
 
 
+@pytest.mark.parametrize(
+    "norm",
+    [lambda x: F.layer_norm(x, x.shape[1:]), lambda x: F.group_norm(x, 1), F.instance_norm],
+    ids=["layer", "group", "instance"],
+)
+def test_means_that_a_norm_s_backward_subtracts_move_a_row_together(norm):
+    """A row of these gradients adds up to 0, except for the errors of its means."""
+
+    def gradient(x, grad):
+        given = x.detach().requires_grad_()
+        return torch.autograd.grad(norm(given), given, grad)[0]
+
+    inputs = values(32, 4, 96), 1 + values(32, 4, 96, seed=1)
+    still = gradient(*inputs)
+    moved = [perturbed(gradient, *inputs, seed=seed) - still for seed in range(RUNS)]
+    guessed = rms(torch.stack(moved).sum((-2, -1)))
+    assert rms(measured(gradient, *inputs).sum((-2, -1))) < 2 * guessed
+
+
+@pytest.mark.parametrize("place", [1, 2], ids=["weight", "bias"])
+def test_gradients_of_a_group_norm_s_parameters_are_long_sums(place):
+    def gradient(x, weight, bias, grad):
+        given = [each.detach().requires_grad_() for each in (x, weight, bias)]
+        return torch.autograd.grad(F.group_norm(given[0], 2, *given[1:]), given[place], grad)[0]
+
+    inputs = values(8, 8, 100), values(8, seed=1), values(8, seed=2), values(8, 8, 100, seed=3)
+    terms = inputs[3] if place == 2 else inputs[3] * F.group_norm(inputs[0], 2)
+    rows = terms.transpose(0, 1).flatten(1).float()
+    made = rms(functools.reduce(torch.add, rows.unbind(1)).double() - rows.double().sum(1))
+    assert made / 2 < rms(spread(gradient, *inputs)) < made * 5
+
+
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
 def test_sums_inside_of_fused_attention_round_too(place):
     """Scores, weights and row sums are made in the backward kernel, and seen nowhere else."""
