@@ -582,7 +582,7 @@ def _errors_of_subtracted_means(
     grad: Tensor, normal: Tensor, rstd: Tensor, dims: Sequence[int]
 ) -> list[SharedError]:
     """Two means over a row or channel are subtracted from each of its values, with their errors."""
-    errors = []
+    errors, dims = [], list(dims)
     for factor in (None, normal):
         terms = grad if factor is None else grad * factor
         squares = _square(terms).sum(dim=dims, keepdim=True)
@@ -600,7 +600,7 @@ def _layer_norm_backward(call: UnperturbedCall) -> Amplitudes:
     rows = max(1, x.numel() // max(1, math.prod(shape)))
     normal = (x - mean) * rstd
     scaled = grad if weight is None else grad * weight
-    errors = _errors_of_subtracted_means(scaled, normal, rstd, [*range(len(over), x.dim())])
+    errors = _errors_of_subtracted_means(scaled, normal, rstd, range(len(over), x.dim()))
     sums = _parameter_sums(grad, normal, over, call.result, rows) if over else [None]
     return [errors, *sums[1:]]
 
