@@ -143,7 +143,7 @@ def _with_error_of_equal_terms(amplitude: Tensor, rows: Tensor) -> Tensor:
 # Errors of random terms are about half of their amplitude.
 _NOT_BY_CHANCE = 2.5
 # Of more terms, the error is computed for some sums only, before it is for all.
-_MOST_ADDED_IN_ORDER = 1 << 18
+_MOST_ADDED_IN_ORDER = 1 << 16
 
 
 def _error_one_by_one(rows: Tensor) -> Tensor:
