@@ -30,18 +30,18 @@ from paritas._torch.operators import (
 from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
 from paritas.numerics.bits import has_inexact, is_inexact
 from paritas.precision.accumulation import (
-    UnperturbedCall,
     accumulation,
     errors_of_inner_sums,
     errors_of_written_statistics,
 )
 from paritas.precision.lifting import LiftMode
+from paritas.precision.summing import UnperturbedCall
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas._torch.operators import Operator, Traits
-    from paritas.precision.accumulation import Amplitudes, SharedError
+    from paritas.precision.summing import Amplitudes, SharedError
 
 
 # --- Sums that cancel so far that float64 loses the rest ------------------------------------------

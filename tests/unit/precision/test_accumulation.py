@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paritas.precision.accumulation import UnperturbedCall, accumulation
+from paritas.precision.accumulation import accumulation
 from paritas.precision.perturbing import PerturbMode
+from paritas.precision.summing import UnperturbedCall
 
 UNIT = 2.0**-24
 RUNS = 6
