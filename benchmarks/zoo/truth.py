@@ -103,6 +103,17 @@ def grouped_products():
             setattr(home, name, before)
 
 
+@contextlib.contextmanager
+def wide_casts():
+    """A model's own casts to float32, as in `mask.float() * torch.finfo(scores.dtype).min`."""
+    before = torch.Tensor.float
+    torch.Tensor.float = torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.Tensor.float = before
+
+
 def relative_error(found, exact):
     if found.shape != exact.shape:
         return math.inf
@@ -119,7 +130,7 @@ def measure(model, args, kwargs, compile_it, *, gradients, autocast=None):
         own = own.to(dtype) if dtype is not None else own
         return observe(make(own), own, move(args, dtype), move(kwargs, dtype), gradients, cast)
 
-    with grouped_products():
+    with grouped_products(), wide_casts():
         exact = run(lambda one: one, torch.float64)
     eager = run(lambda one: one, cast=autocast)
     compiled = run(compile_it, cast=autocast)

@@ -18,7 +18,7 @@ from paritas._torch import (
     operators,
     tensors,
 )
-from paritas.precision import accumulation, widening
+from paritas.precision import summing, widening
 
 
 def test_a_backend_is_known_by_its_name_and_its_function():
@@ -140,7 +140,7 @@ def test_norms_and_extremes_of_many_tensors_are_had_in_one_call():
 
 def test_a_sum_is_known_again_by_the_memory_that_it_lies_in():
     terms = torch.linspace(0, 1, 96, dtype=torch.float64).reshape(32, 3) / 3
-    sums = accumulation.LastSums()
+    sums = summing.LastSums()
     total = terms.sum(0)
     sums.note(operators.traits(torch.ops.aten.sum.dim_IntList), (terms, [0]), {}, total)
     assert sums.behind(total.view(3, 1)).shape == (3, 1)

@@ -159,10 +159,16 @@ def _name_arguments(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
     return {**given, **kwargs}
 
 
-def attention_weights(op: Any, args: Any, kwargs: Any) -> Tensor:
-    """What a kernel of attention weights the values with, without dropout."""
-    scores = _scores(_name_arguments(op, args, kwargs))
-    return scores.softmax(dim=-1).nan_to_num(0.0)  # a row that attends to nothing
+def attention_weights(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, float]:
+    """What a kernel of attention weights the values with, without dropout; the scale of scores."""
+    given = _name_arguments(op, args, kwargs)
+    weights = _scores(given).softmax(dim=-1).nan_to_num(0.0)  # a row that attends to nothing
+    return weights, _scale(given)
+
+
+def place_of_argument(op: Any, name: str) -> int:
+    """The position of an argument of an operator."""
+    return [argument.name for argument in op._schema.arguments].index(name)
 
 
 def _scores(given: dict[str, Any]) -> Tensor:

@@ -35,7 +35,8 @@ def _draw_values(*shape: int) -> torch.Tensor:
 
 def accumulation() -> None:
     """The error of a sum is predicted from the arguments of its operator."""
-    from paritas.precision.accumulation import UnperturbedCall, accumulation
+    from paritas.precision.accumulation import accumulation
+    from paritas.precision.summing import UnperturbedCall
 
     x = _draw_values(4, 64)
     call = UnperturbedCall("mm", ATEN.mm.default, (x, x.t()), {}, x @ x.t())

@@ -1,61 +1,36 @@
-"""The error of summing many terms, per operator, in half units in the last place.
-
-Adding n terms one by one rounds n partial sums. Partial sums of terms of one sign grow like r k/n
-towards the result r; those of random signs grow like the square root of the sum of squares q. The
-roundings together are a random error of u/2 times the amplitude
-
-    a = sqrt(n) * sqrt(r^2 / 3 + q / 2).
-
-Implementations that sum in blocks or pairs do better. Only the order of the terms can make it
-worse: the partial sums of sorted terms move far away and come back. Where they do, in the order of
-memory, their root mean square takes the place of the second root.
-"""
+"""The error of summing many terms, per operator: the amplitudes of `summing` for its results."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.kernels import attention_weights, grouped_mm
-from paritas._torch.operators import is_wrapper
+from paritas._torch.kernels import attention_weights, grouped_mm, place_of_argument
+from paritas.precision.summing import (
+    FAR_FROM_RANDOM,
+    FEW,
+    PATH_BLOCKS,
+    SHORTEST_PATH,
+    SharedError,
+    amplitude_from,
+    amplitude_in_order,
+    path_of_product,
+    path_of_rows,
+    rows_of,
+    square,
+    with_error_of_equal_terms,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from paritas._torch.operators import Operator, Traits
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedError:
-    """An error that values share: a row that is divided by one norm is off by one factor.
-
-    Attributes:
-        amplitude: per value.
-        shape: one draw for each element of this shape, which is broadcast over the values.
-    """
-
-    amplitude: Tensor
-    shape: torch.Size
-
-
-Amplitudes = list["Tensor | list[SharedError] | None"]
-
-
-@dataclasses.dataclass(frozen=True)
-class UnperturbedCall:
-    """One call of an operator, on its unperturbed arguments."""
-
-    name: str
-    func: Operator
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
+    from paritas._torch.operators import Operator
+    from paritas.precision.summing import Amplitudes, UnperturbedCall
 
 
 def accumulation(call: UnperturbedCall) -> Amplitudes:
@@ -71,108 +46,6 @@ def accumulation(call: UnperturbedCall) -> Amplitudes:
     ):
         return []  # `cumsum(counts, 0, dtype=torch.int32)`
     return rule(call)
-
-
-def amplitude_from(result: Tensor, squares: Tensor, length: int) -> Tensor:
-    """The amplitude a, computed in place of `squares`, which is q."""
-    size = result.abs() if result.is_complex() else result
-    if squares.dtype != size.dtype:
-        squares = squares.to(size.dtype)
-    return squares.mul_(length / 2).addcmul_(size, size, value=length / 3).sqrt_()
-
-
-def amplitude_in_order(amplitude: Tensor, length: int, squared_path: Tensor | None) -> Tensor:
-    """The amplitude, raised where partial sums move far beyond what random signs would give.
-
-    Args:
-        amplitude: what `amplitude_from` gives.
-        length: the number of terms.
-        squared_path: the mean square of the partial sums; None if they need not be looked at.
-    """
-    if squared_path is None:
-        return amplitude
-    ordered = squared_path.reshape(amplitude.shape).mul(length).sqrt_().to(amplitude.dtype)
-    is_far = ordered > _FAR_FROM_RANDOM * amplitude
-    return torch.where(is_far, ordered.mul_(_HALF_UNITS_PER_ROUNDING), amplitude)
-
-
-# Paths of random terms are rarely longer, relative to what is expected of them.
-_FAR_FROM_RANDOM = 1.5
-# Fewer terms cannot go far.
-_SHORTEST_PATH = 16
-# A sum is rounded by up to one unit of the power of two below it. The root mean square over all
-# sums between two powers is 1.47 half units of the sum, and nothing averages that out here.
-_HALF_UNITS_PER_ROUNDING = 1.5
-_PATH_BLOCKS = 8
-
-
-def _path_of_rows(rows: Tensor) -> Tensor | None:
-    """The mean square of the partial sums over the last dimension; None if it is short."""
-    length = rows.shape[-1]
-    if length < _SHORTEST_PATH:
-        return None
-    width = -(-length // _PATH_BLOCKS)
-    whole = rows[..., : length // width * width].unflatten(-1, (-1, width))
-    return _square(whole.sum(-1).cumsum(-1)).mean(-1)
-
-
-def _rows_of(x: Tensor, dims: Any) -> Tensor:
-    """The terms of a sum over some dimensions as last dimension, in the order of memory."""
-    if not x.dim():
-        return x.reshape(1)
-    over = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
-    over = [dim % x.dim() for dim in over]
-    kept = [dim for dim in range(x.dim()) if dim not in over]
-    moved = x.permute(*kept, *sorted(over))
-    return moved.reshape(*(x.shape[dim] for dim in kept), -1)
-
-
-def _path_of_product(left: Tensor, right: Tensor) -> Tensor | None:
-    """The same of a product of matrices; None if it is short, or a sample of it is not ordered."""
-    length = left.shape[-1]
-    if length < _SHORTEST_PATH:
-        return None
-    rows = left if left.dim() > 1 else left[None]
-    columns = right if right.dim() > 1 else right[:, None]
-    few = _sampled(rows, -2), _sampled(columns, -1)
-    terms = few[0].unsqueeze(-2) * few[1].mT.unsqueeze(-3)
-    path, squares = _path_of_rows(terms), _square(terms).sum(-1)
-    if path is None:
-        return None
-    expected = amplitude_from(terms.sum(-1), squares, length).mul_(_FAR_FROM_RANDOM)
-    return _whole_path(rows, columns) if path.mean() * length > expected.square_().mean() else None
-
-
-def _whole_path(left: Tensor, right: Tensor) -> Tensor:
-    """The mean square of the partial products, one block after the other, to save memory."""
-    parts = zip(
-        *(one.chunk(_PATH_BLOCKS, dim) for one, dim in ((left, -1), (right, -2))), strict=True
-    )
-    first = next(parts)
-    total = torch.matmul(*first)
-    squares, count = _square(total), 1
-    for part in parts:
-        total = total + torch.matmul(*part)
-        squares.add_(_square(total))
-        count += 1
-    return squares.div_(count)
-
-
-def _sampled(matrices: Tensor, dim: int) -> Tensor:
-    """A few rows or columns, of a few matrices."""
-    for one in (dim, *range(matrices.dim() - 2)):
-        step = max(1, matrices.shape[one] // _FEW)
-        where = [slice(None)] * matrices.dim()
-        where[one] = slice(0, step * _FEW, step)
-        matrices = matrices[tuple(where)]
-    return matrices
-
-
-_FEW = 4
-
-
-def _square(tensor: Tensor) -> Tensor:
-    return tensor.abs().square_() if tensor.is_complex() else tensor.square()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,20 +112,22 @@ def _matmul(position: int) -> Callable[[UnperturbedCall], Amplitudes]:
             top = narrow[0].top * narrow[1].top
             amplitude = _narrow_amplitude(call.result, squares, length, top)
             if amplitude is not None:
-                return [amplitude_in_order(amplitude, length, _path_of_product(left, right))]
-        squares = torch.matmul(_square(left), _square(right))
+                return [amplitude_in_order(amplitude, length, path_of_product(left, right))]
+        squares = torch.matmul(square(left), square(right))
         amplitude = amplitude_from(call.result, squares, length)
-        return [amplitude_in_order(amplitude, length, _path_of_product(left, right))]
+        return [amplitude_in_order(amplitude, length, path_of_product(left, right))]
 
     return rule
 
 
 def _sum(call: UnperturbedCall) -> Amplitudes:
     x, *rest = call.args
-    squares = call.func(_square(x), *rest, **call.kwargs)
+    squares = call.func(square(x), *rest, **call.kwargs)
     length = _count_terms(x, call.result)
+    rows = rows_of(x, _summed(call))
     amplitude = amplitude_from(call.result, squares, length)
-    return [amplitude_in_order(amplitude, length, _path_of_rows(_rows_of(x, _summed(call))))]
+    amplitude = with_error_of_equal_terms(amplitude, rows)
+    return [amplitude_in_order(amplitude, length, path_of_rows(rows))]
 
 
 def _summed(call: UnperturbedCall) -> Any:
@@ -263,21 +138,23 @@ def _summed(call: UnperturbedCall) -> Any:
 
 def _mean(call: UnperturbedCall) -> Amplitudes:
     x, *rest = call.args
-    squares = call.func(_square(x), *rest, **call.kwargs)
+    squares = call.func(square(x), *rest, **call.kwargs)
     length = _count_terms(x, call.result)
     # A mean is the sum over n, and so is its amplitude; q is the mean of squares over n.
     amplitude = amplitude_from(call.result, squares.div_(length), length)
-    path = _path_of_rows(_rows_of(x, _summed(call)))
+    rows = rows_of(x, _summed(call))
+    amplitude = with_error_of_equal_terms(amplitude * length, rows).div_(length)
+    path = path_of_rows(rows)
     path = None if path is None else path.div_(length**2)
     return [amplitude_in_order(amplitude, length, path)]
 
 
 def _cumsum(call: UnperturbedCall) -> Amplitudes:
     x, dim = call.args[0], call.args[1]
-    squares = call.func(_square(x), dim, **call.kwargs)
+    squares = call.func(square(x), dim, **call.kwargs)
     amplitude = amplitude_from(call.result, squares, x.shape[dim] if x.dim() else 1)
     # Here the partial sums are the results.
-    path = call.func(_square(call.result), dim) if x.dim() else None
+    path = call.func(square(call.result), dim) if x.dim() else None
     return [amplitude_in_order(amplitude, 1, path)]
 
 
@@ -302,7 +179,7 @@ def _softmax_backward(call: UnperturbedCall) -> Amplitudes:
     is_log = call.name == "_log_softmax_backward_data"
     terms = grad if is_log else grad * output
     shape = _shape_of_sums(terms, dim)
-    total, squares = (each.sum(dim).view(shape) for each in (terms, _square(terms)))
+    total, squares = (each.sum(dim).view(shape) for each in (terms, square(terms)))
     error = amplitude_from(total, squares, terms.shape[dim] if terms.dim() else 1)
     share = output.exp() if is_log else output.abs()
     return [[SharedError(share * error, shape)]]
@@ -322,22 +199,90 @@ def _log_sum(call: UnperturbedCall) -> Amplitudes:
 
 
 def _attention(call: UnperturbedCall) -> Amplitudes:
-    keys = call.args[1].shape[-2]
-    weights = _attention_weights(call)
-    if weights is None:
-        return [call.result[0].abs() * math.sqrt(keys / 3)]
-    squares = weights.square() @ call.args[2].square()
-    amplitude = amplitude_from(call.result[0], squares, keys)
-    return [amplitude_in_order(amplitude, keys, _path_of_product(weights, call.args[2]))]
+    """Each row of the output is divided by one sum, whose logarithm is kept for the backward."""
+    query, key, value = call.args[:3]
+    output, sums = call.result[:2]
+    keys = key.shape[-2]
+    shared = output.abs() * math.sqrt(keys / 3)
+    of_sums = torch.full_like(sums, math.sqrt(keys / 3))
+    known = _attention_weights(call, query, key, value)
+    if known is None:
+        return [shared, of_sums]
+    weights, _ = known
+    amplitude = amplitude_from(output, weights.square() @ value.square(), keys)
+    amplitude = amplitude_in_order(amplitude, keys, path_of_product(weights, value))
+    rows = SharedError(shared, _shape_of_sums(output, -1))
+    return [[SharedError(amplitude, output.shape), rows], of_sums]
+
+
+def _attention_backward(call: UnperturbedCall) -> Amplitudes:
+    """Scores and the gradients of weights are sums over a head; three more products use them."""
+    grad, query, key, value = call.args[:4]
+    known = _attention_weights(call, query, key, value)
+    lengths = key.shape[-2], query.shape[-2], query.shape[-2]
+    if known is None:
+        return [
+            None if r is None else r.abs() * math.sqrt(n / 3)
+            for r, n in zip(call.result[:3], lengths, strict=True)
+        ]
+    weights, scale = known
+    head = query.shape[-1]
+    of_scores = _variance_of_product(query, key.mT, head).mul_(scale**2)
+    of_gradients = _variance_of_product(grad, value.mT, head)
+    to_weights = grad @ value.mT
+    to_scores = to_weights.sub_((to_weights * weights).sum(dim=-1, keepdim=True)).square_()
+    chances = weights.square()
+    variance = chances * (to_scores * of_scores + of_gradients)
+    terms = to_scores.mul_(chances)
+    pairs = (
+        (terms, variance, key * scale),
+        (terms.mT, variance.mT, query * scale),
+        (chances.mT, (chances * of_scores).mT, grad),
+    )
+    return [
+        None
+        if result is None
+        else _with_variance(amplitude_from(result, squares @ square(by), n), errors @ square(by))
+        for result, n, (squares, errors, by) in zip(call.result[:3], lengths, pairs, strict=True)
+    ]
+
+
+def _variance_of_product(left: Tensor, right: Tensor, length: int) -> Tensor:
+    return amplitude_from(left @ right, square(left) @ square(right), length).square_()
+
+
+def _with_variance(amplitude: Tensor, variance: Tensor) -> Tensor:
+    return amplitude.square_().add_(variance).sqrt_()
+
+
+def errors_of_inner_sums(
+    name: str, func: Operator, args: tuple[Any, ...]
+) -> list[tuple[int, SharedError]]:
+    """Errors of sums inside of a kernel, as errors of the arguments that they are made of.
+
+    The backward of attention reduces each row of gradients by the sum of the output times its
+    gradient, and uses the output for nothing else. An error along the gradient moves that sum.
+    (The float64 form of a GPU's kernel computes both again, so there it does not.)
+    """
+    if _RULES.get(name) is not _attention_backward:
+        return []
+    place = place_of_argument(func, "out")
+    grad, output = args[0], args[place]
+    terms = grad * output
+    total, squares = terms.sum(-1, keepdim=True), terms.square().sum(-1, keepdim=True)
+    error = amplitude_from(total, squares, terms.shape[-1])
+    along = (grad / grad.square().sum(-1, keepdim=True)).nan_to_num_(0.0, 0.0, 0.0)
+    return [(place, SharedError(error * along, error.shape))]
 
 
 # More weights than this are not computed again.
 _MOST_WEIGHTS = 1 << 22
 
 
-def _attention_weights(call: UnperturbedCall) -> Tensor | None:
+def _attention_weights(
+    call: UnperturbedCall, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, float] | None:
     """What the values are weighted with; None if that would take long, or is not known here."""
-    query, key, value = call.args[:3]
     queries, keys = query.shape[-2], key.shape[-2]
     shape = (*query.shape[:-2], queries, keys)
     if math.prod(shape) > _MOST_WEIGHTS or query.shape[:-2] != value.shape[:-2]:
@@ -357,7 +302,7 @@ def _variance(call: UnperturbedCall) -> Amplitudes:
     amplitude = spread * math.sqrt(length / 3) + steep * size / math.sqrt(length)
     if not multiple:
         return [amplitude]
-    mean = _square(call.result[1])
+    mean = square(call.result[1])
     squares = mean + (spread.square() if is_std else spread)
     return [amplitude, (length * mean / 3 + squares / 2).sqrt()]
 
@@ -375,10 +320,10 @@ def _spread_error_of_mean(
 def _errors_of_moments(x: Tensor, mean: Tensor, rstd: Tensor, n: int) -> list[Tensor]:
     """The errors of a row's mean and of its reciprocal deviation, each over n terms."""
     n = max(1, n)
-    squares = _square(mean) + rstd.square().reciprocal()
+    squares = square(mean) + rstd.square().reciprocal()
     steep = rstd.square() * x.abs().amax() / math.sqrt(n) if x.numel() else torch.zeros_like(rstd)
     return [
-        (n * _square(mean) / 3 + squares / 2).sqrt(),
+        (n * square(mean) / 3 + squares / 2).sqrt(),
         rstd * math.sqrt(n / 12) + steep,
     ]
 
@@ -387,7 +332,7 @@ def _layer_norm(call: UnperturbedCall) -> Amplitudes:
     x, shape, weight = call.args[:3]
     _, mean, rstd = call.result
     n = math.prod(shape)
-    path = _path_of_rows(x.flatten(-len(shape)))
+    path = path_of_rows(x.flatten(-len(shape)))
     shifted = _spread_error_of_mean(x, mean, rstd, weight, n, path)
     return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
 
@@ -401,7 +346,7 @@ def _batch_norm(call: UnperturbedCall) -> Amplitudes:
     scale = None if weight is None else weight.view(channels)
     count = x.numel() // x.shape[1]
     wide = mean.view(channels), rstd.view(channels)
-    path = _path_of_rows(x.transpose(0, 1).flatten(1))
+    path = path_of_rows(x.transpose(0, 1).flatten(1))
     shifted = _spread_error_of_mean(x, *wide, scale, count, path)
     normal = (x - wide[0]) * wide[1]
     scaled = (normal if scale is None else normal * scale) * math.sqrt(count / 12)
@@ -445,29 +390,71 @@ def _group_norm(call: UnperturbedCall) -> Amplitudes:
     wide = [s.repeat_interleave(each, dim=-1).view(channels) for s in (mean, rstd)]
     scale = None if weight is None else weight.view(1, -1, *(1,) * (x.dim() - 2))
     n = x[0].numel() // groups if x.shape[0] else 1
-    path = _path_of_rows(x.reshape(*mean.shape, -1)) if x.numel() else None
+    path = path_of_rows(x.reshape(*mean.shape, -1)) if x.numel() else None
     path = None if path is None else path.repeat_interleave(each, dim=-1)
     shifted = _spread_error_of_mean(x, wide[0], wide[1], scale, n, path)
-    return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
+    shared = SharedError(shifted.amplitude, torch.Size((*mean.shape, *channels[2:])), each)
+    return [[shared], *_errors_of_moments(x, mean, rstd, n)]
 
 
 def _parameter_sums(
     grad: Tensor, normal: Tensor, over: Sequence[int], result: Any, n: int
 ) -> Amplitudes:
     """Weight and bias gradients of a normalisation are sums over everything else."""
-    terms = (None, _square(grad * normal), _square(grad))
     dims = list(over)
-    return [
-        None if r is None or q is None else amplitude_from(r, q.sum(dim=dims).view_as(r), n)
-        for r, q in zip(result, terms, strict=True)
-    ]
+    found: Amplitudes = [None]
+    for total, terms in zip(result[1:], (grad * normal, grad), strict=True):
+        if total is None:
+            found.append(None)
+            continue
+        amplitude = amplitude_from(total, square(terms).sum(dim=dims).view_as(total), n)
+        found.append(with_error_of_equal_terms(amplitude, rows_of(terms, dims)))
+    return found
+
+
+def _errors_of_subtracted_means(
+    grad: Tensor, normal: Tensor, rstd: Tensor, dims: Sequence[int]
+) -> list[SharedError]:
+    """Two means over a row or channel are subtracted from each of its values, with their errors."""
+    errors, dims = [], list(dims)
+    for factor in (None, normal):
+        terms = grad if factor is None else grad * factor
+        squares = square(terms).sum(dim=dims, keepdim=True)
+        count = max(1, terms.numel() // max(1, squares.numel()))
+        total = terms.sum(dim=dims, keepdim=True)
+        error = amplitude_from(total, squares, count) * rstd / count
+        size = error.expand(grad.shape) if factor is None else error * factor
+        errors.append(SharedError(size, error.shape))
+    return errors
 
 
 def _layer_norm_backward(call: UnperturbedCall) -> Amplitudes:
-    grad, x, shape, mean, rstd = call.args[:5]
+    grad, x, shape, mean, rstd, weight = call.args[:6]
     over = range(x.dim() - len(shape))
     rows = max(1, x.numel() // max(1, math.prod(shape)))
-    return _parameter_sums(grad, (x - mean) * rstd, over, call.result, rows) if over else []
+    normal = (x - mean) * rstd
+    scaled = grad if weight is None else grad * weight
+    errors = _errors_of_subtracted_means(scaled, normal, rstd, range(len(over), x.dim()))
+    sums = _parameter_sums(grad, normal, over, call.result, rows) if over else [None]
+    return [errors, *sums[1:]]
+
+
+def _group_norm_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, mean, rstd, weight, samples, channels, size, groups = call.args[:9]
+    grouped = samples, groups, channels // groups, size
+    rows = [each.view(samples, groups, 1, 1) for each in (mean, rstd)]
+    normal = (x.reshape(grouped) - rows[0]) * rows[1]
+    scaled = grad.reshape(grouped)
+    if weight is not None:
+        scaled = scaled * weight.view(1, groups, -1, 1)
+    shape = torch.Size((samples, groups, *(1,) * (x.dim() - 2)))
+    errors = [
+        SharedError(error.amplitude.reshape(x.shape), shape, channels // groups)
+        for error in _errors_of_subtracted_means(scaled, normal, rows[1], (2, 3))
+    ]
+    over = [dim for dim in range(x.dim()) if dim != 1]
+    sums = _parameter_sums(grad, normal.reshape(x.shape), over, call.result, samples * size)
+    return [errors, *sums[1:]]
 
 
 def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
@@ -482,19 +469,11 @@ def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
     channels = (1, -1, *(1,) * (x.dim() - 2))
     normal = (x - mean.view(channels)) * rstd.view(channels)
     over = [dim for dim in range(x.dim()) if dim != 1]
-    count = x.numel() // x.shape[1]
-    sums = _parameter_sums(grad, normal, over, call.result, count)
+    sums = _parameter_sums(grad, normal, over, call.result, x.numel() // x.shape[1])
     if evaluates:
         return [None, *sums[1:]]
-    # Two means over a channel are subtracted from each of its values, with their errors.
-    slope = (rstd if weight is None else rstd * weight).view(channels) / count
-    errors = []
-    for factor in (None, normal):
-        terms = grad if factor is None else grad * factor
-        squares = _square(terms).sum(dim=over, keepdim=True)
-        error = slope * amplitude_from(terms.sum(dim=over, keepdim=True), squares, count)
-        size = error.expand(x.shape) if factor is None else error * factor
-        errors.append(SharedError(size, error.shape))
+    scaled = grad if weight is None else grad * weight.view(channels)
+    errors = _errors_of_subtracted_means(scaled, normal, rstd.view(channels), over)
     return [errors, *sums[1:]]
 
 
@@ -517,7 +496,7 @@ def _convolution(call: UnperturbedCall) -> Amplitudes:
         amplitude = _narrow_amplitude(call.result, squares, length, top)
         if amplitude is not None:
             return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
-    squares = call.func(_square(x), _square(weight), None, *rest, **call.kwargs)
+    squares = call.func(square(x), square(weight), None, *rest, **call.kwargs)
     amplitude = amplitude_from(call.result, squares, length)
     return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
 
@@ -531,27 +510,25 @@ def _path_of_convolution(call: UnperturbedCall) -> Tensor | None:
     is_transposed, groups = rest[3], rest[5]
     channels = 0 if is_transposed else 1
     length = weight.numel() // max(1, weight.shape[1 - channels])
-    if groups != 1 or x.shape[1] < _PATH_BLOCKS or length < _SHORTEST_PATH or not x.numel():
+    if groups != 1 or x.shape[1] < PATH_BLOCKS or length < SHORTEST_PATH or not x.numel():
         return None
 
     def partial_sums(x: Tensor, weight: Tensor) -> Iterator[Tensor]:
         total: Any = 0
-        for part in zip(
-            x.chunk(_PATH_BLOCKS, 1), weight.chunk(_PATH_BLOCKS, channels), strict=True
-        ):
+        for part in zip(x.chunk(PATH_BLOCKS, 1), weight.chunk(PATH_BLOCKS, channels), strict=True):
             total = total + call.func(*part, None, *rest, **call.kwargs)
             yield total
 
-    few = x[:_FEW], weight.narrow(1 - channels, 0, min(_FEW, weight.shape[1 - channels]))
+    few = x[:FEW], weight.narrow(1 - channels, 0, min(FEW, weight.shape[1 - channels]))
     sums = list(partial_sums(*few))
-    squares = call.func(_square(few[0]), _square(few[1]), None, *rest, **call.kwargs)
-    expected = amplitude_from(sums[-1], squares, length).mul_(_FAR_FROM_RANDOM)
-    path = sum(_square(one).mean() for one in sums) / len(sums)
+    squares = call.func(square(few[0]), square(few[1]), None, *rest, **call.kwargs)
+    expected = amplitude_from(sums[-1], squares, length).mul_(FAR_FROM_RANDOM)
+    path = sum(square(one).mean() for one in sums) / len(sums)
     if not path * length > expected.square_().mean():
         return None
     whole: Any = 0
     for one in partial_sums(x, weight):
-        whole = whole + _square(one)
+        whole = whole + square(one)
     return whole / len(sums)  # type: ignore[no-any-return]
 
 
@@ -568,23 +545,51 @@ def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
             for r, q, n, top in zip(call.result, squares, lengths, (g * w, g * i, g), strict=True)
         ]
         if all((r is None) == (a is None) for r, a in zip(call.result, amplitudes, strict=True)):
-            return amplitudes
-    squares = call.func(_square(grad), _square(x), _square(weight), *rest, **call.kwargs)
-    return [
+            return [*amplitudes[:2], _of_bias(amplitudes[2], grad)]
+    squares = call.func(square(grad), square(x), square(weight), *rest, **call.kwargs)
+    wide = [
         None if r is None or q is None else amplitude_from(r, q, n)
         for r, q, n in zip(call.result, squares, lengths, strict=True)
     ]
+    return [*wide[:2], _of_bias(wide[2], grad)]
+
+
+def _of_bias(amplitude: Any, grad: Tensor) -> Any:
+    """Behind an average over positions, all of them have the same gradient."""
+    if amplitude is None:
+        return None
+    return with_error_of_equal_terms(amplitude, grad.transpose(0, 1).flatten(1))
+
+
+def _trilinear(call: UnperturbedCall) -> Amplitudes:
+    factors, rest = call.args[:3], call.args[3:]
+    squares = call.func(*map(square, factors), *rest, **call.kwargs)
+    counts = call.func(*map(torch.ones_like, factors), *rest, **call.kwargs)
+    return [amplitude_from(call.result, squares, int(counts.max()))]
+
+
+def _average_of_windows(call: UnperturbedCall) -> Amplitudes:
+    x, *rest = call.args
+    axes = 3 if call.name.endswith("3d") else 2
+    if call.name.startswith("_adaptive"):
+        sizes = zip(x.shape[-axes:], call.result.shape[-axes:], strict=True)
+        length = math.prod(-(-size // max(1, kept)) for size, kept in sizes)
+    else:
+        window = list(rest[0])
+        length = math.prod(window) if len(window) > 1 else window[0] ** axes
+    squares = call.func(square(x), *rest, **call.kwargs).div_(length)
+    return [amplitude_from(call.result, squares, length)]
 
 
 def _embedding_backward(call: UnperturbedCall) -> Amplitudes:
     grad, indices, *rest = call.args
-    squares = call.func(_square(grad), indices, *rest, **call.kwargs)
+    squares = call.func(square(grad), indices, *rest, **call.kwargs)
     return [amplitude_from(call.result, squares, _count_most_frequent(indices))]
 
 
 def _indexed_sum(call: UnperturbedCall) -> Amplitudes:
     x, dim, index, source, *rest = call.args
-    squares = call.func(_square(x), dim, index, _square(source), *rest, **call.kwargs)
+    squares = call.func(square(x), dim, index, square(source), *rest, **call.kwargs)
     squares = squares.abs_()  # alpha has a sign
     return [amplitude_from(call.result, squares, 1 + _count_most_frequent(index))]
 
@@ -609,7 +614,7 @@ def _gelu(call: UnperturbedCall) -> Amplitudes:
 
 def _grouped(call: UnperturbedCall) -> Amplitudes:
     left, right, *rest = call.args
-    squares = grouped_mm(_square(left), _square(right), *rest[:1], **_offsets(call.kwargs))
+    squares = grouped_mm(square(left), square(right), *rest[:1], **_offsets(call.kwargs))
     return [amplitude_from(call.result, squares, left.shape[-1])]
 
 
@@ -634,7 +639,15 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "linalg_vector_norm": _one_sign,
     "mse_loss": _one_sign,
     "nll_loss_forward": _one_sign,
+    "nll_loss2d_forward": _one_sign,
+    "_trilinear": _trilinear,
+    "avg_pool2d": _average_of_windows,
+    "avg_pool3d": _average_of_windows,
+    "_adaptive_avg_pool2d": _average_of_windows,
+    "_adaptive_avg_pool3d": _average_of_windows,
     "binary_cross_entropy": _one_sign,
+    "smooth_l1_loss": _one_sign,
+    "huber_loss": _one_sign,
     "_softmax": _softmax,
     "_log_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward,
@@ -644,6 +657,10 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_cudnn_attention": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
     "var": _variance,
     "std": _variance,
     "var_mean": _variance,
@@ -657,6 +674,7 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "_batch_norm_with_update": _batch_norm,
     "_batch_norm_with_update_functional": _batch_norm,
     "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
     "native_layer_norm_backward": _layer_norm_backward,
     "native_batch_norm_backward": _batch_norm_backward,
     "cudnn_batch_norm_backward": _batch_norm_backward,
@@ -672,116 +690,3 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "index_add": _indexed_sum,
     "scatter_add": _indexed_sum,
 }
-
-
-# --- The rounding of a last long sum, known without a run -----------------------------------------
-
-# The gradient of a bias is a sum over rows, and the summation rounds far more than the rows
-# themselves. This part of the noise can be computed from the terms while the arbiter runs. It is
-# never more than the whole noise.
-
-_SUMMING = frozenset({"sum", "mean"})
-# Short sums round little more than any operator, and have many results.
-_SHORTEST_SUM = 16
-# The number of values remembered at once, for a program that only sums.
-_MOST_REMEMBERED = 1 << 21
-# Few enough values for their squares to stay in a core's cache.
-_CACHED_COUNT = 1 << 16
-# The rms of u/2 * a * U with U uniform in [-1, 1], per a.
-_RMS_FACTOR = 2.0**-25 / math.sqrt(3)
-
-
-class LastSums:
-    """The sums of one run, by the memory of their results."""
-
-    def __init__(self) -> None:
-        # The result itself is kept, so that its memory is not reused.
-        self._known: collections.OrderedDict[int, tuple[Tensor, Tensor]] = collections.OrderedDict()
-        self._size = 0
-
-    def note(
-        self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Remember the result of a long sum."""
-        if kind.name not in _SUMMING or kind.mutates or not isinstance(result, torch.Tensor):
-            return
-        terms, over = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
-        if not (_is_plain_float64(terms) and _is_plain_float64(result)):
-            return
-        many = (
-            terms.numel() >= _SHORTEST_SUM * max(1, result.numel())
-            and result.numel() <= _MOST_REMEMBERED
-        )
-        if not (many and result.numel()):
-            return
-        key = result.untyped_storage().data_ptr()
-        self._forget(key)
-        amplitude = _amplitude_of_sum(terms, result, over, mean=kind.name == "mean")
-        if amplitude is None:
-            return
-        self._known[key] = result.detach(), amplitude
-        self._size += 2 * result.numel()
-        while self._size > _MOST_REMEMBERED:
-            self._forget(next(iter(self._known)))
-
-    def forget_written(self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forget sums that an operator writes to."""
-        if not (self._known and kind.mutates):
-            return
-        for place, value in (*enumerate(args), *kwargs.items()):
-            if place in kind.mutates:
-                for tensor in value if isinstance(value, list | tuple) else [value]:
-                    if _is_plain_float64(tensor):
-                        self._forget(tensor.untyped_storage().data_ptr())
-
-    def behind(self, result: Tensor) -> Tensor | None:
-        """The rms rounding per element of the sum in float32; None if no sum gave this result."""
-        if not (self._known and _is_plain_float64(result)):
-            return None
-        found = self._known.get(result.untyped_storage().data_ptr())
-        if found is None:
-            return None
-        added, amplitude = found
-        same = added.numel() == result.numel() and added.storage_offset() == result.storage_offset()
-        if not (same and added.is_contiguous() and result.is_contiguous()):
-            return None
-        # Values that fit float32 may be sums without rounding: masks, counts, positions.
-        fits = added.to(torch.float32).to(torch.float64) == added
-        return torch.where(fits, 0.0, amplitude.mul(_RMS_FACTOR)).view(result.shape)
-
-    def _forget(self, key: int) -> None:
-        known = self._known.pop(key, None)
-        if known is not None:
-            self._size -= 2 * known[0].numel()
-
-
-def _is_plain_float64(value: Any) -> bool:
-    """Whether a value is a strided float64 tensor with its own memory, and not a wrapper."""
-    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
-        return False
-    return value.layout is torch.strided and not value.is_nested and not is_wrapper(value)
-
-
-def _amplitude_of_sum(x: Tensor, result: Tensor, over: Any, *, mean: bool) -> Tensor | None:
-    """The amplitude of a sum or mean of real `x` over some axes, without a copy of x's size."""
-    if over is not None and not isinstance(over, list | tuple | int):
-        return None
-    dims = [over] if isinstance(over, int) else list(over or range(x.dim()))
-    length = x.numel() // result.numel()
-    squares: Tensor | None = None
-    for piece in _split_for_cache(x, dims):
-        mine = piece.square().sum(dim=dims)
-        squares = mine if squares is None else squares.add_(mine)
-    if squares is None or squares.numel() != result.numel():
-        return None
-    return amplitude_from(result, squares.div_(length**2 if mean else 1).view(result.shape), length)
-
-
-def _split_for_cache(x: Tensor, dims: Sequence[int]) -> list[Tensor]:
-    """Split `x` along the longest of these axes into pieces that stay in a core's cache."""
-    if not x.dim():
-        return [x]
-    axis = max(dims, key=lambda dim: x.shape[dim])
-    most = _CACHED_COUNT if x.is_cpu else x.numel()
-    width = max(1, most * x.shape[axis] // x.numel())
-    return list(torch.split(x, width, dim=axis))

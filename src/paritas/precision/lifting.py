@@ -30,7 +30,7 @@ from paritas._torch.operators import (
     takes_dtype,
     traits,
 )
-from paritas.precision.accumulation import LastSums
+from paritas.precision.summing import LastSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paritas._torch.kernels import place_of_argument
 from paritas._torch.operators import (
     CHOICES,
     COMPARISONS,
@@ -29,17 +30,18 @@ from paritas._torch.operators import (
 from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
 from paritas.numerics.bits import has_inexact, is_inexact
 from paritas.precision.accumulation import (
-    UnperturbedCall,
     accumulation,
+    errors_of_inner_sums,
     errors_of_written_statistics,
 )
 from paritas.precision.lifting import LiftMode
+from paritas.precision.summing import UnperturbedCall
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas._torch.operators import Operator, Traits
-    from paritas.precision.accumulation import Amplitudes
+    from paritas.precision.summing import Amplitudes, SharedError
 
 
 # --- Sums that cancel so far that float64 loses the rest ------------------------------------------
@@ -244,6 +246,14 @@ _SORTING_INTO_BINS = frozenset({"histc", "histogram", "bucketize", "searchsorted
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
 # They add one by one to values in memory, which are in the dtype of the program.
 _SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
+# Beside their result, in its dtype, they give the logarithms of the sums, in float32.
+_KEEPS_SUMS = frozenset(
+    f"_scaled_dot_product_{kernel}"
+    for kernel in (
+        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
+    )
+)  # fmt: skip
+_TAKES_SUMS = frozenset(f"{name}_backward" for name in _KEEPS_SUMS)
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: mixes the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -391,9 +401,12 @@ class PerturbMode(LiftMode):
             given = max(unit, self.unit) if self.shake_inputs else unit
             reach = max(given * abs(self.reach), abs(self.gain) * coarse / 2)
             reach = math.copysign(reach, self.gain)
+            fixed = set(kind.mutates)
+            if kind.name in _TAKES_SUMS:  # they were perturbed as results, and are in float32
+                fixed.add(place_of_argument(func, "logsumexp"))
             shaken = tuple(
                 value
-                if place in kind.mutates
+                if place in fixed
                 else map_tensors(value, lambda tensor: self._shaken(tensor, reach))
                 for place, value in enumerate(args)
             )
@@ -404,6 +417,11 @@ class PerturbMode(LiftMode):
                 )
         if coarse > unit:
             shaken = tuple(map_tensors(value, self._truncated) for value in shaken)
+        for place, error in errors_of_inner_sums(kind.name, func, args):
+            uniform = self._draw_shared(error.amplitude, error)
+            off = self.gain * min(unit, UNIT_F32) / 2 * error.amplitude * uniform
+            moved = shaken[place] + off.to(shaken[place].dtype)
+            shaken = (*shaken[:place], moved, *shaken[place + 1 :])
         result = self.kernel(func, kind, args)(*shaken, **kwargs)
         if exact:
             return result
@@ -448,12 +466,13 @@ class PerturbMode(LiftMode):
                 results[position] = tensor.copy_(noisy) if kind.mutates else noisy
                 continue
             repeats = self._looks_for_repeats and _has_repeats(tensor)
-            noisy = self._times_noise(self._place(tensor, repeats=repeats), unit * self.reach)
+            step = accumulator if kind.name in _KEEPS_SUMS and position == 1 else unit
+            noisy = self._times_noise(self._place(tensor, repeats=repeats), step * self.reach)
             extra = accumulated[position] if position < len(accumulated) else None
             share = self.gain * accumulator / 2
             if isinstance(extra, list):
                 for error in extra:
-                    uniform = self._draw_shared(tensor, error.shape)
+                    uniform = self._draw_shared(tensor, error)
                     noisy = noisy + (share * error.amplitude * uniform).to(noisy.dtype)
                 extra = extra[0].amplitude
             elif extra is not None:
@@ -471,12 +490,15 @@ class PerturbMode(LiftMode):
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         return results[0] if single else type(result)(results)
 
-    def _draw_shared(self, tensor: Tensor, shape: torch.Size) -> Tensor:
-        """Uniform noise in [-1, 1], one number for each element of `shape`, for all it covers."""
+    def _draw_shared(self, tensor: Tensor, error: SharedError) -> Tensor:
+        """Uniform noise in [-1, 1], one number for all values that share an error."""
         pool = self._pool.uniform(tensor.device, tensor.numel())
-        count = math.prod(shape)
+        count = math.prod(error.shape)
         start = self._draws.randrange(pool.numel() - count + 1)
-        return pool.narrow(0, start, count).view(shape).expand(tensor.shape)
+        drawn = pool.narrow(0, start, count).view(error.shape)
+        if error.repeats > 1:
+            drawn = drawn.repeat_interleave(error.repeats, dim=1)
+        return drawn.expand(tensor.shape)
 
     def _input_unit(self, kind: Traits, args: tuple[Any, ...], unit: float) -> float:
         """The unit to which an operator rounds its inputs: tensor cores may use TF32."""

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paritas.precision.accumulation import UnperturbedCall, accumulation
+from paritas.precision.accumulation import accumulation
 from paritas.precision.perturbing import PerturbMode
+from paritas.precision.summing import UnperturbedCall
 
 UNIT = 2.0**-24
 RUNS = 6
@@ -164,7 +165,7 @@ def test_attention_may_sum_its_values_in_order(is_sorted):
     call = UnperturbedCall(
         "_scaled_dot_product_flash_attention_for_cpu", ATTENTION, args, {}, exact
     )
-    (amplitude,) = accumulation(call)
+    amplitude = accumulation(call)[0][0].amplitude
     weights = (query @ key.mT / 8**0.5).softmax(-1).float().double()
     error = _in_order(weights, value) - weights @ value.float().double()
     score = error.abs() / (UNIT * amplitude)

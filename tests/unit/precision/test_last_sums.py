@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.precision import accumulation
+from paritas.precision import summing
 from paritas.precision.lifting import LiftMode
 from paritas.precision.perturbing import NoisePool, PerturbMode
 
@@ -91,7 +91,7 @@ def test_a_plain_lifted_run_remembers_no_sums():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(accumulation, "_MOST_REMEMBERED", 400)
+    monkeypatch.setattr(summing, "_MOST_REMEMBERED", 400)
     mode = LiftMode(torch.float32, torch.float32, remember_sums=True)
     x = terms(32, 100)
     with mode:

@@ -99,6 +99,79 @@ def test_the_gradients_of_a_batch_norm_in_evaluation_are_long_sums():
     assert rms(made[0]) < 3 * rms(guessed[0])
 
 
+def bias_of_convolution(grad):
+    x, weight = torch.ones(256, 1, 1).to(grad), torch.ones(64, 1, 1).to(grad)
+    rest = [64], [1], [0], [1], False, [0], 1, [False, False, True]
+    return torch.ops.aten.convolution_backward(grad.unsqueeze(-1), x, weight, *rest)[2]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda x: x.sum(0), lambda x: x.mean(0), bias_of_convolution],
+    ids=["sum", "mean", "bias of a convolution"],
+)
+def test_terms_that_are_nearly_equal_are_rounded_alike(program):
+    """As in the gradient of a bias below attention that hardly prefers one token to another."""
+    x = values(64, seed=1) * (1 + values(256, 64) * 1e-6)
+    total = program(x)
+    added = functools.reduce(torch.add, x.float().unbind()).double()
+    made, guessed = rms(added / rms(x.sum(0)) - x.sum(0) / rms(x.sum(0))), rms(spread(program, x))
+    assert made / 3 < guessed / rms(total) < made * 3
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [lambda x: F.layer_norm(x, x.shape[1:]), lambda x: F.group_norm(x, 1), F.instance_norm],
+    ids=["layer", "group", "instance"],
+)
+def test_means_that_a_norm_s_backward_subtracts_move_a_row_together(norm):
+    """A row of these gradients adds up to 0, except for the errors of its means."""
+
+    def gradient(x, grad):
+        given = x.detach().requires_grad_()
+        return torch.autograd.grad(norm(given), given, grad)[0]
+
+    inputs = values(32, 4, 96), 1 + values(32, 4, 96, seed=1)
+    still = gradient(*inputs)
+    moved = [perturbed(gradient, *inputs, seed=seed) - still for seed in range(RUNS)]
+    guessed = rms(torch.stack(moved).sum((-2, -1)))
+    assert rms(measured(gradient, *inputs).sum((-2, -1))) < 2 * guessed
+
+
+@pytest.mark.parametrize("place", [1, 2], ids=["weight", "bias"])
+def test_gradients_of_a_group_norm_s_parameters_are_long_sums(place):
+    def gradient(x, weight, bias, grad):
+        given = [each.detach().requires_grad_() for each in (x, weight, bias)]
+        return torch.autograd.grad(F.group_norm(given[0], 2, *given[1:]), given[place], grad)[0]
+
+    inputs = values(8, 8, 100), values(8, seed=1), values(8, seed=2), values(8, 8, 100, seed=3)
+    terms = inputs[3] if place == 2 else inputs[3] * F.group_norm(inputs[0], 2)
+    rows = terms.transpose(0, 1).flatten(1).float()
+    made = rms(functools.reduce(torch.add, rows.unbind(1)).double() - rows.double().sum(1))
+    assert made / 2 < rms(spread(gradient, *inputs)) < made * 5
+
+
+@pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
+def test_sums_inside_of_fused_attention_round_too(place):
+    """Scores, weights and row sums are made in the backward kernel, and seen nowhere else."""
+    inputs = [values(2, 2, 96, 32, seed=seed) for seed in range(4)]
+
+    def gradient(query, key, value, grad):
+        given = [each.detach().requires_grad_() for each in (query, key, value)]
+        attended = F.scaled_dot_product_attention(*given)
+        return torch.autograd.grad(attended, given[place], grad + 3)[0]
+
+    guessed, made = rms(spread(gradient, *inputs)), rms(measured(gradient, *inputs))
+    assert made / 2 < guessed < made * 3
+
+
+def test_logarithms_of_sums_are_kept_in_float32():
+    query, key, value = (values(1, 2, 16, 8, seed=seed) for seed in range(3))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    moved = spread(lambda *given: attend(*given)[1], query * 1e-6, key, value, unit=2.0**-8)
+    assert U32 / 2 < rms(moved) < 100 * U32
+
+
 def test_the_spread_of_one_rounding_is_about_one_rounding():
     x = values(1000).abs() + 1
     share = rms(spread(lambda x: x.sin() + 2, x)) / rms(x.sin() + 2)
