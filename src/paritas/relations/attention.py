@@ -7,6 +7,7 @@ import copy
 import importlib.util
 import re
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,6 +81,14 @@ def _rebuilt(model: Any, name: str) -> Any:
     return made
 
 
+@contextlib.contextmanager
+def _uncompiled_flex() -> Iterator[None]:
+    """Flex attention by plain operators, which exist in every dtype."""
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        yield
+
+
 def _with_implementation(name: str, inner: Way, *, compiles: bool = False) -> Way:
     """A way with another implementation.
 
@@ -93,8 +102,8 @@ def _with_implementation(name: str, inner: Way, *, compiles: bool = False) -> Wa
         is_compiled = uncompiled(model) is not model
         wide = next(original.parameters()).dtype is torch.float64
         plain = name == FLEX and not is_compiled and (wide or not compiles)
-        stance = torch.compiler.set_stance("force_eager") if plain else contextlib.nullcontext()
-        with _implementation(original, name) as other, stance:
+        how = _uncompiled_flex() if plain else contextlib.nullcontext()
+        with _implementation(original, name) as other, how:
             return dict(inner(model if other is original else other, inputs))
 
     return way
