@@ -7,14 +7,15 @@ import copy
 import importlib.util
 import re
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas._torch.dynamo import original_of, uncompiled
+from paritas._torch.operators import plain_flex_attention
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
+from paritas.precision.lifting import LiftMode
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -81,14 +82,6 @@ def _rebuilt(model: Any, name: str) -> Any:
     return made
 
 
-@contextlib.contextmanager
-def _uncompiled_flex() -> Iterator[None]:
-    """Flex attention by plain operators, which exist in every dtype."""
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-        yield
-
-
 def _with_implementation(name: str, inner: Way, *, compiles: bool = False) -> Way:
     """A way with another implementation.
 
@@ -102,7 +95,7 @@ def _with_implementation(name: str, inner: Way, *, compiles: bool = False) -> Wa
         is_compiled = uncompiled(model) is not model
         wide = next(original.parameters()).dtype is torch.float64
         plain = name == FLEX and not is_compiled and (wide or not compiles)
-        how = _uncompiled_flex() if plain else contextlib.nullcontext()
+        how = plain_flex_attention(LiftMode) if plain else contextlib.nullcontext()
         with _implementation(original, name) as other, how:
             return dict(inner(model if other is original else other, inputs))
 

@@ -438,7 +438,7 @@ class _Check:
 # How a library says that it does not do a thing, rather than fail at it.
 _REFUSAL = re.compile(
     r"\b(only|not|isn't|un) ?supported\b|\bdoes(n't| not) support\b|\bnot compatible\b"
-    r"|\bnot (yet )?implemented\b"
+    r"|\bnot (yet )?implemented\b|\bcannot be run on (CPU|GPU|CUDA)\b"
 )
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import logging
 import queue
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,6 +129,21 @@ def _as_before(model: Any) -> Iterator[None]:
             model.set_attn_implementation(before)
 
 
+@contextlib.contextmanager
+def _updated_elsewhere(cache: Any) -> Iterator[None]:
+    """Update a cache in a thread of its own: its pages are bytes, which no lifting mode may see.
+
+    It only stores and returns what it gets, so that nothing is left to lift.
+    """
+    with ThreadPoolExecutor(max_workers=1) as other:
+        update = cache.update
+        cache.update = lambda *args, **kwargs: other.submit(update, *args, **kwargs).result()
+        try:
+            yield
+        finally:
+            del cache.update
+
+
 # --- Requests -------------------------------------------------------------------------------------
 
 
@@ -166,7 +181,8 @@ class _Requests:
         with _as_before(whole), _served(whole, counter) as forward, self._batch(whole) as batch:
 
             def watched(**kwargs: Any) -> Any:
-                output = forward(**kwargs)
+                with _updated_elsewhere(kwargs["cache"]):
+                    output = forward(**kwargs)
                 _record(log, batch, kwargs, output)
                 return output
 
@@ -192,7 +208,8 @@ class _Requests:
         return model.init_continuous_batching(**self._settings())
 
     def _batch(self, model: Any) -> Any:
-        return getattr(model, _ENTRY)(**self._settings(), timeout=_STOP)
+        # Warming up would build the pages in this thread.
+        return getattr(model, _ENTRY)(**self._settings(), timeout=_STOP, warmup=False)
 
     def _settings(self) -> dict[str, Any]:
         library = importlib.import_module("transformers")

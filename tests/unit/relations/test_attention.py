@@ -94,6 +94,7 @@ def test_implementations_and_packed_rows_of_a_right_model_agree():
     report = paritas.invariants(Switched(), tokens(), only=["attention", "packing"])
     assert report.passed, str(report)
     assert report.row("attention").verdict.coverage.compared == 4  # eager and flex, also padded
+    assert not report.verdict.notes  # also in float64: flex attention has a rule for its mode
     assert report.row("packing").verdict.coverage.compared == 2
     assert not report.row("packing").reason
 
@@ -165,3 +166,4 @@ def test_a_fault_of_continuous_batching_is_found(fault):
     model.model.layers[1].self_attn.register_forward_hook(scaled, with_kwargs=True)
     report = paritas.invariants(model, tokens(), only="continuous-batching")
     assert report.row("continuous-batching").status.passes() == (not fault), str(report)
+    assert not report.verdict.notes  # also in float64, although its pages are bytes
