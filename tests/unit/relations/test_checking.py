@@ -257,11 +257,11 @@ def test_a_difference_that_buffers_do_not_change_is_a_fault_however_small(own):
 
     @own("scaled", expected=stored)
     def scaled(model, inputs):
-        return {"y": inputs.args[0] * model.table * (1 + 3e-8)}
+        return {"y": inputs.args[0] * model.table * (1 + 2e-7)}
 
     torch.manual_seed(0)
     report = paritas.invariants(Table(), [torch.randn(5, 8)], only="scaled")
-    assert report.row("scaled").status is paritas.Status.DIFFERENT
+    assert report.row("scaled").status is paritas.Status.DIFFERENT, str(report)
 
 
 def test_the_command_writes_its_report_and_exits_by_it(tmp_path):
