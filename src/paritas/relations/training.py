@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 STEPS = 2
 RATE = 1e-2
-# Capturable and compiled optimizers compute 1 - beta**step in float32, which loses four digits for
+# Capturable and compiled optimizers compute 1 - beta**step in float32, which loses three digits for
 # the usual 0.999. For these it is exact, so that the forms must agree.
 BETAS = (0.75, 0.875)
 _LONGEST_REASON = 160
