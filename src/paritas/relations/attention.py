@@ -160,7 +160,7 @@ def _attention_cases(checked: CheckedModel) -> Iterator[Case]:
         if reason:
             refused.append(reason)
             continue
-        ways = {name: tokens.whole}
+        ways: dict[str, Way] = {name: tokens.whole}
         if tokens.mask:
             ways[f"{name}, right padded"] = padded(tokens, 0, PADDING)
         if has_cache(tokens):
@@ -185,7 +185,7 @@ def _flex_kernel_cases(checked: CheckedModel) -> Iterator[Case]:
     reason = _refused(model, FLEX)
     if reason:
         raise NotPromised(reason)
-    ways = {"whole": tokens.whole}
+    ways: dict[str, Way] = {"whole": tokens.whole}
     if tokens.mask:
         ways["right padded"] = padded(tokens, 0, PADDING)
     for label, way in ways.items():
