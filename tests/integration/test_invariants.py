@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -45,6 +47,28 @@ def test_a_compiled_candidate_runs_the_other_ways_and_its_faults_are_found():
     report = paritas.invariants(model, tokens(), only="logits-to-keep", candidate=compiled)
     assert report.verdict.status == "different", str(report)
     torch.compiler.reset()
+
+
+def rootless_backend(graph, _):
+    """A wrong backend: it takes the absolute value for the square root, as Adam needs it."""
+    for node in graph.graph.nodes:
+        if node.target == "sqrt":
+            node.target = "abs"
+    graph.recompile()
+    return graph.forward
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_compiled_optimizer_passes_and_a_wrong_one_fails(monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    for backend, passes in (("eager", True), (rootless_backend, False)):
+        wrapped = functools.partial(torch.compile, backend=backend)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "compile", wrapped)
+            report = paritas.invariants(model, [torch.ones(2, 3)], only="compiled-optimizer")
+        assert report.passed is passes, str(report)
+        torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("undiagnosed")

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,8 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
+
+from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -308,3 +311,39 @@ def _argument_kinds(values: Any) -> Iterator[Any]:
             yield tuple(_argument_kinds(value))
         else:
             yield value if isinstance(value, str | torch.dtype) else type(value)
+
+
+# --- Flex attention -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def plain_flex_attention(kind: type[DispatchMode]) -> Iterator[None]:
+    """Compute flex attention by plain operators, also under a dispatch mode of this class.
+
+    Its operator takes graphs, and has a rule for each class of modes. The mode sees none of what
+    it computes, which is in float64 if its arguments are.
+
+    Raises:
+        UnsupportedTorchError: the operator keeps no such rules.
+    """
+    try:
+        from torch._higher_order_ops.flex_attention import flex_attention
+
+        rules = flex_attention.python_key_table
+        is_known = kind in rules
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedTorchError(f"flex attention has no rules for modes: {error}") from error
+
+    def unseen(_: DispatchMode, *args: Any, **kwargs: Any) -> Any:
+        return flex_attention(*args, **kwargs)
+
+    if not is_known:
+        flex_attention.py_impl(kind)(unseen)
+    try:
+        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            yield
+    finally:
+        if not is_known:
+            rules.pop(kind)
+            flex_attention._dispatch_cache.clear()

@@ -202,9 +202,9 @@ def _reorder_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Other kinds of caches ------------------------------------------------------------------------
 
 
-def _in_static_cache(tokens: TokenModel, sizes: list[int], room: int) -> Way:
+def _in_static_cache(tokens: TokenModel, sizes: list[int], room: int, **more: Any) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        made = static_cache(tokens, model, tokens.size[1] + room)
+        made = static_cache(tokens, model, tokens.size[1] + room, **more)
         return dict(in_chunks(tokens, sizes, lambda: made)(model, inputs))
 
     return way
@@ -275,6 +275,22 @@ def _quantised_cases(tokens: TokenModel, half: int) -> Iterator[Case]:
         yield plain_case(tokens, swapped, "quantised, nothing lost, reordered")
 
 
+def _offloaded_cases(tokens: TokenModel, half: int, *, static: bool) -> Iterator[Case]:
+    """Layers that wait in the memory of the CPU until they are needed."""
+    build = importlib.import_module("transformers").DynamicCache
+    config = text_config(tokens.config)
+
+    def make() -> Any:
+        return build(config=config, offloading=True)
+
+    yield plain_case(tokens, in_chunks(tokens, [half, 1], make), "offloaded")
+    if tokens.size[0] > 1:
+        yield plain_case(tokens, _reordered(tokens, half, make), "offloaded, reordered")
+    if static:
+        way = _in_static_cache(tokens, [half, 1], 2, offloading=True)
+        yield plain_case(tokens, way, "static, offloaded")
+
+
 def _kind_cases(checked: CheckedModel) -> Iterator[Case]:
     tokens = checked.tokens
     tokens.require_cache()
@@ -289,10 +305,7 @@ def _kind_cases(checked: CheckedModel) -> Iterator[Case]:
     if not tokens.has_encoder:
         yield from _quantised_cases(tokens, half)
         if not no_offloading:
-            build = importlib.import_module("transformers").DynamicCache
-            config = text_config(tokens.config)
-            offloaded = in_chunks(tokens, [half, 1], lambda: build(config=config, offloading=True))
-            yield plain_case(tokens, offloaded, "offloaded")
+            yield from _offloaded_cases(tokens, half, static=refused is None)
     if refused is not None:
         raise refused
     if no_offloading:

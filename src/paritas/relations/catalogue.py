@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
 def built_in() -> dict[str, Relation]:
     """The relations of paritas, by name."""
+    from paritas.relations.attention import ATTENTION
     from paritas.relations.caches import CACHES
+    from paritas.relations.continuous import CONTINUOUS
     from paritas.relations.generation import GENERATION
     from paritas.relations.resharding import RESHARDING
     from paritas.relations.serving import SERVING
     from paritas.relations.training import TRAINING
 
-    return {one.name: one for one in (*SERVING, *CACHES, *GENERATION, *TRAINING, *RESHARDING)}
+    families = (SERVING, CACHES, GENERATION, CONTINUOUS, ATTENTION, TRAINING, RESHARDING)
+    return {one.name: one for family in families for one in family}
 
 
 def all_relations() -> dict[str, Relation]:

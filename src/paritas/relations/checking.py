@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _LONGEST_REASON = 240
 _BUFFER_RUNS = 3
+_CHANGED = 0.1  # of a difference that is said to come from buffers, when these are moved
 _BUFFERS_NOTE = (
     "in float64, the two ways differ only by the rounding of the model's buffers: only the native "
     "run was judged"
@@ -365,7 +366,33 @@ class _Check:
             usual = max(criterion.rms_difference(run, value) for run in runs)
             if not criterion.rms_difference(other, value) <= criterion.MAX_Z * usual:
                 return False
-        return True
+        return self._depends_on_buffers(module, evidence, sides)
+
+    def _depends_on_buffers(
+        self, module: Any, evidence: Evidence[SubjectProgram], sides: SubjectLift
+    ) -> bool:
+        """Whether the difference of the two ways changes as the buffers do.
+
+        Two ways that read the same buffers move alike, and their difference has another reason.
+        """
+        arbiter, lifted = evidence.arbiter(), sides.runs()
+        if arbiter is None or lifted is None:
+            return False
+
+        def moved(program: SubjectProgram) -> Observation:
+            shaken = _ShakenBuffers(module, evidence.unit, self.seed)
+            options = RunOptions(wide=True, mode=evidence.lift_mode(), watch=shaken)
+            return run_quietly(program, options, WideDefault())[0]
+
+        ours, theirs = moved(evidence.program), moved(sides.program)
+        for item, value in arbiter[0].outputs.items():
+            values = [value, lifted[0].value(item), ours.value(item), theirs.value(item)]
+            if not all(map(is_inexact, values)):
+                continue
+            before, after = values[1] - value, values[3] - values[2]
+            if criterion.rms_difference(after, before) > _CHANGED * criterion.rms(before):
+                return True
+        return False
 
     # --- Where a difference starts ---
 
@@ -438,7 +465,7 @@ class _Check:
 # How a library says that it does not do a thing, rather than fail at it.
 _REFUSAL = re.compile(
     r"\b(only|not|isn't|un) ?supported\b|\bdoes(n't| not) support\b|\bnot compatible\b"
-    r"|\bnot (yet )?implemented\b"
+    r"|\bnot (yet )?implemented\b|\bcannot be run on (CPU|GPU|CUDA)\b"
 )
 
 

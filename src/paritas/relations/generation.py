@@ -1,18 +1,14 @@
-"""Relations of generation: `generate`, attention implementations and packed sequences."""
+"""Relations of generation: `generate`, with beams, and by continuous batching."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas._torch.dynamo import original_of
-from paritas.errors import in_one_line
-from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
 from paritas.relations.caches import static_caches_refused
 from paritas.relations.relation import (
@@ -22,22 +18,18 @@ from paritas.relations.relation import (
     NotPromised,
     Relation,
     RelationFamily,
-    computing_nothing,
     rows_of,
 )
 from paritas.relations.serving import (
     PADDING,
     left_padding_is_promised,
-    padded,
     pads_encoder,
-    plain_case,
 )
 from paritas.relations.token_models import (
     KEYS_AND_VALUES,
     TokenModel,
     config_parts,
     has_cache,
-    keeps_states,
     own_static_kind,
     pad_token,
 )
@@ -52,19 +44,19 @@ if TYPE_CHECKING:
 NEW_TOKENS = 4
 _BEAMS = 3
 _CHUNK, _KIND = "prefill_chunk_size", "cache_implementation"
-_PROMPT = 6
+PROMPT = 6
 _LONGEST_REASON = 160
 
 
 # --- Greedy generation ----------------------------------------------------------------------------
 
 
-class _Generation:
+class Generation:
     """Greedy generation of a few tokens after a prompt."""
 
     def __init__(self, tokens: TokenModel) -> None:
         self.tokens = tokens
-        ids = tokens.ids(tokens.inputs)[:, :_PROMPT].clone()
+        ids = tokens.ids(tokens.inputs)[:, :PROMPT].clone()
         start = self.start_token
         if tokens.has_encoder and start is not None:
             ids[:, 0] = start  # generation would put it in front otherwise
@@ -228,7 +220,7 @@ def _plain_defaults(model: Any) -> Iterator[None]:
         model.generation_config = before
 
 
-def _generation(checked: CheckedModel) -> _Generation:
+def generation_of(checked: CheckedModel) -> Generation:
     """Generation with this model; raises unless it promises it."""
     tokens = checked.tokens
     model = original_of(tokens.model)
@@ -244,14 +236,14 @@ def _generation(checked: CheckedModel) -> _Generation:
     tokens.require_causal()
     if tokens.value != "logits":
         raise DoesNotApply("it returns no logits for each token")
-    run = _Generation(tokens)
+    run = Generation(tokens)
     if tokens.has_encoder and run.start_token is None:
         raise DoesNotApply("its configuration has no token that a decoder starts with")
     return run
 
 
 def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
-    run = _generation(checked)
+    run = generation_of(checked)
     tokens = run.tokens
 
     def case(label: str, **how: Any) -> Case:
@@ -277,156 +269,10 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
 
 
 def _beam_cases(checked: CheckedModel) -> Iterator[Case]:
-    run = _generation(checked)
+    run = generation_of(checked)
     run.tokens.require_cache()
     without, cached = run.searched(use_cache=False), run.searched(use_cache=True)
     yield Case(without, cached, inputs=run.inputs)
-
-
-# --- Attention implementations --------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _implementation(model: Any, name: str) -> Iterator[Any]:
-    """The model with another attention implementation."""
-    if not hasattr(model, "set_attn_implementation"):
-        yield _rebuilt(model, name)
-        return
-    before = model.config._attn_implementation  # noqa: SLF001  (transformers has no other name)
-    model.set_attn_implementation(name)
-    try:
-        yield model
-    finally:
-        model.set_attn_implementation(before)
-
-
-def _rebuilt(model: Any, name: str) -> Any:
-    """A model of the same weights; before transformers 4.54 it is chosen when a model is built."""
-    state = RandomState.now()
-    config = copy.deepcopy(model.config)
-    try:
-        made = type(model)._from_config(config, attn_implementation=name)  # noqa: SLF001
-    finally:
-        state.restore()
-    modules = dict(model.named_modules())
-    for path, module in made.named_modules():
-        own = modules[path]
-        module._parameters.update(own._parameters)  # noqa: SLF001
-        module._buffers.update(own._buffers)  # noqa: SLF001
-        module.training = own.training
-    return made
-
-
-def _with_implementation(name: str, inner: Way) -> Way:
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        original = original_of(model)
-        with _implementation(original, name) as other:
-            return dict(inner(model if other is original else other, inputs))
-
-    return way
-
-
-def _attention_cases(checked: CheckedModel) -> Iterator[Case]:
-    tokens = checked.tokens
-    model = original_of(tokens.model)
-    own = getattr(tokens.config, "_attn_implementation", None)
-    if own is None or not hasattr(model, "_from_config"):
-        raise DoesNotApply("not a model of transformers with attention implementations")
-    names = ["eager"]
-    names += ["sdpa"] if getattr(model, "_supports_sdpa", False) else []
-    others = [name for name in names if name != own]
-    if not others:
-        raise DoesNotApply(f"{own} is its only attention implementation here")
-    for name in others:
-        try:
-            with _implementation(model, name):
-                pass
-        except (ValueError, ImportError) as error:  # transformers refuses by these
-            raise NotPromised(in_one_line(error, _LONGEST_REASON)) from error
-        yield plain_case(tokens, _with_implementation(name, tokens.whole), name)
-        if tokens.mask:
-            way = padded(tokens, 0, PADDING)
-            yield plain_case(tokens, _with_implementation(name, way), f"{name}, right padded")
-
-
-# --- Packed sequences -----------------------------------------------------------------------------
-
-
-def _packed(tokens: TokenModel) -> Way:
-    """All rows one after the other in one row, told apart by positions that start again."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids = tokens.ids(inputs)
-        rows, total = ids.shape
-        places = torch.arange(total, device=ids.device).repeat(rows)[None]
-        with computing_nothing():  # rows are in the axis of the tokens
-            output = tokens.call(model, inputs, ids.reshape(1, -1), **{tokens.positions: places})
-        value = tokens.value_of(output)
-        return {tokens.value: value.reshape(rows, total, *value.shape[2:])}
-
-    return way
-
-
-def _packing_cases(checked: CheckedModel) -> Iterator[Case]:
-    tokens = checked.tokens
-    model = original_of(tokens.model)
-    if tokens.size[0] == 1:
-        raise DoesNotApply("the inputs have one row: pass at least 2")
-    if not tokens.positions:
-        raise DoesNotApply("no position_ids in its signature")
-    if tokens.context:
-        raise DoesNotApply(f"{', '.join(tokens.context)} cannot be packed")
-    if not tokens.counts_from_zero():
-        raise NotPromised("the positions of its tokens do not count from 0")
-    tokens.require_causal()
-    reason = _no_packing(model, tokens)
-    if reason:
-        raise NotPromised(reason)
-    yield plain_case(tokens, _packed(tokens))
-
-
-_RECURRENT = ("mamba", "linear", "conv", "recurrent", "ssm", "rwkv")
-
-
-def _no_packing(model: Any, tokens: TokenModel) -> str:
-    """Why positions that start again do not separate sequences; empty if they should."""
-    if tokens.config is None:
-        return "whether positions that start again separate sequences is not documented"
-    if getattr(model, "_is_stateful", False):
-        return "it has a state, which positions do not separate (_is_stateful)"
-    if has_cache(tokens) and keeps_states(tokens.first_cache()):
-        return "layers of its cache have a state, which positions do not separate"
-    for part in config_parts(tokens.config):
-        kinds = {str(one) for one in getattr(part, "layer_types", None) or ()}
-        found = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT))
-        if found:
-            return f"layers of the kind {found[0]} have a state, which positions do not separate"
-    return _no_separation(model, tokens)
-
-
-def _no_separation(model: Any, tokens: TokenModel) -> str:
-    """Why the mask does not separate sequences; empty if it gets the positions that do."""
-    module = sys.modules.get(type(model).__module__)
-    build = getattr(module, "create_causal_mask", None)
-    if build is None:
-        return "it does not build its mask with create_causal_mask, which separates sequences"
-    given: list[Any] = []
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        given.append(kwargs.get("position_ids"))
-        return build(*args, **kwargs)
-
-    setattr(module, build.__name__, watched)
-    try:
-        with torch.no_grad():
-            _packed(tokens)(model, tokens.inputs)
-    except Exception as error:  # noqa: BLE001  (positions of another form)
-        return f"it does not take packed positions: {in_one_line(error, _LONGEST_REASON)}"
-    finally:
-        setattr(module, build.__name__, build)
-    if any(isinstance(one, torch.Tensor) and one.shape[-1] > tokens.size[1] for one in given):
-        return ""
-    return "it does not hand its positions on to create_causal_mask, which separates sequences"
 
 
 GENERATION: tuple[Relation, ...] = tuple(
@@ -434,7 +280,5 @@ GENERATION: tuple[Relation, ...] = tuple(
     for name, about, cases in (
         ("greedy-generation", "generate() = the best token of repeated calls", _generate_cases),
         ("beam-search", "beam search with a cache = without a cache", _beam_cases),
-        ("attention", "all attention implementations agree", _attention_cases),
-        ("packing", "sequences packed into one row = separate rows", _packing_cases),
     )
 )

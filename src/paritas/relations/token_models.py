@@ -570,7 +570,7 @@ def own_static_kind(config: Any) -> str:
     return kind if kind in _STATIC_KINDS else ""
 
 
-def static_cache(tokens: TokenModel, model: Any, length: int) -> Any:
+def static_cache(tokens: TokenModel, model: Any, length: int, **how: Any) -> Any:
     """A static cache; before transformers 4.56 it also needs the size and dtype of its values."""
     library = importlib.import_module("transformers.cache_utils")
     config = text_config(tokens.config)
@@ -582,7 +582,7 @@ def static_cache(tokens: TokenModel, model: Any, length: int) -> Any:
     rows = "max_batch_size" if "max_batch_size" in takes else "batch_size"
     more = {rows: tokens.size[0], "device": weight.device, "dtype": weight.dtype}
     given = {name: value for name, value in more.items() if name in takes}
-    return build(config=config, max_cache_len=length, **given)
+    return build(config=config, max_cache_len=length, **given, **how)
 
 
 def text_config(config: Any) -> Any:

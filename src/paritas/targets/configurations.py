@@ -168,7 +168,7 @@ def plan(config: Any, manner: Manner = MANNERS[0]) -> Changes:
     computed = {
         (path, name)
         for path, part in parts_of(config)
-        for name in vars(part).keys() - _asked_by(part)
+        for name in (vars(part).keys() - _asked_by(part)) | _counted_by(part)
     }
     planned = _Planner(list(fields_of(config)), manner).changes()
     if not manner.own_widths:
@@ -200,6 +200,14 @@ def _asked_by(config: Any) -> set[str]:
     for base in cls.__mro__:
         names |= {*vars(base).get("__annotations__", {})}
     return names | {name for name in vars(config) if Field((), name, None).kind == "token"}
+
+
+def _counted_by(config: Any) -> set[str]:
+    """Numbers of layers that a configuration computes: HRM's, of which it then has more."""
+    parameters = inspect.signature(type(config).__init__).parameters
+    unset = {name for name, one in parameters.items() if one.default is None}
+    filled = {name for name in unset if _whole(vars(config).get(name))}
+    return {name for name in filled if Field((), name, None).kind == "layers"}
 
 
 class _Planner:
@@ -366,6 +374,12 @@ class _Planner:
                 return int(value)
         return 0
 
+    def _width(self, path: tuple[str, ...]) -> int:
+        """A main width of which the part that a factor names is not too narrow either."""
+        node = self.nodes[path]
+        factors = [node[name] for name in node if name.endswith("dim_factor")]
+        return int(WIDTH / min(one for one in [*factors, 1.0] if one))
+
     def _equal_widths(self) -> None:  # noqa: C901, PLR0912 - one branch for each kind of size
         mains = {f.value for f in self._of("main") if _whole(f.value)}
         heads_of = {path: self._heads(path) for path in self.nodes}
@@ -378,7 +392,7 @@ class _Planner:
             if not _whole(value):
                 continue
             if kind == "main" and value > _SMALLEST_WIDTH:
-                self._set(field, WIDTH)
+                self._set(field, self._width(field.path))
             elif kind == "ffn" and value > _SMALLEST_WIDTH:
                 self._set(field, WIDTH if value in mains and value not in ffns else FFN)
             elif kind == "head_dim" and value > HEAD:
@@ -729,25 +743,6 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except Exception:  # noqa: BLE001 - values that cannot be compared count as different
         return False
-
-
-_COMMON = {
-    "initializer_range": 0.02,
-    "initializer_factor": 1.0,
-    "layer_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "attention_dropout": 0.0,
-}
-
-
-def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Changes | None:
-    """Add a setting that a class expects in a part; None if no size is known for it."""
-    kind = Field((), name, None).kind
-    size = _COMMON.get(name, USUAL_SIZES.get(kind, WIDTH if kind == "width" else None))
-    path = next((p for p, one in parts_of(config) if type(one).__name__ == owner), None)
-    if size is None or path is None or name in changes.get(path, {}):
-        return None
-    return {**changes, path: {**changes.get(path, {}), name: size}}
 
 
 def with_sections(config: Any, changes: Changes, sections: list[int], total: int) -> Changes | None:

@@ -136,6 +136,28 @@ def repair_changes(
     return None
 
 
+_COMMON = {
+    "initializer_range": 0.02,
+    "initializer_factor": 1.0,
+    "layer_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_dropout": 0.0,
+}
+
+
+def _with_setting(config: Any, changes: Any, found: re.Match[str]) -> Any:
+    """Add a setting that a class expects in a part; None if no size is known for it."""
+    owner, name = found[1], found[2]
+    kind = configurations.Field((), name, None).kind
+    width = configurations.WIDTH if kind == "width" else None
+    size = _COMMON.get(name, configurations.USUAL_SIZES.get(kind, width))
+    parts = configurations.parts_of(config)
+    path = next((p for p, one in parts if type(one).__name__ == owner), None)
+    if size is None or path is None or name in changes.get(path, {}):
+        return None
+    return {**changes, path: {**changes.get(path, {}), name: size}}
+
+
 def _with_sections(usual: Any, changes: Any, found: re.Match[str]) -> Any:
     sections = [int(one) for one in found[2].split(",")]
     return configurations.with_sections(usual, changes, sections, int(found[1]))
@@ -210,7 +232,7 @@ def _with_output_widths(
 
 
 _CONFIGURED: tuple[tuple[re.Pattern[str], Any], ...] = (
-    (_MISSING, lambda u, c, found: configurations.with_missing(u, c, found[1], found[2])),
+    (_MISSING, _with_setting),
     (_SECTIONS, _with_sections),
     (_COUNTED, _with_outputs),
     (_DIVISIBLE, lambda _, c, found: _with_multiple(c, int(found[1]), int(found[2]))),

@@ -246,6 +246,24 @@ def test_numbers_stored_in_a_buffer_and_computed_again_are_not_a_fault(own):
     assert any("rounding of the model's buffers" in note for note in report.verdict.notes)
 
 
+def test_a_difference_that_buffers_do_not_change_is_a_fault_however_small(own):
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.rand(8))
+
+    def stored(model, inputs):
+        return {"y": inputs.args[0] * model.table}
+
+    @own("scaled", expected=stored)
+    def scaled(model, inputs):
+        return {"y": inputs.args[0] * model.table * (1 + 2e-7)}
+
+    torch.manual_seed(0)
+    report = paritas.invariants(Table(), [torch.randn(5, 8)], only="scaled")
+    assert report.row("scaled").status is paritas.Status.DIFFERENT, str(report)
+
+
 def test_the_command_writes_its_report_and_exits_by_it(tmp_path):
     written = tmp_path / "out.json"
     page = tmp_path / "out.html"

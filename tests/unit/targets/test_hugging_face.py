@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paritas.errors import UsageError
-from paritas.targets import is_target
+from paritas.targets import configurations, is_target
 from paritas.targets.hugging_face import build_model
 
 
@@ -432,6 +432,34 @@ def test_a_class_for_next_tokens_is_a_decoder_and_its_missing_number_is_filled()
     assert model.config.scale == 1.0
     model, _ = build_model("hf:SharingForCausalLM?is_decoder=false")
     assert model.config.is_decoder is False
+
+
+def test_a_number_of_layers_that_is_computed_is_left_to_the_configuration():
+    class CycledConfig:
+        model_type = "cycled"
+
+        def __init__(self, *, num_hidden_layers=16, num_layers_per_stack=None):
+            self.hidden_size = 4096
+            if num_layers_per_stack is None:
+                num_layers_per_stack, num_hidden_layers = num_hidden_layers, 8 * num_hidden_layers
+            self.num_layers_per_stack = num_layers_per_stack
+            self.num_hidden_layers = num_hidden_layers
+
+    usual = CycledConfig()
+    changes = configurations.plan(usual)
+    made = configurations.build(CycledConfig, usual, changes)
+    assert (made.num_layers_per_stack, made.num_hidden_layers) == (2, 16)
+
+
+def test_the_part_of_a_width_that_a_factor_names_is_not_too_narrow():
+    class FactorConfig:
+        model_type = "factor"
+
+        def __init__(self, *, hidden_size=4096, qk_dim_factor=0.5, v_dim_factor=1.0):
+            self.hidden_size, self.v_dim_factor = hidden_size, v_dim_factor
+            self.qk_dim_factor = qk_dim_factor
+
+    assert configurations.plan(FactorConfig())[()]["hidden_size"] == 2 * configurations.WIDTH
 
 
 def test_nothing_is_left_to_chance_in_training_mode():
