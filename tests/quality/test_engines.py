@@ -56,7 +56,12 @@ FAULTS = [
     ("one stale layer", "stale weights", WARM, {}),
     ("stale cache of the prompt", "stale weights", WARM, {}),
 ]
-SAMPLE = {"temperature applied", "BOS added twice", "one stale layer"}
+SAMPLE = {
+    "temperature applied",
+    "BOS added twice",
+    "positions of decoding one too far",
+    "one stale layer",
+}
 KERNELS = ["", "fused", "online", "fused online head", "ranks", "parts fused online", "float32"]
 
 

@@ -13,6 +13,7 @@ import importlib
 import os
 import pickle
 import platform
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from vllm import _custom_ops
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.models import registry
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.sample import rejection_sampler
 
 from paritas.engines.records import EngineRecord, read_records
 from quality.vllm_cases import (
@@ -107,15 +109,18 @@ def records(llm: Any, case: Case, folder: Path) -> list[EngineRecord]:
 
 def updated_adapter(llm: Any, case: Case, folder: Path) -> LoRARequest | None:
     """The adapter that the requests ask for, after what was served before."""
-    new = LoRARequest("adapter", 1, str(saved_adapter(folder, case, case.seed)))
-    old = LoRARequest("adapter", 1, str(saved_adapter(folder, case, case.older_seed)))
     if case.fault == "adapter not applied":
         return None
-    if case.fault in ("adapter updated under the same id", "prefix cache outlives the adapter"):
-        answers(llm, case, old)
-    if case.fault == "prefix cache outlives the adapter":
-        new.load_inplace = True
-    return new
+    new, old = (saved_adapter(folder, case, one) for one in (case.seed, case.older_seed))
+    if case.fault == "adapter updated under the same id":
+        answers(llm, case, LoRARequest("adapter", 1, str(old)))
+    if case.fault == "prefix cache outlives the adapter":  # which is loaded again from its folder
+        latest = folder / "latest adapter"
+        shutil.copytree(old, latest, dirs_exist_ok=True)
+        answers(llm, case, LoRARequest("adapter", 1, str(latest)))
+        shutil.copytree(new, latest, dirs_exist_ok=True)
+        return LoRARequest("adapter", 1, str(latest), load_inplace=True)
+    return LoRARequest("adapter", 1, str(new))
 
 
 def _as_written(record: EngineRecord, case: Case, prompt: list[int]) -> EngineRecord:
@@ -236,8 +241,21 @@ def _hash_without_tokens() -> None:
     kv_cache_utils.hash_block_tokens = colliding
 
 
+def _accept_drafts() -> None:
+    """Tokens of the draft model are taken, whatever the model itself would draw."""
+    own = rejection_sampler.rejection_sample
+
+    def accepted(drafts: Any, *args: Any, **kwargs: Any) -> Any:
+        *before, logits, bonus, sampling = args
+        sure = torch.full_like(logits, -torch.inf).scatter(1, drafts[:, None].long(), 0.0)
+        return own(drafts, *before, sure, bonus, sampling, **kwargs)
+
+    rejection_sampler.rejection_sample = accepted
+
+
 BROKEN: dict[str, Callable[[Any], object]] = {
     "positions of decoding one too far": lambda llm: llm.apply_model(_move_positions),
+    "drafts not verified": lambda _: _accept_drafts(),
     "cache in float8": lambda _: _round_cache(),
     "prefix of another request": lambda _: _hash_without_tokens(),
 }

@@ -96,8 +96,14 @@ class Runner:
         return found[-lacking:]
 
     def positions(self, places: Sequence[int]) -> dict[str, Tensor]:
-        """The argument with these positions."""
-        return {self.tokens.positions: self._ids(places)}
+        """The arguments for one call on tokens with these positions.
+
+        Without a mask, transformers takes positions that jump for several packed sequences.
+        """
+        given = {self.tokens.positions: self._ids(places)}
+        if self.tokens.mask:
+            given[self.tokens.mask] = torch.ones_like(given[self.tokens.positions])
+        return given
 
     # --- With a cache ---
 
@@ -342,7 +348,7 @@ def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
         seen[:, first:last] = 0
         seen = seen.to(tokens.ids(tokens.inputs).device)
         how = runner.positions(range(len(request.ids))) if takes else {}
-        return {tokens.mask: seen, **how}
+        return {**how, tokens.mask: seen}
 
     def never(model: Any, request: Request) -> Tensor | None:
         how = mask(request)
@@ -359,7 +365,7 @@ def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
         output = request.record.output[:-1]
         if not output:
             return None
-        rest, _ = runner.decode(model, output, cache, **{tokens.mask: seen}, **places)
+        rest, _ = runner.decode(model, output, cache, **{**places, tokens.mask: seen})
         return torch.cat([found, rest])
 
     where = f"tokens {first} to {last - 1} of the prompt"
