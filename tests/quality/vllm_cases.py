@@ -141,6 +141,8 @@ FAULTS = [
          sampling={"top_p": 0.8}, kind="truncation"),
     Case("normalised over the best eight", "qwen3", engine=PROCESSED,
          sampling={"top_k": 8}, kind="truncation"),
+    Case("min_p ignored beside drafts", engine=BY_NGRAMS | PROCESSED,
+         sampling={"temperature": 0.8, "min_p": 0.1}, mode="processed", kind="truncation"),
     Case("processed", engine=PROCESSED, sampling=MIXED, kind="normalisation"),
     Case("raw", "qwen2", sampling=MIXED, mode="processed", kind="normalisation"),
     Case("logits returned", engine={"logprobs_mode": "raw_logits"}, kind="normalisation"),
@@ -217,6 +219,15 @@ SAMPLINGS: dict[str, list[dict[str, Any]]] = {
         {"temperature": 0.6, "frequency_penalty": 0.5, "presence_penalty": 0.3},
     ],
 }
+# With drafts vLLM does not do min_p, and for CPUs it raises at top_k where no token is drafted.
+WITH_DRAFTS: dict[str, list[dict[str, Any]]] = {
+    "raw": [{"temperature": 0}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9}],
+    "processed": [
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 0.7, "repetition_penalty": 1.2},
+        {"temperature": 0.6, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    ],
+}
 LENGTHS = [(9, 23, 41), (33, 45, 62), (12, 40, 71)]
 
 
@@ -234,9 +245,10 @@ def right_cases(count: int, dtype: str = "bfloat16") -> list[Case]:
         mode = "processed" if (group // 2 + turn) % 2 else "raw"
         if mode == "processed":
             engine |= PROCESSED
+        sampling = (WITH_DRAFTS if "speculative_config" in engine else SAMPLINGS)[mode][place]
         case = Case(
-            f"{number}: {model}, {engine}, {SAMPLINGS[mode][place]}", model, dtype,
-            seed=turn, engine=engine, sampling=SAMPLINGS[mode][place], mode=mode, draw=number,
+            f"{number}: {model}, {engine}, {sampling}", model, dtype,
+            seed=turn, engine=engine, sampling=sampling, mode=mode, draw=number,
             lengths=LENGTHS[(number + group) % 3],
             prompt_logprobs=not engine.get("enable_prefix_caching"),
         )  # fmt: skip

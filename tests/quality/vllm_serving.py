@@ -86,7 +86,7 @@ def start(folder: Path, case: Case) -> Any:
 def answers(llm: Any, case: Case, adapter: Any = None) -> list[dict[str, Any]]:
     """What it returns for the prompts of a case, with the request."""
     params = vllm.SamplingParams(
-        max_tokens=TOKENS, ignore_eos=True, detokenize=False, seed=case.seed, logprobs=5,
+        max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=5,
         prompt_logprobs=0 if case.prompt_logprobs else None, **case.sampling,
     )  # fmt: skip
     given: list[Any] = [{"prompt_token_ids": ids} for ids in sent(case)]
