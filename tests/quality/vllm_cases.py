@@ -141,8 +141,6 @@ FAULTS = [
          sampling={"top_p": 0.8}, kind="truncation"),
     Case("normalised over the best eight", "qwen3", engine=PROCESSED,
          sampling={"top_k": 8}, kind="truncation"),
-    Case("min_p ignored beside drafts", engine=BY_NGRAMS | PROCESSED,
-         sampling={"temperature": 0.8, "min_p": 0.1}, mode="processed", kind="truncation"),
     Case("processed", engine=PROCESSED, sampling=MIXED, kind="normalisation"),
     Case("raw", "qwen2", sampling=MIXED, mode="processed", kind="normalisation"),
     Case("logits returned", engine={"logprobs_mode": "raw_logits"}, kind="normalisation"),
@@ -219,7 +217,7 @@ SAMPLINGS: dict[str, list[dict[str, Any]]] = {
         {"temperature": 0.6, "frequency_penalty": 0.5, "presence_penalty": 0.3},
     ],
 }
-# With drafts vLLM does not do min_p, and for CPUs it raises at top_k where no token is drafted.
+# With drafts vLLM refuses min_p, and for CPUs it raises at top_k where no token is drafted.
 WITH_DRAFTS: dict[str, list[dict[str, Any]]] = {
     "raw": [{"temperature": 0}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9}],
     "processed": [
