@@ -269,6 +269,7 @@ def serve_group(folder: Path, group: list[Case]) -> None:
     llm = None
     for case in group:
         out = folder / "records" / case.file
+        out.with_suffix(".error").unlink(missing_ok=True)
         try:
             llm = llm or start(folder, case)
             found = pickle.dumps(records(llm, case, folder))

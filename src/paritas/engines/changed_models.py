@@ -53,7 +53,16 @@ def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
         rest, _ = runner.decode(model, output, cache)
         return torch.cat([found, rest])
 
+    def decoding(model: Any, request: Request) -> Tensor | None:
+        output = request.record.output[:-1]
+        if not output:
+            return None
+        found, cache = runner.prefill(model, request.record.prompt)
+        rest, _ = runner.decode(_like(old, model), output, cache)
+        return torch.cat([found, rest])
+
     yield Change("stale weights", f"the cache of the prompt was computed by {name}", logits)
+    yield Change("stale weights", f"the prompt is run right, the output by {name}", decoding)
     words = f"the prompt's prefix comes from a cache that {name} computed"
     for block in (1, *BLOCKS):
         text = f"{words}, in blocks of {block} tokens" if block > 1 else words

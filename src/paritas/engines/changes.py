@@ -442,6 +442,19 @@ def _to_float8(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return rounded
 
 
+def _cut_to_float8(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Towards 0, as kernels do that drop the last bits."""
+    largest = torch.finfo(dtype).max
+
+    def cut(x: Tensor) -> Tensor:
+        size = x.abs().clamp(max=largest).float()
+        nearest = size.to(dtype)
+        code = nearest.view(torch.uint8) - (nearest.float() > size).to(torch.uint8)
+        return code.view(dtype).to(x.dtype) * x.sign()
+
+    return cut
+
+
 def _to_int8(x: Tensor) -> Tensor:
     scale = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / 127
     return (x / scale).round().clamp(-127, 127) * scale
@@ -450,5 +463,7 @@ def _to_int8(x: Tensor) -> Tensor:
 CACHE_ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "float8 (e4m3)": _to_float8(torch.float8_e4m3fn),
     "float8 (e5m2)": _to_float8(torch.float8_e5m2),
+    "float8 (e4m3), cut off in place of rounded": _cut_to_float8(torch.float8_e4m3fn),
+    "float8 (e5m2), cut off in place of rounded": _cut_to_float8(torch.float8_e5m2),
     "int8, scaled by token and head": _to_int8,
 }
