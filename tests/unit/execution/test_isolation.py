@@ -12,6 +12,7 @@ from torch import nn
 from paritas.execution.isolation import ProgramState, copy_inputs
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import Inputs
+from paritas.precision.lifting import LiftMode
 
 
 def memory(tensor):
@@ -105,6 +106,12 @@ def test_a_copy_is_a_leaf_that_requires_grad_as_the_original_does(widen, require
         copy = Copier(widen=widen).copy_tensor(original)
         assert copy.is_leaf
         assert copy.requires_grad is requires_grad
+
+
+def test_a_copy_inside_a_mode_that_widens_is_refused_instead_of_read_beyond_its_storage():
+    view = torch.arange(12.0).view(3, 4).t()
+    with LiftMode(torch.float32, torch.float32), pytest.raises(RuntimeError, match="outside of it"):
+        Copier().copy_tensor(view)
 
 
 def test_a_sparse_tensor_is_copied():
