@@ -204,7 +204,11 @@ class ServedModel(nn.Module):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
     ) -> dict[str, Any]:
-        """Logits, and the cache if it is asked for."""
+        """Logits, and the cache if it is asked for.
+
+        As in transformers, positions that jump are those of packed sequences, unless there is a
+        mask or a cache.
+        """
         cache = past_key_values
         if cache is None and use_cache:
             cache = Cache(len(self.layers))
@@ -216,12 +220,16 @@ class ServedModel(nn.Module):
         angles = position_ids[:, None, :, None].to(wide) * speeds(self.config).to(wide)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         rows, columns = torch.arange(past, past + new)[:, None], torch.arange(past + new)[None]
+        packed = attention_mask is None and cache is None
+        sequence = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
         for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
             mask = (columns <= rows)[None, None]
             if kind == "sliding_attention" and self.config.sliding_window is not None:
                 mask = mask & (columns > rows - self.config.sliding_window)
             if attention_mask is not None:
                 mask = mask & attention_mask[:, None, None, :].bool()
+            if packed:
+                mask = mask & (sequence[:, None, :, None] == sequence[:, None, None, :])
             x = layer(x, cos, sin, mask, cache)
         logits = self.lm_head(self.norm(x))
         cap = self.config.final_logit_softcapping

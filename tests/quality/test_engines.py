@@ -55,8 +55,14 @@ FAULTS = [
     ("stale weights", "stale weights", WARM, {}),
     ("one stale layer", "stale weights", WARM, {}),
     ("stale cache of the prompt", "stale weights", WARM, {}),
+    ("stale weights in decoding", "stale weights", WARM, {}),
 ]
-SAMPLE = {"temperature applied", "BOS added twice", "one stale layer"}
+SAMPLE = {
+    "temperature applied",
+    "BOS added twice",
+    "positions of decoding one too far",
+    "one stale layer",
+}
 KERNELS = ["", "fused", "online", "fused online head", "ranks", "parts fused online", "float32"]
 
 
@@ -79,12 +85,15 @@ def faulty(fault, settings, seed=0):
         chunk = {"positions of chunks start again": 8, "cache in float8": 64}.get(fault, 5)
         return model, SmallEngine(model, fault, kernels="fused online", chunk=chunk), {}
     older, model = model, trained_further(model)
-    mixed = copy.deepcopy(older if fault == "stale weights" else model)
+    wholly = fault in ("stale weights", "stale weights in decoding")
+    mixed = copy.deepcopy(older if wholly else model)
     if fault == "one stale layer":
         mixed.layers[1].load_state_dict(older.layers[1].state_dict())
     engine = SmallEngine(mixed, fault, kernels="fused online")
     if fault == "stale cache of the prompt":
         engine.prefill_with = SmallEngine(older, kernels="fused online")
+    if fault == "stale weights in decoding":
+        engine.prefill_with = SmallEngine(model, kernels="fused online")
     return model, engine, {"step 100": older}
 
 

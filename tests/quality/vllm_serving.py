@@ -8,9 +8,12 @@ from FOLDER/records.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import pickle
 import platform
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -32,11 +35,26 @@ import msgspec
 import torch
 import vllm
 from vllm import _custom_ops
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.models import registry
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.sample import rejection_sampler
 
 from paritas.engines.records import EngineRecord, read_records
-from quality.vllm_cases import BOS, TOKENS, Case, saved, sent, served_checkpoint
+from quality.vllm_cases import (
+    BOS,
+    DRAFT,
+    TOKENS,
+    Case,
+    saved,
+    saved_adapter,
+    sent,
+    served_checkpoint,
+)
+
+# Most of what the process of each engine would import again.
+for name in ("vllm.entrypoints.llm", "vllm.v1.engine.core_client", "vllm.v1.worker.cpu_worker"):
+    importlib.import_module(name)
 
 # A class of model that is new to vLLM is looked at in a process of its own, which imports it all.
 registry._run_in_subprocess = lambda look: look()
@@ -55,20 +73,24 @@ def start(folder: Path, case: Case) -> Any:
         "disable_log_stats": True,
         **case.engine,
     }
+    drafts = given.get("speculative_config", {})
+    if drafts.get("model") == DRAFT:
+        older = str(saved(folder, case.model, case.older_seed, case.dtype))
+        given["speculative_config"] = {**drafts, "model": older}
     if given["dtype"] == "bfloat16" and not can_bfloat16():
         given["compilation_config"] = {"custom_ops": ["none", *(f"-{one}" for one in GELUS)]}
         WideAttention().install()
     return vllm.LLM(**given)
 
 
-def answers(llm: Any, case: Case) -> list[dict[str, Any]]:
+def answers(llm: Any, case: Case, adapter: Any = None) -> list[dict[str, Any]]:
     """What it returns for the prompts of a case, with the request."""
     params = vllm.SamplingParams(
-        max_tokens=TOKENS, ignore_eos=True, detokenize=False, seed=case.seed, logprobs=5,
+        max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=5,
         prompt_logprobs=0 if case.prompt_logprobs else None, **case.sampling,
     )  # fmt: skip
     given: list[Any] = [{"prompt_token_ids": ids} for ids in sent(case)]
-    found = llm.generate(given, params, use_tqdm=False)
+    found = llm.generate(given, params, use_tqdm=False, lora_request=adapter)
     return [{"request": params, "response": one, "logprobs_mode": case.mode} for one in found]
 
 
@@ -80,8 +102,25 @@ def records(llm: Any, case: Case, folder: Path) -> list[EngineRecord]:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(new)})
     if case.fault in BROKEN:
         BROKEN[case.fault](llm)
-    found = read_records(answers(llm, case), None)
+    adapter = updated_adapter(llm, case, folder) if case.has_adapter else None
+    found = read_records(answers(llm, case, adapter), None)
     return [_as_written(one, case, prompt) for one, prompt in zip(found, case.prompts, strict=True)]
+
+
+def updated_adapter(llm: Any, case: Case, folder: Path) -> LoRARequest | None:
+    """The adapter that the requests ask for, after what was served before."""
+    if case.fault == "adapter not applied":
+        return None
+    new, old = (saved_adapter(folder, case, one) for one in (case.seed, case.older_seed))
+    if case.fault == "adapter updated under the same id":
+        answers(llm, case, LoRARequest("adapter", 1, str(old)))
+    if case.fault == "prefix cache outlives the adapter":  # which is loaded again from its folder
+        latest = folder / "latest adapter"
+        shutil.copytree(old, latest, dirs_exist_ok=True)
+        answers(llm, case, LoRARequest("adapter", 1, str(latest)))
+        shutil.copytree(new, latest, dirs_exist_ok=True)
+        return LoRARequest("adapter", 1, str(latest), load_inplace=True)
+    return LoRARequest("adapter", 1, str(new))
 
 
 def _as_written(record: EngineRecord, case: Case, prompt: list[int]) -> EngineRecord:
@@ -202,8 +241,21 @@ def _hash_without_tokens() -> None:
     kv_cache_utils.hash_block_tokens = colliding
 
 
+def _accept_drafts() -> None:
+    """Tokens of the draft model are taken, whatever the model itself would draw."""
+    own = rejection_sampler.rejection_sample
+
+    def accepted(drafts: Any, *args: Any, **kwargs: Any) -> Any:
+        *before, logits, bonus, sampling = args
+        sure = torch.full_like(logits, -torch.inf).scatter(1, drafts[:, None].long(), 0.0)
+        return own(drafts, *before, sure, bonus, sampling, **kwargs)
+
+    rejection_sampler.rejection_sample = accepted
+
+
 BROKEN: dict[str, Callable[[Any], object]] = {
     "positions of decoding one too far": lambda llm: llm.apply_model(_move_positions),
+    "drafts not verified": lambda _: _accept_drafts(),
     "cache in float8": lambda _: _round_cache(),
     "prefix of another request": lambda _: _hash_without_tokens(),
 }
@@ -212,11 +264,12 @@ BROKEN: dict[str, Callable[[Any], object]] = {
 # --- The program ----------------------------------------------------------------------------------
 
 
-def serve_group(folder: Path, group: dict[int, Case]) -> None:
-    """Serve the cases of one engine, by number."""
+def serve_group(folder: Path, group: list[Case]) -> None:
+    """Serve the cases of one engine."""
     llm = None
-    for number, case in group.items():
-        out = folder / "records" / str(number)
+    for case in group:
+        out = folder / "records" / case.file
+        out.with_suffix(".error").unlink(missing_ok=True)
         try:
             llm = llm or start(folder, case)
             found = pickle.dumps(records(llm, case, folder))
@@ -227,20 +280,22 @@ def serve_group(folder: Path, group: dict[int, Case]) -> None:
 
 def serve(folder: Path, cases: list[Case]) -> None:
     """Serve all cases, each engine in a process; a case that fails leaves a file `.error`."""
-    groups: dict[str, dict[int, Case]] = {}
-    for number, case in enumerate(cases):
-        key = f"{served_checkpoint(folder, case)} {case.dtype} {case.engine} {case.fault}"
-        groups.setdefault(key, {})[number] = case
     (folder / "records").mkdir(exist_ok=True)
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        if not (folder / "records" / f"{case.file}.pickle").exists():
+            key = f"{served_checkpoint(folder, case)} {case.dtype} {case.engine} {case.fault}"
+            groups.setdefault(key, []).append(case)
+    gc.freeze()  # vLLM collects garbage often, and what is imported is none
     for group in groups.values():
         child = os.fork()
         if child == 0:
             serve_group(folder, group)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        for number in group if status else ():
+        for case in group if status else ():
             error = f"the engine ended with {os.waitstatus_to_exitcode(status)}"
-            (folder / "records" / f"{number}.error").write_text(error)
+            (folder / "records" / f"{case.file}.error").write_text(error)
 
 
 if __name__ == "__main__":

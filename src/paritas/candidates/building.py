@@ -68,23 +68,36 @@ class CandidateOptions(Protocol):
         """See there."""
 
 
-def build_reference(factory: str, options: BuildOptions) -> tuple[Any, Any]:
-    """The model and its inputs, moved to where and in what they are to run."""
+def build_reference(
+    factory: str, options: BuildOptions, *, model_alone: bool = False
+) -> tuple[Any, Any]:
+    """The model and its inputs, moved to where and in what they are to run.
+
+    With `model_alone`, a factory may return a model without inputs.
+    """
     device = None if options.device is None else usable_device(options.device)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    model, inputs = call_user(factory, options.inputs, SEED, train=options.train)
+    model, inputs = call_user(
+        factory, options.inputs, SEED, train=options.train, model_alone=model_alone
+    )
     if isinstance(model, torch.nn.Module):
         model = model.train(options.train).to(device=device, dtype=dtype)
     return model, map_leaves(inputs, lambda leaf: move_leaf(leaf, device, dtype))
 
 
 def call_user(
-    factory: str, inputs_spec: str | None, seed: int, *, train: bool = False
+    factory: str,
+    inputs_spec: str | None,
+    seed: int,
+    *,
+    train: bool = False,
+    model_alone: bool = False,
 ) -> tuple[Any, Any]:
     """The model and its inputs as the user's functions make them, under a seed."""
     make_inputs = None if inputs_spec is None else resolve(inputs_spec, "--inputs")
     torch.manual_seed(seed)
-    model, inputs = _call_factory(factory, model_alone=make_inputs is not None, train=train)
+    model_alone = model_alone or make_inputs is not None
+    model, inputs = _call_factory(factory, model_alone=model_alone, train=train)
     if make_inputs is not None and inputs_spec is not None:
         inputs = call(make_inputs, inputs_spec, "--inputs")
     return model, inputs

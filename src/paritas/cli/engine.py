@@ -71,11 +71,12 @@ def engine(
 ) -> None:
     """Check the log probabilities of a serving engine against the model that it should serve.
 
-    TARGET is package.module:factory as for paritas verify; RECORDS is a file with one JSON object
-    for each request: prompt, output (token ids), logprobs, and, if there are any, prompt_logprobs,
-    top_logprobs, sampling and logprobs_mode; or the JSON that vLLM's server got and returned,
-    {"request": ..., "response": ...}. If a request differs by more than rounding, the model
-    is run with one thing changed after the other, until a run gives what the engine returned.
+    TARGET is package.module:factory as for paritas verify, but its inputs are not needed. RECORDS
+    is a file with one JSON object for each request: prompt, output (token ids), logprobs, and, if
+    there are any, prompt_logprobs, top_logprobs, sampling and logprobs_mode; or the JSON that
+    vLLM's server got and returned, {"request": ..., "response": ...}. If a request differs by more
+    than rounding, the model is run with one thing changed after the other, until a run gives what
+    the engine returned.
 
     Exit codes: 0 rounding only, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
@@ -95,8 +96,8 @@ def _run(target: str, records: Path, options: EngineOptions) -> EngineReport:
         from paritas.engines.check import check_engine
 
         tell(f"building {target}")
-        model, _ = build_reference(target, options)
-        older = {one: build_reference(one, options)[0] for one in options.older}
+        model, _ = build_reference(target, options, model_alone=True)
+        older = {one: build_reference(one, options, model_alone=True)[0] for one in options.older}
         return check_engine(
             model,
             records,

@@ -7,7 +7,8 @@ An answer is read together with its request, because it does not repeat the samp
 
 The server speaks OpenAI's `/v1/completions` and `/v1/chat/completions`. Their JSON has texts in
 place of token ids, unless the request asks for ids with `return_token_ids` and
-`return_tokens_as_token_ids`. vLLM itself is not imported.
+`return_tokens_as_token_ids`. Its own `/inference/v1/generate` takes and returns ids. vLLM itself is
+not imported.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def answer_records(pair: Any, where: str) -> list[dict[str, Any]]:
 
 def _sampling(request: Any, where: str) -> dict[str, Any]:
     """The sampling parameters as they were applied; what is absent or null has its default."""
+    if isinstance(request, Mapping) and isinstance(request.get("sampling_params"), Mapping):
+        request = request["sampling_params"]  # of `/inference/v1/generate`
 
     def given(name: str) -> Any:
         return request.get(name) if isinstance(request, Mapping) else getattr(request, name, None)
@@ -158,9 +161,14 @@ class _Entry(msgspec.Struct):
 
 
 class _ChatEntry(msgspec.Struct):
-    token: str
     logprob: float
+    token: str = ""
+    token_id: int | None = None  # in place of a text, from `/inference/v1/generate`
     top_logprobs: list[_ChatEntry] = []
+
+    @property
+    def text(self) -> str:
+        return self.token if self.token_id is None else f"token_id:{self.token_id}"
 
 
 class _Logprobs(msgspec.Struct):
@@ -203,7 +211,7 @@ def _of_choice(
     request: Mapping[str, Any], response: _Response, choice: _Choice, where: str
 ) -> dict[str, Any]:
     prompt = choice.prompt_token_ids or response.prompt_token_ids
-    sent = request.get("prompt")
+    sent = request.get("prompt", request.get("token_ids"))
     if prompt is None and isinstance(sent, Sequence) and sent and isinstance(sent[0], int):
         prompt = list(sent)
     if prompt is None:
@@ -233,9 +241,9 @@ def _columns(
     """The tokens as text, their log probabilities, and those of others."""
     if logprobs.content is not None:
         entries = logprobs.content
-        tables = [{one.token: one.logprob for one in entry.top_logprobs} for entry in entries]
+        tables = [{one.text: one.logprob for one in entry.top_logprobs} for entry in entries]
         numbers: list[float | None] = [entry.logprob for entry in entries]
-        return [entry.token for entry in entries], numbers, tables if any(tables) else []
+        return [entry.text for entry in entries], numbers, tables if any(tables) else []
     tables = [table or {} for table in logprobs.top_logprobs or ()]
     return logprobs.tokens or [], logprobs.token_logprobs, tables if any(tables) else []
 

@@ -53,7 +53,16 @@ def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
         rest, _ = runner.decode(model, output, cache)
         return torch.cat([found, rest])
 
+    def decoding(model: Any, request: Request) -> Tensor | None:
+        output = request.record.output[:-1]
+        if not output:
+            return None
+        found, cache = runner.prefill(model, request.record.prompt)
+        rest, _ = runner.decode(_like(old, model), output, cache)
+        return torch.cat([found, rest])
+
     yield Change("stale weights", f"the cache of the prompt was computed by {name}", logits)
+    yield Change("stale weights", f"the prompt is run right, the output by {name}", decoding)
     words = f"the prompt's prefix comes from a cache that {name} computed"
     for block in (1, *BLOCKS):
         text = f"{words}, in blocks of {block} tokens" if block > 1 else words
@@ -188,21 +197,51 @@ QUANTISERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# Engines that multiply in few bits round the inputs too, token by token.
+INPUT_QUANTISERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "int8 by channel": lambda x: _by_steps(x, 127),
+    "float8 by tensor": _float8,
+    "float8 by channel": _float8,
+}
+
+
 def quantised_weights(model: Any) -> Iterator[Change]:
     """Weights of all products rounded to few bits, without and with the last one."""
     for name, rounding in QUANTISERS.items():
         for head in (False, True):
-
-            def make(rounding: Any = rounding, *, head: bool = head) -> Any:
-                changed = copy.deepcopy(original_of(model))
-                with torch.no_grad():
-                    for weight in _products(changed, head=head):
-                        weight.copy_(rounding(weight.float()).to(weight.dtype))
-                return changed
-
             words = f"the weights are quantised to {name}"
             words += ", those of the head too" if head else ""
+            make = functools.partial(_quantised, model, rounding, head=head)
             yield Change("quantised weights", words, make_model=make)
+    for name, inputs in INPUT_QUANTISERS.items():
+        words = f"the weights are quantised to {name}, and the inputs of products by token"
+        make = functools.partial(_quantised, model, QUANTISERS[name], inputs)
+        yield Change("quantised weights", words, make_model=make)
+
+
+def _quantised(
+    model: Any,
+    rounding: Callable[[Tensor], Tensor],
+    inputs: Callable[[Tensor], Tensor] | None = None,
+    *,
+    head: bool = False,
+) -> Any:
+    changed = copy.deepcopy(original_of(model))
+    weights = list(_products(changed, head=head))
+    with torch.no_grad():
+        for weight in weights:
+            weight.copy_(rounding(weight.float()).to(weight.dtype))
+    if inputs is not None:
+        rounded = {id(one) for one in weights}
+        for module in changed.modules():
+            if isinstance(module, nn.Linear) and id(module.weight) in rounded:
+                module.register_forward_pre_hook(functools.partial(_round_input, inputs))
+    return changed
+
+
+def _round_input(rounding: Callable[[Tensor], Tensor], _: nn.Module, args: Any) -> Any:
+    wide = args[0].to(torch.promote_types(args[0].dtype, torch.float32))
+    return rounding(wide).to(args[0].dtype), *args[1:]
 
 
 def _products(model: nn.Module, *, head: bool) -> Iterator[nn.Parameter]:

@@ -96,8 +96,14 @@ class Runner:
         return found[-lacking:]
 
     def positions(self, places: Sequence[int]) -> dict[str, Tensor]:
-        """The argument with these positions."""
-        return {self.tokens.positions: self._ids(places)}
+        """The arguments for one call on tokens with these positions.
+
+        Without a mask, transformers takes positions that jump for several packed sequences.
+        """
+        given = {self.tokens.positions: self._ids(places)}
+        if self.tokens.mask:
+            given[self.tokens.mask] = torch.ones_like(given[self.tokens.positions])
+        return given
 
     # --- With a cache ---
 
@@ -342,7 +348,7 @@ def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
         seen[:, first:last] = 0
         seen = seen.to(tokens.ids(tokens.inputs).device)
         how = runner.positions(range(len(request.ids))) if takes else {}
-        return {tokens.mask: seen, **how}
+        return {**how, tokens.mask: seen}
 
     def never(model: Any, request: Request) -> Tensor | None:
         how = mask(request)
@@ -359,7 +365,7 @@ def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
         output = request.record.output[:-1]
         if not output:
             return None
-        rest, _ = runner.decode(model, output, cache, **{tokens.mask: seen}, **places)
+        rest, _ = runner.decode(model, output, cache, **{**places, tokens.mask: seen})
         return torch.cat([found, rest])
 
     where = f"tokens {first} to {last - 1} of the prompt"
@@ -436,6 +442,19 @@ def _to_float8(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return rounded
 
 
+def _cut_to_float8(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Towards 0, as kernels do that drop the last bits."""
+    largest = torch.finfo(dtype).max
+
+    def cut(x: Tensor) -> Tensor:
+        size = x.abs().clamp(max=largest).float()
+        nearest = size.to(dtype)
+        code = nearest.view(torch.uint8) - (nearest.float() > size).to(torch.uint8)
+        return code.view(dtype).to(x.dtype) * x.sign()
+
+    return cut
+
+
 def _to_int8(x: Tensor) -> Tensor:
     scale = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / 127
     return (x / scale).round().clamp(-127, 127) * scale
@@ -444,5 +463,7 @@ def _to_int8(x: Tensor) -> Tensor:
 CACHE_ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "float8 (e4m3)": _to_float8(torch.float8_e4m3fn),
     "float8 (e5m2)": _to_float8(torch.float8_e5m2),
+    "float8 (e4m3), cut off in place of rounded": _cut_to_float8(torch.float8_e4m3fn),
+    "float8 (e5m2), cut off in place of rounded": _cut_to_float8(torch.float8_e5m2),
     "int8, scaled by token and head": _to_int8,
 }

@@ -63,6 +63,29 @@ def test_the_json_of_chat_completions_is_read():
     assert len(record.top_logprobs[0]) == len(content[0]["top_logprobs"])
 
 
+def test_the_json_of_tokens_in_and_out_is_read():
+    pair = recorded("inference")
+    (record,) = read_records([pair], None)
+    (choice,) = pair["response"]["choices"]
+    assert list(record.prompt) == pair["request"]["token_ids"]
+    assert list(record.output) == choice["token_ids"]
+    content = choice["logprobs"]["content"]
+    assert list(record.logprobs) == [one["logprob"] for one in content]
+    tables = [
+        {one["token_id"]: one["logprob"] for one in entry["top_logprobs"]} for entry in content
+    ]
+    assert list(record.top_logprobs) == tables
+    assert len(record.prompt_logprobs) == len(record.prompt)
+    assert (record.sampling.temperature, record.sampling.top_k) == (0.8, 20)
+
+
+def test_each_of_several_prompts_is_a_record():
+    pair = recorded("batch")
+    found = read_records([pair], None)
+    assert [list(one.prompt) for one in found] == pair["request"]["prompt"]
+    assert [len(one.prompt_logprobs) for one in found] == [6, 5]
+
+
 def test_library_and_server_give_the_same_record():
     (served,) = read_records([recorded("completion")], None)
     (returned,) = read_records([of_library()], None)

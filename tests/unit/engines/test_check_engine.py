@@ -106,6 +106,8 @@ def test_the_command_names_the_cause_and_exits_by_it(tmp_path):
     bad.write_text(json.dumps(record(0.7, sampling={"temperature": 0.7})) + "\n")
     target = f"{__name__}:bigrams"
     assert CliRunner().invoke(main, ["engine", target, str(good)]).exit_code == 0
+    alone = ["engine", f"{__name__}:Bigrams", str(good), "--older", f"{__name__}:Bigrams"]
+    assert CliRunner().invoke(main, alone).exit_code == 0  # without inputs
     found = CliRunner().invoke(main, ["engine", target, str(bad), "--json", str(out)])
     assert found.exit_code == 1
     assert "the temperature is applied to raw log probabilities" in found.output
