@@ -8,6 +8,7 @@ made from a record. What only a candidate that cheats would do has findings of i
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 from pathlib import Path
@@ -249,6 +250,7 @@ def compare_call(
         (record.get("later", ()), "changes after the call has returned"),
         (record.get("overwritten", ()), "the result of an earlier call is overwritten by this one"),
         (record.get("shared", ()), "is in the memory of the result of an earlier call"),
+        (record.get("in_common", ()), "is in memory that other processes may write to"),
     ):
         for path in paths:
             collected.compared += 1
@@ -335,10 +337,10 @@ def outside_findings(
         reference_file = ""
     for action, what in record.get("outside", ()):
         path = _resolved(what)
-        is_reference = bool(reference_file) and path == reference_file != own_file
+        is_reference = bool(reference_file) and _source(path) == reference_file != own_file
         if action == "reads" and is_reference:
             reason = "the candidate reads the reference's file"
-        elif action in {"connects to", "looks at"} or (
+        elif action in {"connects to", "looks at", "forks", "adds"} or (
             action in {"writes", "deletes", "renames"} and not path.startswith(caches)
         ):
             reason = f"the candidate {action} {what}"
@@ -360,8 +362,16 @@ def outside_findings(
 
 
 def _is_of_another_process(path: str, own: Any) -> bool:
-    found = re.match(r"/proc/(\d+)/", path)
+    found = re.match(r"/proc(?:/(\d+)|$)", path)
     return found is not None and found.group(1) != str(own)
+
+
+def _source(path: str) -> str:
+    """The source of a compiled file of Python; the path itself if it is none."""
+    try:
+        return importlib.util.source_from_cache(path)
+    except (ValueError, NotImplementedError):
+        return path
 
 
 def _resolved(path: str) -> str:
@@ -381,9 +391,13 @@ def _cache_folders(temporary: str) -> tuple[str, ...]:
         "TORCHINDUCTOR_CACHE_DIR",
         "CUDA_CACHE_PATH",
     )
-    folders = [temporary, str(home / ".cache"), str(home / ".triton"), str(home / ".nv"), "/dev/"]
+    folders = [temporary, str(home / ".cache"), str(home / ".triton"), str(home / ".nv")]
     folders += [os.environ[name] for name in named if os.environ.get(name)]
-    return tuple(_resolved(folder) for folder in folders)
+    return (*(_resolved(folder) for folder in folders), *_DEVICES)
+
+
+# Files of these names are devices. Others in this folder are memory that processes share.
+_DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "tty", "pts", "fd", "nvidia", "kfd"))
 
 
 def calls_reference(

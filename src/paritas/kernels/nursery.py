@@ -56,18 +56,40 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
     gc.freeze()
     others = _other_threads()
     _send_line(orders, f"it has threads: {', '.join(others)}" if others else READY)
+    _adopt_orphans()
+    running: set[int] = set()
     while True:
         message, ends, _, _ = socket.recv_fds(orders, 4096, 2)
         words = message.decode().split()
         if not words:
             os._exit(0)
         if words[0] == "start":
-            _send_line(orders, str(_fork(orders, ends, int(words[1]))))
+            process = _fork(orders, ends, int(words[1]))
+            running.add(process)
+            _send_line(orders, str(process))
             for end in ends:
                 os.close(end)
         elif words[0] == "wait":
             _, status = os.waitpid(int(words[1]), 0)
+            running.discard(int(words[1]))
+            _end_survivors(running)
             _send_line(orders, str(os.waitstatus_to_exitcode(status)))
+
+
+def _end_survivors(running: set[int]) -> None:
+    """End the processes that candidates have left behind: they are this one's children now."""
+    for _ in range(_MOST_WAITS):
+        try:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        except OSError:
+            return
+        left = {int(one) for one in children.split()} - running
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
 
 
 def _other_threads() -> list[str]:
@@ -157,7 +179,8 @@ class _Process:
     """Follows the orders of the judge."""
 
     def __init__(self, channel: socket.socket) -> None:
-        from paritas.kernels.observing import Audit, OwnCode
+        import paritas.kernels.observing  # noqa: F401  (its names are taken note of, too)
+        from paritas.kernels.outside import Audit, OwnCode
 
         self._channel = channel
         self._side: Any = None
@@ -180,9 +203,7 @@ class _Process:
         from paritas.execution.saved_state import ProcessState
         from paritas.kernels.sides import SideName, load_side
 
-        for path in reversed(order["paths"]):
-            if path not in sys.path:
-                sys.path.insert(0, path)
+        sys.path[:] = order["paths"]
         os.chdir(order["folder"])
         tempfile.tempdir = os.environ["TMPDIR"] = order["temporary"]
         self._device = order["device"]
@@ -294,7 +315,16 @@ def _extensions(names: set[str], side: Any) -> list[str]:
 
 def _die_with_parent() -> None:
     """End this process when its parent is killed."""
+    _control_process(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _adopt_orphans() -> None:
+    """Be the parent of the processes whose parents end, if they descend from this one."""
+    _control_process(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def _control_process(option: int, value: int) -> None:
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(option, value)
