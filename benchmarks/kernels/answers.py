@@ -3,7 +3,7 @@
 A kernel of plain torch runs in float64, beside the task in float64. A kernel that is written for
 one dtype runs in that dtype: its largest error against the task in float64 is counted in units of
 the task's own, and of what the task makes of inputs and weights that are off by one rounding. On a
-device, products may be rounded to TF32, so a kernel with products has a second yardstick.
+device, products may be rounded or cut to TF32, so a kernel with products has a second yardstick.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 WRONG = 1e-6  # a relative distance in float64
 FAULT = 16.0  # more times the rounding error than this is a fault, of a kernel in its own dtype
-FEW_TIMES = 4.0  # where products are rounded to TF32, and so is the task itself
+FEW_TIMES = 4.0  # where products are rounded to TF32: in the task itself, and one after another
 FEW, MANY, NOISES = 5, 8, 6
 MORE_THAN_ORDER = 1e-2  # what the order of a sum on a device cannot explain
 FLOAT32, TF32 = 2.0**-23, 2.0**-10
@@ -146,9 +146,8 @@ def is_off(one, products):
     if isinstance(one, float):
         return not one <= WRONG
     if products:
-        return not one["kernel"] <= max(
-            FAULT * one["noise"], FEW_TIMES * one["task"], 2 * one["tf32"]
-        )
+        allowed = max(FAULT * one["noise"], FEW_TIMES * one["task"], FEW_TIMES * one["tf32"])
+        return not one["kernel"] <= allowed
     return not one["kernel"] <= FAULT * max(one["task"], one["noise"])
 
 
@@ -202,11 +201,19 @@ def signed(value):
     return torch.randn_like(value)
 
 
+def one_hot(value):
+    flat = torch.zeros_like(value).reshape(-1)
+    flat[value.numel() // 2] = 1
+    return flat.reshape(value.shape)
+
+
 CHANGES = {
     "nothing": None,
     "signs": signed,
     "large": lambda value: 100 * signed(value),
     "far": lambda value: value + 1000,
+    "tiny": lambda value: 2.0**-20 * signed(value),
+    "one-hot": one_hot,
     "weights": None,
     "evaluation": None,
 }
@@ -231,7 +238,7 @@ def own_error(change, task, kernel, init, device):
         inputs = given(task, 100 + seed, device)
         if CHANGES[change] is not None:
             inputs = [CHANGES[change](one) if is_float(one) else one for one in inputs]
-        found = errors_of(ours, theirs, inputs)
+        found = errors_of(ours, theirs, inputs, pairs or [])
         if isinstance(found, str):
             return found
         if worst is None or found["kernel"] > worst["kernel"]:
@@ -243,39 +250,64 @@ def is_float(value):
     return torch.is_tensor(value) and value.is_floating_point()
 
 
-def errors_of(ours, theirs, inputs):
+def errors_of(ours, theirs, inputs, pairs):
     start = copy.deepcopy(theirs)  # some count their calls, or average what they saw
+    buffers = [pair for pair in pairs if pair[0] in dict(theirs.named_buffers())]
+    own = [name for _, name in buffers]
+
+    def run(module, inputs, names=tuple(name for name, _ in buffers)):
+        """What a module returns, and its buffers afterwards."""
+        found = tensors(module(*inputs))
+        return [*found, *(state_of(module)[name] for name in names)]
+
     try:
-        narrow = tensors(theirs(*copy.deepcopy(inputs)))
-        again = tensors(copy.deepcopy(start)(*copy.deepcopy(inputs)))
+        again = run(copy.deepcopy(start), copy.deepcopy(inputs))
+        narrow = run(theirs, copy.deepcopy(inputs))
     except Exception as error:  # noqa: BLE001  (then nothing is asked of the kernel)
         return f"the task raises {type(error).__name__}"
     if largest(narrow, again) > MORE_THAN_ORDER:
         return "the task draws random numbers"
-    exact = tensors(copy.deepcopy(start).double()(*map(wide, copy.deepcopy(inputs))))
-    found = tensors(ours(*copy.deepcopy(inputs)))
-    noises = {
-        name: max(
-            largest(exact, tensors(off(start, unit)(*(jittered(wide(x), unit) for x in inputs))))
-            for _ in range(NOISES)
-        )
-        for name, unit in (("noise", FLOAT32), ("tf32", TF32))
-    }
-    return {"kernel": largest(exact, found, narrow), "task": largest(exact, narrow), **noises}
+    wides = [wide(one) for one in copy.deepcopy(inputs)]
+    exact = run(copy.deepcopy(start).double(), wides)
+    for (name, _), other in zip(buffers, own, strict=True):  # the calls before moved them
+        state_of(ours)[other].copy_(state_of(start)[name].reshape(state_of(ours)[other].shape))
+    found = run(ours, copy.deepcopy(inputs), own)
+    errors = {"kernel": largest(exact, found, narrow), "task": largest(exact, narrow)}
+    for key, changes in YARDSTICKS.items():
+        runs = [run(off(start, one), [one(x) for x in wides]) for one in changes]
+        errors[key] = max(largest(exact, one) for one in runs)
+    return errors
 
 
-def off(module, unit):
-    """A copy in float64 whose parameters are off by up to one rounding."""
+def off(module, change):
+    """A copy in float64 with changed parameters."""
     copied = copy.deepcopy(module).double()
     for value in copied.parameters():
-        value.copy_(jittered(value, unit))
+        value.copy_(change(value))
     return copied
 
 
-def jittered(value, unit):
+def jittered(unit):
+    """Changes numbers by up to one rounding."""
+
+    def change(value):
+        return value * (1 + unit * (2 * torch.rand_like(value) - 1)) if is_float(value) else value
+
+    return change
+
+
+def truncated(value):
+    """Cuts the digits off that TF32 does not have, as tensor cores do: all are too small then."""
     if not is_float(value):
         return value
-    return value * (1 + unit * (2 * torch.rand_like(value) - 1))
+    bits = value.float().view(torch.int32) & ~0x1FFF
+    return bits.view(torch.float32).double()
+
+
+YARDSTICKS = {
+    "noise": [jittered(FLOAT32)] * NOISES,
+    "tf32": [*([jittered(TF32)] * NOISES), truncated],
+}
 
 
 def tensors(result):
