@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from paritas.checks.comparer import CollectedFindings, Comparer
@@ -321,6 +322,67 @@ def ended_verdict(how: str, *, timed_out: bool, log: str) -> Verdict:
     if note:
         collected.notes.append(note)
     return collected.verdict(strict=False)
+
+
+# --- Other callers --------------------------------------------------------------------------------
+
+
+def is_of_compiler(record: dict[str, Any]) -> bool:
+    """Whether torch's compiler could not call a candidate at all: that is not the candidate's."""
+    error = record.get("error") or [""]
+    return str(error[0]) in {"Unsupported", "InternalTorchDynamoError", "BackendCompilerFailed"}
+
+
+# Below autocast, a kernel may round to bfloat16 as the reference does, or not at all. This many
+# times the error that the reference has there is not a matter of precision.
+_TIMES_CAST = 8.0
+
+
+def compare_below_autocast(
+    native: Observation, cast: Observation, record: dict[str, Any], names: Mapping[str, str]
+) -> CollectedFindings:
+    """Compare a call below autocast with the reference's, there and without."""
+    collected, mine = CollectedFindings(), observation_of(record, native, names)
+    if mine.error is not None:
+        collected.compared += 1
+        reason = f"the reference returns, the candidate raises {type(mine.error).__name__}"
+        collected.add(CALL, Aspect.EXCEPTION, Status.DIFFERENT, f"{reason}: {mine.error}"[:300])
+        return collected
+    for item, value in native.outputs.items():
+        own, other = mine.outputs.get(item), cast.outputs.get(item)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        collected.compared += 1
+        if not isinstance(own, Tensor) or own.shape != value.shape:
+            shape = list(own.shape) if isinstance(own, Tensor) else type(own).__name__
+            reason = f"{shape} below autocast instead of {list(value.shape)}"
+            collected.add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            continue
+        theirs = relative_distance(value, other) if isinstance(other, Tensor) else 0.0
+        found, allowed = relative_distance(value, own), max(_FAR_OFF, _TIMES_CAST * theirs)
+        status = Status.EQUIVALENT if found <= allowed else Status.DIFFERENT
+        reason = f"off by {found:.3g} of its size below autocast, {allowed:.3g} allowed"
+        collected.add(item, Aspect.VALUE, status, reason)
+    return collected
+
+
+def is_far_off(reference: Any, candidate: Any) -> bool:
+    """Whether a value is none that rounding, or the order of a sum, makes of another."""
+    if not isinstance(reference, Tensor):
+        return False
+    if not isinstance(candidate, Tensor) or candidate.shape != reference.shape:
+        return True
+    return not relative_distance(reference, candidate) <= _FAR_OFF
+
+
+def relative_distance(reference: Tensor, other: Tensor) -> float:
+    """The relative L2 distance; infinity if one is finite where the other is not."""
+    left, right = (one.detach().cpu().to(torch.complex128) for one in (reference, other))
+    finite = left.isfinite()
+    if not torch.equal(finite, right.isfinite()):
+        return float("inf")
+    apart, size = float((left - right)[finite].norm()), float(left[finite].norm())
+    return apart / size if size else apart
 
 
 # --- What only a candidate that cheats would do ---------------------------------------------------

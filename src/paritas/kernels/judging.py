@@ -14,18 +14,17 @@ from paritas.kernels.callers import (
     AUTOCAST,
     COMPILED,
     callers_on,
-    compare_below_autocast,
-    is_of_compiler,
     modes_of,
 )
 from paritas.kernels.comparing import (
     RemoteLift,
     calls_reference,
+    compare_below_autocast,
     compare_call,
     encode_inputs,
     ended_verdict,
     forbidden_calls,
-    observation_of,
+    is_of_compiler,
     outside_findings,
     setting_findings,
     stand_in,
@@ -627,8 +626,7 @@ class Judgement:
             return self._compare(judged, record)
         with modes_of(AUTOCAST, self.options.device):
             cast = self.task.run(judged.case, gradients=False).native
-        mine = observation_of(record, judged.run.native, self._names)
-        return compare_below_autocast(judged.run.native, cast, mine)
+        return compare_below_autocast(judged.run.native, cast, record, self._names)
 
     def _add(
         self,

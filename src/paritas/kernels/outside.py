@@ -127,7 +127,7 @@ class Audit:
         if isinstance(path, int) or not (self.is_calling or "proc" in text):
             return text
         with self.aside(), contextlib.suppress(OSError, ValueError):
-            return os.path.realpath(path)
+            return str(os.path.realpath(path))
         return text
 
     def _is_by_candidate(self) -> bool:
@@ -244,7 +244,7 @@ class OwnCode:
         self._known = [
             (space, [one for one in vars(space).items() if _is_watched(*one)]) for space in spaces
         ]
-        self._contents = [
+        self._contents: list[tuple[Any, str, Any, Any]] = [
             (module, name, value, value.copy())
             for module in modules
             for name, value in vars(module).items()
@@ -278,7 +278,7 @@ class OwnCode:
         for module, name, value, content in self._contents:
             if value != content:
                 value.clear()
-                value.extend(content) if _isinstance(value, list) else value.update(content)
+                (value.extend if _isinstance(value, list) else value.update)(content)
                 changed[f"{module.__name__}.{name}"] = "changed"
         for function, code in self._codes:
             if _code_of(function) != code:

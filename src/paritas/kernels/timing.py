@@ -81,6 +81,8 @@ def timed(
     seconds: float = 60.0,
 ) -> KernelTiming | str:
     """Time the two in turn; a text says why that is not possible."""
+    from paritas.kernels.comparing import is_far_off
+
     found: dict[str, list[float]] = {"reference": [], "candidate": []}
     rounds = max(1, calls // 5)
     for number in range(rounds + 1):
@@ -101,7 +103,9 @@ def timed(
             results.append(decode(answer["result"], "cpu"))
             if number:
                 found[role] += answer["times"]
-        if not _are_alike(*results):
+        theirs, ours = results
+        # How exactly it computes was judged before; a candidate that is timed must compute at all.
+        if len(theirs) != len(ours) or any(map(is_far_off, theirs, ours)):
             return "a timed call of the candidate does not return what the reference returns"
     return KernelTiming(
         reference=statistics.median(found["reference"]),
@@ -111,25 +115,6 @@ def timed(
         calls=len(found["candidate"]),
         is_cold=is_cold,
     )
-
-
-# A candidate that is timed must compute what it computes when it is judged. How exactly it does so
-# was judged before; eight roundings to bfloat16 are far from anything that is not computed.
-_FAR_OFF = 2.0**-6
-
-
-def _are_alike(reference: list[Any], candidate: list[Any]) -> bool:
-    pairs = zip(reference, candidate, strict=False)
-    return len(reference) == len(candidate) and all(_is_alike(*pair) for pair in pairs)
-
-
-def _is_alike(reference: Any, candidate: Any) -> bool:
-    if not isinstance(reference, torch.Tensor):
-        return True
-    if not isinstance(candidate, torch.Tensor) or candidate.shape != reference.shape:
-        return False
-    left, right = (torch.nan_to_num(one.to(torch.complex128)) for one in (reference, candidate))
-    return bool((left - right).norm() <= _FAR_OFF * left.norm())
 
 
 def _spread(times: list[float]) -> float:
