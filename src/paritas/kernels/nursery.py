@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paritas.kernels.observing import Observer
+    from paritas.kernels.outside import OwnCode
 
 _LONGEST_TEXT = 600
 _MOST_WAITS = 20
@@ -46,6 +47,7 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
     import paritas.kernels.observing
     import paritas.kernels.sides
     import paritas.kernels.timing  # noqa: F401
+    from paritas.kernels.outside import OwnCode
 
     for name in preload:
         importlib.import_module(name)
@@ -55,6 +57,7 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
     gc.collect()
     gc.freeze()
     others = _other_threads()
+    own_code = OwnCode()
     _send_line(orders, f"it has threads: {', '.join(others)}" if others else READY)
     _adopt_orphans()
     running: set[int] = set()
@@ -64,7 +67,7 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
         if not words:
             os._exit(0)
         if words[0] == "start":
-            process = _fork(orders, ends, int(words[1]))
+            process = _fork(orders, ends, int(words[1]), own_code)
             running.add(process)
             _send_line(orders, str(process))
             for end in ends:
@@ -124,7 +127,7 @@ def _send_line(channel: socket.socket, line: str) -> None:
     channel.sendall(f"{line}\n".encode("ascii", "replace"))
 
 
-def _fork(orders: socket.socket, ends: list[int], memory: int) -> int:
+def _fork(orders: socket.socket, ends: list[int], memory: int, own_code: OwnCode) -> int:
     import torch
 
     process = os.fork()
@@ -134,18 +137,21 @@ def _fork(orders: socket.socket, ends: list[int], memory: int) -> int:
         orders.close()
         # Torch makes its pool anew here; two threads of a candidate would race for it.
         torch.set_num_threads(1)
-        be_candidate(socket.socket(fileno=ends[0]), ends[1], memory)
+        be_candidate(socket.socket(fileno=ends[0]), ends[1], memory, own_code)
     finally:
         os._exit(70)
 
 
 def run_alone() -> NoReturn:
     """Be a candidate's process in a new interpreter: `channel log memory`."""
+    import paritas.kernels.observing  # noqa: F401  (its names are taken note of, too)
+    from paritas.kernels.outside import OwnCode
+
     channel, log, memory = map(int, sys.argv[1:4])
-    be_candidate(socket.socket(fileno=channel), log, memory)
+    be_candidate(socket.socket(fileno=channel), log, memory, OwnCode())
 
 
-def be_candidate(channel: socket.socket, log: int, memory: int) -> NoReturn:
+def be_candidate(channel: socket.socket, log: int, memory: int, own_code: OwnCode) -> NoReturn:
     """Be the process of one candidate until the channel is closed."""
     _die_with_parent()
     with contextlib.suppress(OSError):  # it is the leader of a session already
@@ -161,7 +167,7 @@ def be_candidate(channel: socket.socket, log: int, memory: int) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_memory(memory)
     with contextlib.suppress(ChannelClosedError):
-        _Process(channel).work()
+        _Process(channel, own_code).work()
     os._exit(0)
 
 
@@ -178,16 +184,15 @@ def _limit_memory(more: int) -> None:
 class _Process:
     """Follows the orders of the judge."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        import paritas.kernels.observing  # noqa: F401  (its names are taken note of, too)
-        from paritas.kernels.outside import Audit, OwnCode
+    def __init__(self, channel: socket.socket, own_code: OwnCode) -> None:
+        from paritas.kernels.outside import Audit
 
         self._channel = channel
         self._side: Any = None
         self._device = "cpu"
         self._observers: list[Observer] = []
         self._audit = Audit()
-        self._own_code = OwnCode()
+        self._own_code = own_code
 
     def work(self) -> None:
         while True:

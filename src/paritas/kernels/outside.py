@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import gc
 import inspect
+import operator
 import os
 import random
 import socket
@@ -25,13 +26,13 @@ import msgspec
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Functions that hand the memory of a tensor to code that no dispatch mode sees.
 _ESCAPES = {"data_ptr", "numpy", "__array__", "__dlpack__"}
 _MOST_NAMES = 200
 # Bound before a candidate can replace them.
-_vars, _isinstance = vars, isinstance
+_vars, _isinstance, _all, _map, _zip, _is = vars, isinstance, all, map, zip, operator.is_
 
 
 class EscapeWatch(torch.overrides.TorchFunctionMode):
@@ -213,13 +214,20 @@ def _foreign_libraries() -> set[str]:
 # --- Our own code ---------------------------------------------------------------------------------
 
 
-def _is_watched(name: str, value: Any) -> bool:
-    """Whether it is a function or a constant; a hook for exceptions is for people."""
-    return (callable(value) or name.isupper()) and not name.endswith("hook")
+def _watched(space: Any) -> tuple[list[str], list[Any]]:
+    """The functions and constants of a module or class; hooks for exceptions are for people."""
+    found = {
+        name: value
+        for name, value in vars(space).items()
+        if (callable(value) or name.isupper()) and not name.endswith("hook")
+    }
+    return list(found), list(found.values())
 
 
-def _code_of(function: types.FunctionType) -> tuple[Any, ...]:
-    return function.__code__, function.__defaults__, function.__kwdefaults__
+_code_of: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(
+    "__code__", "__defaults__", "__kwdefaults__"
+)
+_FIRST_CALLS, _SHARE = 4, 1 / 16
 
 
 class OwnCode:
@@ -241,9 +249,7 @@ class OwnCode:
         used = [builtins, sys, time, os, gc, threading, socket, struct, random, contextlib, inspect]
         used += [msgspec, msgspec.msgpack, torch.accelerator, torch.cuda]
         spaces = [*modules, *dict.fromkeys(classes), *used]
-        self._known = [
-            (space, [one for one in vars(space).items() if _is_watched(*one)]) for space in spaces
-        ]
+        self._known = [(space, *_watched(space)) for space in spaces]
         self._contents: list[tuple[Any, str, Any, Any]] = [
             (module, name, value, value.copy())
             for module in modules
@@ -259,7 +265,8 @@ class OwnCode:
             for one in vars(space).values()
             if isinstance(one, types.FunctionType)
         }
-        self._codes = list(functions.items())
+        self._functions, self._codes = list(functions), list(functions.values())
+        self._chance, self._calls = random.Random(), 0
         self._libraries = _foreign_libraries()
 
     def new_libraries(self) -> list[str]:
@@ -269,9 +276,11 @@ class OwnCode:
     def put_back(self) -> dict[str, str]:
         """Restore what was replaced; returns name -> `replaced`."""
         changed: dict[str, str] = {}
-        for space, names in self._known:
+        for space, names, values in self._known:
             now = _vars(space)
-            for name, value in names:
+            if _all(_map(_is, values, _map(now.get, names))):
+                continue
+            for name, value in _zip(names, values):
                 if now.get(name) is not value:
                     setattr(space, name, value)
                     changed[f"{getattr(space, '__name__', space)}.{name}"] = "replaced"
@@ -280,8 +289,11 @@ class OwnCode:
                 value.clear()
                 (value.extend if _isinstance(value, list) else value.update)(content)
                 changed[f"{module.__name__}.{name}"] = "changed"
-        for function, code in self._codes:
-            if _code_of(function) != code:
-                function.__code__, function.__defaults__, function.__kwdefaults__ = code
-                changed[f"{function.__module__}.{function.__qualname__}"] = "rewritten"
+        # Reading a function's code is an event of its own, which takes time: not after each call.
+        self._calls += 1
+        if self._calls <= _FIRST_CALLS or self._chance.random() < _SHARE:
+            for function, code in _zip(self._functions, self._codes):
+                if _code_of(function) != code:
+                    function.__code__, function.__defaults__, function.__kwdefaults__ = code
+                    changed[f"{function.__module__}.{function.__qualname__}"] = "rewritten"
         return changed
