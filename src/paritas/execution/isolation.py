@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import io
 import operator
 import pickle
 import random
 import types
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from paritas.execution.reachable import (
 from paritas.execution.saved_state import Copier, made_like
 from paritas.numerics.contents import Opaque, contents, parts, same_leaf
 from paritas.numerics.flattening import is_dense
-from paritas.numerics.metrics import bitwise_equal
+from paritas.numerics.metrics import bitwise_equal, equal_on_device
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -124,6 +125,10 @@ class ProgramState:
         self.flags: dict[str, tuple[bool, bool]] = {}
         self.gradients: dict[str, tuple[Tensor | None, Tensor | None]] = {}
         self._leaves: dict[str, Any] = {}
+        self._mutable: list[tuple[str, Any]] = []
+        self._shows_replacing = True
+        readers: list[Callable[[], list[Any]]] = []
+        pins: dict[int, Callable[[], list[Any]]] = {}
         self._code: set[int] | None = None
         code: set[int] = set()
         for found in self._walk():
@@ -137,11 +142,19 @@ class ProgramState:
                 self._alive.append(found.value)
                 if isinstance(found.value, types.FunctionType | type):
                     code.add(id(found.value))
+                self._shows_replacing &= _shows_replacing(found.value)
+            pins |= _pins(found.value)
             if not isinstance(found.value, torch.Tensor | Opaque):
-                self._held += _hold_values(found)
+                held = list(_hold_values(found))
+                self._held += held
+                is_module = isinstance(found.value, torch.nn.Module)
+                readers += [_read_module(found.value)] if is_module else [one.read for one in held]
         self._code = code
         self._may_differ = True
         self._is_wide = False
+        self._now = self.tensors
+        self._readers = [*readers, *pins.values()]
+        self._expected = [read() for read in self._readers]
 
     def _walk(self) -> Iterator[Reached]:
         yield from walk_reachable(*self._roots, self._known, self._code)
@@ -194,7 +207,10 @@ class ProgramState:
         value = frozen_leaf(found.value)
         if isinstance(value, Opaque) and _is_consumed(found):
             self.unseen.append(found.path)
-        self._leaves.setdefault(found.path, value)
+        if found.path not in self._leaves:
+            self._leaves[found.path] = value
+            if type(found.value) not in _ATOMS:
+                self._mutable.append((found.path, found.value))
 
     def is_of(self, function: Any, modules: dict[str, nn.Module]) -> bool:
         """Whether this is the state of that callable with these modules, by these names."""
@@ -237,19 +253,41 @@ class ProgramState:
         before = {**self.saved, **self._leaves}
         before |= {f"{name}.grad": g for name, (_, g) in self.gradients.items() if g is not None}
         changed = {}
-        now = dict(self._present())
+        now = self._in_place() if self._is_nothing_replaced() else dict(self._present())
+        wide = self._is_wide
+        same = unchanged_on_device(before, now, widened=wide) if among is None else set()
         for path in [*before, *(path for path in now if path not in before)]:
-            if among is None or path in among:
+            if path not in same and (among is None or path in among):
                 value = now.get(path, MISSING)
                 if path not in before and _is_imported(path, value):
                     continue
                 try:
-                    if not is_same_leaf(before.get(path, MISSING), value, widened=self._is_wide):
+                    if not is_same_leaf(before.get(path, MISSING), value, widened=wide):
                         changed[path] = detached_copy(value) if _is_tensor(value) else value
                 except Exception as error:  # noqa: BLE001  (the verdict lists it)
                     self.unreadable[path] = f"it cannot be read: {in_one_line(error, 120)}"
         self._may_differ = bool(changed) or among is not None
         return changed
+
+    def _is_nothing_replaced(self) -> bool:
+        """Whether every object that was reached at the beginning still holds the same objects.
+
+        Then a walk would find the same ones. It takes many times longer than this.
+        """
+        return (
+            self._shows_replacing
+            and not self.failures
+            and all(map(_are_same_items, (read() for read in self._readers), self._expected))
+        )
+
+    def _in_place(self) -> dict[str, Any]:
+        """Every present value, if nothing was replaced."""
+        now = self._leaves | {path: frozen_leaf(leaf) for path, leaf in self._mutable} | self._now
+        for name, tensor in self._now.items():
+            gradient = _live_gradient(tensor)
+            if gradient is not None:
+                now[f"{name}.grad"] = gradient
+        return now
 
     def _present(self) -> Iterator[tuple[str, Any]]:
         """Every present value, with the name it would have had at the beginning."""
@@ -311,6 +349,8 @@ class ProgramState:
 
     def _restore_places(self) -> None:
         """Restore references: the tensors in their places, the attributes of objects."""
+        if self._is_nothing_replaced():
+            return
         for held in self._held:
             try:
                 held.put_back()
@@ -323,13 +363,18 @@ class ProgramState:
     def swapped(self, values: dict[str, Tensor]) -> Iterator[None]:
         """Replace tensors by others, in every place that holds them."""
         self._is_wide = True
+        expected, shows = self._expected, self._shows_replacing
+        self._shows_replacing = self._is_nothing_replaced()
         try:
             for name, value in values.items():
                 for table, key in self._places.get(name, ()):
                     _set_item(table, key, value)
+            self._expected = [read() for read in self._readers]
+            self._now = self.tensors | {n: v for n, v in values.items() if n in self._places}
             yield
         finally:
             self._is_wide = False
+            self._expected, self._shows_replacing, self._now = expected, shows, self.tensors
             self._restore_places()
             # It ran on other tensors, except for those that could not be replaced.
             self._may_differ = self.tensors.keys() != self._places.keys()
@@ -391,12 +436,8 @@ class _Held:
 
     def put_back(self) -> None:
         """Restore the contents, if they changed."""
-        now, before = self.read(), self.before
-        # Almost always by identity, which is many times faster.
-        if len(now) != len(before) or not (
-            all(map(operator.is_, now, before)) or all(map(_is_same_item, now, before))
-        ):
-            self.write(before)
+        if not _are_same_items(self.read(), self.before):
+            self.write(self.before)
 
 
 def _hold_values(found: Reached) -> Iterator[_Held]:
@@ -422,6 +463,56 @@ def _hold_values(found: Reached) -> Iterator[_Held]:
         pairs += _object_values(value)
     for read, write in pairs:
         yield _Held(path, read, write, read())
+
+
+def _read_module(module: nn.Module) -> Callable[[], list[Any]]:
+    """How to read all that a module holds: its attributes and the contents of its tables."""
+    own = vars(module)
+
+    def read() -> list[Any]:
+        found = [*own, *own.values()]
+        for table in own.values():
+            if isinstance(table, dict) and table:
+                found += [*dict.keys(table), *dict.values(table)]
+        return found
+
+    return read
+
+
+def _shows_replacing(value: Any) -> bool:
+    """Whether `_hold_values` and `_pins` read all that a container holds, or it cannot change."""
+    if type(value) in _FIXED or isinstance(value, UsedNames | types.CellType | type):
+        return True
+    if isinstance(value, torch.nn.Module):
+        return not isinstance(value, torch.jit.ScriptModule)
+    if type(value) in {dict, collections.OrderedDict, list, collections.deque}:
+        return True
+    if isinstance(value, types.FunctionType):
+        return True
+    table, read = attribute_table(value), parts(value)
+    return table is not None and read is not None and all(n[1:] in table for n, _ in read.items)
+
+
+_FIXED = frozenset({tuple, slice, types.MethodType, functools.partial})
+
+
+def _pins(value: Any) -> dict[int, Callable[[], list[Any]]]:
+    """How to read what a call may replace in code, which is not restored; by an id."""
+    if isinstance(value, types.FunctionType) and is_own(value.__module__):
+
+        def read() -> list[Any]:
+            own = [value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__]
+            table = attribute_table(value) or {}
+            return [*own, *table, *table.values()]
+
+        space = value.__globals__
+        return {id(value): read, id(space): lambda: list(space)}
+    if isinstance(value, type) and is_own(value.__module__):
+        return {id(value): lambda: list(value.__bases__)}
+    if isinstance(value, types.ModuleType) and is_own(value.__name__):
+        names = vars(value)
+        return {id(names): lambda: list(names)}
+    return {}
 
 
 def _object_values(
@@ -581,8 +672,15 @@ def _array_content(array: np.ndarray[Any, Any]) -> Any:
 # --- Comparing and copying ------------------------------------------------------------------------
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, torch.Tensor)
+
+
+def _are_same_items(now: list[Any], before: list[Any]) -> bool:
+    # Almost always by identity, which is many times faster.
+    return len(now) == len(before) and (
+        all(map(operator.is_, now, before)) or all(map(_is_same_item, now, before))
+    )
 
 
 def _is_same_item(now: Any, before: Any) -> bool:
@@ -603,8 +701,7 @@ def is_same_leaf(before: Any, now: Any, *, widened: bool = False) -> bool:
             return bitwise_equal(now.detach(), before)
         if before.shape != now.shape:
             return False
-        if widened and now.dtype is not before.dtype and now.dtype is WIDE.get(before.dtype):
-            before = before.to(now.dtype)
+        before = _as_now(before, now) if widened else before
         return before.dtype is now.dtype and bitwise_equal(now.detach(), before)
     if now is before:
         return True
@@ -613,6 +710,28 @@ def is_same_leaf(before: Any, now: Any, *, widened: bool = False) -> bool:
     if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
         return before.shape == now.shape and before.tobytes() == now.tobytes()
     return bool(same_leaf(before, now))
+
+
+def unchanged_on_device(
+    before: dict[str, Any], now: dict[str, Any], *, widened: bool = False
+) -> set[str]:
+    """The names of all tensors on an accelerator if none has changed: we wait for it only once."""
+    names = [path for path, value in now.items() if _is_tensor(value) and not value.is_cpu]
+    known = [before.get(name) for name in names]
+    if not names or not all(_is_tensor(old) and is_dense(old) for old in known):
+        return set()
+    pairs: Iterable[tuple[Any, Tensor]] = zip(known, (now[n].detach() for n in names), strict=True)
+    try:
+        same = equal_on_device((_as_now(a, b) if widened else a, b) for a, b in pairs)
+    except RuntimeError:  # one of them cannot be read: comparing each of them tells which
+        return set()
+    return set(names) if same else set()
+
+
+def _as_now(before: Tensor, now: Tensor) -> Tensor:
+    """A saved value, widened if the present one is its widened value."""
+    is_wider = now.dtype is not before.dtype and now.dtype is WIDE.get(before.dtype)
+    return before.to(now.dtype) if is_wider else before
 
 
 def _put_back(tensor: Tensor, saved: Tensor) -> None:

@@ -23,6 +23,7 @@ from paritas.execution.isolation import (
     detached_copy,
     frozen_leaf,
     is_same_leaf,
+    unchanged_on_device,
 )
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.numerics.bits import is_inexact
@@ -408,9 +409,10 @@ def _observe_call(
 def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, kind: ItemKind) -> None:
     """Record the inputs that differ from `before`, and update `before`."""
     now = input_contents(inputs, copy_tensors=False)
+    same = unchanged_on_device(before, now)
     for path in [*before, *(path for path in now if path not in before)]:
         value = now.get(path, MISSING)
-        if is_same_leaf(before.get(path, MISSING), value):
+        if path in same or is_same_leaf(before.get(path, MISSING), value):
             continue
         item = Item(kind, path)
         seen.after |= _values_after(item, value)

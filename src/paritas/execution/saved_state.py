@@ -73,7 +73,7 @@ class Copier:
             result = plain.clone()
             self.copies[plain.data_ptr(), None] = result.untyped_storage()
         elif _is_plain_tensor(tensor):
-            result = torch.empty(0, dtype=dtype, device=plain.device).set_(
+            result = _no_elements(dtype, plain.device).set_(
                 self._storage(plain), plain.storage_offset(), plain.shape, plain.stride()
             )
             # The storage of a lazily conjugated or negated tensor holds the value before that.
@@ -164,11 +164,19 @@ class Copier:
             if wide is None:
                 self.copies[key] = storage.clone()
             else:
-                flat = torch.empty(0, dtype=real, device=tensor.device)
+                flat = _no_elements(real, tensor.device)
                 count = storage.nbytes() // real.itemsize
                 flat = flat.set_(storage, 0, (count,), (1,))
                 self.copies[key] = flat.to(wide).untyped_storage()
         return self.copies[key]
+
+
+def _no_elements(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor to be set to a storage; in another dtype, it would read beyond that."""
+    made = torch.empty(0, dtype=dtype, device=device)
+    if made.dtype is not dtype:
+        raise RuntimeError(f"a mode makes {made.dtype} of {dtype}: copy tensors outside of it")
+    return made
 
 
 class _NumpyState:

@@ -29,7 +29,7 @@ UNSIGNED = torch.float8_e8m0fnu  # powers of two and NaN: no sign bit, no zero
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two chunks of one dtype and shape have the same bits, NaNs included."""
-    x, y = _as_words(a, b)
+    x, y = as_words(a, b)
     if _is_plain_on_cpu(x) and _is_plain_on_cpu(y):
         return first_unequal(x.numpy().reshape(-1), y.numpy().reshape(-1)) is None
     return torch.equal(x, y)
@@ -40,7 +40,7 @@ def first_unlike(a: Tensor, b: Tensor) -> slice | None:
 
     Both are flat, contiguous, of one dtype and length, and on the CPU.
     """
-    x, y = _as_words(a, b)
+    x, y = as_words(a, b)
     found = first_unequal(x.view(-1).numpy(), y.view(-1).numpy())
     if found is None:
         return None
@@ -148,7 +148,7 @@ def _as_ordered(bits: Tensor) -> Tensor:
     return magnitude.bitwise_xor_(sign).sub_(sign)
 
 
-def _as_words(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def as_words(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The bits of two chunks as the widest possible integers, which compare fastest."""
     x, y = _as_integers(a), _as_integers(b)
     if _fills_words(x) and _fills_words(y):

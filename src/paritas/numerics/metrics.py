@@ -19,6 +19,7 @@ from paritas.errors import UsageError
 from paritas.numerics.bits import (
     INTEGERS,
     UNSIGNED,
+    as_words,
     first_unequal,
     first_unlike,
     fits_float32,
@@ -44,7 +45,7 @@ from paritas.numerics.pair_totals import (
 from paritas.results.figures import Metrics  # noqa: TC001  (annotates a public function)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # --- Blocks, and equal bits -----------------------------------------------------------------------
 
@@ -156,6 +157,21 @@ def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> boo
 def quickly_equal(a: Tensor, b: Tensor) -> bool:
     """Whether two plain tensors of one shape and dtype have the same bits, in one call."""
     return _is_plain(a) and _is_plain(b) and same_bits(a.detach(), b.detach())
+
+
+def equal_on_device(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    """Whether dense tensors surely have the same bits; it waits for a device once, not for each.
+
+    False also where only the bits of NaNs differ, which `bitwise_equal` allows.
+    """
+    flags: dict[torch.device, list[Tensor]] = {}
+    for a, b in pairs:
+        same_kind = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+        if not same_kind or not is_dense(b) or any(x.is_conj() or x.is_neg() for x in (a, b)):
+            return False
+        x, y = as_words(a, b)
+        flags.setdefault(a.device, []).append((x == y).all())
+    return all(bool(torch.stack(several).all()) for several in flags.values())
 
 
 def _is_plain(tensor: Tensor) -> bool:

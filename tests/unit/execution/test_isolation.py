@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 
 import numpy as np
@@ -10,6 +12,7 @@ from torch import nn
 from paritas.execution.isolation import ProgramState, copy_inputs
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import Inputs
+from paritas.precision.lifting import LiftMode
 
 
 def memory(tensor):
@@ -103,6 +106,12 @@ def test_a_copy_is_a_leaf_that_requires_grad_as_the_original_does(widen, require
         copy = Copier(widen=widen).copy_tensor(original)
         assert copy.is_leaf
         assert copy.requires_grad is requires_grad
+
+
+def test_a_copy_inside_a_mode_that_widens_is_refused_instead_of_read_beyond_its_storage():
+    view = torch.arange(12.0).view(3, 4).t()
+    with LiftMode(torch.float32, torch.float32), pytest.raises(RuntimeError, match="outside of it"):
+        Copier().copy_tensor(view)
 
 
 def test_a_sparse_tensor_is_copied():
@@ -219,6 +228,68 @@ def test_what_runs_on_other_tensors_leaves_nothing_behind(change):
         change(module)
     state.restore()
     assert module.state() == before
+
+
+@EVERY_CHANGE
+@pytest.mark.parametrize("wide", [False, True], ids=["native", "wide"])
+def test_a_change_is_told_without_a_walk_exactly_as_a_walk_tells_it(change, wide, monkeypatch):
+    module = Stateful()
+    state = ProgramState({"": module})
+    with state.swapped(state.widened()) if wide else contextlib.nullcontext():
+        assert state.changed() == {}
+        change(module)
+        told = state.changed()
+        assert told
+        monkeypatch.setattr(ProgramState, "_is_nothing_replaced", lambda _: False)
+        assert repr(told) == repr(state.changed())
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+    def __init__(self):
+        self.count = 0
+
+
+KEPT = {"slots": Slotted(), "error": ValueError("one"), "step": functools.partial(max, default=1)}
+
+
+def helper(x, by=[0]):  # noqa: B006
+    return x + by[0] + len(KEPT) + globals().get("added_later", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda: setattr(KEPT["slots"], "count", 1), "global KEPT['slots'].count"),
+        (lambda: setattr(KEPT["error"], "args", ("two",)), "global KEPT['error'].args[0]"),
+        (
+            lambda: KEPT["step"].keywords.update(default=2),
+            "global KEPT['step'].keywords['default']",
+        ),
+        (lambda: helper.__defaults__[0].append(1), "function helper[0][1]"),
+        (lambda: setattr(helper, "__defaults__", ([5],)), "function helper[0][0]"),
+        (lambda: setattr(helper, "calls", 1), "function helper['calls']"),
+        (lambda: globals().update(counted=1), "global counted"),
+    ],
+    ids=["slot", "error", "partial", "default", "defaults", "attribute", "global"],
+)
+def test_a_change_in_code_is_told_wherever_it_is_kept(change, name, monkeypatch):
+    def program(x):
+        return helper(x) + (counted if "counted" in globals() else 0)  # noqa: F821
+
+    monkeypatch.setattr(helper, "__defaults__", ([0],))
+    monkeypatch.setitem(KEPT, "slots", Slotted())
+    monkeypatch.setitem(KEPT, "error", ValueError("one"))
+    monkeypatch.setitem(KEPT, "step", functools.partial(max, default=1))
+    state = ProgramState({}, program)
+    assert state.changed() == {}
+    try:
+        change()
+        assert name in state.changed()
+    finally:
+        globals().pop("counted", None)
+        vars(helper).clear()
 
 
 def test_restoring_keeps_the_identity_of_parameters_and_buffers():
