@@ -48,6 +48,13 @@ def matmul_converts_below_autocast(a: Tensor, b: Tensor) -> Tensor:
     return (a @ b).to(a.dtype)
 
 
+@honest("matmul")
+def matmul_refuses_autocast(a: Tensor, b: Tensor) -> Tensor:
+    if (a @ b).dtype is not a.dtype:
+        raise RuntimeError("this kernel is not written for autocast")
+    return a @ b
+
+
 @cheat("gelu")
 def gelu_wrong_in_threads(x: Tensor) -> Tensor:
     approximate = "none" if threading.current_thread() is threading.main_thread() else "tanh"

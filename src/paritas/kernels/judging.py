@@ -615,7 +615,8 @@ class Judgement:
             except (_CannotConstructError, WireError, RefusedCase):
                 continue
             verdict = collected.verdict(strict=self.options.strict)
-            self._add(case.name, case.family, verdict, case=case)
+            how = CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED
+            self._add(case.name, case.family, verdict, case=case, ended=how)
 
     def _compare_for(
         self, caller: str, judged: JudgedCase, record: dict[str, Any]
@@ -643,9 +644,10 @@ class Judgement:
         is_limit = family in promised
         if case is not None:
             is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in promised
-            # Refusing a tensor without elements harms nobody; a wrong result of one does.
+            # Refusing a tensor without elements, or a caller, harms nobody; a wrong result does.
             is_empty = any(not tensor.numel() for _, tensor in input_tensors(case.inputs))
-            is_limit |= is_empty and ended is CaseEnd.RAISED
+            is_refused = is_empty or family is CaseFamily.CALLERS
+            is_limit |= is_refused and ended is CaseEnd.RAISED
         row = KernelRow(
             case=name,
             family=family,
