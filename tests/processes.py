@@ -359,9 +359,13 @@ def _run(arguments: Sequence[str]) -> None:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
         return
     main = sys.modules["__main__"] = types.ModuleType("__main__")
+    is_safe = first == "-P"
+    if is_safe:
+        first, *others = others
     if first == "-c":
         code, *others = others
-        sys.path.insert(0, "")
+        if not is_safe:
+            sys.path.insert(0, "")
         sys.argv = ["-c", *others]
         code = compile(code, "<string>", "exec")
     else:

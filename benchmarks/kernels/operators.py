@@ -23,9 +23,8 @@ from pathlib import Path
 
 import torch
 from benchmarks.kernels import opinfo, truth
-from benchmarks.kernels.rows import add_row, forked, half, read_rows
+from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_nursery
 
-from paritas.kernels.forking import shared_nursery
 from paritas.kernels.judge import KernelJudge
 from paritas.kernels.options import KernelOptions
 from paritas.results.kernels import CaseFamily
@@ -36,7 +35,6 @@ SAME_SHAPES = frozenset(
 )
 PRELOADED = ("benchmarks.kernels.opinfo", "torch._inductor.compile_fx")
 MOST_CHECKED = 3
-TRIAL_SECONDS = 60
 # So that the processes that fork have one thread each, and share what compilers build.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -136,39 +134,24 @@ def run(asked):
     done = {(row["operator"], row["dtype"]) for row in read_rows(asked.out)}
     left = [job for job in jobs(asked) if job not in done]
     print(f"{len(done)} rows, {len(left)} to go", file=sys.stderr)
-    numbers, write = os.pipe()
-    for number in range(len(left)):
-        os.write(write, number.to_bytes(4, "big"))
-    os.close(write)
-    workers = []
-    for _ in range(asked.jobs):
-        child = os.fork()
-        if not child:
-            work(asked, left, numbers)
-            os._exit(0)
-        workers.append(child)
-    for child in workers:
-        os.waitpid(child, 0)
 
+    def work(taken):
+        nursery = usable_nursery(
+            PRELOADED,
+            forks=asked.device == "cpu",
+            trial=lambda: judged("neg", "float32", asked),
+        )
+        for name, dtype in taken:
+            seconds = int(min(asked.each, asked.until - time.monotonic()))
+            if seconds < asked.least:
+                break
+            row = forked(lambda name=name, dtype=dtype: judged(name, dtype, asked), seconds)
+            if row["status"] == "no result" and seconds < asked.each:
+                break
+            add_row(asked.out, {"operator": name, "dtype": dtype, "half": half(name), **row})
+        nursery.stop()
 
-def work(asked, left, numbers):
-    """Take the next operator until there is none, or no time is left."""
-    nursery = shared_nursery(PRELOADED, forks=asked.device == "cpu")
-    if nursery.problem:
-        nursery.insists = True
-        tried = forked(lambda: judged("neg", "float32", asked), TRIAL_SECONDS)
-        nursery.insists = tried["status"] in {"identical", "equivalent"}
-        print(f"cannot fork: {nursery.problem}; a trial gives {tried}", file=sys.stderr)
-    while number := os.read(numbers, 4):
-        name, dtype = left[int.from_bytes(number, "big")]
-        seconds = int(min(asked.each, asked.until - time.monotonic()))
-        if seconds < asked.least:
-            break
-        row = forked(lambda name=name, dtype=dtype: judged(name, dtype, asked), seconds)
-        if row["status"] == "no result" and seconds < asked.each:
-            break
-        add_row(asked.out, {"operator": name, "dtype": dtype, "half": half(name), **row})
-    nursery.stop()
+    share_out(left, asked.jobs, work)
 
 
 def is_true(row):

@@ -12,6 +12,9 @@ import time
 import traceback
 
 from paritas.errors import ParitasError
+from paritas.kernels.forking import shared_nursery
+
+TRIAL_SECONDS = 60
 
 
 def half(name):
@@ -59,3 +62,40 @@ def forked(make, seconds):
     signal.alarm(0)
     row = json.loads(content) if content else {"status": "no result", "exit": status}
     return {**row, "seconds": round(time.monotonic() - began, 1)}
+
+
+def share_out(left, jobs, work):
+    """Let forked workers take the items one by one: `work` gets an iterator of them."""
+    numbers, write = os.pipe()
+    for number in range(len(left)):
+        os.write(write, number.to_bytes(4, "big"))
+    os.close(write)
+
+    def taken():
+        while number := os.read(numbers, 4):
+            yield left[int.from_bytes(number, "big")]
+
+    workers = []
+    for _ in range(jobs):
+        child = os.fork()
+        if not child:
+            try:
+                work(taken())
+            except BaseException:  # noqa: BLE001  (the others go on)
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        workers.append(child)
+    for child in workers:
+        os.waitpid(child, 0)
+
+
+def usable_nursery(preload, *, forks=False, trial=None):
+    """The nursery of a worker; if it has threads, `trial` tells whether it can be used."""
+    nursery = shared_nursery(preload, forks=forks)
+    if nursery.problem and trial is not None:
+        nursery.insists = True
+        tried = forked(trial, TRIAL_SECONDS)
+        nursery.insists = tried["status"] in {"identical", "equivalent"}
+        print(f"cannot fork: {nursery.problem}; a trial gives {tried}", file=sys.stderr)
+    return nursery

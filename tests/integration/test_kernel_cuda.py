@@ -50,6 +50,7 @@ WRONG = [
     ("Norm", "NormOfFirstWeights"),
     pytest.param("scaled", "scaled_without_waiting_for_the_inputs", marks=needs_streams),
     pytest.param("scaled", "scaled_without_waiting_for_the_result", marks=needs_streams),
+    pytest.param("scaled", "scaled_on_the_default_stream", marks=needs_streams),
     ("scaled", "scaled_in_part"),
     ("scaled", "scaled_by_address"),
 ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paritas.results.kernels import KernelReport
 
-_PROMISES = ("shapes", "layouts", "dtypes", "weights", "aliases", "arguments")
+_PROMISES = ("shapes", "layouts", "dtypes", "weights", "aliases", "arguments", "callers")
 
 
 def _promise_options(command: Any) -> Any:
@@ -72,6 +72,9 @@ def _promise_options(command: Any) -> Any:
     help="Operators that the candidate must not call, separated by commas: torch.matmul.",
 )
 @click.option("--gradients", is_flag=True, help="Compare gradients of inputs and parameters too.")
+@click.option(
+    "--compiled", is_flag=True, help="Call it from code that torch.compile compiles, too."
+)
 @click.option("--rate-task", is_flag=True, help="Plant faults in the reference: what is it worth?")
 @click.option(
     "--time",
@@ -146,6 +149,7 @@ def _judge(reference: str, candidate: str, given: dict[str, Any]) -> KernelRepor
             fixed=frozenset(fixed | ({"finite"} if given["finite"] else set())),
             forbid=tuple(filter(None, (given["forbid"] or "").split(","))),
             gradients=given["gradients"],
+            compiled=given["compiled"],
             strict=given["strict"],
             rate_task=given["rate_task"],
             timing=given["timing"] or "",

@@ -177,6 +177,7 @@ class CaseMaker:
     Attributes:
         given: the given inputs.
         again: makes the given inputs under another seed; None if there is one set only.
+        drawn: the seed of one case, which a judge draws so that nobody knows it before.
         is_module: the sides are modules with parameters or modes.
     """
 
@@ -201,7 +202,7 @@ class CaseMaker:
         self.given, self.again = given, again
         self.label = label
         self.has_weights, self.has_modes = has_weights, has_modes
-        self.seed = seed
+        self.seed, self.drawn = seed, 2
         self._generator = torch.Generator().manual_seed(seed + 1)
         self._tensors = dict(input_tensors(given))
         self._characters = {path: character_of(t) for path, t in self._tensors.items()}
@@ -269,7 +270,7 @@ class CaseMaker:
 
     def _given(self) -> Iterator[KernelCase]:
         yield KernelCase("as given", CaseFamily.GIVEN, self.given, is_given=True)
-        for number in (1, 2):
+        for number in (self.drawn, 1):
             other = self.other(number)
             if other is not None:
                 yield KernelCase(f"other values, seed {number}", CaseFamily.GIVEN, other)

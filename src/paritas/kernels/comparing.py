@@ -8,12 +8,14 @@ made from a record. What only a candidate that cheats would do has findings of i
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from paritas.checks.comparer import CollectedFindings, Comparer
@@ -249,6 +251,7 @@ def compare_call(
         (record.get("later", ()), "changes after the call has returned"),
         (record.get("overwritten", ()), "the result of an earlier call is overwritten by this one"),
         (record.get("shared", ()), "is in the memory of the result of an earlier call"),
+        (record.get("in_common", ()), "is in memory that other processes may write to"),
     ):
         for path in paths:
             collected.compared += 1
@@ -321,6 +324,67 @@ def ended_verdict(how: str, *, timed_out: bool, log: str) -> Verdict:
     return collected.verdict(strict=False)
 
 
+# --- Other callers --------------------------------------------------------------------------------
+
+
+def is_of_compiler(record: dict[str, Any]) -> bool:
+    """Whether torch's compiler could not call a candidate at all: that is not the candidate's."""
+    error = record.get("error") or [""]
+    return str(error[0]) in {"Unsupported", "InternalTorchDynamoError", "BackendCompilerFailed"}
+
+
+# Below autocast, a kernel may round to bfloat16 as the reference does, or not at all. This many
+# times the error that the reference has there is not a matter of precision.
+_TIMES_CAST = 8.0
+
+
+def compare_below_autocast(
+    native: Observation, cast: Observation, record: dict[str, Any], names: Mapping[str, str]
+) -> CollectedFindings:
+    """Compare a call below autocast with the reference's, there and without."""
+    collected, mine = CollectedFindings(), observation_of(record, native, names)
+    if mine.error is not None:
+        collected.compared += 1
+        reason = f"the reference returns, the candidate raises {type(mine.error).__name__}"
+        collected.add(CALL, Aspect.EXCEPTION, Status.DIFFERENT, f"{reason}: {mine.error}"[:300])
+        return collected
+    for item, value in native.outputs.items():
+        own, other = mine.outputs.get(item), cast.outputs.get(item)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        collected.compared += 1
+        if not isinstance(own, Tensor) or own.shape != value.shape:
+            shape = list(own.shape) if isinstance(own, Tensor) else type(own).__name__
+            reason = f"{shape} below autocast instead of {list(value.shape)}"
+            collected.add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            continue
+        theirs = relative_distance(value, other) if isinstance(other, Tensor) else 0.0
+        found, allowed = relative_distance(value, own), max(_FAR_OFF, _TIMES_CAST * theirs)
+        status = Status.EQUIVALENT if found <= allowed else Status.DIFFERENT
+        reason = f"off by {found:.3g} of its size below autocast, {allowed:.3g} allowed"
+        collected.add(item, Aspect.VALUE, status, reason)
+    return collected
+
+
+def is_far_off(reference: Any, candidate: Any) -> bool:
+    """Whether a value is none that rounding, or the order of a sum, makes of another."""
+    if not isinstance(reference, Tensor):
+        return False
+    if not isinstance(candidate, Tensor) or candidate.shape != reference.shape:
+        return True
+    return not relative_distance(reference, candidate) <= _FAR_OFF
+
+
+def relative_distance(reference: Tensor, other: Tensor) -> float:
+    """The relative L2 distance; infinity if one is finite where the other is not."""
+    left, right = (one.detach().cpu().to(torch.complex128) for one in (reference, other))
+    finite = left.isfinite()
+    if not torch.equal(finite, right.isfinite()):
+        return float("inf")
+    apart, size = float((left - right)[finite].norm()), float(left[finite].norm())
+    return apart / size if size else apart
+
+
 # --- What only a candidate that cheats would do ---------------------------------------------------
 
 
@@ -335,10 +399,10 @@ def outside_findings(
         reference_file = ""
     for action, what in record.get("outside", ()):
         path = _resolved(what)
-        is_reference = bool(reference_file) and path == reference_file != own_file
+        is_reference = bool(reference_file) and _source(path) == reference_file != own_file
         if action == "reads" and is_reference:
             reason = "the candidate reads the reference's file"
-        elif action in {"connects to", "looks at"} or (
+        elif action in {"connects to", "looks at", "forks", "adds"} or (
             action in {"writes", "deletes", "renames"} and not path.startswith(caches)
         ):
             reason = f"the candidate {action} {what}"
@@ -360,8 +424,16 @@ def outside_findings(
 
 
 def _is_of_another_process(path: str, own: Any) -> bool:
-    found = re.match(r"/proc/(\d+)/", path)
+    found = re.match(r"/proc(?:/(\d+)|$)", path)
     return found is not None and found.group(1) != str(own)
+
+
+def _source(path: str) -> str:
+    """The source of a compiled file of Python; the path itself if it is none."""
+    try:
+        return importlib.util.source_from_cache(path)
+    except (ValueError, NotImplementedError):
+        return path
 
 
 def _resolved(path: str) -> str:
@@ -381,9 +453,13 @@ def _cache_folders(temporary: str) -> tuple[str, ...]:
         "TORCHINDUCTOR_CACHE_DIR",
         "CUDA_CACHE_PATH",
     )
-    folders = [temporary, str(home / ".cache"), str(home / ".triton"), str(home / ".nv"), "/dev/"]
+    folders = [temporary, str(home / ".cache"), str(home / ".triton"), str(home / ".nv")]
     folders += [os.environ[name] for name in named if os.environ.get(name)]
-    return tuple(_resolved(folder) for folder in folders)
+    return (*(_resolved(folder) for folder in folders), *_DEVICES)
+
+
+# Files of these names are devices. Others in this folder are memory that processes share.
+_DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "tty", "pts", "fd", "nvidia", "kfd"))
 
 
 def calls_reference(

@@ -110,7 +110,7 @@ class Nursery:
 
 def _started(channel: socket.socket, log: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", _SERVE, str(channel.fileno()), *preload],
+        [sys.executable, "-P", "-c", _SERVE, str(channel.fileno()), *preload],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
@@ -162,12 +162,20 @@ def _forked(channel: socket.socket, log: int, preload: Sequence[str]) -> _Fork:
 
 
 def environment() -> dict[str, str]:
-    """One thread, so that the nursery can fork, and no variable that names the reference."""
+    """One thread, so that the nursery can fork, and modules where this process finds them.
+
+    Python's own come first, so that a file beside a kernel cannot hide one that torch imports, such
+    as `dis.py`. A candidate is imported with the order of this process.
+    """
+    own = os.path.dirname(os.__file__)  # noqa: PTH120
+    packages = os.path.join(own, "site-packages")  # noqa: PTH118
+    paths = [path for path in sys.path if path]
+    paths.sort(key=lambda path: not path.startswith(own) or path.startswith(packages))
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(paths),
     }
 
 

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from paritas.checks.comparer import CollectedFindings
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs, VerifyConfig
+from paritas.kernels.callers import (
+    AUTOCAST,
+    COMPILED,
+    callers_on,
+    modes_of,
+)
 from paritas.kernels.comparing import (
     RemoteLift,
     calls_reference,
+    compare_below_autocast,
     compare_call,
     encode_inputs,
     ended_verdict,
     forbidden_calls,
+    is_of_compiler,
     outside_findings,
     setting_findings,
     stand_in,
@@ -100,9 +109,12 @@ class Judgement:
 
     def run(self) -> KernelReport:
         """Load it, call it on every case, and judge each call."""
+        files = {"candidate": self.name.file, "reference": self.task.side.file}
+        before = {role: _content(file) for role, file in files.items()}
         if self._load():
             self._call_all()
             self._check_registrations()
+        self._require_unchanged([role for role in files if _content(files[role]) != before[role]])
         rating = self._rate()
         timing = self._time() if self.options.timing else None
         smallest, script = self._shrink() if self.options.script is not None else ("", "")
@@ -128,6 +140,15 @@ class Judgement:
             for row in self.rows
             if not row.is_limit and not row.status.passes(strict=self.options.strict)
         ]
+
+    def _require_unchanged(self, changed: list[str]) -> None:
+        """What is timed, or judged next, is what was judged: files stay as they are."""
+        for role in changed:
+            collected = CollectedFindings(compared=1)
+            reason = f"the file of the {role} has changed since the candidate was loaded"
+            collected.add(harness(role), Aspect.SETTING, Status.DIFFERENT, reason)
+            verdict = collected.verdict(strict=self.options.strict)
+            self._add(f"the file of the {role}", CaseFamily.LOADING, verdict)
 
     def _rate(self) -> TaskRating:
         """What the task is worth; a kernel that fails has shown that it is worth something."""
@@ -374,6 +395,7 @@ class Judgement:
             if time.monotonic() - self.began > self.options.seconds:
                 left = counted(len(self.cases) - number, "case")
                 self.notes.append(f"{left} not judged: the time limit was reached")
+                self._require_families([one.case for one in self.cases[number:]])
                 break
             if self.restarts > _MOST_RESTARTS:
                 self._not_called(judged.case)
@@ -387,6 +409,22 @@ class Judgement:
         given = next((one for one in self.cases if one.case.is_given), None)
         if given is not None and self.restarts <= _MOST_RESTARTS:
             self._watched(given)
+            self._from_other_callers(given)
+
+    def _require_families(self, left: list[KernelCase]) -> None:
+        """A slow candidate does not choose what it is asked: one case of each family is judged."""
+        judged = {row.family for row in self.rows} | {PROMISES[one] for one in self.options.fixed}
+        for case in left:
+            if case.family not in judged:
+                judged.add(case.family)
+                collected = CollectedFindings()
+                reason = "not called: the time limit was reached before any case of its family"
+                advice = "raise the time limit, or choose fewer cases"
+                collected.add(
+                    harness("candidate"), Aspect.HARNESS, Status.UNVERIFIED, reason, advice
+                )
+                verdict = collected.verdict(strict=self.options.strict)
+                self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
 
     def _not_called(self, case: KernelCase) -> None:
         collected = CollectedFindings()
@@ -444,8 +482,12 @@ class Judgement:
     def _call(self, case: KernelCase, **further: Any) -> dict[str, Any]:
         assert self.process is not None  # noqa: S101  (for the type checker)
         self._counts += 1
+        # A candidate that sees that it is watched only sometimes behaves only then.
+        is_imported = self.task.side.file in self.process.loaded["files"]
         order = {
             "do": "call",
+            "watch": bool(self.options.forbid) and not further.get("wide"),
+            "profile": is_imported and self.task.side.file != self.name.file,
             "inputs": encode_inputs(case.inputs),
             "seed": (self.options.seed * 7919 + self._counts * 104729) % (1 << 31),
             "pattern": self._counts % 2,
@@ -494,6 +536,8 @@ class Judgement:
             is_uniform=case.is_uniform,
         )
         collected.take(self._outside(record))
+        collected.take(calls_reference(record, self.task.side.code_names))
+        collected.take(forbidden_calls(record, self.options.forbid))
         return collected
 
     def _outside(self, record: dict[str, Any], *, is_load: bool = False) -> CollectedFindings:
@@ -538,8 +582,6 @@ class Judgement:
                     case, watch=True, profile=True, pattern=pattern, grad_mode=grad_mode
                 )
                 collected.take(self._compare(JudgedCase(case, given.run), record))
-                collected.take(calls_reference(record, self.task.side.code_names))
-                collected.take(forbidden_calls(record, self.options.forbid))
             except CandidateEnded as ended:
                 self._ended(case, ended)
                 continue
@@ -547,6 +589,45 @@ class Judgement:
                 continue
             verdict = collected.verdict(strict=self.options.strict)
             self._add(case.name, case.family, verdict, case=case)
+
+    def _from_other_callers(self, given: JudgedCase) -> None:
+        """Call it as programs do: with the given inputs, it computes the same for every caller."""
+        wanted = self.options.families
+        if self.options.gradients or (wanted is not None and CaseFamily.CALLERS not in wanted):
+            return
+        callers = callers_on(
+            self.options.device,
+            is_compiled=self.options.compiled,
+            keeps_state=bool(self._memory),
+        )
+        for caller in callers:
+            case = dataclasses.replace(
+                given.case, name=f"as given, {caller}", family=CaseFamily.CALLERS
+            )
+            try:
+                self._construct_again(case)
+                collected = self._set_weights(case)
+                record = self._call(case, caller=caller)
+                collected.take(self._compare_for(caller, JudgedCase(case, given.run), record))
+            except CandidateEnded as ended:
+                self._ended(case, ended)
+                continue
+            except (_CannotConstructError, WireError, RefusedCase):
+                continue
+            verdict = collected.verdict(strict=self.options.strict)
+            how = CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED
+            self._add(case.name, case.family, verdict, case=case, ended=how)
+
+    def _compare_for(
+        self, caller: str, judged: JudgedCase, record: dict[str, Any]
+    ) -> CollectedFindings:
+        if caller == COMPILED and is_of_compiler(record):
+            return CollectedFindings(notes=[f"not called {caller}: {record['error'][1]:.200}"])
+        if caller != AUTOCAST:
+            return self._compare(judged, record)
+        with modes_of(AUTOCAST, self.options.device):
+            cast = self.task.run(judged.case, gradients=False).native
+        return compare_below_autocast(judged.run.native, cast, record, self._names)
 
     def _add(
         self,
@@ -563,9 +644,10 @@ class Judgement:
         is_limit = family in promised
         if case is not None:
             is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in promised
-            # Refusing a tensor without elements harms nobody; a wrong result of one does.
+            # Refusing a tensor without elements, or a caller, harms nobody; a wrong result does.
             is_empty = any(not tensor.numel() for _, tensor in input_tensors(case.inputs))
-            is_limit |= is_empty and ended is CaseEnd.RAISED
+            is_refused = is_empty or family is CaseFamily.CALLERS
+            is_limit |= is_refused and ended is CaseEnd.RAISED
         row = KernelRow(
             case=name,
             family=family,
@@ -582,6 +664,14 @@ class Judgement:
 
 class _CannotConstructError(Exception):
     """The candidate's constructor raises."""
+
+
+def _content(file: str) -> bytes:
+    """What is in a file; nothing if there is none."""
+    try:
+        return Path(file).read_bytes() if file else b""
+    except OSError:
+        return b""
 
 
 def _worst(row: KernelRow | None) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paritas.kernels.observing import Observer
+    from paritas.kernels.outside import OwnCode
 
 _LONGEST_TEXT = 600
 _MOST_WAITS = 20
@@ -46,6 +47,7 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
     import paritas.kernels.observing
     import paritas.kernels.sides
     import paritas.kernels.timing  # noqa: F401
+    from paritas.kernels.outside import OwnCode
 
     for name in preload:
         importlib.import_module(name)
@@ -55,19 +57,42 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
     gc.collect()
     gc.freeze()
     others = _other_threads()
+    own_code = OwnCode()
     _send_line(orders, f"it has threads: {', '.join(others)}" if others else READY)
+    _adopt_orphans()
+    running: set[int] = set()
     while True:
         message, ends, _, _ = socket.recv_fds(orders, 4096, 2)
         words = message.decode().split()
         if not words:
             os._exit(0)
         if words[0] == "start":
-            _send_line(orders, str(_fork(orders, ends, int(words[1]))))
+            process = _fork(orders, ends, int(words[1]), own_code)
+            running.add(process)
+            _send_line(orders, str(process))
             for end in ends:
                 os.close(end)
         elif words[0] == "wait":
             _, status = os.waitpid(int(words[1]), 0)
+            running.discard(int(words[1]))
+            _end_survivors(running)
             _send_line(orders, str(os.waitstatus_to_exitcode(status)))
+
+
+def _end_survivors(running: set[int]) -> None:
+    """End the processes that candidates have left behind: they are this one's children now."""
+    for _ in range(_MOST_WAITS):
+        try:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        except OSError:
+            return
+        left = {int(one) for one in children.split()} - running
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
 
 
 def _other_threads() -> list[str]:
@@ -102,7 +127,7 @@ def _send_line(channel: socket.socket, line: str) -> None:
     channel.sendall(f"{line}\n".encode("ascii", "replace"))
 
 
-def _fork(orders: socket.socket, ends: list[int], memory: int) -> int:
+def _fork(orders: socket.socket, ends: list[int], memory: int, own_code: OwnCode) -> int:
     import torch
 
     process = os.fork()
@@ -112,18 +137,21 @@ def _fork(orders: socket.socket, ends: list[int], memory: int) -> int:
         orders.close()
         # Torch makes its pool anew here; two threads of a candidate would race for it.
         torch.set_num_threads(1)
-        be_candidate(socket.socket(fileno=ends[0]), ends[1], memory)
+        be_candidate(socket.socket(fileno=ends[0]), ends[1], memory, own_code)
     finally:
         os._exit(70)
 
 
 def run_alone() -> NoReturn:
     """Be a candidate's process in a new interpreter: `channel log memory`."""
+    import paritas.kernels.observing  # noqa: F401  (its names are taken note of, too)
+    from paritas.kernels.outside import OwnCode
+
     channel, log, memory = map(int, sys.argv[1:4])
-    be_candidate(socket.socket(fileno=channel), log, memory)
+    be_candidate(socket.socket(fileno=channel), log, memory, OwnCode())
 
 
-def be_candidate(channel: socket.socket, log: int, memory: int) -> NoReturn:
+def be_candidate(channel: socket.socket, log: int, memory: int, own_code: OwnCode) -> NoReturn:
     """Be the process of one candidate until the channel is closed."""
     _die_with_parent()
     with contextlib.suppress(OSError):  # it is the leader of a session already
@@ -139,7 +167,7 @@ def be_candidate(channel: socket.socket, log: int, memory: int) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit_memory(memory)
     with contextlib.suppress(ChannelClosedError):
-        _Process(channel).work()
+        _Process(channel, own_code).work()
     os._exit(0)
 
 
@@ -156,15 +184,15 @@ def _limit_memory(more: int) -> None:
 class _Process:
     """Follows the orders of the judge."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        from paritas.kernels.observing import Audit, OwnCode
+    def __init__(self, channel: socket.socket, own_code: OwnCode) -> None:
+        from paritas.kernels.outside import Audit
 
         self._channel = channel
         self._side: Any = None
         self._device = "cpu"
         self._observers: list[Observer] = []
         self._audit = Audit()
-        self._own_code = OwnCode()
+        self._own_code = own_code
 
     def work(self) -> None:
         while True:
@@ -180,9 +208,7 @@ class _Process:
         from paritas.execution.saved_state import ProcessState
         from paritas.kernels.sides import SideName, load_side
 
-        for path in reversed(order["paths"]):
-            if path not in sys.path:
-                sys.path.insert(0, path)
+        sys.path[:] = order["paths"]
         os.chdir(order["folder"])
         tempfile.tempdir = os.environ["TMPDIR"] = order["temporary"]
         self._device = order["device"]
@@ -294,7 +320,16 @@ def _extensions(names: set[str], side: Any) -> list[str]:
 
 def _die_with_parent() -> None:
     """End this process when its parent is killed."""
+    _control_process(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _adopt_orphans() -> None:
+    """Be the parent of the processes whose parents end, if they descend from this one."""
+    _control_process(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def _control_process(option: int, value: int) -> None:
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(option, value)

@@ -12,14 +12,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
-import inspect
 import os
 import random
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,9 +36,11 @@ from paritas.execution.observation import (
 )
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.execution.subjects import Inputs
+from paritas.kernels.callers import REPEATED, call_often, called_by, modes_of, stream_of
 from paritas.kernels.cases import NEW_TENSORS
 from paritas.kernels.leftovers import Leftovers
 from paritas.kernels.memory import CallWatch, MemoryBeside, poison_free_memory
+from paritas.kernels.outside import Audit, CodeWatch, EscapeWatch, OwnCode
 from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import Opaque, contents, map_leaves
@@ -56,15 +55,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PLAIN_CLASSES = {torch.Tensor, nn.Parameter, nn.Buffer}
-# Functions that hand the memory of a tensor to code that no dispatch mode sees.
-_ESCAPES = {"data_ptr", "numpy", "__array__", "__dlpack__"}
 _MOST_JUNK = 12
 # Results of earlier calls are kept, up to this many bytes, to see whether they change.
 _MOST_HELD = 64 << 20
 # Bound before a candidate can replace them.
 _wait_for_device = torch.accelerator.synchronize
 _stream_of, _set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
-_MOST_NAMES = 200
 # Variables that torch's compilers set themselves, as they build kernels.
 _OF_COMPILERS = (
     "_TORCHINDUCTOR_",
@@ -74,183 +70,6 @@ _OF_COMPILERS = (
     "CUDA_HOME",
 )
 _LONGEST_TEXT = 400
-
-
-# --- What happens outside torch -------------------------------------------------------------------
-
-
-class _EscapeWatch(torch.overrides.TorchFunctionMode):
-    """Records that a tensor's memory is handed to code outside torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _ESCAPES:
-            self.seen.add(f"Tensor.{name}")
-        return func(*args, **(kwargs or {}))
-
-
-class Audit:
-    """Files that are opened, and processes and connections that are started, from now on.
-
-    An audit hook cannot be removed again, not even by a candidate.
-    """
-
-    def __init__(self) -> None:
-        self.events: dict[tuple[str, str], None] = {}
-        # The candidate's file, and whether it is being called.
-        self.own_file, self.is_calling = "", False
-        self._is_ours = threading.local()
-        sys.addaudithook(self._note)
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Record nothing in this block."""
-        self._is_ours.on = True
-        try:
-            yield
-        finally:
-            self._is_ours.on = False
-
-    def _note(self, event: str, args: Any) -> None:
-        if event in _LOOKS:
-            self._note_look(event, args)
-            return
-        kind = _AUDITED.get(event)
-        if kind is None or getattr(self._is_ours, "on", False) or len(self.events) > _MOST_NAMES:
-            return
-        what = str(args[0]) if args else ""
-        if event == "open":
-            mode, flags = args[1], args[2]
-            writes = any(letter in str(mode or "") for letter in "wax+") or bool(
-                isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            )
-            kind = "writes" if writes else "reads"
-        elif event == "os.remove" and args[1] != -1:  # relative to an open folder: `rmtree` does so
-            with contextlib.suppress(OSError):
-                what = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), what)  # noqa: PTH115, PTH118
-        if not isinstance(args[0] if args else "", int):
-            self.events[kind, what] = None
-
-    def _note_look(self, event: str, args: Any) -> None:
-        """Whether the candidate's own code looks for what its caller holds.
-
-        Libraries look at frames, too, such as those that log or inspect code.
-        """
-        if not self.is_calling or not self.own_file or getattr(self._is_ours, "on", False):
-            return
-        with self.aside():  # looking at a frame is such an event
-            looker = sys._getframe(2).f_code.co_filename  # noqa: SLF001
-            if event == "object.__getattr__" and args[1] != "tb_frame":
-                return
-            found = getattr(getattr(args[0], "f_code", None), "co_filename", "") if args else ""
-        is_helped = looker == _INSPECT and found == self.own_file
-        if looker == self.own_file or is_helped:
-            self.events["looks at", "the frames or the objects of its caller"] = None
-
-    def take(self) -> list[list[str]]:
-        """The events since the last call."""
-        found = [list(event) for event in self.events]
-        self.events.clear()
-        return found
-
-
-# Ways to what the caller holds.
-_LOOKS = {
-    "sys._getframe",
-    "sys._current_frames",
-    "gc.get_objects",
-    "gc.get_referrers",
-    "object.__getattr__",
-}
-_INSPECT = inspect.__file__
-_AUDITED = {
-    "open": "reads",
-    "os.remove": "deletes",
-    "os.rename": "renames",
-    "subprocess.Popen": "starts",
-    "os.system": "starts",
-    "os.fork": "forks",
-    "socket.connect": "connects to",
-}
-
-
-_OF_PACKAGES = ("/site-packages/", "/dist-packages/", "/lib-dynload/")
-_OF_THE_SYSTEM = ("/usr/", "/lib", "/dev/")
-
-
-def _foreign_libraries() -> set[str]:
-    """Shared libraries in this process that belong neither to the system nor to a package.
-
-    However a candidate loads code of its own, it is mapped into memory. What torch's compilers
-    build is not counted: a lifted run does not use it.
-    """
-    try:
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return set()
-    paths = {line.split(maxsplit=5)[5] for line in lines if ".so" in line and " /" in line}
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "/torchinductor_"
-    return {
-        path.removesuffix(" (deleted)")
-        for path in paths
-        if not path.startswith((sys.prefix, sys.base_prefix, *_OF_THE_SYSTEM))
-        and not any(part in path for part in (*_OF_PACKAGES, cache))
-    }
-
-
-class OwnCode:
-    """The functions and classes by which candidates are observed and timed.
-
-    `ProcessState` watches torch's. A candidate that replaces one of these would write its own
-    record.
-    """
-
-    def __init__(self) -> None:
-        """Take note of them before a candidate is loaded."""
-        modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "paritas"]
-        spaces = [*modules, time, os, gc, threading, torch.accelerator, torch.cuda]
-        self._known = [(space, dict(vars(space))) for space in [*spaces, Observer, Audit]]
-        self._libraries = _foreign_libraries()
-
-    def new_libraries(self) -> list[str]:
-        """The names of the libraries that the candidate has loaded."""
-        return sorted({Path(path).name for path in _foreign_libraries() - self._libraries})
-
-    def put_back(self) -> dict[str, str]:
-        """Restore what was replaced; returns name -> `replaced`."""
-        changed: dict[str, str] = {}
-        for space, names in self._known:
-            now = vars(space)
-            for name, value in names.items():
-                if now.get(name) is not value and callable(value):
-                    setattr(space, name, value)
-                    changed[f"{getattr(space, '__name__', space)}.{name}"] = "replaced"
-        return changed
-
-
-class _CodeWatch:
-    """Which Python functions run, as (file, qualified name)."""
-
-    def __init__(self) -> None:
-        self.seen: set[tuple[str, str]] = set()
-
-    def __enter__(self) -> None:
-        self._before = sys.getprofile()
-        sys.setprofile(self._note)
-
-    def __exit__(self, *error: object) -> None:
-        sys.setprofile(self._before)
-
-    def _note(self, frame: Any, event: str, _: Any) -> None:
-        if event == "call":
-            code = frame.f_code
-            self.seen.add((code.co_filename, code.co_qualname))
 
 
 # --- One call -------------------------------------------------------------------------------------
@@ -324,7 +143,15 @@ class Observer:
             )
         record: dict[str, Any] = {}
         live: dict[str, Any] = {}
-        with _widened(self, order["wide"], order["shared"]):
+        caller = order.get("caller", "")
+        if caller == REPEATED:
+            args, kwargs = decode(order["inputs"], self.device)
+            call_often(self.call, tuple(args), kwargs)
+            self._put_back(state, flags)
+        with (
+            stream_of(caller, self.device),
+            _widened(self, order["wide"], order["shared"]),
+        ):
             wide_state = {name: detached_copy(value) for name, value in self.state().items()}
             with self._audit.aside():
                 self._arrive_late(inputs)
@@ -417,10 +244,13 @@ class Observer:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(torch.set_grad_enabled(order["grad"] or order["grad_mode"]))
+                caller = order.get("caller", "")
+                stack.enter_context(modes_of(caller, self.device))
                 for mode in modes.values():
                     stack.enter_context(mode)
+                call = called_by(caller, self.call)
                 self._audit.is_calling = True
-                live[OUTPUT] = self.call(*inputs.args, **inputs.kwargs)
+                live[OUTPUT] = call(*inputs.args, **inputs.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)
             record["error"] = [type(error).__name__, str(error)[:_LONGEST_TEXT]]
         record["seconds"] = time.perf_counter() - began
@@ -481,10 +311,16 @@ class Observer:
             path: [kind.name, kind.family, kind.is_tensor] for path, kind in flat.kinds.items()
         }
         record["facts"] = {
-            path: [list(leaf.stride()), leaf.requires_grad, leaf.is_inference(), str(leaf.device)]
+            path: [
+                list(leaf.stride()),
+                leaf.requires_grad,
+                leaf.is_inference() and not order.get("caller"),
+                str(leaf.device),
+            ]
             for path, leaf in flat.leaves.items()
             if isinstance(leaf, torch.Tensor)
         }
+        record["in_common"] = [path for path, leaf in flat.leaves.items() if _is_in_common(leaf)]
         record["aliases"] = self._aliases(inputs, flat.leaves)
         now = input_contents(inputs, copy_tensors=False)
         after = {
@@ -611,13 +447,13 @@ def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
         modes["stance"] = taking_stance("force_eager")
         modes["attention"] = any_attention()
         modes["default"] = default_dtype(torch.float64)
-        modes["escapes"] = _EscapeWatch()
+        modes["escapes"] = EscapeWatch()
         modes["lift"] = LiftMode(own, default, lifts=functools.partial(is_rounding, used=used))
     if order.get("watch"):
         modes["stance"] = taking_stance("force_eager")
         modes["watch"] = CallWatch(order["pattern"])
     if order.get("profile"):
-        modes["code"] = _CodeWatch()
+        modes["code"] = CodeWatch()
     return modes
 
 
@@ -647,6 +483,13 @@ def _unreadable(result: Any) -> dict[str, str]:
         for path, leaf in contents(result, OUTPUT)
         if isinstance(leaf, torch.Tensor) and type(leaf) not in _PLAIN_CLASSES
     }
+
+
+def _is_in_common(leaf: Any) -> bool:
+    """Whether other processes may write to a tensor: one of them may compute it later."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        return False
+    return leaf.device.type == "cpu" and leaf.untyped_storage().is_shared()
 
 
 def _copied_at_once(result: Any) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ PROMISES = {
     "finite": CaseFamily.NONFINITE,
     "aliases": CaseFamily.ALIASES,
     "arguments": CaseFamily.ARGUMENTS,
+    "callers": CaseFamily.CALLERS,
 }
 
 
@@ -39,6 +40,7 @@ class KernelOptions:
         fixed: what the task promises not to change: names of `PROMISES`.
         forbid: operators that the candidate must not call.
         gradients: compare gradients of inputs and parameters too.
+        compiled: call it from compiled code, too; importing torch's compiler takes seconds.
         memory: how many bytes the candidate may allocate; 0 for no limit.
         strict: count unstable findings as failures.
         stop_early: end at the first case that fails.
@@ -57,6 +59,7 @@ class KernelOptions:
     fixed: frozenset[str] = frozenset()
     forbid: tuple[str, ...] = ()
     gradients: bool = False
+    compiled: bool = False
     memory: int = 8 * _GIB
     strict: bool = False
     stop_early: bool = False

@@ -17,6 +17,8 @@ from paritas.execution.observation import RunConditions, input_tensors, running_
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
+from paritas.kernels.comparing import is_far_off
+from paritas.kernels.memory import CallWatch
 from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side
 from paritas.numerics.contents import map_leaves
 
@@ -87,6 +89,7 @@ class KernelTask:
         self.init = self._init_inputs()
         self._subjects: dict[Any, Subject] = {}
         self._modules: dict[Any, nn.Module] = {}
+        self._returns_memory = False
         self.given = self._given()
 
     def _init_inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -226,9 +229,23 @@ class KernelTask:
         if not native.outputs:
             raise RefusedCase("the reference returns nothing")
         self._require_defined(subject, rng, case, native)
+        if case.is_given or self._returns_memory:
+            self._require_the_same_again(subject, rng, case, native)
         program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
         evidence = Evidence(program, [native], self.seed)
         return ReferenceRun(subject, native, evidence, Demand(settles=False))
+
+    def _require_the_same_again(
+        self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation
+    ) -> None:
+        """Refuse a reference that returns what is in memory, as `torch.empty` does."""
+        conditions = RunConditions(gradients=False, seed=self.seed)
+        with running_subject(subject, rng, conditions) as call, CallWatch(1):
+            again = call(case.inputs)
+        pairs = ((value, again.outputs.get(item)) for item, value in native.outputs.items())
+        if self._returns_memory or any(is_far_off(*pair) for pair in pairs):
+            self._returns_memory = True  # what else it returns is no more defined
+            raise RefusedCase("the reference returns what is in uninitialized memory")
 
     def _require_valid_indices(self, case: KernelCase) -> None:
         """Refuse a case that the reference refuses on the CPU, if it has integers.

@@ -177,11 +177,12 @@ def _usual_name(home: ModuleType, *, is_candidate: bool) -> str:
         for name, value in vars(home).items()
         if inspect.isfunction(value)
         and value.__module__ == home.__name__
-        and not name.startswith("_")
         and name not in {INPUTS, INIT_INPUTS}
     ]
+    # Some operators have names with an underscore in front.
     overrides = [name for name in own if name.endswith(OVERRIDE)]
-    for found in (overrides, own):
+    public = [name for name in own if not name.startswith("_")]
+    for found in (overrides, public):
         if len(found) == 1:
             return found[0]
     raise UsageError(

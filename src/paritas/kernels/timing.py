@@ -6,15 +6,17 @@ read: a result that is computed later, or never, has no time.
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.execution.observation import input_tensors
+from paritas.execution.observation import OUTPUT, input_tensors
 from paritas.execution.subjects import Inputs
-from paritas.kernels.wire import decode
+from paritas.kernels.wire import decode, encode
+from paritas.numerics.contents import contents
 from paritas.results.kernels import KernelTiming
 
 if TYPE_CHECKING:
@@ -38,9 +40,10 @@ def measure(observer: Observer, order: dict[str, Any]) -> dict[str, Any]:
     if order["cold"]:
         flushed = torch.empty(_FLUSHED_BYTES // 4, device=observer.device)
     times = []
+    kept: Any = None
     try:
         with torch.no_grad():
-            for _ in range(order["calls"]):
+            for number in range(order["calls"]):
                 _change(inputs, generator)
                 if flushed is not None:
                     flushed.fill_(1.0)
@@ -51,10 +54,12 @@ def measure(observer: Observer, order: dict[str, Any]) -> dict[str, Any]:
                 if on_device:
                     _synchronize(observer.device)
                 times.append(_clock() - began)
+                if number == order["checked"]:
+                    kept = encode([one for _, one in contents(result, OUTPUT)])
                 del result
     except Exception as error:  # noqa: BLE001  (there is no timing then)
         return {"error": f"{type(error).__name__}: {error}"[:200], "times": []}
-    return {"error": None, "times": times}
+    return {"error": None, "times": times, "result": kept}
 
 
 def _change(inputs: Inputs, generator: torch.Generator) -> None:
@@ -76,22 +81,32 @@ def timed(
     seconds: float = 60.0,
 ) -> KernelTiming | str:
     """Time the two in turn; a text says why that is not possible."""
+    from paritas.kernels.comparing import is_far_off
+
     found: dict[str, list[float]] = {"reference": [], "candidate": []}
     rounds = max(1, calls // 5)
     for number in range(rounds + 1):
+        calls_now = 5 if number else _WARM_UP
+        checked, results = secrets.randbelow(calls_now), []
         for role, process in (("reference", reference), ("candidate", candidate)):
             order = {
                 "do": "time",
                 "inputs": inputs,
-                "calls": 5 if number else _WARM_UP,
+                "calls": calls_now,
                 "cold": is_cold,
                 "seed": number,
+                "checked": checked,
             }
             answer = process.ask(order, seconds)
             if answer["error"]:
                 return f"the {role} raised {answer['error']}"
+            results.append(decode(answer["result"], "cpu"))
             if number:
                 found[role] += answer["times"]
+        theirs, ours = results
+        # How exactly it computes was judged before; a candidate that is timed must compute at all.
+        if len(theirs) != len(ours) or any(map(is_far_off, theirs, ours)):
+            return "a timed call of the candidate does not return what the reference returns"
     return KernelTiming(
         reference=statistics.median(found["reference"]),
         candidate=statistics.median(found["candidate"]),

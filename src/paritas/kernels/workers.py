@@ -178,7 +178,7 @@ class CandidateProcess:
 
 def _start_interpreter(channel: socket.socket, log: int, memory: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", _ALONE, str(channel.fileno()), str(log), str(memory)],
+        [sys.executable, "-P", "-c", _ALONE, str(channel.fileno()), str(log), str(memory)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -31,6 +31,7 @@ class CaseFamily(enum.StrEnum):
     ALIASES = "aliases"
     NONFINITE = "nonfinite"
     ARGUMENTS = "arguments"
+    CALLERS = "callers"
     LOADING = "loading"
     REGISTRATION = "registration"
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paritas.kernels.observing import Audit, Observer, OwnCode
+from paritas.kernels.observing import Observer
+from paritas.kernels.outside import Audit, OwnCode
 from paritas.kernels.wire import encode
 
 if TYPE_CHECKING:

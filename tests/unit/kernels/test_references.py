@@ -30,11 +30,11 @@ def places(x):
     return x.argmax(-1)
 
 
-def asked(function, values):
+def asked(function, values, *, is_given=False):
     inputs = Inputs((torch.tensor(values),))
     side = Side(SideName(module=__name__, name=function.__name__), function, None)
     task = KernelTask(side, lambda: [torch.ones(3)], device="cpu", seed=0)
-    case = KernelCase(name="as given", family=CaseFamily.GIVEN, inputs=inputs)
+    case = KernelCase(name="as given", family=CaseFamily.GIVEN, inputs=inputs, is_given=is_given)
     return task.run(case, gradients=False)
 
 
@@ -76,3 +76,12 @@ def test_an_index_out_of_range_is_not_asked_of_a_device_where_it_ends_the_proces
     case = KernelCase("others", CaseFamily.VALUES, Inputs((torch.tensor([0, 3]),)))
     with pytest.raises(RefusedCase, match="out of bounds"):
         task.run(case, gradients=False)
+
+
+def in_memory(x):
+    return torch.empty_like(x)
+
+
+def test_what_is_in_memory_is_no_reference():
+    with pytest.raises(RefusedCase, match="uninitialized memory"):
+        asked(in_memory, [1.0, 2.0], is_given=True)

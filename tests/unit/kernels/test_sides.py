@@ -75,3 +75,10 @@ def test_parameters_are_matched_by_name_or_by_value() -> None:
         "b": "fc.bias",
     }
     assert match_weights(reference, {"w": weight + 1}) == {}
+
+
+def test_an_override_may_have_an_underscore_in_front(tmp_path: Path) -> None:
+    file = tmp_path / "_softmax_implementation_v1.py"
+    file.write_text("def _softmax_kernel_impl(x):\n    return x\n\n\ndef _help():\n    pass\n")
+    candidate = load_side(parse_side(file, "CANDIDATE"), is_candidate=True)
+    assert candidate.target.__name__ == "_softmax_kernel_impl"

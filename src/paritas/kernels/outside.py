@@ -1,0 +1,299 @@
+"""What a candidate does outside torch: files, processes, libraries, its caller's frames, our code.
+
+It shares its process with the code that observes it. Nothing can keep it from changing that code;
+so everything by which it is observed is compared with what it was before the candidate was loaded.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import inspect
+import operator
+import os
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Functions that hand the memory of a tensor to code that no dispatch mode sees.
+_ESCAPES = {"data_ptr", "numpy", "__array__", "__dlpack__"}
+_MOST_NAMES = 200
+# Bound before a candidate can replace them.
+_vars, _isinstance, _all, _map, _zip, _is = vars, isinstance, all, map, zip, operator.is_
+
+
+class EscapeWatch(torch.overrides.TorchFunctionMode):
+    """Records that a tensor's memory is handed to code outside torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the function."""
+        name = getattr(func, "__name__", "")
+        if name in _ESCAPES:
+            self.seen.add(f"Tensor.{name}")
+        return func(*args, **(kwargs or {}))
+
+
+class CodeWatch:
+    """Which Python functions run, as (file, qualified name)."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> None:
+        self._before = sys.getprofile()
+        sys.setprofile(self._note)
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(self._before)
+
+    def _note(self, frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            self.seen.add((code.co_filename, code.co_qualname))
+
+
+# --- Files, processes, frames ---------------------------------------------------------------------
+
+
+class Audit:
+    """Files that are opened, and processes and connections that are started, from now on.
+
+    An audit hook cannot be removed again, not even by a candidate.
+    """
+
+    def __init__(self) -> None:
+        self.events: dict[tuple[str, str], None] = {}
+        # The candidate's file, and whether it is being called.
+        self.own_file, self.is_calling = "", False
+        self._is_ours = threading.local()
+        sys.addaudithook(self._note)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Record nothing in this block."""
+        self._is_ours.on = True
+        try:
+            yield
+        finally:
+            self._is_ours.on = False
+
+    def _note(self, event: str, args: Any) -> None:
+        if event in _LOOKS:
+            self._note_look(event, args)
+            return
+        kind = _AUDITED.get(event)
+        if kind is None or getattr(self._is_ours, "on", False) or len(self.events) > _MOST_NAMES:
+            return
+        what = str(args[0]) if args else ""
+        if event == "open":
+            mode, flags = args[1], args[2]
+            writes = any(letter in str(mode or "") for letter in "wax+") or bool(
+                isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            )
+            kind = "writes" if writes else "reads"
+            what = self._real_path(args[0], what)
+        elif event == "os.remove" and args[1] != -1:  # relative to an open folder: `rmtree` does so
+            with contextlib.suppress(OSError):
+                what = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), what)  # noqa: PTH115, PTH118
+        elif event == "os.fork":
+            if not self._is_by_candidate():
+                return
+            what = "a process, which may outlive the call"
+        elif event == "sys.addaudithook":
+            what = "an audit hook, which sees everything that runs later"
+        if not isinstance(args[0] if args else "", int):
+            self.events[kind, what] = None
+
+    def _real_path(self, path: Any, text: str) -> str:
+        """Where a path leads: `/proc/self/../1` and links to it are `/proc/1`."""
+        if isinstance(path, int) or not (self.is_calling or "proc" in text):
+            return text
+        with self.aside(), contextlib.suppress(OSError, ValueError):
+            return str(os.path.realpath(path))
+        return text
+
+    def _is_by_candidate(self) -> bool:
+        """Whether the innermost code that is not Python's own is the candidate's."""
+        with self.aside():
+            frame = sys._getframe(2)  # noqa: SLF001
+            while frame is not None and frame.f_code.co_filename.startswith(_PYTHONS_OWN):
+                frame = frame.f_back  # type: ignore[assignment]
+        return frame is not None and frame.f_code.co_filename == self.own_file
+
+    def _note_look(self, event: str, args: Any) -> None:
+        """Whether the candidate's own code looks for what its caller holds.
+
+        Libraries look at frames, too, such as those that log or inspect code.
+        """
+        if not self.is_calling or not self.own_file or getattr(self._is_ours, "on", False):
+            return
+        with self.aside():  # looking at a frame is such an event
+            looker = sys._getframe(2).f_code.co_filename  # noqa: SLF001
+            if event == "object.__getattr__" and args[1] != "tb_frame":
+                return
+            found = getattr(getattr(args[0], "f_code", None), "co_filename", "") if args else ""
+        is_helped = looker == _INSPECT and found == self.own_file
+        if looker == self.own_file or is_helped:
+            self.events["looks at", "the frames or the objects of its caller"] = None
+
+    def take(self) -> list[list[str]]:
+        """The events since the last call."""
+        found = [list(event) for event in self.events]
+        self.events.clear()
+        return found
+
+
+# Ways to what the caller holds.
+_LOOKS = {
+    "sys._getframe",
+    "sys._current_frames",
+    "gc.get_objects",
+    "gc.get_referrers",
+    "gc.get_referents",
+    "object.__getattr__",
+}
+_INSPECT = inspect.__file__
+_PYTHONS_OWN = (os.path.dirname(os.__file__) + os.sep + "multiprocessing", os.__file__, "<frozen")  # noqa: PTH120
+_AUDITED = {
+    "open": "reads",
+    "os.remove": "deletes",
+    "os.rename": "renames",
+    "subprocess.Popen": "starts",
+    "os.system": "starts",
+    "os.fork": "forks",
+    "socket.connect": "connects to",
+    "sys.addaudithook": "adds",
+}
+
+
+# --- Libraries ------------------------------------------------------------------------------------
+
+_OF_PACKAGES = ("/site-packages/", "/dist-packages/", "/lib-dynload/")
+_OF_THE_SYSTEM = ("/usr/", "/lib", "/dev/")
+
+
+def _foreign_libraries() -> set[str]:
+    """Shared libraries in this process that belong neither to the system nor to a package.
+
+    However a candidate loads code of its own, it is mapped into memory. What torch's compilers
+    build is not counted: a lifted run does not use it.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    paths = {line.split(maxsplit=5)[5] for line in lines if ".so" in line and " /" in line}
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or "/torchinductor_"
+    return {
+        path.removesuffix(" (deleted)")
+        for path in paths
+        if not path.startswith((sys.prefix, sys.base_prefix, *_OF_THE_SYSTEM))
+        and not any(part in path for part in (*_OF_PACKAGES, cache))
+    }
+
+
+# --- Our own code ---------------------------------------------------------------------------------
+
+
+def _watched(space: Any) -> tuple[list[str], list[Any]]:
+    """The functions and constants of a module or class; hooks for exceptions are for people."""
+    found = {
+        name: value
+        for name, value in vars(space).items()
+        if (callable(value) or name.isupper()) and not name.endswith("hook")
+    }
+    return list(found), list(found.values())
+
+
+_code_of: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(
+    "__code__", "__defaults__", "__kwdefaults__"
+)
+_FIRST_CALLS, _SHARE = 4, 1 / 16
+
+
+class OwnCode:
+    """The functions, classes and constants by which candidates are observed and timed.
+
+    `ProcessState` watches which functions torch has. A candidate that replaces one of these, its
+    code, or what a constant contains would write its own record.
+    """
+
+    def __init__(self) -> None:
+        """Take note of them before a candidate is loaded."""
+        modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "paritas"]
+        classes = [
+            one
+            for module in modules
+            for one in vars(module).values()
+            if isinstance(one, type) and one.__module__ == module.__name__
+        ]
+        used = [builtins, sys, time, os, gc, threading, socket, struct, random, contextlib, inspect]
+        used += [msgspec, msgspec.msgpack, torch.accelerator, torch.cuda]
+        spaces = [*modules, *dict.fromkeys(classes), *used]
+        self._known = [(space, *_watched(space)) for space in spaces]
+        self._contents: list[tuple[Any, str, Any, Any]] = [
+            (module, name, value, value.copy())
+            for module in modules
+            for name, value in vars(module).items()
+            if isinstance(value, set | dict | list)
+            and name.isupper()
+            and module.__name__.startswith("paritas.kernels.")  # elsewhere, some are caches
+        ]
+        also = [torch, torch.Tensor, torch.nn.Module, torch.nn.functional]
+        functions = {
+            one: _code_of(one)
+            for space in (*spaces, *also)
+            for one in vars(space).values()
+            if isinstance(one, types.FunctionType)
+        }
+        self._functions, self._codes = list(functions), list(functions.values())
+        self._chance, self._calls = random.Random(), 0
+        self._libraries = _foreign_libraries()
+
+    def new_libraries(self) -> list[str]:
+        """The names of the libraries that the candidate has loaded."""
+        return sorted({Path(path).name for path in _foreign_libraries() - self._libraries})
+
+    def put_back(self) -> dict[str, str]:
+        """Restore what was replaced; returns name -> `replaced`."""
+        changed: dict[str, str] = {}
+        for space, names, values in self._known:
+            now = _vars(space)
+            if _all(_map(_is, values, _map(now.get, names))):
+                continue
+            for name, value in _zip(names, values):
+                if now.get(name) is not value:
+                    setattr(space, name, value)
+                    changed[f"{getattr(space, '__name__', space)}.{name}"] = "replaced"
+        for module, name, value, content in self._contents:
+            if value != content:
+                value.clear()
+                (value.extend if _isinstance(value, list) else value.update)(content)
+                changed[f"{module.__name__}.{name}"] = "changed"
+        # Reading a function's code is an event of its own, which takes time: not after each call.
+        self._calls += 1
+        if self._calls <= _FIRST_CALLS or self._chance.random() < _SHARE:
+            for function, code in _zip(self._functions, self._codes):
+                if _code_of(function) != code:
+                    function.__code__, function.__defaults__, function.__kwdefaults__ = code
+                    changed[f"{function.__module__}.{function.__qualname__}"] = "rewritten"
+        return changed

@@ -1,0 +1,45 @@
+"""What a candidate does to the code that observes it, and around it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from paritas.kernels import memory, observing
+from paritas.kernels.forking import environment
+from paritas.kernels.outside import Audit, OwnCode
+
+
+def test_code_constants_and_contents_are_put_back() -> None:
+    own_code = OwnCode()
+    assert own_code.put_back() == {}
+    patterns, plain = memory.PATTERNS, set(observing._PLAIN_CLASSES)
+    code = memory.poisoned.__code__
+    memory.poisoned.__code__ = (lambda tensor, pattern: tensor).__code__
+    memory.PATTERNS = (0.0, 0.0)
+    observing._PLAIN_CLASSES.add(int)
+    assert own_code.put_back() == {
+        "paritas.kernels.memory.PATTERNS": "replaced",
+        "paritas.kernels.observing._PLAIN_CLASSES": "changed",
+        "paritas.kernels.memory.poisoned": "rewritten",
+    }
+    assert memory.poisoned.__code__ is code
+    assert memory.PATTERNS is patterns
+    assert plain == observing._PLAIN_CLASSES
+
+
+def test_a_detour_to_another_process_is_seen() -> None:
+    audit = Audit()
+    audit.is_calling = True
+    Path(f"/proc/self/../{os.getppid()}/status").read_bytes()
+    audit.is_calling = False
+    assert ["reads", f"/proc/{os.getppid()}/status"] in audit.take()
+
+
+def test_modules_of_python_come_first(monkeypatch, tmp_path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = environment()["PYTHONPATH"].split(os.pathsep)
+    own = str(Path(os.__file__).parent)
+    assert paths.index(own) < paths.index(str(tmp_path))
+    assert sorted(paths) == sorted(path for path in sys.path if path)
