@@ -10,8 +10,13 @@ from transformers.generation import ContinuousBatchingConfig
 logging.disable(logging.CRITICAL)
 torch.manual_seed(0)
 config = Gemma2Config(
-    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
     attn_logit_softcapping=5.0,
     attn_implementation="eager",
 )

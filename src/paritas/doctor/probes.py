@@ -199,8 +199,7 @@ def memory() -> None:
     except RuntimeError as error:
         expect("an allocation that is too large", subject.is_out_of_memory(error))
         expect("its size", subject.bytes_asked(error), 1 << 60)
-    free = subject.free_bytes(torch.device("cpu"))
-    expect("free memory", free is None or free > 0)
+    expect("free memory, if it is known", subject.free_bytes(torch.device("cpu")) != 0)
     model = torch.nn.Linear(2, 2)
     made, before = subject.copy_on_write(model), model.bias.tolist()
     expect("a copy that shares memory", subject.is_shared(made.bias))
