@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import Explainer
 from paritas.execution.isolation import copy_inputs
-from paritas.execution.observation import Observation
+from paritas.execution.observation import Observation, same_value
 from paritas.execution.subject_runs import SubjectLift
 from paritas.execution.subjects import VerifyConfig, inspect_subject
 from paritas.kernels.wire import WireError, decode, encode
@@ -357,6 +357,10 @@ def compare_below_autocast(
             shape = list(own.shape) if isinstance(own, Tensor) else type(own).__name__
             reason = f"{shape} below autocast instead of {list(value.shape)}"
             collected.add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            continue
+        if same_value(own, other) or same_value(own, value):
+            reason = "the same bits as the reference, below autocast or without"
+            collected.add(item, Aspect.VALUE, Status.IDENTICAL, reason)
             continue
         theirs = relative_distance(value, other) if isinstance(other, Tensor) else 0.0
         found, allowed = relative_distance(value, own), max(_FAR_OFF, _TIMES_CAST * theirs)
