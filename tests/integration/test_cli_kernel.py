@@ -217,3 +217,16 @@ def test_what_torch_compile_made_is_said_to_run_in_eager_in_float64(files: Path)
     assert code == 0, shown
     notes = {note for row in found["rows"] for note in row["verdict"]["notes"]}
     assert "in float64, what the candidate compiles with torch.compile ran in eager" in notes
+
+
+def test_a_kernel_that_returns_integers_is_compared_below_autocast_too(tmp_path: Path) -> None:
+    ways = "import torch\ndef top(x):\n    return x.argmax(-1)\n"
+    ways += "def same(x):\n    return x.max(-1)[1]\n"
+    low = "def low(x):\n    return top(x) * (not torch.is_autocast_enabled('cpu'))\n"
+    task = "def get_inputs():\n    return [torch.randn(4, 10)]\n"
+    (tmp_path / "ways.py").write_text(ways + low + task)
+    for name, expected in (("same", 0), ("low", 1)):
+        pair = [f"{tmp_path}/ways.py:top", f"{tmp_path}/ways.py:{name}", "--cases", "4"]
+        done = CliRunner().invoke(main, ["kernel", *pair])
+        assert done.exit_code == expected, done.output
+        assert ("below autocast" in done.output) is bool(expected)

@@ -350,17 +350,20 @@ def compare_below_autocast(
         return collected
     for item, value in native.outputs.items():
         own, other = mine.outputs.get(item), cast.outputs.get(item)
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            continue
         collected.compared += 1
+        if same_value(own, other) or same_value(own, value):
+            reason = "the same bits as the reference, below autocast or without"
+            collected.add(item, Aspect.VALUE, Status.IDENTICAL, reason)
+            continue
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            decided = not same_value(other, value)  # by rounding, in the reference too
+            status = Status.UNSTABLE if decided else Status.DIFFERENT
+            collected.add(item, Aspect.VALUE, status, "another value below autocast")
+            continue
         if not isinstance(own, Tensor) or own.shape != value.shape:
             shape = list(own.shape) if isinstance(own, Tensor) else type(own).__name__
             reason = f"{shape} below autocast instead of {list(value.shape)}"
             collected.add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
-            continue
-        if same_value(own, other) or same_value(own, value):
-            reason = "the same bits as the reference, below autocast or without"
-            collected.add(item, Aspect.VALUE, Status.IDENTICAL, reason)
             continue
         theirs = relative_distance(value, other) if isinstance(other, Tensor) else 0.0
         found, allowed = relative_distance(value, own), max(_FAR_OFF, _TIMES_CAST * theirs)
