@@ -57,7 +57,7 @@ def jobs(asked):
                 yield {
                     "target": target, "half": half(target), "dtype": dtype, "train": asked.train,
                     "route": route, "compiler": compiler, "seed": asked.seed,
-                    "modules": asked.modules,
+                    "modules": asked.modules, "kinds": asked.kinds,
                     "seconds": asked.seconds, "faults": asked.faults, "mutants": asked.mutants,
                 }  # fmt: skip
 
@@ -180,6 +180,7 @@ def main():
     parser.add_argument("--models", type=int, default=15, help="of each half of each list")
     parser.add_argument("--faults", type=int, default=6, help="of the pass, per job")
     parser.add_argument("--mutants", type=int, default=6, help="of power, per job")
+    parser.add_argument("--kinds", nargs="+", help="of the pass; by default all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modules", type=int, default=80, help="larger models are left out")
     parser.add_argument("--seconds", type=int, default=120, help="of processor time, per job")

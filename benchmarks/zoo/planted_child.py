@@ -25,6 +25,8 @@ from torch import Tensor, fx
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 _ALARMS = {"different", "degraded"}
+# The size of a fault that has one, before it is given a strength: well above rounding.
+_FIRST_SIZE = {"bfloat16": 0.1, "float16": 0.02, "float32": 1e-3}
 # Attempts per fault that is wanted: many change nothing on these inputs.
 _ATTEMPTS = 4
 # Faults above this strength are not judged a second time, without the lifted run.
@@ -135,8 +137,9 @@ def plant_sites(job, row, sites, measure, ask, deadline):
     seed = f"{job['seed']} {job['target']}"
     strengths = random.Random(seed)
     counted = 0
+    sites = [site for site in sites if site.kind in (job["kinds"] or [site.kind])]
     for number, drawn in enumerate(draw_sites(sites, seed)):
-        site = drawn
+        site = dataclasses.replace(drawn, size=_FIRST_SIZE[job["dtype"]])
         if counted == job["faults"] or number == _ATTEMPTS * job["faults"]:
             break
         if time.process_time() > deadline:
