@@ -575,6 +575,7 @@ def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | No
         typical=typical,
         numel=arbiter.numel(),
         least=0.0 if least is None else criterion.rms(least),
+        cuts=case.reference.is_cuda,
         slack=_native_slack(case, above),
     )
     runs, excess = 0, noise.excess(found, last=False)

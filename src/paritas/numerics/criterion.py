@@ -460,6 +460,9 @@ ROUNDED_RESULTS = 1.0
 # ... and constants otherwise, which is one factor for all elements: 1 / n in a mean, a scale, the
 # coefficients of a function. Perturbed runs round elements, each by itself.
 ROUNDED_CONSTANTS = 2.0
+# Tensor cores cut digits off in their sums, which makes all of them too small: in attention in
+# float32, which is computed by products in TF32, most of an error of 6 to 10 roundings of float32.
+CUT_OFF = 8.0 * UNIT_F32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -516,6 +519,7 @@ class WholeNoise:
         least: a size that is known without a run.
         runs: the errors of perturbed runs.
         jumps: how far decisions within rounding can move both figures.
+        cuts: whether kernels may cut digits off: those of a GPU.
         slack: multiplies the limits.
     """
 
@@ -526,6 +530,7 @@ class WholeNoise:
     least: float = 0.0
     runs: tuple[WholeError, ...] = ()
     jumps: WholeError = WholeError(0.0, 0.0)
+    cuts: bool = False
     slack: float = 1.0
 
     def excess(self, found: WholeError, *, last: bool) -> WholeError:
@@ -564,7 +569,8 @@ class WholeNoise:
         most = WHOLE_FACTOR * max(spread, abs(self.own.factor) / 2)
         if self.least and self.typical:  # equal terms round in one direction
             most = max(most, WHOLE_OF_RUNS * self.least / self.typical)
-        return most + self.jumps.factor + ROUNDED_CONSTANTS * self.rounding
+        most += ROUNDED_CONSTANTS * self.rounding + (CUT_OFF if self.cuts else 0.0)
+        return most + self.jumps.factor
 
 
 def _root_mean_square(numbers: list[float]) -> float:
