@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from paritas.errors import UsageError
-from paritas.files.folders import Lock
+from paritas.files.records import Lock
 from paritas.graphs.scripts import SCRIPTS_FOLDER
 from paritas.reports.files import check_writable, replacing, write_whole
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult

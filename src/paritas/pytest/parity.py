@@ -18,9 +18,8 @@ from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import MismatchError, UsageError, did_you_mean
 from paritas.execution.subjects import VerifyConfig
-from paritas.files.dtypes import as_stored
-from paritas.files.folders import LOCK, run_identity
-from paritas.files.records import Entry, Header, Site, TensorFacts
+from paritas.files.records import LOCK, Entry, Header, Site, TensorFacts, run_identity
+from paritas.files.tensor_bytes import as_stored
 from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker
 from paritas.numerics.contents import Opaque
 from paritas.numerics.flattening import flattened

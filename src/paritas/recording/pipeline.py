@@ -13,8 +13,8 @@ import msgspec
 import torch
 
 from paritas.errors import UsageError
-from paritas.files.dtypes import as_stored, digest
 from paritas.files.records import Entry, Layout, Site, TensorFacts
+from paritas.files.tensor_bytes import as_stored, digest
 from paritas.numerics.bits import dtype_name, holds_numbers
 from paritas.numerics.sketch import PendingSketch, begin_sketch
 from paritas.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all

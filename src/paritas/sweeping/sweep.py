@@ -16,7 +16,7 @@ import msgspec
 
 from paritas.errors import UsageError
 from paritas.execution.executors import Failed, count_processors, executor_of, run_batches
-from paritas.files.folders import Lock
+from paritas.files.records import Lock
 from paritas.reports.files import check_writable, write_whole
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.report import json_of
