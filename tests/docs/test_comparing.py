@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paritas.cli.compare import compare
+from paritas.cli.dumps import compare
 from paritas.comparison.rules import Rules
 from paritas.reports.tables import COMPARISON_COLUMNS
 from paritas.results.findings import Status

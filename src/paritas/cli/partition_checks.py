@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paritas.checks.failures import FailedSplit
-    from paritas.cli.partition import PartitionOptions
+    from paritas.cli.ranks import PartitionOptions
     from paritas.partition.discovery import Discovered
     from paritas.placement.recipes import OperatorCall
     from paritas.results.proofs import RuleProof
