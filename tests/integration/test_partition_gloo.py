@@ -18,7 +18,7 @@ from paritas.partition.ranks.threads import check_on_threads, confirm_on_gloo
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import Group, OperatorCall, Recipe
 from paritas.results.findings import Status
-from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.items import Once, Partial, Replicate, Shard
 from quality.partition_corpus import RIGHT
 from quality.partition_corpus_wrong import WRONG
 

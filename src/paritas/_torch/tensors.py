@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from paritas.errors import UnsupportedTorchError
-from paritas.results.placements import REPLICATE, LocalPlacement, Partial, Shard, role_word
+from paritas.results.items import REPLICATE, LocalPlacement, Partial, Shard, role_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor, nn
 
-    from paritas.results.placements import Reduction
+    from paritas.results.items import Reduction
 
 
 # --- Hooks on gradients ---------------------------------------------------------------------------

@@ -444,7 +444,7 @@ def report(*, comparison: Path, output: Path | None, model_explorer: Path | None
 
 def _write_for_model_explorer(source: Path, target: Path) -> None:
     from paritas.graphs import results_folder
-    from paritas.reports import files, model_explorer
+    from paritas.reports import exports, files
     from paritas.results.wording import headline
 
     files.check_writable(target)
@@ -453,11 +453,11 @@ def _write_for_model_explorer(source: Path, target: Path) -> None:
         from paritas.results.graph_reports import GraphReport
 
         graph = GraphReport.from_json(results.read_bytes())
-        model_explorer.write_graph_report(target, graph)
+        exports.write_graph_report(target, graph)
         click.echo(headline(graph.verdict))
         click.echo(f"written: {target}, node data for {graph.graph}")
         return
     found = files.read_comparison(source)
-    written = model_explorer.write_comparison(target, found)
+    written = exports.write_comparison(target, found)
     click.echo(headline(found.verdict))
     click.echo(f"written: {', '.join(map(str, written))}")

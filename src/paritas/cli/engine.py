@@ -22,7 +22,7 @@ from paritas.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from paritas.results.engines import EngineReport
+    from paritas.results.model_reports import EngineReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from paritas.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from paritas.results.invariants import InvariantsReport
+    from paritas.results.model_reports import InvariantsReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -114,7 +114,7 @@ def kernel(
     """
     report = _judge(reference, candidate, given)
     from paritas.cli.options import STDOUT
-    from paritas.reports.kernels import kernel_account, kernel_report
+    from paritas.reports.model_reports import kernel_account, kernel_report
 
     write_json(json_path, report.to_json)
     if json_path != STDOUT:

@@ -325,7 +325,7 @@ def sweep(
     """
     report = _sweep(targets, output, **asked)
     write_json(json_path, report.to_json)
-    from paritas.reports.sweeps import sweep_account, sweep_report
+    from paritas.reports.model_reports import sweep_account, sweep_report
 
     remark = f"written to {output}: report.html, sweep.json, junit.xml"
     emit(form, lambda: sweep_account(report, subject=str(targets)), sweep_report(report, remark))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paritas.cli.ranks import PartitionOptions
     from paritas.partition.discovery import Discovered
     from paritas.placement.recipes import OperatorCall
-    from paritas.results.proofs import RuleProof
+    from paritas.results.graph_reports import RuleProof
 
 
 # --- Arguments on the command line ----------------------------------------------------------------
@@ -336,7 +336,7 @@ def _prove(
 ) -> tuple[RuleProof, ...]:
     """Decide each split; without an annotation, the one that discovery found."""
     from paritas.partition.proofs.prove import Prover
-    from paritas.results.proofs import RuleProof
+    from paritas.results.graph_reports import RuleProof
 
     if annotation is None and len(rule) == 1:
         annotation = Annotation.parse(rule[0])

@@ -33,7 +33,7 @@ from paritas.execution.executors import (
     session_of_work,
 )
 from paritas.files.trees import local_copy
-from paritas.numerics.mismatch_maps import mismatch_detail
+from paritas.numerics.pair_figures import mismatch_detail
 from paritas.results.comparisons import Comparison, Divergence, DumpFacts
 from paritas.results.findings import Aspect, Coverage, Status
 from paritas.results.progress import Progress, shows_progress

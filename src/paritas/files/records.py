@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paritas.errors import ParitasError, UsageError
 from paritas.numerics.statistics import Statistics
-from paritas.results.placements import LocalPlacement
+from paritas.results.items import LocalPlacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from paritas.graphs.calls import CallValues, GraphCall
-    from paritas.results.proofs import GraphProof
+    from paritas.results.graph_reports import GraphProof
 
 
 # --- Operators are checked by workers, or here one after the other --------------------------------

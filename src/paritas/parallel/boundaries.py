@@ -22,7 +22,7 @@ from paritas.parallel.assembling import locate
 from paritas.parallel.relating import Relation, find_part, rows_of_rank
 from paritas.parallel.traces import EqualPieces, RankPiece, piece_of
 from paritas.placement.assembly import Segment, take
-from paritas.results.placements import LocalPlacement, Partial, Replicate, Shard
+from paritas.results.items import LocalPlacement, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

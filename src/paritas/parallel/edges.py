@@ -24,7 +24,7 @@ from paritas.parallel.judging import Judge
 from paritas.parallel.traces import RankPiece, watched_modules
 from paritas.placement.assembly import put
 from paritas.placement.assembly import whole as all_of
-from paritas.results.placements import LocalPlacement, Shard
+from paritas.results.items import LocalPlacement, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

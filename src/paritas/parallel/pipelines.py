@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paritas.parallel.traces import ModelNames, ModuleCall, RankPiece
-from paritas.results.placements import Shard
+from paritas.results.items import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

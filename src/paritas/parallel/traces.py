@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paritas.execution.block_runs import BlockCall
     from paritas.placement.assembly import Where
-    from paritas.results.placements import LocalPlacement
+    from paritas.results.items import LocalPlacement
 
 
 # --- Plain data -----------------------------------------------------------------------------------

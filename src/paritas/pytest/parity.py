@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from paritas.checks.failures import FailedGraph
     from paritas.checks.guard import Guard
     from paritas.pytest import PluginOptions
-    from paritas.results.invariants import InvariantsReport
+    from paritas.results.model_reports import InvariantsReport
 
 
 # --- `@pytest.mark.parity(...)` -------------------------------------------------------------------

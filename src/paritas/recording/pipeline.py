@@ -19,7 +19,7 @@ from paritas.numerics.bits import dtype_name, holds_numbers
 from paritas.numerics.sketch import PendingSketch, begin_sketch
 from paritas.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
 from paritas.recording.selection import check_one_of
-from paritas.results.placements import LocalPlacement
+from paritas.results.items import LocalPlacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator

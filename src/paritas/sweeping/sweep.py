@@ -138,7 +138,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
 def write_report(folder: Path, report: SweepReport) -> None:
     """Write the files of a report, each one completely or not at all."""
     from paritas.reports.annotations import junit_document
-    from paritas.reports.sweeps import sweep_account, sweep_page
+    from paritas.reports.model_reports import sweep_account, sweep_page
 
     write_whole(folder / REPORT_JSON, report.to_json())
     document = junit_document(sweep_account(report, subject=str(folder)))

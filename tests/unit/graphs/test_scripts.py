@@ -14,7 +14,7 @@ from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import OperatorCall, Recipe
 from paritas.reports.scripts import NoScriptError, literal
-from paritas.results.placements import Partial, Replicate, Shard
+from paritas.results.items import Partial, Replicate, Shard
 
 SEED = 0
 

@@ -20,7 +20,7 @@ from paritas.parallel.plan import make_program
 from paritas.parallel.traces import RankPiece
 from paritas.parallel.verify import verify_parallel
 from paritas.results.findings import Status
-from paritas.results.placements import LocalPlacement
+from paritas.results.items import LocalPlacement
 
 from .small_programs import Tower, batch, by_hand, tower
 

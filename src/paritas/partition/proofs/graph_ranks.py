@@ -14,7 +14,7 @@ from torch import Tensor
 from paritas.errors import UsageError
 from paritas.placement.placement import Terms
 from paritas.placement.recipes import OperatorCall, Recipe, split_values
-from paritas.results.placements import Once, Partial, Replicate, Role, Shard
+from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

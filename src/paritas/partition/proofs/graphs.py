@@ -39,8 +39,8 @@ from paritas.partition.proofs.prove import Prover, certificate_of, placed_claim
 from paritas.partition.proofs.splits import Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import lifted, validate
 from paritas.placement.recipes import OperatorCall, Recipe, tensors_in
-from paritas.results.placements import Once, Partial, Replicate, Role, Shard, read_role, role_word
-from paritas.results.proofs import GraphProof, ProofStatus, RuleProof
+from paritas.results.graph_reports import GraphProof, ProofStatus, RuleProof
+from paritas.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -39,8 +39,8 @@ from paritas.placement.recipes import (
     tensors_in,
 )
 from paritas.results.findings import Status
-from paritas.results.placements import Once, Partial, Replicate, Role, Shard
-from paritas.results.proofs import Counterexample, RuleProof
+from paritas.results.graph_reports import Counterexample, RuleProof
+from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
