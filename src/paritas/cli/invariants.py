@@ -107,8 +107,7 @@ def invariants(
 
 
 def _run(target: str, options: InvariantsOptions) -> InvariantsReport:
-    from paritas.candidates.loading import check_forms
-    from paritas.candidates.names import is_named
+    from paritas.candidates.loading import check_forms, is_named
 
     compiles = options.candidate == "compile"
     named = {"TARGET": target, "--inputs": options.inputs}

@@ -110,8 +110,7 @@ def verify(
 
 def _check_forms(factory: str, options: VerifyOptions) -> None:
     """Report a typo before torch is imported."""
-    from paritas.candidates.loading import check_forms
-    from paritas.candidates.names import check_name, is_named
+    from paritas.candidates.loading import check_forms, check_name, is_named
 
     named = {"FACTORY": factory, "--inputs": options.inputs, "--candidate": options.candidate}
     if options.candidate is not None and is_named(options.candidate):

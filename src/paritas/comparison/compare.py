@@ -38,7 +38,7 @@ from paritas.results.comparisons import Comparison, Divergence, DumpFacts
 from paritas.results.findings import Aspect, Coverage, Status
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.wording import counted
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     import os

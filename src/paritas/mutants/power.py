@@ -19,11 +19,10 @@ from torch.fx import GraphModule
 
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import copy_graph, node_traits, returned
-from paritas.checks.fitting import describe_shortage
+from paritas.checks.cut_models import describe_shortage
 from paritas.errors import UsageError
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import input_sets
-from paritas.mutants.block_pieces import ModelInPieces, Piece
 from paritas.mutants.planting import (
     MUTATIONS,
     judge_mutant,
@@ -32,7 +31,7 @@ from paritas.mutants.planting import (
     program_noise,
     sites,
 )
-from paritas.mutants.programs import IDLE, trace_program
+from paritas.mutants.programs import IDLE, ModelInPieces, Piece, trace_program
 from paritas.numerics.contents import leaves
 from paritas.results.findings import Status
 from paritas.results.items import Item, ItemKind

@@ -24,12 +24,17 @@ from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker
 from paritas.numerics.contents import Opaque
 from paritas.numerics.flattening import flattened
 from paritas.numerics.judge import Checks, check_pair
-from paritas.pytest.outcomes import golden_folder, outcome_of, record_outcome, test_folder
-from paritas.pytest.session import CheckedCalls
+from paritas.pytest.session import (
+    CheckedCalls,
+    golden_folder,
+    outcome_of,
+    record_outcome,
+    test_folder,
+)
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
 from paritas.results.items import Item
 from paritas.results.wording import enumerated
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -30,7 +30,7 @@ from paritas.recording.pipeline import (
     rank_and_world,
 )
 from paritas.recording.selection import Sieve
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping

@@ -22,7 +22,7 @@ from paritas.reports.terminal import with_near_paths
 from paritas.results.findings import Aspect, Status
 from paritas.results.graph_reports import CallOutcome, status_of_proof
 from paritas.results.wording import MEANING, enumerated, finding_lines, headline
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -28,7 +28,7 @@ from paritas.results.sweeps import (
     changes,
     without_verdict,
 )
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 from paritas.sweeping import processes
 from paritas.sweeping.plan import plan_tasks
 from paritas.sweeping.processes import RunOrder, RunPlace

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from paritas.cli import _Tables, main, models
 from paritas.errors import UsageError
-from paritas.settings.options import settable, variables
+from paritas.settings import settable, variables
 
 DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"
 
