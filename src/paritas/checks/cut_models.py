@@ -12,8 +12,8 @@ import msgspec
 import torch
 
 from paritas._torch.dynamo import compile_like, original_of
-from paritas._torch.memory import bytes_asked, free_bytes, is_out_of_memory
 from paritas._torch.operators import WIDE, DispatchMode
+from paritas._torch.tensors import bytes_asked, free_bytes, is_out_of_memory
 from paritas.errors import UsageError
 from paritas.execution.block_runs import bring_back, left_on_host, version_of
 from paritas.execution.blocks import (

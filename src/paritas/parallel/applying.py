@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from paritas._torch.pipelines import pipeline_of
+from paritas._torch.ranks import pipeline_of
 from paritas.parallel.hugging_face import (
     SHIPPED_PLANS,
     UnsupportedPlanError,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch import nn
 
-from paritas._torch.memory import return_free_memory
+from paritas._torch.tensors import return_free_memory
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import Parked, TrainingRecorder
 from paritas.execution.blocks import ReachedInsideError, find_blocks

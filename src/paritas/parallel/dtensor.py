@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from paritas._torch.operators import default_dtype, map_tensors
-from paritas._torch.simulated_ranks import (
+from paritas._torch.ranks import (
     Redistributed,
     of_ranks,
     parts_of,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paritas._torch.memory import copy_on_write
 from paritas._torch.operators import WIDE
+from paritas._torch.tensors import copy_on_write
 from paritas.execution.block_runs import Parked
 from paritas.execution.blocks import RESULTS, make_cut, make_rest, replaced_modules
 from paritas.execution.isolation import copy_inputs

@@ -15,7 +15,7 @@ from paritas.results.items import Shard
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paritas._torch.pipelines import Pipeline
+    from paritas._torch.ranks import Pipeline
     from paritas.parallel.traces import StepTrace
 
 # --- The stages of a rank as one module -----------------------------------------------------------

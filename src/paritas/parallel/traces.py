@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paritas._torch.pipelines import in_backward
+from paritas._torch.ranks import in_backward
 from paritas._torch.tensors import local_part
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import distributed, nn
 
-from paritas._torch.memory import copy_on_write, return_free_memory
 from paritas._torch.operators import WIDE, default_dtype
-from paritas._torch.pipelines import gradient_factors
-from paritas._torch.simulated_ranks import run_in_threads
+from paritas._torch.ranks import gradient_factors, run_in_threads
+from paritas._torch.tensors import copy_on_write, return_free_memory
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.saved_state import RandomState
@@ -69,7 +68,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas._torch.simulated_ranks import ThreadOutcome
+    from paritas._torch.ranks import ThreadOutcome
     from paritas.execution.subjects import Inputs
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import RankPiece
