@@ -26,8 +26,7 @@ from paritas.execution.subjects import Inputs
 from paritas.numerics.contents import leaves, map_leaves
 from paritas.parallel.applying import apply_plan, apply_styles
 from paritas.parallel.boundaries import Boxed, NotByBlocksError
-from paritas.parallel.losses import training_loss
-from paritas.parallel.plan import batch_size, part_of_batch
+from paritas.parallel.plan import batch_size, part_of_batch, training_loss
 from paritas.parallel.traces import (
     ModelNames,
     StepTrace,

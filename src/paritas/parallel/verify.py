@@ -17,9 +17,8 @@ from paritas.errors import UsageError
 from paritas.parallel.assembling import unmatched
 from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
-from paritas.parallel.dropout import KEYED
 from paritas.parallel.judging import ADVICE, Judge, Judged, complete_steps
-from paritas.parallel.plan import ParallelProgram, make_program
+from paritas.parallel.plan import KEYED, ParallelProgram, make_program
 from paritas.parallel.resuming import Resumption, new_folder
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from paritas.parallel.dropout import Dropout
+    from paritas.parallel.plan import Dropout
 
 
 # --- The check of a plan --------------------------------------------------------------------------
