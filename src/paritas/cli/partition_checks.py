@@ -17,7 +17,7 @@ from paritas.checks.failures import remember_failed
 from paritas.errors import UsageError
 from paritas.execution.subjects import usable_device
 from paritas.partition.annotation import Annotation, Option
-from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, make_call
+from paritas.partition.configuration import TensorInfo, VerifyConfig, make_call
 from paritas.partition.library import annotation_of_call
 from paritas.partition.recipe_checks import failed_split, labelled
 from paritas.partition.verify import CheckSettings, check_unsplit

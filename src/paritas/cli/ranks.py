@@ -166,7 +166,7 @@ def partition(
     """  # noqa: D301  (\b tells click not to wrap the lines)
     given["prove"] = bool(given["prove"]) or certificates is not None
     options = PartitionOptions(**given)  # type: ignore[arg-type]
-    from paritas.partition.configuration.resolving import check_name
+    from paritas.partition.resolving import check_name
 
     check_name(operator, "OPERATOR")
     if options.annotation is not None and options.discover:
@@ -190,8 +190,8 @@ def _run_partition(operator: str, options: PartitionOptions) -> CheckedOperator:
         tell("importing torch")
         from paritas.candidates.loading import look_here
         from paritas.cli.partition_checks import check, operator_call
-        from paritas.partition.configuration.resolving import resolve_operator
         from paritas.partition.recipe_checks import check_confirm
+        from paritas.partition.resolving import resolve_operator
         from paritas.placement.recipes import device_of
 
         look_here()

@@ -31,7 +31,7 @@ from paritas.graphs.operators import (
     predict_results,
     subject_of,
 )
-from paritas.partition.configuration.inputs import generator_for
+from paritas.partition.configuration import generator_for
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # --- The operator as Python source ----------------------------------------------------------------
 
-_OWN_MODULE = "paritas.partition.configuration.nnscaler_functions"
+_OWN_MODULE = "paritas.partition.nnscaler_functions"
 
 
 def function_text(
