@@ -63,10 +63,10 @@ def load_settings(ctx: click.Context, group: click.Group, command: str) -> Setti
 _HOMES = {
     "demo": "paritas.cli.getting_started:demo",
     "verify": "paritas.cli.models:verify",
-    "invariants": "paritas.cli.invariants:invariants",
-    "engine": "paritas.cli.engine:engine",
+    "invariants": "paritas.cli.models:invariants",
+    "engine": "paritas.cli.models:engine",
     "sweep": "paritas.cli.models:sweep",
-    "kernel": "paritas.cli.kernel:kernel",
+    "kernel": "paritas.cli.models:kernel",
     "run": "paritas.cli.scripts:run",
     "inspect": "paritas.cli.dumps:inspect",
     "convert": "paritas.cli.dumps:convert",
