@@ -504,9 +504,6 @@ def _variables_of_command(settings: Settings, variable: str) -> list[str]:
 
 
 # --- Reading the settings -------------------------------------------------------------------------
-# They are the long options of the commands. A file sets them ([tool.paritas] of pyproject.toml,
-# or paritas.toml), then the environment, then the command line; each overrides the one before.
-# Nothing here imports torch or knows the commands: the caller passes them in.
 
 
 def load(

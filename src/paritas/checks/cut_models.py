@@ -264,6 +264,15 @@ def _taken_path(call: BlockCall) -> str:
 
 # --- Whether a check fits into memory -------------------------------------------------------------
 
+
+def check_by(by: str | None, blocks: object) -> None:
+    """Raise `UsageError` unless these two arguments of a check are valid and fit together."""
+    if by not in {None, "whole", "blocks"}:
+        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
+    if blocks is not None and by == "whole":
+        raise UsageError("blocks=... cannot be combined with by='whole'")
+
+
 # What a check of a whole model holds at least, beside the model: a copy of its parameters, and this
 # many times their size in float64. Values between operators come on top; if they do not fit, the
 # error of the allocator says so.

@@ -25,7 +25,7 @@ from paritas.execution.observation import INPUT, OUTPUT
 from paritas.execution.subjects import Inputs
 from paritas.numerics.contents import leaves, map_leaves
 from paritas.parallel.applying import apply_plan, apply_styles
-from paritas.parallel.boundaries import Boxed, NotByBlocksError
+from paritas.parallel.boundaries import Boxed, NotByBlocksError, with_forms
 from paritas.parallel.plan import batch_size, part_of_batch, training_loss
 from paritas.parallel.traces import (
     ModelNames,
@@ -367,7 +367,7 @@ class _StepOfPiece:
         """What the model gets in place of a block's result."""
         forms = self._forms_of(call)
         table = None if forms is None else forms.results
-        result = self._fed(call.result, None if table is None else _by_path(call.result, table))
+        result = self._fed(call.result, None if table is None else with_forms(call.result, table))
         for path, leaf in leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 form = forms.upstream.get(path) if forms else None
@@ -416,13 +416,6 @@ class _StepOfPiece:
             return made[id(leaf)]
 
         return map_leaves(tree, fed)
-
-
-def _by_path(tree: Any, forms: Mapping[str, Form]) -> Any:
-    """Nested results with their forms; other leaves stay."""
-    order = iter([path for path, _ in leaves(tree)])
-    boxed = {path: Boxed(form) for path, form in forms.items()}
-    return map_leaves(tree, lambda leaf: boxed.get(next(order), leaf))
 
 
 def _widened(tensor: Tensor, *, wide: bool) -> Tensor:

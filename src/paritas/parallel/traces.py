@@ -281,13 +281,9 @@ def _on_host(tensor: Tensor) -> Tensor:
         return tensor.detach().clone().cpu()
 
 
-def named_pieces(tree: Any, name: str = "") -> dict[str, RankPiece]:
+def named_pieces(tree: Any) -> dict[str, RankPiece]:
     """Every tensor of an output by its path."""
-    return {
-        f"{name}{path}": piece_of(leaf)
-        for path, leaf in leaves(tree)
-        if isinstance(leaf, torch.Tensor)
-    }
+    return {path: piece_of(leaf) for path, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 
 from paritas._torch.global_state import quietly
+from paritas.checks.cut_models import check_by
 from paritas.errors import UsageError
 from paritas.parallel.assembling import unmatched
 from paritas.parallel.boundaries import NotByBlocksError
@@ -121,10 +122,7 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     )
     program = make(mesh, least=1 if ranks == "here" else 2)
     runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
-    if by not in {None, "whole", "blocks"}:
-        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
-    if blocks is not None and by == "whole":
-        raise UsageError("blocks=... cannot be combined with by='whole'")
+    check_by(by, blocks)
     if by != "blocks" and blocks is None:
         verdict = check_program(runs, strict=strict)
         if resume is None or not verdict.passed:

@@ -222,7 +222,7 @@ def kernel_account(report: KernelReport, *, subject: str, file: str = "") -> Acc
     return verdict_account(report.verdict, command="kernel", subject=subject, file=file)
 
 
-# --- A terminal of 80 columns ---------------------------------------------------------------------
+# --- A sweep on a terminal of 80 columns ----------------------------------------------------------
 
 _LONGEST_WORDS = 300
 
@@ -311,7 +311,7 @@ def _cut(words: str) -> str:
     return line if len(line) <= _LONGEST_WORDS else f"{line[:_LONGEST_WORDS]} ..."
 
 
-# --- For GitHub, SARIF and JUnit ------------------------------------------------------------------
+# --- A sweep for GitHub, SARIF and JUnit ----------------------------------------------------------
 
 
 def sweep_account(report: SweepReport, *, subject: str) -> Account:
@@ -351,7 +351,7 @@ def _shown_findings(row: SweepRow) -> tuple[Finding, ...]:
     return row.verdict.failures[:MOST_SHOWN]
 
 
-# --- One HTML page: targets by settings -----------------------------------------------------------
+# --- A sweep as one HTML page: targets by settings ------------------------------------------------
 
 _SWEEP_LAYOUT = PageLayout(
     template="sweep_page.html.jinja",

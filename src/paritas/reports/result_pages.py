@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from paritas.results.graph_reports import GraphReport, OperatorResult, OptionResult
 
 
-# --- The calls around the first divergence --------------------------------------------------------
+# --- A comparison: the calls around the first divergence ------------------------------------------
 
 MOST_NODES = 150
 # If the data flow is unknown: how many calls before and after are shown.
@@ -297,7 +297,7 @@ def _numbers(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
     return numbers
 
 
-# --- The page -------------------------------------------------------------------------------------
+# --- The page of a comparison ---------------------------------------------------------------------
 
 # On paper, and without scripts, the table shows this many failing rows.
 MOST_PRINTED = 200
@@ -361,7 +361,7 @@ def step_and_rank(row: ComparisonRow) -> str:
     return f"{row.step}/{JOINED if row.rank is None else row.rank}"
 
 
-# --- Rules with the status of each split dimension ------------------------------------------------
+# --- A graph: rules with the status of each split dimension ---------------------------------------
 
 TokenKind = Literal["split", "whole", "text"]
 
@@ -565,7 +565,7 @@ def _encode_token(token: RuleToken) -> list[str]:
     return [token.text, token.kind, token.status.value if token.status else "", token.hint]
 
 
-# --- The page -------------------------------------------------------------------------------------
+# --- The page of a checked graph ------------------------------------------------------------------
 
 # Failures described in full, and how many of them are unfolded; the table has all.
 MOST_STORIES = 50

@@ -416,8 +416,6 @@ class PairFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 # --- Placements: the role of a rank along an axis of ranks, and the words for it ------------------
 # Only data: `placement` splits and assembles tensors.
 
-# --- Roles ----------------------------------------------------------------------------------------
-
 Reduction = Literal["sum", "avg", "max", "min", "product"]
 # What 4 elements become over 3 ranks: 2, 1 and 1, or as `torch.chunk` and DTensor do, 2, 2 and 0.
 Cut = Literal["balanced", "chunk"]
