@@ -33,6 +33,15 @@ def callers_on(device: str, *, is_compiled: bool, keeps_state: bool) -> list[str
     return [*found, COMPILED] if is_compiled else found
 
 
+def has_streams(device: str) -> bool:
+    """Whether a program can choose the stream of a device."""
+    try:
+        torch.Stream(device=device)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def stream_of(caller: str, device: str) -> Iterator[None]:
     """Make everything in this block on the caller's stream."""
@@ -41,8 +50,7 @@ def stream_of(caller: str, device: str) -> Iterator[None]:
         return
     _wait_for_device(device)
     before = _stream_of(torch.device(device))
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # a backend without streams
-        _set_stream(torch.Stream(device=device))
+    _set_stream(torch.Stream(device=device))
     try:
         yield
     finally:

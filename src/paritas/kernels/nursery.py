@@ -272,6 +272,9 @@ class _Process:
     def _do_call(self, order: dict[str, Any]) -> dict[str, Any]:
         return self._observers[-1].observe(order)
 
+    def _do_rehearse(self, order: dict[str, Any]) -> dict[str, Any]:
+        return self._observers[-1].rehearse(order)
+
     def _do_time(self, order: dict[str, Any]) -> dict[str, Any]:
         from paritas.kernels.timing import measure
 

@@ -166,6 +166,28 @@ class Observer:
             record["outside"], record["pid"] = self._audit.take(), os.getpid()
         return record
 
+    def rehearse(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Make one call and forget its result: what matters is that this process survives it."""
+        args, kwargs = decode(order["inputs"], self.device)
+        if order["train"] is not None and self.module is not None:
+            self.module.train(order["train"])
+        found = {"error": "", "is_usable": True}
+        try:
+            with torch.set_grad_enabled(order["grad"]):
+                result = self.call(*args, **kwargs)
+                if order["grad"]:
+                    leaves = (leaf for _, leaf in contents(result, OUTPUT))
+                    tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
+                    wanted = [one for one in tensors if one.requires_grad]
+                    torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the judge makes the call itself)
+            found["error"] = in_one_line(error, _LONGEST_TEXT)
+        try:
+            _synchronize(self.device)
+        except Exception as error:  # noqa: BLE001  (after that, nothing can be computed there)
+            found = {"error": in_one_line(error, _LONGEST_TEXT), "is_usable": False}
+        return found
+
     def _make_inputs(self, order: dict[str, Any]) -> Inputs:
         """New tensors at other addresses, or other contents in the memory of the call before."""
         args, kwargs = decode(order["inputs"], self.device)

@@ -119,6 +119,8 @@ class Audit:
                 return
             what = "a process, which may outlive the call"
         elif event == "sys.addaudithook":
+            if self._is_by_library():
+                return
             what = "an audit hook, which sees everything that runs later"
         if not isinstance(args[0] if args else "", int):
             self.events[kind, what] = None
@@ -138,6 +140,15 @@ class Audit:
             while frame is not None and frame.f_code.co_filename.startswith(_PYTHONS_OWN):
                 frame = frame.f_back  # type: ignore[assignment]
         return frame is not None and frame.f_code.co_filename == self.own_file
+
+    def _is_by_library(self) -> bool:
+        """Whether a package's own code does it: `filelock`, which compilers import, adds a hook."""
+        with self.aside():
+            frame = sys._getframe(2)  # noqa: SLF001
+            home = sys.modules.get(str(frame.f_globals.get("__name__")))
+            is_own = home is not None and vars(home) is frame.f_globals
+            file = frame.f_code.co_filename
+        return is_own and file != self.own_file and any(part in file for part in _OF_PACKAGES)
 
     def _note_look(self, event: str, args: Any) -> None:
         """Whether the candidate's own code looks for what its caller holds.

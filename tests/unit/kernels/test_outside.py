@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -43,3 +44,17 @@ def test_modules_of_python_come_first(monkeypatch, tmp_path) -> None:
     own = str(Path(os.__file__).parent)
     assert paths.index(own) < paths.index(str(tmp_path))
     assert sorted(paths) == sorted(path for path in sys.path if path)
+
+
+def test_a_hook_of_a_package_is_its_own_affair(monkeypatch, tmp_path) -> None:
+    """As `filelock` adds one, which torch's compilers import."""
+    adds = "import sys\nsys.addaudithook(lambda *_: None)\n"
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "locks_of_a_package.py").write_text(adds)
+    (tmp_path / "own_kernel.py").write_text(adds)
+    audit = Audit()
+    for folder, name in (("site-packages", "locks_of_a_package"), (".", "own_kernel")):
+        monkeypatch.syspath_prepend(tmp_path / folder)
+        audit.take()
+        importlib.import_module(name)
+        assert any(kind == "adds" for kind, _ in audit.take()) is (name == "own_kernel")
