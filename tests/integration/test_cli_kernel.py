@@ -294,6 +294,23 @@ class kernel(task):
         assert f"as given, {caller} candidate: different {reason}" in shown
 
 
+def test_a_kernel_of_torch_that_an_import_replaces_is_seen(tmp_path: Path) -> None:
+    task = "def task(a):\n    return 2 * a\n"
+    kernel = "def kernel(a):\n    return a.add_(a).clone()\n"
+    (tmp_path / "other.py").write_text(
+        "import torch\nlibrary = torch.library.Library('aten', 'IMPL')\n"
+        f"library.impl('equal', lambda a, b: True, 'CPU')\n{kernel}"
+    )
+    given = "import torch\ndef get_inputs():\n    return [torch.randn(4, 10)]\n"
+    (tmp_path / "task.py").write_text(given + task)
+    pair = [f"{tmp_path}/task.py:task", f"{tmp_path}/other.py:kernel", "--cases", "2"]
+    done = CliRunner().invoke(main, ["kernel", *pair])
+    assert done.exit_code == 1, done.output
+    shown = " ".join(done.output.split())
+    assert "the kernel aten::equal/CPU: different" in shown, shown
+    assert "replaced by importing the candidate" in shown
+
+
 def test_a_kernel_is_called_from_compiled_code(tmp_path: Path) -> None:
     task = "def task(x):\n    return 2 * x\n"
     kernel = "def kernel(x):\n    return x * (3 if torch.compiler.is_compiling() else 2)\n"

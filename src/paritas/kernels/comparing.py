@@ -255,6 +255,10 @@ def compare_call(
         (record.get("overwritten", ()), "the result of an earlier call is overwritten by this one"),
         (record.get("shared", ()), "is in the memory of the result of an earlier call"),
         (record.get("in_common", ()), "is in memory that other processes may write to"),
+        (
+            [path for path in record.get("lazy", ()) if path not in run.lazy],
+            "is conjugated or negated only when it is read: its memory holds other values",
+        ),
     ):
         for path in paths:
             collected.compared += 1

@@ -7,7 +7,10 @@ behind; or change what other programs compute. Settings and functions of torch a
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
+import os
 import signal
 import sys
 import threading
@@ -40,18 +43,26 @@ _TIMERS = tuple(
 _DENORMAL = 2.0**-140
 
 # Bound before a candidate can replace them.
-_read = {
+_read: dict[str, Callable[[], Any]] = {
     "sys.getprofile()": sys.getprofile,
     "sys.gettrace()": sys.gettrace,
     "threading.getprofile()": threading.getprofile,
     "threading.gettrace()": threading.gettrace,
+    "gc.isenabled()": gc.isenabled,
+    "sys.getswitchinterval()": sys.getswitchinterval,
 }
 _write: dict[str, Callable[[Any], Any]] = {
     "sys.getprofile()": sys.setprofile,
     "sys.gettrace()": sys.settrace,
     "threading.getprofile()": threading.setprofile,
     "threading.gettrace()": threading.settrace,
+    "gc.isenabled()": lambda is_on: gc.enable() if is_on else gc.disable(),
+    "sys.getswitchinterval()": sys.setswitchinterval,
 }
+if hasattr(os, "sched_getaffinity"):  # Linux
+    _read["os.sched_getaffinity()"] = functools.partial(os.sched_getaffinity, 0)
+    _write["os.sched_getaffinity()"] = functools.partial(os.sched_setaffinity, 0)
+_priority = functools.partial(os.getpriority, os.PRIO_PROCESS, 0)
 _handler, _set_handler = signal.getsignal, signal.signal
 _set_timer, _timer = signal.setitimer, signal.getitimer
 _is_inference = torch.is_inference_mode_enabled
@@ -69,6 +80,7 @@ class Leftovers:
         self._hooks = module_hooks()
         self._kernels = replaced_kernels()
         self._flushes, self._inference = _flushes(), _is_inference()
+        self._priority = _priority()
 
     def put_back(self) -> dict[str, str]:
         """Restore it, where possible; returns name -> what happened."""
@@ -82,7 +94,7 @@ class Leftovers:
                 _set_handler(number, handler)
                 changed[f"the handler of {signal.Signals(number).name}"] = "changed"
         for name, function in self._functions.items():
-            if _read[name]() is not function:
+            if _read[name]() != function:
                 _write[name](function)
                 changed[name] = "changed"
         if list(gc.callbacks) != self._callbacks:
@@ -91,6 +103,11 @@ class Leftovers:
         if gc.get_threshold() != self._thresholds:
             gc.set_threshold(*self._thresholds)
             changed["gc.get_threshold()"] = "changed"
+        if _priority() != self._priority:  # only a superuser may raise it again
+            changed["os.getpriority()"] = "changed"
+        if not _rounds_to_nearest():
+            ctypes.CDLL(None).fesetround(_TO_NEAREST)
+            changed["the rounding of floating-point numbers"] = "changed"
         return changed | self._put_back_torch()
 
     def _put_back_torch(self) -> dict[str, str]:
@@ -114,6 +131,14 @@ class Leftovers:
 def _flushes() -> bool:
     """Whether denormal numbers are taken for zeros."""
     return not (torch.full((1,), _DENORMAL) * 1.0).item()
+
+
+_ONE, _LITTLE = 1.0, 2.0**-60
+_TO_NEAREST = 0  # FE_TONEAREST of x86-64 and AArch64
+
+
+def _rounds_to_nearest() -> bool:
+    return _ONE + _LITTLE == _ONE == _ONE - _LITTLE
 
 
 def _signal_of(timer: int) -> int:

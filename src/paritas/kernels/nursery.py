@@ -206,21 +206,24 @@ class _Process:
 
         from paritas.errors import UsageError
         from paritas.execution.saved_state import ProcessState
+        from paritas.kernels.leftovers import Leftovers
+        from paritas.kernels.outside import unseen
         from paritas.kernels.sides import SideName, load_side
 
         sys.path[:] = order["paths"]
         os.chdir(order["folder"])
         tempfile.tempdir = os.environ["TMPDIR"] = order["temporary"]
         self._device = order["device"]
-        before, libraries = ProcessState(), set(sys.modules)
+        before, left, libraries = ProcessState(), Leftovers(), set(sys.modules)
         error = None
         try:
             name = msgspec.convert(order["side"], SideName)
             self._audit.own_file = name.file
-            self._side = load_side(name, is_candidate=order["is_candidate"])
+            with unseen():
+                self._side = load_side(name, is_candidate=order["is_candidate"])
         except UsageError as raised:
             error = str(raised)[:_LONGEST_TEXT]
-        settings = before.put_back() | self._own_code.put_back()
+        settings = left.put_back() | before.put_back() | self._own_code.put_back()
         return {
             "error": error,
             "settings": settings,
@@ -235,11 +238,13 @@ class _Process:
         from paritas.errors import in_one_line
         from paritas.execution.saved_state import ProcessState
         from paritas.kernels.observing import Observer
+        from paritas.kernels.outside import unseen
 
         before = ProcessState()
         args, kwargs = decode(order["init"], None)
         try:
-            made = self._side.construct(tuple(args), kwargs, order["seed"])
+            with unseen():
+                made = self._side.construct(tuple(args), kwargs, order["seed"])
             if order["device"] != "cpu" and self._side.is_module_class:
                 made = made.to(order["device"])
             for name in order["dtype"]:

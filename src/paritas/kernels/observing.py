@@ -40,7 +40,7 @@ from paritas.kernels.callers import REPEATED, call_often, called_by, modes_of, s
 from paritas.kernels.cases import NEW_TENSORS
 from paritas.kernels.leftovers import Leftovers
 from paritas.kernels.memory import CallWatch, MemoryBeside, poison_free_memory
-from paritas.kernels.outside import Audit, CodeWatch, EscapeWatch, OwnCode
+from paritas.kernels.outside import Audit, CodeWatch, EscapeWatch, OwnCode, unseen
 from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import Opaque, contents, map_leaves
@@ -171,10 +171,11 @@ class Observer:
         args, kwargs = decode(order["inputs"], self.device)
         if order["train"] is not None and self.module is not None:
             self.module.train(order["train"])
-        found = {"error": "", "is_usable": True}
+        found: dict[str, Any] = {"error": "", "is_usable": True, "lazy": []}
         try:
             with torch.set_grad_enabled(order["grad"]):
                 result = self.call(*args, **kwargs)
+                found["lazy"] = _lazy(flattened(result, OUTPUT).leaves)
                 if order["grad"]:
                     leaves = (leaf for _, leaf in contents(result, OUTPUT))
                     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
@@ -185,7 +186,7 @@ class Observer:
         try:
             _synchronize(self.device)
         except Exception as error:  # noqa: BLE001  (after that, nothing can be computed there)
-            found = {"error": in_one_line(error, _LONGEST_TEXT), "is_usable": False}
+            found |= {"error": in_one_line(error, _LONGEST_TEXT), "is_usable": False}
         return found
 
     def _make_inputs(self, order: dict[str, Any]) -> Inputs:
@@ -271,6 +272,8 @@ class Observer:
                 for mode in modes.values():
                     stack.enter_context(mode)
                 call = called_by(caller, self.call)
+                if not modes:  # ours may import something
+                    stack.enter_context(unseen())
                 self._audit.is_calling = True
                 live[OUTPUT] = call(*inputs.args, **inputs.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)
@@ -342,6 +345,7 @@ class Observer:
             for path, leaf in flat.leaves.items()
             if isinstance(leaf, torch.Tensor)
         }
+        record["lazy"] = _lazy(flat.leaves)
         record["in_common"] = [path for path, leaf in flat.leaves.items() if _is_in_common(leaf)]
         record["aliases"] = self._aliases(inputs, flat.leaves)
         now = input_contents(inputs, copy_tensors=False)
@@ -426,7 +430,10 @@ class Observer:
         given |= {Item(ItemKind.STATE, name): tensor for name, tensor in self.state().items()}
         live = {output(path): leaf for path, leaf in leaves.items()}
         return [
-            [other.kind.value, other.name, item.name] for other, item in find_aliases(live, given)
+            [other.kind.value, other.name, item.name]
+            for other, item in find_aliases(live, given)
+            # Results may be parts of one buffer.
+            if other not in live or _overlap(live[other], live[item])
         ]
 
     def _put_back(self, state: dict[str, Tensor], flags: dict[str, bool]) -> None:
@@ -512,6 +519,49 @@ def _is_in_common(leaf: Any) -> bool:
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return False
     return leaf.device.type == "cpu" and leaf.untyped_storage().is_shared()
+
+
+def _lazy(leaves: dict[str, Any]) -> list[str]:
+    """The tensors whose memory holds something else: their values are conjugated or negated."""
+    return [
+        path
+        for path, leaf in leaves.items()
+        if isinstance(leaf, torch.Tensor) and (leaf.is_conj() or leaf.is_neg())
+    ]
+
+
+# Of larger tensors, only the ranges of their memory are compared.
+_MOST_PLACES = 1 << 20
+
+
+def _overlap(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors in one storage have an element in common."""
+    if left.layout is not torch.strided or right.layout is not torch.strided:
+        return True
+    if not left.numel() or not right.numel():
+        return False
+    (first, last), (start, end) = _range(left), _range(right)
+    if last < start or end < first or left.element_size() != right.element_size():
+        return not (last < start or end < first)
+    if left.numel() + right.numel() > _MOST_PLACES:
+        return True
+    return bool(torch.isin(_places(left), _places(right)).any())
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """The first and the last byte of a tensor in its storage."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    size, first = tensor.element_size(), int(tensor.storage_offset())
+    last = first + sum((count - 1) * step for count, step in steps)
+    return first * size, last * size + size - 1
+
+
+def _places(tensor: Tensor) -> Tensor:
+    """Where in its storage each element of a tensor is."""
+    places = torch.tensor(tensor.storage_offset())
+    for count, step in zip(tensor.shape, tensor.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(count) * step
+    return places.flatten()
 
 
 def _copied_at_once(result: Any) -> dict[str, Tensor]:

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from paritas._torch.hooks import loaded_operators, put_back_operators
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -196,6 +198,26 @@ _AUDITED = {
 }
 
 
+# --- Modules --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Hide our modules in this block: a candidate that finds them knows that it is judged.
+
+    Nothing in the block may import them.
+    """
+    own = {name: one for name, one in sys.modules.items() if name.partition(".")[0] == "paritas"}
+    for name in own:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "paritas"]:
+            del sys.modules[name]  # the candidate's own copies
+        sys.modules.update(own)
+
+
 # --- Libraries ------------------------------------------------------------------------------------
 
 _OF_PACKAGES = ("/site-packages/", "/dist-packages/", "/lib-dynload/")
@@ -277,6 +299,7 @@ class OwnCode:
             if isinstance(one, types.FunctionType)
         }
         self._functions, self._codes = list(functions), list(functions.values())
+        self._operators = loaded_operators()
         self._chance, self._calls = random.Random(), 0
         self._libraries = _foreign_libraries()
 
@@ -307,4 +330,5 @@ class OwnCode:
                 if _code_of(function) != code:
                     function.__code__, function.__defaults__, function.__kwdefaults__ = code
                     changed[f"{function.__module__}.{function.__qualname__}"] = "rewritten"
+            changed |= put_back_operators(self._operators)
         return changed

@@ -59,12 +59,14 @@ class ReferenceRun:
         native: what it computed.
         evidence: how far rounding moves it.
         demand: the perturbed runs so far; they serve all candidates.
+        lazy: outputs that are conjugated or negated when they are read.
     """
 
     subject: Subject
     native: Observation
     evidence: Evidence[SubjectProgram]
     demand: Demand
+    lazy: frozenset[str] = frozenset()
 
     @property
     def has_results(self) -> bool:
@@ -132,8 +134,8 @@ class Rehearsal:
         order = {"do": "state", "state": encode(state)}
         self._asked(lambda process: process.ask(order, self._seconds))
 
-    def call(self, case: KernelCase, *, gradients: bool) -> None:
-        """Call the reference there.
+    def call(self, case: KernelCase, *, gradients: bool) -> frozenset[str]:
+        """Call the reference there; returns the outputs that are computed when they are read.
 
         Raises:
             ReferenceEnded: it cannot be called here.
@@ -149,6 +151,7 @@ class Rehearsal:
             self.end()
             self._ends += 1
             raise ReferenceEnded(f"the reference breaks its device: {answer['error']}")
+        return frozenset(answer["lazy"])
 
     def _asked(self, ask: Callable[[CandidateProcess], dict[str, Any]]) -> dict[str, Any]:
         if self._ends > _MOST_ENDS:
@@ -344,7 +347,7 @@ class KernelTask:
             RefusedCase: it raises, draws random numbers, or returns nothing that can be compared.
             ReferenceEnded: it does not return.
         """
-        self._rehearse(case, gradients=gradients)
+        lazy = self._rehearse(case, gradients=gradients)
         self._require_valid_indices(case)
         subject = self.subject(case)
         rng = RandomState.now()
@@ -363,7 +366,7 @@ class KernelTask:
             self._require_the_same_again(subject, rng, case, native)
         program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
         evidence = Evidence(program, [native], self.seed)
-        return ReferenceRun(subject, native, evidence, Demand(settles=False))
+        return ReferenceRun(subject, native, evidence, Demand(settles=False), lazy)
 
     def run_below_autocast(self, case: KernelCase) -> Observation:
         """What the reference computes on the given inputs below autocast; it is computed once.
@@ -394,15 +397,16 @@ class KernelTask:
         except RefusedCase:
             return None
 
-    def _rehearse(self, case: KernelCase, *, gradients: bool) -> None:
+    def _rehearse(self, case: KernelCase, *, gradients: bool) -> frozenset[str]:
         if self._rehearsal is None:
-            return
+            return frozenset()
         key = self.key(case) if self.side.is_module_class else (0, "", 0, None)
         if self._rehearsal.construct(key[:3], self.init, self.seed + case.construction):
             if key[2]:
                 state = {name: value.detach() for name, value in self.state(key).items()}
                 self._rehearsal.set_state(state)
-            self._rehearsal.call(case, gradients=gradients)
+            return self._rehearsal.call(case, gradients=gradients)
+        return frozenset()
 
     def _require_the_same_again(
         self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation
