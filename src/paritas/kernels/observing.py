@@ -36,7 +36,7 @@ from paritas.execution.observation import (
 )
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.execution.subjects import Inputs
-from paritas.kernels.callers import REPEATED, call_often, called_by, modes_of, stream_of
+from paritas.kernels.callers import COMPILED, REPEATED, call_often, called_by, modes_of, stream_of
 from paritas.kernels.cases import NEW_TENSORS
 from paritas.kernels.leftovers import Leftovers
 from paritas.kernels.memory import CallWatch, MemoryBeside, poison_free_memory
@@ -272,7 +272,7 @@ class Observer:
                 for mode in modes.values():
                     stack.enter_context(mode)
                 call = called_by(caller, self.call)
-                if not modes:  # ours may import something
+                if not modes and caller != COMPILED:  # these may import something of ours
                     stack.enter_context(unseen())
                 self._audit.is_calling = True
                 live[OUTPUT] = call(*inputs.args, **inputs.kwargs)
