@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import paritas
 from paritas import VerifyConfig
-from paritas.checks import fitting
+from paritas.checks import cut_models
 from paritas.errors import UsageError
 from paritas.results.findings import Status
 from spying import Spy
@@ -381,6 +381,31 @@ def test_a_parameter_that_a_call_changes_is_reported():
     assert "a call changes this parameter" in str(verdict)
 
 
+def test_a_block_that_is_wrong_from_its_second_call_on_is_found(undiagnosed):
+    # What a call leaves behind, a generator's state, is nothing that a check can put back.
+    def calls():
+        yield 1.0
+        while True:
+            yield 1.001
+
+    made = candidate()
+    layer, scales = made.layers[1], calls()
+    layer.forward = lambda *args, **given: Layer.forward(layer, *args, **given) * next(scales)
+    verdict = by_blocks(model(), made, config=FORWARD)
+    assert verdict.status is Status.DIFFERENT
+    assert "layers.1" in failing(verdict)
+
+
+def test_a_reference_that_does_not_repeat_its_results_is_unverified(undiagnosed):
+    made = copy.deepcopy(model())
+    # The first two calls are inside of the model, and alone.
+    layer, scales = made.layers[1], iter([1.0, 1.0, *[2.0] * 100])
+    layer.forward = lambda *args, **given: Layer.forward(layer, *args, **given) * next(scales)
+    verdict = by_blocks(made, copy.deepcopy(model()), config=FORWARD)
+    assert verdict.status is Status.UNVERIFIED
+    assert "when run once more at the end" in str(verdict)
+
+
 def test_models_without_blocks_and_with_other_blocks_are_refused():
     with pytest.raises(UsageError, match="found no repeated modules"):
         by_blocks(nn.Linear(2, 2), nn.Linear(2, 2), [torch.ones(1, 2)])
@@ -396,7 +421,7 @@ def test_models_without_blocks_and_with_other_blocks_are_refused():
 
 
 def test_the_blocks_are_checked_where_the_whole_does_not_fit(monkeypatch):
-    monkeypatch.setattr(fitting, "free_bytes", lambda _: 1 << 16)
+    monkeypatch.setattr(cut_models, "free_bytes", lambda _: 1 << 16)
     verdict = paritas.verify([TOKENS], model(), copy.deepcopy(model()), QUIET)
     assert verdict.status is Status.IDENTICAL
     assert verdict.notes[0].startswith(
@@ -412,7 +437,7 @@ def exhausted(x):
 
 
 def test_an_exhausted_memory_is_reported_with_what_was_needed_and_free(monkeypatch):
-    monkeypatch.setattr(fitting, "free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(cut_models, "free_bytes", lambda _: 1 << 30)
     verdict = paritas.verify([torch.ones(2)], torch.relu, exhausted, QUIET)
     assert verdict.status is Status.UNVERIFIED
     assert str(verdict).splitlines()[1:3] == [

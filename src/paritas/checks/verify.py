@@ -13,8 +13,8 @@ from paritas._torch.dynamo import reuses_outputs, room_for_entries
 from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
+from paritas.checks.cut_models import check_by, describe_shortage, verify_where_it_fits
 from paritas.checks.failures import FailedPair, remember_failed
-from paritas.checks.fitting import describe_shortage, verify_where_it_fits
 from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
@@ -287,10 +287,7 @@ def verify(
     config = config.as_used()
     sets = input_sets(inputs)
     tell = on_progress or (lambda _: None)
-    if by not in {None, "whole", "blocks"}:
-        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
-    if blocks is not None and by == "whole":
-        raise UsageError("blocks=... cannot be combined with by='whole'")
+    check_by(by, blocks)
     pair = framework_model, compiled_model
 
     def whole() -> Verdict:
@@ -374,6 +371,7 @@ class Verification:
     Attributes:
         conditions: the conditions of all runs.
         evidence: evidence about the reference, once it has run.
+        runs_again_later: the reference is run once more by the caller, as part of a whole.
     """
 
     def __init__(
@@ -393,6 +391,7 @@ class Verification:
         self.tell = tell
         self.rng = RandomState.now()
         self.evidence: Evidence[SubjectProgram] | None = None
+        self.runs_again_later = False
         self.repeats = False
         self.released: list[Item] | None = None
         self.overwritten: list[Item] = []
@@ -512,7 +511,7 @@ class Verification:
         collected = CollectedFindings()
         first = dataclasses.replace(first, further={}, again={})
         last = first
-        if not sides.repetition.is_shown_by_arbiter(first):
+        if not (self.runs_again_later or sides.repetition.is_shown_by_arbiter(first)):
             self.tell("running the reference once more")
             with running_subject(self.reference, self.rng, self.conditions) as call:
                 last = call(self.inputs)
@@ -537,9 +536,14 @@ class Verification:
             if item.text not in items
             or not steady.is_as_near(items[item.text], first, last, demand)
         ]
+        self._report_moved(collected, moved)
+        return collected
+
+    def _report_moved(self, collected: CollectedFindings, moved: Sequence[Item]) -> None:
+        """Report what another run of the reference at the end changed beyond rounding."""
         if not moved:
             collected.notes.append("the reference does not give the same bits every time")
-            return collected
+            return
         named = ", ".join([item.text for item in moved][:3])
         reason = f"when run once more at the end, it no longer gives the same {named}"
         advice = (
@@ -548,7 +552,6 @@ class Verification:
         )
         item = self._shown(harness("reference"))
         collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
-        return collected
 
     def _goes_by_order(self, reference: Observation, candidate: Observation) -> bool:
         """Whether outputs with other names are matched by their order.

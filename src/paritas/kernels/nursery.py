@@ -207,7 +207,7 @@ class _Process:
         from paritas.errors import UsageError
         from paritas.execution.saved_state import ProcessState
         from paritas.kernels.leftovers import Leftovers
-        from paritas.kernels.outside import unseen
+        from paritas.kernels.outside import our_modules_hidden
         from paritas.kernels.sides import SideName, load_side
 
         sys.path[:] = order["paths"]
@@ -219,7 +219,7 @@ class _Process:
         try:
             name = msgspec.convert(order["side"], SideName)
             self._audit.own_file = name.file
-            with unseen():
+            with our_modules_hidden():
                 self._side = load_side(name, is_candidate=order["is_candidate"])
         except UsageError as raised:
             error = str(raised)[:_LONGEST_TEXT]
@@ -238,12 +238,12 @@ class _Process:
         from paritas.errors import in_one_line
         from paritas.execution.saved_state import ProcessState
         from paritas.kernels.observing import Observer
-        from paritas.kernels.outside import unseen
+        from paritas.kernels.outside import our_modules_hidden
 
         before = ProcessState()
         args, kwargs = decode(order["init"], None)
         try:
-            with unseen():
+            with our_modules_hidden():
                 made = self._side.construct(tuple(args), kwargs, order["seed"])
             if order["device"] != "cpu" and self._side.is_module_class:
                 made = made.to(order["device"])

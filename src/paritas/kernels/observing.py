@@ -40,7 +40,7 @@ from paritas.kernels.callers import COMPILED, REPEATED, call_often, called_by, m
 from paritas.kernels.cases import NEW_TENSORS
 from paritas.kernels.leftovers import Leftovers
 from paritas.kernels.memory import CallWatch, MemoryBeside, poison_free_memory
-from paritas.kernels.outside import Audit, CodeWatch, EscapeWatch, OwnCode, unseen
+from paritas.kernels.outside import Audit, CodeWatch, EscapeWatch, OwnCode, our_modules_hidden
 from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import Opaque, contents, map_leaves
@@ -273,7 +273,7 @@ class Observer:
                     stack.enter_context(mode)
                 call = called_by(caller, self.call)
                 if not modes and caller != COMPILED:  # these may import something of ours
-                    stack.enter_context(unseen())
+                    stack.enter_context(our_modules_hidden())
                 self._audit.is_calling = True
                 live[OUTPUT] = call(*inputs.args, **inputs.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)

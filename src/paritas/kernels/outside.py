@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas._torch.hooks import loaded_operators, put_back_operators
+from paritas._torch.watching import loaded_operators, put_back_operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -202,7 +202,7 @@ _AUDITED = {
 
 
 @contextlib.contextmanager
-def unseen() -> Iterator[None]:
+def our_modules_hidden() -> Iterator[None]:
     """Hide our modules in this block: a candidate that finds them knows that it is judged.
 
     Nothing in the block may import them.
