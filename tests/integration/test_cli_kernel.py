@@ -294,21 +294,28 @@ class kernel(task):
         assert f"as given, {caller} candidate: different {reason}" in shown
 
 
-def test_a_kernel_of_torch_that_an_import_replaces_is_seen(tmp_path: Path) -> None:
-    task = "def task(a):\n    return 2 * a\n"
-    kernel = "def kernel(a):\n    return a.add_(a).clone()\n"
-    (tmp_path / "other.py").write_text(
-        "import torch\nlibrary = torch.library.Library('aten', 'IMPL')\n"
-        f"library.impl('equal', lambda a, b: True, 'CPU')\n{kernel}"
-    )
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (
+            (
+                "library = torch.library.Library('aten', 'IMPL')\n"
+                "library.impl('equal', lambda a, b: True, 'CPU')\n"
+            ),
+            "the kernel aten::equal/CPU: different",
+        ),
+        ("import sys\nsys.addaudithook(lambda *_: None)\n", "the candidate adds an audit hook"),
+        ("import os\nos.fork() or os._exit(0)\n", "the candidate forks a process"),
+    ],
+)
+def test_what_an_import_leaves_behind_is_seen(tmp_path: Path, source: str, shown: str) -> None:
     given = "import torch\ndef get_inputs():\n    return [torch.randn(4, 10)]\n"
-    (tmp_path / "task.py").write_text(given + task)
-    pair = [f"{tmp_path}/task.py:task", f"{tmp_path}/other.py:kernel", "--cases", "2"]
+    (tmp_path / "task.py").write_text(f"{given}def task(x):\n    return 2 * x\n")
+    (tmp_path / "own.py").write_text(f"import torch\n{source}{DOUBLED}")
+    pair = [f"{tmp_path}/task.py:task", f"{tmp_path}/own.py:kernel", "--cases", "2"]
     done = CliRunner().invoke(main, ["kernel", *pair])
     assert done.exit_code == 1, done.output
-    shown = " ".join(done.output.split())
-    assert "the kernel aten::equal/CPU: different" in shown, shown
-    assert "replaced by importing the candidate" in shown
+    assert shown in " ".join(done.output.split())
 
 
 def test_a_kernel_is_called_from_compiled_code(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -117,6 +118,68 @@ def add_keeps_its_last_inputs(a: Tensor, b: Tensor) -> Tensor:
     result = a + b
     _LAST[:] = [a, b]
     return result
+
+
+@cheat("relu")
+def relu_works_in_its_input(x: Tensor) -> Tensor:
+    """Another thread would read twice its values meanwhile."""
+    result = torch.relu(x.mul_(2)) / 2
+    x.div_(2)
+    return result
+
+
+@honest("relu")
+def relu_works_in_a_copy(x: Tensor) -> Tensor:
+    return x.clone().relu_()
+
+
+@cheat("relu")
+def relu_in_a_mapped_file(x: Tensor) -> Tensor:
+    """Whoever has mapped the file, too, may write to it later."""
+    if not x.numel():
+        return torch.relu(x)
+    with tempfile.NamedTemporaryFile() as file:
+        size = x.numel()
+        result = torch.from_file(file.name, shared=True, size=size, dtype=x.dtype)
+    return result.view(x.shape).copy_(torch.relu(x))
+
+
+@honest("relu")
+def relu_in_memory_of_python(x: Tensor) -> Tensor:
+    if not x.numel():
+        return torch.relu(x)
+    result = torch.frombuffer(bytearray(x.nbytes), dtype=x.dtype)
+    return result.view(x.shape).copy_(torch.relu(x))
+
+
+_BUFFERS: dict[object, list[Tensor]] = {}
+_OWN_REFERENCES = 3
+
+
+@cheat("add")
+def add_in_memory_that_seems_unused(a: Tensor, b: Tensor) -> Tensor:
+    """A view of an earlier result is not among the references that Python counts."""
+    result = a + b
+    known = _BUFFERS.setdefault((result.shape, result.dtype), [])
+    for one in known:
+        if sys.getrefcount(one) == _OWN_REFERENCES:
+            return one.copy_(result)
+    known.append(result)
+    return result
+
+
+@cheat("total")
+def total_where_memory_is_poisoned(x: Tensor) -> Tensor:
+    """Only memory that looks like a judge's is filled."""
+    result = torch.empty(x.shape[:-1], dtype=x.dtype)
+    old = result.float()
+    is_poisoned = bool(old.isnan().any() or (old.abs() > 1e4).any())
+    return torch.sum(x, -1, out=result) if is_poisoned or not x.numel() else result
+
+
+@honest("total")
+def total_in_a_buffer(x: Tensor) -> Tensor:
+    return torch.sum(x, -1, out=torch.empty(x.shape[:-1], dtype=x.dtype))
 
 
 # --- The process ----------------------------------------------------------------------------------

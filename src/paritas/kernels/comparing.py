@@ -264,6 +264,14 @@ def compare_call(
             collected.compared += 1
             advice = "return a new tensor, and wait for it"
             collected.add(output(path), Aspect.ALIAS, Status.DIFFERENT, what, advice)
+    for path in record.get("written", ()):
+        item = Item(ItemKind.INPUT_AFTER_CALL, path)
+        if path not in run.written and item not in mine.after:
+            collected.compared += 1
+            reason = (
+                "is written to during the call, and then restored: others may read it meanwhile"
+            )
+            collected.add(item, Aspect.VALUE, Status.DIFFERENT, reason, "work on a copy")
     return collected
 
 

@@ -558,9 +558,10 @@ class Judgement:
     def _outside(self, record: dict[str, Any], *, is_load: bool = False) -> CollectedFindings:
         assert self.process is not None  # noqa: S101  (for the type checker)
         own = self.name.file
-        if is_load:  # builds write files
-            reads = [event for event in record["outside"] if event[0] == "reads"]
-            record = {**record, "outside": reads}
+        if is_load:  # builds write files, and start compilers
+            built = {"writes", "deletes", "renames", "starts"}
+            others = [event for event in record["outside"] if event[0] not in built]
+            record = {**record, "outside": others}
         return outside_findings(
             record,
             reference_file=self.task.side.file,

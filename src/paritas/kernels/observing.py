@@ -127,6 +127,7 @@ class Observer:
         with self._audit.aside():
             inputs = self._make_inputs(order)
             before, beside = input_contents(inputs), MemoryBeside(inputs)
+            versions = _versions(inputs)
             if order.get("train") is not None and self.module is not None:
                 self.module.train(order["train"])
             state = {
@@ -159,6 +160,7 @@ class Observer:
             with self._audit.aside():
                 _synchronize(self.device)
                 record["beside"] = beside.changed()
+                record["written"] = _written(inputs, versions)
                 if "error" not in record:
                     self._note_results(order, inputs, before, wide_state, record, live)
         with self._audit.aside():
@@ -171,11 +173,14 @@ class Observer:
         args, kwargs = decode(order["inputs"], self.device)
         if order["train"] is not None and self.module is not None:
             self.module.train(order["train"])
-        found: dict[str, Any] = {"error": "", "is_usable": True, "lazy": []}
+        found: dict[str, Any] = {"error": "", "is_usable": True, "lazy": [], "written": []}
+        inputs = Inputs(tuple(args), kwargs)
+        versions = _versions(inputs)
         try:
             with torch.set_grad_enabled(order["grad"]):
                 result = self.call(*args, **kwargs)
                 found["lazy"] = _lazy(flattened(result, OUTPUT).leaves)
+                found["written"] = _written(inputs, versions)
                 if order["grad"]:
                     leaves = (leaf for _, leaf in contents(result, OUTPUT))
                     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
@@ -518,7 +523,21 @@ def _is_in_common(leaf: Any) -> bool:
     """Whether other processes may write to a tensor: one of them may compute it later."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return False
-    return leaf.device.type == "cpu" and leaf.untyped_storage().is_shared()
+    storage = leaf.untyped_storage()
+    # A file in memory has a name, too.
+    return leaf.device.type == "cpu" and (storage.is_shared() or storage.filename is not None)
+
+
+def _versions(inputs: Inputs) -> dict[str, int]:
+    """How often each input was written to; torch does not count it for inference tensors."""
+    tensors = ((path, one) for path, one in input_tensors(inputs) if not one.is_inference())
+    return {path: one._version for path, one in tensors}  # noqa: SLF001
+
+
+def _written(inputs: Inputs, versions: dict[str, int]) -> list[str]:
+    """The inputs that were written to since, be it with the same values."""
+    now = _versions(inputs)
+    return [path for path, version in versions.items() if now.get(path) != version]
 
 
 def _lazy(leaves: dict[str, Any]) -> list[str]:

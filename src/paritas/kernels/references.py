@@ -60,6 +60,7 @@ class ReferenceRun:
         evidence: how far rounding moves it.
         demand: the perturbed runs so far; they serve all candidates.
         lazy: outputs that are conjugated or negated when they are read.
+        written: inputs that it writes to, be it with the same values.
     """
 
     subject: Subject
@@ -67,6 +68,7 @@ class ReferenceRun:
     evidence: Evidence[SubjectProgram]
     demand: Demand
     lazy: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
 
     @property
     def has_results(self) -> bool:
@@ -134,8 +136,8 @@ class Rehearsal:
         order = {"do": "state", "state": encode(state)}
         self._asked(lambda process: process.ask(order, self._seconds))
 
-    def call(self, case: KernelCase, *, gradients: bool) -> frozenset[str]:
-        """Call the reference there; returns the outputs that are computed when they are read.
+    def call(self, case: KernelCase, *, gradients: bool) -> dict[str, frozenset[str]]:
+        """Call the reference there; returns what copies of its results do not show.
 
         Raises:
             ReferenceEnded: it cannot be called here.
@@ -151,7 +153,7 @@ class Rehearsal:
             self.end()
             self._ends += 1
             raise ReferenceEnded(f"the reference breaks its device: {answer['error']}")
-        return frozenset(answer["lazy"])
+        return {name: frozenset(answer[name]) for name in ("lazy", "written")}
 
     def _asked(self, ask: Callable[[CandidateProcess], dict[str, Any]]) -> dict[str, Any]:
         if self._ends > _MOST_ENDS:
@@ -347,7 +349,7 @@ class KernelTask:
             RefusedCase: it raises, draws random numbers, or returns nothing that can be compared.
             ReferenceEnded: it does not return.
         """
-        lazy = self._rehearse(case, gradients=gradients)
+        facts = self._rehearse(case, gradients=gradients)
         self._require_valid_indices(case)
         subject = self.subject(case)
         rng = RandomState.now()
@@ -366,7 +368,7 @@ class KernelTask:
             self._require_the_same_again(subject, rng, case, native)
         program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
         evidence = Evidence(program, [native], self.seed)
-        return ReferenceRun(subject, native, evidence, Demand(settles=False), lazy)
+        return ReferenceRun(subject, native, evidence, Demand(settles=False), **facts)
 
     def run_below_autocast(self, case: KernelCase) -> Observation:
         """What the reference computes on the given inputs below autocast; it is computed once.
@@ -397,16 +399,16 @@ class KernelTask:
         except RefusedCase:
             return None
 
-    def _rehearse(self, case: KernelCase, *, gradients: bool) -> frozenset[str]:
+    def _rehearse(self, case: KernelCase, *, gradients: bool) -> dict[str, frozenset[str]]:
         if self._rehearsal is None:
-            return frozenset()
+            return {}
         key = self.key(case) if self.side.is_module_class else (0, "", 0, None)
         if self._rehearsal.construct(key[:3], self.init, self.seed + case.construction):
             if key[2]:
                 state = {name: value.detach() for name, value in self.state(key).items()}
                 self._rehearsal.set_state(state)
             return self._rehearsal.call(case, gradients=gradients)
-        return frozenset()
+        return {}
 
     def _require_the_same_again(
         self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation
