@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import importlib.util
 import os
 import resource
 import signal
@@ -218,7 +219,7 @@ class _Process:
         error = None
         try:
             name = msgspec.convert(order["side"], SideName)
-            self._audit.own_file = name.file
+            self._audit.own_file = name.file or _file_of(name.module)
             with our_modules_hidden():
                 self._side = load_side(name, is_candidate=order["is_candidate"])
         except UsageError as raised:
@@ -301,6 +302,15 @@ def _move(module: Any) -> None:
     module.double()
     for name, value in state().items():
         value.data = value.data.to(dtypes.get(name, value.dtype))
+
+
+def _file_of(module: str) -> str:
+    """The file of a module that is not imported yet; empty if it is not found."""
+    try:
+        spec = importlib.util.find_spec(module) if module else None
+    except (ImportError, ValueError):
+        return ""
+    return str(spec.origin) if spec is not None and spec.has_location else ""
 
 
 def _files_of_modules() -> list[str]:

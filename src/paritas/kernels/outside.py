@@ -144,13 +144,21 @@ class Audit:
         return frame is not None and frame.f_code.co_filename == self.own_file
 
     def _is_by_library(self) -> bool:
-        """Whether a package's own code does it: `filelock`, which compilers import, adds a hook."""
+        """Whether another module's code does it: `filelock`, which compilers import, adds a hook.
+
+        A module beside the candidate, or in its temporary folder, is the candidate's.
+        """
         with self.aside():
             frame = sys._getframe(2)  # noqa: SLF001
             home = sys.modules.get(str(frame.f_globals.get("__name__")))
-            is_own = home is not None and vars(home) is frame.f_globals
             file = frame.f_code.co_filename
-        return is_own and file != self.own_file and any(part in file for part in _OF_PACKAGES)
+            if home is None or vars(home) is not frame.f_globals or file == self.own_file:
+                return False
+            if getattr(home, "__file__", None) != file:
+                return False
+            own = {os.path.dirname(self.own_file), os.environ.get("TMPDIR", "")} - {""}  # noqa: PTH120
+            is_beside = any(file.startswith(folder + os.sep) for folder in own)
+        return not is_beside or any(part in file for part in _OF_PACKAGES)
 
     def _note_look(self, event: str, args: Any) -> None:
         """Whether the candidate's own code looks for what its caller holds.

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from paritas.kernels import memory, observing
 from paritas.kernels.forking import environment
 from paritas.kernels.outside import Audit, OwnCode
@@ -46,15 +48,19 @@ def test_modules_of_python_come_first(monkeypatch, tmp_path) -> None:
     assert sorted(paths) == sorted(path for path in sys.path if path)
 
 
-def test_a_hook_of_a_package_is_its_own_affair(monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "is_seen"),
+    [("packages", False), ("kernels/site-packages", False), ("kernels", True), ("scratch", True)],
+)
+def test_a_hook_of_a_package_is_its_own_affair(monkeypatch, tmp_path, folder, is_seen) -> None:
     """As `filelock` adds one, which torch's compilers import."""
+    name = f"locks_in_{folder.replace('/', '_').replace('-', '_')}"
+    (tmp_path / folder).mkdir(parents=True)
     adds = "import sys\nsys.addaudithook(lambda *_: None)\n"
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "locks_of_a_package.py").write_text(adds)
-    (tmp_path / "own_kernel.py").write_text(adds)
+    (tmp_path / folder / f"{name}.py").write_text(adds)
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     audit = Audit()
-    for folder, name in (("site-packages", "locks_of_a_package"), (".", "own_kernel")):
-        monkeypatch.syspath_prepend(tmp_path / folder)
-        audit.take()
-        importlib.import_module(name)
-        assert any(kind == "adds" for kind, _ in audit.take()) is (name == "own_kernel")
+    audit.own_file = str(tmp_path / "kernels" / "kernel.py")
+    importlib.import_module(name)
+    assert any(kind == "adds" for kind, _ in audit.take()) is is_seen
