@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from paritas.cli import main
 from paritas.kernels import judging
-from paritas.kernels.callers import STREAM
+from paritas.kernels.calling import STREAM
 
 TASK = """
 import torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from paritas.checks.comparer import CollectedFindings
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs, VerifyConfig
-from paritas.kernels.callers import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
+from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
     RemoteLift,
     calls_reference,

@@ -207,8 +207,7 @@ class _Process:
 
         from paritas.errors import UsageError
         from paritas.execution.saved_state import ProcessState
-        from paritas.kernels.leftovers import Leftovers
-        from paritas.kernels.outside import our_modules_hidden
+        from paritas.kernels.outside import Leftovers, our_modules_hidden
         from paritas.kernels.sides import SideName, load_side
 
         sys.path[:] = order["paths"]

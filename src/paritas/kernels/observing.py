@@ -36,11 +36,26 @@ from paritas.execution.observation import (
 )
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.execution.subjects import Inputs
-from paritas.kernels.callers import COMPILED, REPEATED, call_often, called_by, modes_of, stream_of
+from paritas.kernels.calling import (
+    COMPILED,
+    REPEATED,
+    CallWatch,
+    MemoryBeside,
+    call_often,
+    called_by,
+    modes_of,
+    poison_free_memory,
+    stream_of,
+)
 from paritas.kernels.cases import NEW_TENSORS
-from paritas.kernels.leftovers import Leftovers
-from paritas.kernels.memory import CallWatch, MemoryBeside, poison_free_memory
-from paritas.kernels.outside import Audit, CodeWatch, EscapeWatch, OwnCode, our_modules_hidden
+from paritas.kernels.outside import (
+    Audit,
+    CodeWatch,
+    EscapeWatch,
+    Leftovers,
+    OwnCode,
+    our_modules_hidden,
+)
 from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import Opaque, contents, map_leaves

@@ -17,9 +17,8 @@ from paritas.execution.observation import RunConditions, input_tensors, running_
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
-from paritas.kernels.callers import AUTOCAST, modes_of
+from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import is_far_off
-from paritas.kernels.memory import CallWatch
 from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
 from paritas.kernels.wire import encode
 from paritas.kernels.workers import CandidateEnded, CandidateProcess
