@@ -219,7 +219,8 @@ class _Process:
         try:
             name = msgspec.convert(order["side"], SideName)
             self._audit.own_file = name.file or _file_of(name.module)
-            with our_modules_hidden():
+            hidden = our_modules_hidden() if order["is_candidate"] else contextlib.nullcontext()
+            with hidden:
                 self._side = load_side(name, is_candidate=order["is_candidate"])
         except UsageError as raised:
             error = str(raised)[:_LONGEST_TEXT]
