@@ -478,6 +478,7 @@ def leftovers() -> None:
     expect("remaining modes", left.mode_depths(), depths)
     expect("whether the hook is gone", left.module_hooks() == kept)
     expect("whether kernels are listed", isinstance(left.replaced_kernels(), frozenset))
+    expect("changed operators", left.put_back_operators(left.loaded_operators()), {})
 
 
 def widening() -> None:
