@@ -27,7 +27,14 @@ from paritas.engines.changes import (
     position_changes,
     prompt_changes,
 )
-from paritas.engines.readout import AS_RECORDED, TOKENS, Readout, Request, readouts
+from paritas.engines.readout import (
+    AS_RECORDED,
+    TOKENS,
+    Readout,
+    Request,
+    fitted_truncation,
+    readouts,
+)
 from paritas.engines.records import read_records
 from paritas.engines.routing import number_of_experts, search_flips
 from paritas.errors import UsageError, in_one_line
@@ -587,6 +594,9 @@ class _Check:
         padding = math.exp(many)
         words = f"about {padding:.3g} unused entries of the vocabulary are counted"
         yield Hypothesis("normalisation", words, None, Readout(padding=padding), _FITTED)
+        named = {self.numbers[id(one)]: one for one in sample}
+        for words, readout in fitted_truncation(logits, named).items():
+            yield Hypothesis("truncation", words, None, readout, _FITTED)
 
     def _flips(self, sample: list[Request]) -> list[tuple[float, Hypothesis]]:
         experts = number_of_experts(self.tokens.config)

@@ -27,6 +27,7 @@ from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import Inputs, VerifyConfig, input_sets, inspect_subject
 from paritas.numerics import criterion
+from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 from paritas.relations.catalogue import chosen
@@ -262,7 +263,7 @@ class _Check:
             if is_first:  # the cases of a relation that fail, fail at one place
                 self._origins[relation.name] = self._origin(case, evidence, sides)
             origin = self._origins[relation.name]
-            if self._is_rounding_of_buffers(case, evidence, sides, origin):
+            if self._is_rounding_of_buffers(evidence, sides, origin):
                 del self._origins[relation.name]
                 natively = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
                 comparer = Comparer(natively, demand, config, 0, CALL)
@@ -333,11 +334,7 @@ class _Check:
         return msgspec.structs.replace(finding, item=item)
 
     def _is_rounding_of_buffers(
-        self,
-        case: Case,
-        evidence: Evidence[SubjectProgram],
-        sides: SubjectLift,
-        origin: Origin | None,
+        self, evidence: Evidence[SubjectProgram], sides: SubjectLift, origin: Origin | None
     ) -> bool:
         """Whether the two ways differ in float64 no more than the rounding of buffers explains.
 
@@ -367,11 +364,12 @@ class _Check:
             runs = [one.value(item) for one in moved]
             if not all(isinstance(run, torch.Tensor) and run.shape == value.shape for run in runs):
                 return False
+            if nonfinite_mismatch(value, other) is not None:
+                return False
             usual = max(criterion.rms_difference(run, value) for run in runs)
             if not criterion.rms_difference(other, value) <= criterion.MAX_Z * usual:
                 return False
-        # Training steps follow the buffers even where the two ways differ for another reason.
-        return case.trains or self._depends_on_buffers(module, evidence, sides)
+        return self._depends_on_buffers(module, evidence, sides)
 
     def _depends_on_buffers(
         self, module: Any, evidence: Evidence[SubjectProgram], sides: SubjectLift

@@ -636,7 +636,8 @@ def _saved_and_loaded(model: Any) -> Any:
     name = "dtype" if hasattr(model.config, "dtype") else "torch_dtype"
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)  # which shows its progress
-        return type(model).from_pretrained(folder, **{name: model.dtype}, **how)
+        made = type(model).from_pretrained(folder, **{name: model.dtype}, **how)
+    return made.to(model.device)
 
 
 def _mode_cases(checked: CheckedModel) -> Iterator[Case]:
