@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from paritas._torch.kernels import float64_kernel
+from paritas._torch.operators import DispatchMode
 
 ATEN = torch.ops.aten
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -40,7 +40,7 @@ def test_the_norm_of_weights_is_computed_in_float64(dim, device):
 def test_a_fused_step_gets_the_float32_counts_that_its_kernel_on_a_gpu_reads():
     seen = []
 
-    class Steps(TorchDispatchMode):
+    class Steps(DispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is op:
                 seen.extend(one.dtype for one in args[5])
