@@ -381,6 +381,31 @@ def test_a_parameter_that_a_call_changes_is_reported():
     assert "a call changes this parameter" in str(verdict)
 
 
+def test_a_block_that_is_wrong_from_its_second_call_on_is_found(undiagnosed):
+    # What a call leaves behind, a generator's state, is nothing that a check can put back.
+    def calls():
+        yield 1.0
+        while True:
+            yield 1.001
+
+    made = candidate()
+    layer, scales = made.layers[1], calls()
+    layer.forward = lambda *args, **given: Layer.forward(layer, *args, **given) * next(scales)
+    verdict = by_blocks(model(), made, config=FORWARD)
+    assert verdict.status is Status.DIFFERENT
+    assert "layers.1" in failing(verdict)
+
+
+def test_a_reference_that_does_not_repeat_its_results_is_unverified(undiagnosed):
+    made = copy.deepcopy(model())
+    # The first two calls are inside of the model, and alone.
+    layer, scales = made.layers[1], iter([1.0, 1.0, *[2.0] * 100])
+    layer.forward = lambda *args, **given: Layer.forward(layer, *args, **given) * next(scales)
+    verdict = by_blocks(made, copy.deepcopy(model()), config=FORWARD)
+    assert verdict.status is Status.UNVERIFIED
+    assert "when run once more at the end" in str(verdict)
+
+
 def test_models_without_blocks_and_with_other_blocks_are_refused():
     with pytest.raises(UsageError, match="found no repeated modules"):
         by_blocks(nn.Linear(2, 2), nn.Linear(2, 2), [torch.ones(1, 2)])

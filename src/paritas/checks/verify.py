@@ -374,6 +374,7 @@ class Verification:
     Attributes:
         conditions: the conditions of all runs.
         evidence: evidence about the reference, once it has run.
+        runs_again_later: the reference is run once more by the caller, as part of a whole.
     """
 
     def __init__(
@@ -393,6 +394,7 @@ class Verification:
         self.tell = tell
         self.rng = RandomState.now()
         self.evidence: Evidence[SubjectProgram] | None = None
+        self.runs_again_later = False
         self.repeats = False
         self.released: list[Item] | None = None
         self.overwritten: list[Item] = []
@@ -512,7 +514,7 @@ class Verification:
         collected = CollectedFindings()
         first = dataclasses.replace(first, further={}, again={})
         last = first
-        if not sides.repetition.is_shown_by_arbiter(first):
+        if not (self.runs_again_later or sides.repetition.is_shown_by_arbiter(first)):
             self.tell("running the reference once more")
             with running_subject(self.reference, self.rng, self.conditions) as call:
                 last = call(self.inputs)
@@ -537,9 +539,14 @@ class Verification:
             if item.text not in items
             or not steady.is_as_near(items[item.text], first, last, demand)
         ]
+        self._report_moved(collected, moved)
+        return collected
+
+    def _report_moved(self, collected: CollectedFindings, moved: Sequence[Item]) -> None:
+        """Report what another run of the reference at the end changed beyond rounding."""
         if not moved:
             collected.notes.append("the reference does not give the same bits every time")
-            return collected
+            return
         named = ", ".join([item.text for item in moved][:3])
         reason = f"when run once more at the end, it no longer gives the same {named}"
         advice = (
@@ -548,7 +555,6 @@ class Verification:
         )
         item = self._shown(harness("reference"))
         collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
-        return collected
 
     def _goes_by_order(self, reference: Observation, candidate: Observation) -> bool:
         """Whether outputs with other names are matched by their order.

@@ -456,6 +456,10 @@ class ComposedNoise:
         self._squares: dict[Item, Tensor] = {}
         self._discrete: dict[Item, list[Any]] = {}
 
+    def around(self, base: Observation) -> ComposedNoise:
+        """The same noise measured again, around another plain run."""
+        return ComposedNoise(self._run_once, base, self._seed, self._tell)
+
     def spread(self, item: Item, runs: int) -> Tensor | None:
         """The rms deviation of an item over the runs, or None if there are none."""
         self._run(runs)
