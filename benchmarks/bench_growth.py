@@ -27,7 +27,7 @@ import paritas
 from paritas.dumps.reading import Dump
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import OperatorCall, Recipe
-from paritas.results.placements import Shard
+from paritas.results.items import Shard
 
 ROUNDS = 3
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)

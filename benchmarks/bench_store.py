@@ -17,9 +17,8 @@ from benchmarks.lab.timing import measured, taken
 
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
-from paritas.files.dtypes import as_stored, digest
-from paritas.files.folders import run_identity
-from paritas.files.records import Entry, Header, Site, TensorFacts
+from paritas.files.records import Entry, Header, Site, TensorFacts, run_identity
+from paritas.files.tensor_bytes import as_stored, digest
 
 LARGE, LARGE_NUMEL = 32, 8 << 20
 SMALL, SMALL_NUMEL = 20_000, 4 << 10

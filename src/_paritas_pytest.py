@@ -184,6 +184,6 @@ def pytest_terminal_summary(
     reports = [report for found in terminalreporter.stats.values() for report in found]
     if _SESSION not in config.stash and not has_outcomes(reports):
         return
-    from paritas.pytest.outcomes import print_summary
+    from paritas.pytest.session import print_summary
 
     print_summary(terminalreporter, reports, _session(config))

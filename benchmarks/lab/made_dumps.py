@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from paritas.dumps.writing import DumpWriter
-from paritas.files.dtypes import as_stored
-from paritas.files.folders import run_identity
-from paritas.files.records import Entry, Header, Site, TensorFacts
+from paritas.files.records import Entry, Header, Site, TensorFacts, run_identity
+from paritas.files.tensor_bytes import as_stored
 
 
 def tensors(count: int, numel: int, *, is_mine: bool, every: int = 1) -> Iterator[torch.Tensor]:

@@ -59,12 +59,12 @@ _HOMES = {
     "Comparison": "paritas.results.comparisons",
     "Coverage": "paritas.results.findings",
     "EngineRecord": "paritas.engines.records",
-    "EngineReport": "paritas.results.engines",
+    "EngineReport": "paritas.results.model_reports",
     "Finding": "paritas.results.findings",
     "FullValueChecker": "paritas.numerics.checkers",
     "GraphReport": "paritas.results.graph_reports",
     "Inputs": "paritas.execution.subjects",
-    "InvariantsReport": "paritas.results.invariants",
+    "InvariantsReport": "paritas.results.model_reports",
     "KernelJudge": "paritas.kernels.judge",
     "KernelOptions": "paritas.kernels.options",
     "KernelReport": "paritas.results.kernels",
@@ -121,11 +121,10 @@ if TYPE_CHECKING:
     from paritas.relations.checking import invariants
     from paritas.relations.relation import relation
     from paritas.results.comparisons import Comparison
-    from paritas.results.engines import EngineReport
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
-    from paritas.results.invariants import InvariantsReport
     from paritas.results.kernels import KernelReport
+    from paritas.results.model_reports import EngineReport, InvariantsReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
     from paritas.sweeping.sweep import sweep

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from paritas.compat.fusion_switch import load_switch
 from paritas.compat.npy_tree import is_of_tree
 from paritas.errors import UsageError
-from paritas.files.folders import TIME
+from paritas.files.records import TIME
 from paritas.recording.pipeline import rank_and_world
 from paritas.recording.record import record
 from paritas.recording.selection import Selection

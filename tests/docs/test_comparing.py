@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paritas.cli.compare import compare
+from paritas.cli.dumps import compare
 from paritas.comparison.rules import Rules
-from paritas.reports.tables import COMPARISON_COLUMNS
+from paritas.reports.exports import COMPARISON_COLUMNS
 from paritas.results.findings import Status
 
 GUIDE = Path(__file__).parents[2] / "docs" / "comparing.md"

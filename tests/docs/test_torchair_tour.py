@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from docs.pages import DOCS
 from paritas.compat.fusion_switch import PASSES
-from paritas.reports.tables import COMPARISON_COLUMNS
+from paritas.reports.exports import COMPARISON_COLUMNS
 
 TOUR = (DOCS / "coming_from" / "torchair_msit.md").read_text(encoding="utf-8")
 NAMED = """

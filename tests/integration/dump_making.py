@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from paritas.dumps.writing import DumpWriter
-from paritas.files.dtypes import as_stored, digest
 from paritas.files.records import Entry, Header, Site, TensorFacts
+from paritas.files.tensor_bytes import as_stored, digest
 from paritas.numerics.statistics import summarize
 
 RUN = "0123456789abcdef"

@@ -14,9 +14,8 @@ import torch
 
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError
-from paritas.files.dtypes import as_stored, digest
-from paritas.files.folders import run_identity
-from paritas.files.records import Entry, Header, Site, TensorFacts
+from paritas.files.records import Entry, Header, Site, TensorFacts, run_identity
+from paritas.files.tensor_bytes import as_stored, digest
 
 DTYPES = [torch.uint8, torch.float32, torch.float16, torch.float64]
 

@@ -323,7 +323,8 @@ def test_progress_goes_to_stderr_and_the_report_to_stdout(monkeypatch):
 def test_the_command_line_starts_without_torch_rich_or_any_command():
     code = textwrap.dedent("""
         import sys, paritas.cli
-        loaded = {'torch', 'rich', 'paritas.cli.verify', 'paritas.cli.demo'} & set(sys.modules)
+        commands = {'paritas.cli.models', 'paritas.cli.getting_started'}
+        loaded = {'torch', 'rich', *commands} & set(sys.modules)
         assert not loaded, loaded
         paritas.cli.main(['--help'], standalone_mode=False)
         assert not {'torch', 'rich'} & set(sys.modules)

@@ -12,7 +12,7 @@ from paritas.cli import main
 from paritas.dumps.reading import Dump
 from paritas.numerics.sketch import sketch, sketch_distance
 from paritas.numerics.statistics import summarize
-from paritas.results.placements import LocalPlacement
+from paritas.results.items import LocalPlacement
 
 
 def convert(*arguments):

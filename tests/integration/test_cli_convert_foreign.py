@@ -16,8 +16,8 @@ from paritas.cli import main
 from paritas.compat.ge_writing import GeTree
 from paritas.dumps.opening import open_dump
 from paritas.dumps.reading import Dump
-from paritas.files.dtypes import digest
 from paritas.files.records import Entry, TensorFacts
+from paritas.files.tensor_bytes import digest
 from paritas.numerics.statistics import summarize
 from paritas.recording import conversion
 from paritas.results.findings import Status

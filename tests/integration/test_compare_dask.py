@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import processes
-from paritas.comparison import opened_dumps
-from paritas.comparison.compare import compare
+from paritas.comparison.compare import compare, opened
 from paritas.errors import UsageError
 from paritas.execution import executors
 from paritas.execution.executors import Failed, executor_of, run_batches
@@ -87,7 +86,7 @@ def test_a_cluster_that_does_not_see_the_dump_says_so(tmp_path, cluster):
             UsageError, match=r"a worker on .* cannot open the dump: .*gone does not exist"
         ),
     ):
-        list(run_batches(pool, opened_dumps.opened, [str(tmp_path / "gone")], ahead=1))
+        list(run_batches(pool, opened, [str(tmp_path / "gone")], ahead=1))
 
 
 def test_a_cluster_without_workers_is_refused(monkeypatch, distributed):

@@ -18,7 +18,7 @@ from paritas.parallel.dtensor import (
 )
 from paritas.placement.placement import split_tensor
 from paritas.results.findings import Status
-from paritas.results.placements import Partial, Shard
+from paritas.results.items import Partial, Shard
 from quality.dtensor_table import Example, RuleRow, examine_example, examples, make_table
 
 # What DTensor claims, and where it is wrong, is another matter in every release.

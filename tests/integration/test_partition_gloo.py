@@ -12,13 +12,13 @@ from integration import rank_programs as programs
 from paritas.errors import UsageError
 from paritas.parallel import rank_pool
 from paritas.parallel.rank_pool import LostRankError, RankPool, close_pools, warm_pool
+from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import Annotation, Option
-from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.ranks.threads import check_on_threads, confirm_on_gloo
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import Group, OperatorCall, Recipe
 from paritas.results.findings import Status
-from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.items import Once, Partial, Replicate, Shard
 from quality.partition_corpus import RIGHT
 from quality.partition_corpus_wrong import WRONG
 

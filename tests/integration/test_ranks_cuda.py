@@ -19,7 +19,7 @@ from paritas.partition.recipe_checks import check_recipe, confirmation
 from paritas.placement.recipes import OperatorCall, Recipe, on_device
 from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome, GraphReport
-from paritas.results.placements import Once, Partial, Shard
+from paritas.results.items import Once, Partial, Shard
 from unit.graphs.small_graphs import WRONG, graph, linear, relu
 
 pytestmark = [

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from integration.chromium import ask_page
-from paritas.reports.comparison_page import html_report
+from paritas.reports.result_pages import html_report
 from unit.results.comparison_extremes import HOSTILE, empty, hostile, non_finite, wide
 from unit.results.comparison_samples import transformer
 

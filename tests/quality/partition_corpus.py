@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from paritas.placement.recipes import Divided, Range
-from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.items import Once, Partial, Replicate, Shard
 from quality.partition_corpus_making import (
     AVG,
     CAT0,

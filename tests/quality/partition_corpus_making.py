@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from paritas.placement.recipes import OperatorCall, Recipe
-from paritas.results.placements import Partial, Shard
+from paritas.results.items import Partial, Shard
 
 SEED = 7
 CAT0, CAT1, CAT2, CAT3 = (Shard(dim) for dim in range(4))

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
+from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import Annotation, Option
-from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.library import annotation_for, known
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import OperatorCall

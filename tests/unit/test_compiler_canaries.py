@@ -21,15 +21,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
-from paritas._torch import (
-    dynamo,
-    frozen_graphs,
-    graphs,
-    inductor,
-    kernels,
-    passes,
-    replaying,
-)
+from paritas._torch import dynamo, graphs, inductor, kernels, passes, replaying
 from paritas.errors import UnsupportedTorchError
 
 ATEN = torch.ops.aten
@@ -110,22 +102,22 @@ def test_the_operators_that_keep_a_generator_s_state_are_called_that(name):
     assert getattr(torch.ops.higher_order, name) is getattr(rng_prims, name)
 
 
-# --- paritas._torch.frozen_graphs -----------------------------------------------------------------
+# --- paritas._torch.passes: snapshots -------------------------------------------------------------
 
 
 def test_the_arguments_of_a_node_are_other_objects_once_they_change():
     module = symbolic_trace(wave)
-    before = frozen_graphs.Fingerprint(module)
-    assert before.same(frozen_graphs.Fingerprint(module))
+    before = passes.Fingerprint(module)
+    assert before.same(passes.Fingerprint(module))
     node = next(node for node in module.graph.nodes if node.op == "call_function")
     given = node.args
     assert node.args is given
     node.args = tuple(node.args)
-    assert before.same(frozen_graphs.Fingerprint(module)), "the same in other objects"
+    assert before.same(passes.Fingerprint(module)), "the same in other objects"
     (placeholder,) = module.graph.find_nodes(op="placeholder")
     module.graph.erase_node(module.graph.find_nodes(op="output")[0])
     module.graph.output(placeholder)
-    assert not before.same(frozen_graphs.Fingerprint(module))
+    assert not before.same(passes.Fingerprint(module))
 
 
 def test_the_size_behind_a_symbol_is_told_without_a_guard():
@@ -133,20 +125,20 @@ def test_the_size_behind_a_symbol_is_told_without_a_guard():
     (node,) = module.graph.find_nodes(op="placeholder")
     environment = node.meta["val"].fake_mode.shape_env
     guards = len(environment.guards)
-    spec = frozen_graphs.traced_value(node)
-    assert spec == frozen_graphs.TensorSpec((3, 4), (4, 1), torch.float32)
-    assert frozen_graphs.has_known_size(node)
+    spec = passes.traced_value(node)
+    assert spec == passes.TensorSpec((3, 4), (4, 1), torch.float32)
+    assert passes.has_known_size(node)
     assert len(environment.guards) == guards
 
 
 def test_a_size_that_only_the_data_tell_is_known_not_to_be_known():
     module = make_fx(torch.nonzero, tracing_mode="symbolic")(X)
     (node,) = module.graph.find_nodes(op="call_function", target=ATEN.nonzero.default)
-    assert not frozen_graphs.has_known_size(node)
+    assert not passes.has_known_size(node)
     sizes = {}
-    frozen_graphs.record_sizes(node, torch.nonzero(X), sizes)
+    passes.record_sizes(node, torch.nonzero(X), sizes)
     assert list(sizes.values()) == [12]
-    assert frozen_graphs.traced_value(node, sizes).shape == (12, 2)
+    assert passes.traced_value(node, sizes).shape == (12, 2)
 
 
 def test_a_lowering_pattern_leaves_the_match_in_what_it_puts_into_the_graph():
@@ -344,7 +336,7 @@ def test_a_branch_is_run_by_the_player():
     result = graph.call_function(invoke_subgraph, (branch, "branch", x))
     graph.output(result)
     module = GraphModule({"branch": body}, graph)
-    assert torch.equal(replaying.replay(frozen_graphs.freeze(module), [X], {}), wave(X))
+    assert torch.equal(replaying.replay(passes.freeze(module), [X], {}), wave(X))
 
 
 def test_the_depth_of_functorch_s_transforms_is_told():

@@ -27,7 +27,7 @@ from paritas.results.comparisons import Comparison
 from paritas.results.findings import Verdict
 from paritas.results.graph_reports import GraphReport
 from paritas.results.power_reports import PowerReport
-from paritas.settings.options import find_file
+from paritas.settings import find_file
 
 MARK = "was-run"
 

@@ -12,28 +12,27 @@ from torch import distributed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
-from paritas._torch import simulated_ranks
-from paritas._torch import simulated_ranks as sharding_rules
-from paritas._torch.pipelines import gradient_factors
+from paritas._torch import ranks
+from paritas._torch.ranks import gradient_factors
 from paritas.errors import UnsupportedTorchError, UsageError
 from paritas.precision.lifting import RankLiftMode
 
 
 def test_a_simulated_tensor_is_another_on_each_rank():
     parts = [torch.ones(2, 3), torch.full((2, 3), 2.0)]
-    with simulated_ranks.simulated_ranks(2) as mesh:
-        local = simulated_ranks.of_ranks(parts)
+    with ranks.simulated_ranks(2) as mesh:
+        local = ranks.of_ranks(parts)
         split = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
-        found = simulated_ranks.parts_of(split.full_tensor(), 2)
+        found = ranks.parts_of(split.full_tensor(), 2)
         terms = DTensor.from_local(local, mesh, [Partial()], run_check=False)
-        summed = simulated_ranks.parts_of(terms.full_tensor(), 2)
+        summed = ranks.parts_of(terms.full_tensor(), 2)
     assert all(torch.equal(part, torch.cat(parts)) for part in found)
     assert all(torch.equal(part, torch.full((2, 3), 3.0)) for part in summed)
     assert not distributed.is_initialized()
 
 
 def test_a_plain_tensor_is_the_same_on_each_rank():
-    assert len(simulated_ranks.parts_of(torch.ones(2), 3)) == 3
+    assert len(ranks.parts_of(torch.ones(2), 3)) == 3
 
 
 def test_threads_that_enter_modes_leave_the_process_in_none():
@@ -51,15 +50,15 @@ def test_threads_that_enter_modes_leave_the_process_in_none():
             (second_in if rank == 0 else first_out).wait(600)
         first_out.set()
 
-    simulated_ranks.run_in_threads(program, 2, 600.0)
+    ranks.run_in_threads(program, 2, 600.0)
     assert not is_in_torch_dispatch_mode()
 
 
 def test_simulated_ranks_leave_the_exception_hook_alone():
     hook = sys.excepthook
-    with simulated_ranks.simulated_ranks(2):
+    with ranks.simulated_ranks(2):
         pass
-    simulated_ranks.run_in_threads(lambda rank: rank, 2, 600.0)
+    ranks.run_in_threads(lambda rank: rank, 2, 600.0)
     assert sys.excepthook is hook
 
 
@@ -70,7 +69,7 @@ def test_ranks_are_not_simulated_within_a_process_group(monkeypatch):
     try:
         with (
             pytest.raises(UsageError, match="already a rank of a process group"),
-            simulated_ranks.simulated_ranks(2),
+            ranks.simulated_ranks(2),
         ):
             pass
     finally:
@@ -95,18 +94,18 @@ def test_collectives_of_a_lifted_program_write_to_what_they_are_given(monkeypatc
 
 def test_moved_arguments_are_seen_and_the_others_are_not():
     parts = [torch.ones(2, 4), torch.ones(2, 4)]
-    with simulated_ranks.simulated_ranks(2) as mesh:
-        local = simulated_ranks.of_ranks(parts)
+    with ranks.simulated_ranks(2) as mesh:
+        local = ranks.of_ranks(parts)
         whole = DTensor.from_local(local, mesh, [Replicate()], run_check=False)
         terms = DTensor.from_local(local, mesh, [Partial()], run_check=False)
-        with sharding_rules.watch_redistribution() as moved:
+        with ranks.watch_redistribution() as moved:
             torch.relu(whole)
             assert moved == []
             torch.relu(terms)
             assert len(moved) == 1  # nameless, if the same call was made before
         with (
-            sharding_rules.watch_redistribution(stop=True),
-            pytest.raises(sharding_rules.Redistributed),
+            ranks.watch_redistribution(stop=True),
+            pytest.raises(ranks.Redistributed),
         ):
             torch.relu(terms)
 
@@ -117,7 +116,7 @@ def test_each_thread_knows_its_rank_and_joins_in_collectives():
         distributed.all_reduce(value)
         return distributed.get_rank(), float(value)
 
-    outcomes = simulated_ranks.run_in_threads(program, 3, timeout=600)
+    outcomes = ranks.run_in_threads(program, 3, timeout=600)
     assert [outcome.value for outcome in outcomes] == [(0, 6.0), (1, 6.0), (2, 6.0)]
     assert all(outcome.done for outcome in outcomes)
     assert not distributed.is_initialized()
@@ -139,7 +138,7 @@ def test_threads_that_are_held_keep_their_group_and_are_new_after_a_failure():
             raise ValueError("no")
         distributed.barrier()
 
-    with simulated_ranks.RankThreads(2) as threads:
+    with ranks.RankThreads(2) as threads:
         threads.run(join, 600)
         assert [outcome.value for outcome in threads.run(add, 600)] == [3.0, 3.0]
         assert [outcome.done for outcome in threads.run(fail, 600)] == [False, True]
@@ -156,17 +155,17 @@ def test_threads_are_let_go_where_the_wait_for_them_is_interrupted(monkeypatch):
     def interrupted() -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulated_ranks, "time", types.SimpleNamespace(monotonic=interrupted))
-    with pytest.raises(KeyboardInterrupt), simulated_ranks.RankThreads(2) as threads:
+    monkeypatch.setattr(ranks, "time", types.SimpleNamespace(monotonic=interrupted))
+    with pytest.raises(KeyboardInterrupt), ranks.RankThreads(2) as threads:
         threads.run(wait_for_rank_one, 600)
     assert not distributed.is_initialized()
 
 
 def test_a_part_that_torch_has_not_is_named():
     with pytest.raises(UnsupportedTorchError, match=r"has no torch\.distributed\.nowhere"):
-        simulated_ranks._import_private("torch.distributed.nowhere")
+        ranks._import_private("torch.distributed.nowhere")
     with pytest.raises(UnsupportedTorchError, match="has no nothing"):
-        simulated_ranks._import_private("torch.distributed", "nothing")
+        ranks._import_private("torch.distributed", "nothing")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -179,7 +178,7 @@ def test_fsdp_sums_and_divides_by_a_factor_on_simulated_ranks(device):
         return collectives._get_gradient_divide_factors(*given)
 
     with gradient_factors(once=False):
-        outcomes = simulated_ranks.run_in_threads(program, 2, 60)
+        outcomes = ranks.run_in_threads(program, 2, 60)
     assert [one.error for one in outcomes] == [None, None]
     for one in outcomes:
         assert one.value[1] == 4.0

@@ -23,9 +23,9 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 
 from paritas._torch import kernels
-from paritas._torch.frozen_graphs import FrozenGraph, UnplayableError, concrete, record_sizes
 from paritas._torch.graphs import UNINITIALISED
 from paritas._torch.operators import WIDE, traits
+from paritas._torch.passes import FrozenGraph, UnplayableError, concrete, record_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

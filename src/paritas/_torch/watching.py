@@ -1,10 +1,4 @@
-"""Watch the module calls and operators of a program in eager mode.
-
-Module calls are watched by wrapping `nn.Module.__call__`. Torch's own global hooks are not enough:
-pre-hooks do not get keyword arguments, no hook runs on a `KeyboardInterrupt`, and Dynamo guards
-compiled code on their number, so watching would cause recompiles. No guard checks `__call__`, and
-when Dynamo traces the wrapper it only sees a call of the original.
-"""
+"""Modes and hooks of eager programs: watch module calls and operators, undo what is left behind."""
 
 from __future__ import annotations
 
@@ -16,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.fx
-from torch import nn
+import torch.nn.modules.module as _modules
+from torch import library, nn
 from torch.distributed import is_available as distributed_is_available
+from torch.overrides import _pop_mode as _pop_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 
 from paritas._torch.operators import Operator, traits
 
@@ -28,7 +25,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     ModuleCall = Callable[..., Any]
+
     Around = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], ModuleCall], Any]
+
+
+# --- Watching the module calls and operators of a program -----------------------------------------
+# Module calls are watched by wrapping `nn.Module.__call__`. Torch's own global hooks are not
+# enough: pre-hooks do not get keyword arguments, no hook runs on a `KeyboardInterrupt`, and
+# Dynamo guards compiled code on their number, so watching would cause recompiles. No guard checks
+# `__call__`, and when Dynamo traces the wrapper it only sees a call of the original.
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS = torch._C.DispatchKey.ADInplaceOrView
@@ -273,3 +278,45 @@ def _is_dtensor(kind: type) -> bool:
     from torch.distributed.tensor import DTensor
 
     return issubclass(kind, DTensor)
+
+
+# --- What programs leave behind that runs with everything later: modes, hooks, kernels ------------
+
+# The kernels that eager programs run. Importing parts of torch registers others: for meta tensors.
+_EAGER_KEYS = ("/CPU", "/CUDA", "/Autograd", "/AutogradCPU", "/AutogradCUDA")
+
+
+def mode_depths() -> tuple[int, int]:
+    """The number of dispatch modes and of function modes of this thread."""
+    return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+
+
+def close_modes(depths: tuple[int, int]) -> None:
+    """End the innermost modes, until as many are left."""
+    while mode_depths()[0] > depths[0]:
+        _pop_dispatch_mode()
+    while mode_depths()[1] > depths[1]:
+        _pop_function_mode()
+
+
+def module_hooks() -> dict[str, dict[Any, Any]]:
+    """The hooks that all modules call, by their kind: copies."""
+    kinds = {name: one for name, one in vars(_modules).items() if name.startswith("_global_")}
+    return {name: dict(one) for name, one in kinds.items() if isinstance(one, dict)}
+
+
+def restore_module_hooks(hooks: dict[str, dict[Any, Any]]) -> None:
+    """Make these the hooks that all modules call."""
+    for name, kept in hooks.items():
+        now = vars(_modules)[name]
+        now.clear()
+        now.update(kept)
+
+
+def replaced_kernels() -> frozenset[str]:
+    """The kernels of torch's own operators that `torch.library` has replaced: `sign/CPU`."""
+    return frozenset(
+        name.removeprefix("aten/")
+        for name in library._impls
+        if name.startswith("aten/") and name.endswith(_EAGER_KEYS)
+    )

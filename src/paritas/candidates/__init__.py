@@ -25,13 +25,13 @@ _HOMES = {
     "aot_inductor": "paritas.candidates.makers",
     "export": "paritas.candidates.makers",
     "export_decomposed": "paritas.candidates.makers",
-    "make": "paritas.candidates.names",
+    "make": "paritas.candidates.loading",
     "onnxruntime": "paritas.candidates.makers",
 }
 
 if TYPE_CHECKING:
+    from paritas.candidates.loading import make
     from paritas.candidates.makers import aot_inductor, export, export_decomposed, onnxruntime
-    from paritas.candidates.names import make
     from paritas.execution.subjects import ForeignProgram, LiftedProgram
 else:
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from paritas.candidates.loading import call, model_and_inputs, resolve
-from paritas.candidates.names import is_named, make
+from paritas.candidates.loading import call, is_named, make, model_and_inputs, resolve
 from paritas.errors import UsageError
 from paritas.execution.subjects import usable_device
 from paritas.numerics.contents import map_leaves

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from paritas._torch.dynamo import backends_of, original_of, uncompiled
-from paritas._torch.memory import is_out_of_memory
+from paritas._torch.tensors import is_out_of_memory
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.cut_models import Rest, Side
 from paritas.checks.failures import Explainer, FailedPair

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.frozen_graphs import (
+from paritas._torch.graphs import as_traced, operator_name
+from paritas._torch.operators import WIDE, own_default
+from paritas._torch.passes import (
     SYMBOLS,
     UNKNOWN_SIZE,
     FrozenGraph,
@@ -22,8 +24,6 @@ from paritas._torch.frozen_graphs import (
     may_write,
     traced_value,
 )
-from paritas._torch.graphs import as_traced, operator_name
-from paritas._torch.operators import WIDE, own_default
 from paritas._torch.replaying import Stream, Unsized, carry_keys_over, draws_of, replay
 from paritas.checks.failures import Explainer
 from paritas.errors import in_one_line

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.frozen_graphs import Fingerprint, UnplayableError, freeze
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import NodeProvenance, as_traced, provenance
-from paritas._torch.passes import JOINT, listening_to_passes, run_post_grad_passes
+from paritas._torch.passes import (
+    JOINT,
+    Fingerprint,
+    UnplayableError,
+    freeze,
+    listening_to_passes,
+    run_post_grad_passes,
+)
 from paritas._torch.replaying import carry_keys_over
 from paritas.checks.failures import make_origin
 from paritas.checks.pass_programs import (
@@ -33,8 +39,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule, Node
 
-    from paritas._torch.frozen_graphs import FrozenGraph
     from paritas._torch.inductor import LoweredGraph
+    from paritas._torch.passes import FrozenGraph
     from paritas.checks.pass_programs import MadeUpInputs, PassComparison, PassProgram
 
 

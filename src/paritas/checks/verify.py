@@ -13,8 +13,8 @@ from paritas._torch.dynamo import reuses_outputs, room_for_entries
 from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
+from paritas.checks.cut_models import check_by, describe_shortage, verify_where_it_fits
 from paritas.checks.failures import FailedPair, remember_failed
-from paritas.checks.fitting import describe_shortage, verify_where_it_fits
 from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
@@ -287,10 +287,7 @@ def verify(
     config = config.as_used()
     sets = input_sets(inputs)
     tell = on_progress or (lambda _: None)
-    if by not in {None, "whole", "blocks"}:
-        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
-    if blocks is not None and by == "whole":
-        raise UsageError("blocks=... cannot be combined with by='whole'")
+    check_by(by, blocks)
     pair = framework_model, compiled_model
 
     def whole() -> Verdict:

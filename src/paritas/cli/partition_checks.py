@@ -17,7 +17,7 @@ from paritas.checks.failures import remember_failed
 from paritas.errors import UsageError
 from paritas.execution.subjects import usable_device
 from paritas.partition.annotation import Annotation, Option
-from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, make_call
+from paritas.partition.configuration import TensorInfo, VerifyConfig, make_call
 from paritas.partition.library import annotation_of_call
 from paritas.partition.recipe_checks import failed_split, labelled
 from paritas.partition.verify import CheckSettings, check_unsplit
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paritas.checks.failures import FailedSplit
-    from paritas.cli.partition import PartitionOptions
+    from paritas.cli.ranks import PartitionOptions
     from paritas.partition.discovery import Discovered
     from paritas.placement.recipes import OperatorCall
-    from paritas.results.proofs import RuleProof
+    from paritas.results.graph_reports import RuleProof
 
 
 # --- Arguments on the command line ----------------------------------------------------------------
@@ -336,7 +336,7 @@ def _prove(
 ) -> tuple[RuleProof, ...]:
     """Decide each split; without an annotation, the one that discovery found."""
     from paritas.partition.proofs.prove import Prover
-    from paritas.results.proofs import RuleProof
+    from paritas.results.graph_reports import RuleProof
 
     if annotation is None and len(rule) == 1:
         annotation = Annotation.parse(rule[0])

@@ -7,9 +7,11 @@ import dataclasses
 import datetime as dt
 import functools
 import math
+import platform
 import threading
 import time
-from collections import Counter
+import weakref
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +20,6 @@ import torch
 
 from paritas.comparison.gathering import operands
 from paritas.comparison.judgement import Measured, measure
-from paritas.comparison.opened_dumps import opened
 from paritas.comparison.operands import describe_side
 from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rules import Rules, align_steps
@@ -29,14 +30,15 @@ from paritas.execution.executors import (
     executor_of,
     few_full_collections,
     run_batches,
+    session_of_work,
 )
 from paritas.files.trees import local_copy
-from paritas.numerics.mismatch_maps import mismatch_detail
+from paritas.numerics.pair_figures import mismatch_detail
 from paritas.results.comparisons import Comparison, Divergence, DumpFacts
 from paritas.results.findings import Aspect, Coverage, Status
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.wording import counted
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     import os
@@ -53,7 +55,59 @@ if TYPE_CHECKING:
     from paritas.results.comparisons import ComparisonRow, Detail
     from paritas.results.findings import Diagnosis
 
+    _Key = tuple[str, str | None]
+
     Tell = Callable[[Progress], None]
+
+
+# --- Open dumps, shared by the threads of a process and cached in worker processes ----------------
+
+_MOST_KEPT = 4
+
+_dumps_lock = threading.RLock()
+# While a dump is in use, the threads of this process share it.
+_held: weakref.WeakValueDictionary[_Key, ReadableDump] = weakref.WeakValueDictionary()
+# A worker process keeps dumps only during one comparison: later, another dump may be at that path.
+_kept: OrderedDict[_Key, ReadableDump] = OrderedDict()
+_kept_for = ""
+
+
+def opened(path: str, kind: str | None = None) -> ReadableDump:
+    """Open a dump; a worker reuses one that is already open."""
+    session = session_of_work()
+    key = (path, kind)
+    with _dumps_lock:
+        _forget_others(session)
+        found = _held.get(key) if session is not None else None
+        if found is None:
+            found = _open_for_worker(path, kind, session)
+            _held[key] = _held[path, found.kind] = found
+        if session:
+            _kept[key] = found
+            _kept.move_to_end(key)
+            if len(_kept) > _MOST_KEPT:
+                _kept.popitem(last=False)
+        return found
+
+
+def _forget_others(session: str | None) -> None:
+    global _kept_for  # noqa: PLW0603  (one for each process)
+    if session and session != _kept_for:
+        for key in _kept:
+            _held.pop(key, None)
+        _kept.clear()
+        _kept_for = session
+
+
+def _open_for_worker(path: str, kind: str | None, session: str | None) -> ReadableDump:
+    from paritas.dumps.opening import open_dump
+
+    try:
+        return open_dump(path, kind)
+    except UsageError as error:
+        if not session:
+            raise
+        raise UsageError(f"a worker on {platform.node()} cannot open the dump: {error}") from error
 
 
 # --- All pairs, in batches ------------------------------------------------------------------------
@@ -270,8 +324,6 @@ def _make_divergence(row: ComparisonRow, *, at_the_start: bool) -> Divergence:
     reason = "its inputs are not recorded: the cause is this value or something before it"
     return Divergence(kind="unclear", row=row.index, reason=reason)
 
-
-# --- The comparison -------------------------------------------------------------------------------
 
 # Operators that overwrite their first argument without reading it.
 _FILLS = {

@@ -15,7 +15,7 @@ from paritas.comparison.rules import Rearranged, parse_dims
 from paritas.errors import UsageError
 from paritas.placement.assembly import Assembly, Cell, Refused, lay_out, named_ranks, whole
 from paritas.placement.placement import HeldPart, MeshAxis, Placement
-from paritas.results.placements import Partial, Replicate, Shard
+from paritas.results.items import Partial, Replicate, Shard
 from paritas.results.wording import counted
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paritas.dumps.opening import ReadableDump
     from paritas.files.records import Record
     from paritas.placement.assembly import Segment, Where
-    from paritas.results.placements import LocalPlacement, Role
+    from paritas.results.items import LocalPlacement, Role
 
 
 # --- Where each rank is on the axes of its mesh ---------------------------------------------------

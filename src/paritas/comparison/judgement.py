@@ -33,8 +33,8 @@ from paritas.numerics.sketch import sketch, sketch_distance
 from paritas.numerics.statistics import summarize
 from paritas.placement.assembly import Assembly
 from paritas.results.comparisons import Basis
-from paritas.results.figures import PairFigures
 from paritas.results.findings import Aspect, Score, Status
+from paritas.results.items import PairFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

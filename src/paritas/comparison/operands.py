@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from paritas.files.records import Record, Site
     from paritas.results.comparisons import MatchedBy
-    from paritas.results.figures import Extremes
+    from paritas.results.items import Extremes
 
 
 # --- Operands -------------------------------------------------------------------------------------

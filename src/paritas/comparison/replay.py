@@ -19,7 +19,7 @@ from paritas.errors import UsageError, first_line, in_one_line
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.program import VALUE, ValueProgram
-from paritas.files.dtypes import known_dtype
+from paritas.files.tensor_bytes import known_dtype
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import AutomaticValueChecker

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.results.placements import Order
+    from paritas.results.items import Order
 
 
 # --- Steps ----------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from paritas.errors import UsageError
-from paritas.files.dtypes import known_dtype
 from paritas.files.npy_files import read_arrays
 from paritas.files.records import TensorFacts
 from paritas.files.tensor_bytes import (
@@ -21,6 +20,7 @@ from paritas.files.tensor_bytes import (
     OpenFiles,
     bools,
     contiguous_stride,
+    known_dtype,
     typed,
     values_at,
 )

@@ -18,7 +18,8 @@ from paritas.compat.ge_files import MOST_DIMS, MOST_TENSORS, decode_header, fitt
 from paritas.compat.ge_tensors import code_of_dtype, name_of_dtype
 from paritas.compat.npy_tree import call_name, model_name
 from paritas.errors import ParitasError, UsageError
-from paritas.files.dtypes import (
+from paritas.files.records import RANK, Payload, index_home, whole_file
+from paritas.files.tensor_bytes import (
     as_stored,
     digest,
     known_dtype,
@@ -26,8 +27,6 @@ from paritas.files.dtypes import (
     stored_dtype,
     stored_shape,
 )
-from paritas.files.folders import RANK, index_home, whole_file
-from paritas.files.records import Payload
 
 if TYPE_CHECKING:
     import os

@@ -31,10 +31,9 @@ from paritas.compat.msprobe_values import (
     text_of,
 )
 from paritas.errors import UsageError
-from paritas.files.dtypes import known_dtype
 from paritas.files.npy_files import array_place, read_npy_header
 from paritas.files.records import Payload, Record, Site
-from paritas.files.tensor_bytes import OpenFiles, values_at, verify_at, view_at
+from paritas.files.tensor_bytes import OpenFiles, known_dtype, values_at, verify_at, view_at
 from paritas.files.torch_files import only_tensor
 from paritas.files.trees import Folder, Problems, natural_key
 

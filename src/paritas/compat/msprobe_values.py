@@ -15,7 +15,7 @@ from paritas.errors import UsageError
 from paritas.files.records import TensorFacts
 from paritas.files.tensor_bytes import contiguous_stride
 from paritas.numerics.statistics import Statistics
-from paritas.results.placements import REPLICATE, LocalPlacement, Partial, Shard, role_word
+from paritas.results.items import REPLICATE, LocalPlacement, Partial, Shard, role_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paritas.files.records import Phase, Record
     from paritas.files.trees import Problems
-    from paritas.results.placements import Reduction
+    from paritas.results.items import Reduction
 
 
 # --- Names ----------------------------------------------------------------------------------------

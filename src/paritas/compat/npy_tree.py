@@ -20,8 +20,6 @@ from paritas.compat.foreign_dump import Gathered
 from paritas.compat.ge_files import fitting_name
 from paritas.compat.ge_tensors import FLOAT4_VALUES
 from paritas.errors import ParitasError, UsageError
-from paritas.files.dtypes import known_dtype, stored_dtype, stored_shape
-from paritas.files.folders import TORCHAIR, whole_file
 from paritas.files.npy_files import (
     NUMPY_DTYPES,
     array_place,
@@ -30,8 +28,8 @@ from paritas.files.npy_files import (
     read_npy_header,
     summary_of,
 )
-from paritas.files.records import Payload, Site
-from paritas.files.tensor_bytes import typed
+from paritas.files.records import TORCHAIR, Payload, Site, whole_file
+from paritas.files.tensor_bytes import known_dtype, stored_dtype, stored_shape, typed
 from paritas.files.torch_files import only_tensor
 from paritas.files.trees import glimpse, natural_key
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from paritas.compat.foreign_dump import Gathered
 from paritas.errors import UsageError
 from paritas.files.npy_files import array_place, read_arrays, read_npy_header
-from paritas.files.pickles import plain_text
 from paritas.files.records import Site
 from paritas.files.safetensors_files import read_entries
 from paritas.files.tensor_bytes import FilePlace
-from paritas.files.torch_files import Unreadable, read_saved
+from paritas.files.torch_files import Unreadable, plain_text, read_saved
 from paritas.files.trees import glimpse
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from paritas.compat.foreign_dump import ForeignDump, Gathered
 from paritas.errors import UsageError
-from paritas.files.pickles import plain_text
 from paritas.files.records import Site
 from paritas.files.tensor_bytes import FilePlace
-from paritas.files.torch_files import Unreadable, read_saved
+from paritas.files.torch_files import Unreadable, plain_text, read_saved
 from paritas.files.trees import glimpse
 
 if TYPE_CHECKING:

@@ -192,7 +192,7 @@ def lifting() -> None:
 
 def memory() -> None:
     """Errors that say that memory ran out are recognized, and copies share memory until written."""
-    from paritas._torch import memory as subject
+    from paritas._torch import tensors as subject
 
     try:
         torch.empty(1 << 60, dtype=torch.uint8)
@@ -340,7 +340,7 @@ def exported_lifting() -> None:
 
 def frozen() -> None:
     """A change of a graph is detected."""
-    from paritas._torch.frozen_graphs import Fingerprint
+    from paritas._torch.passes import Fingerprint
 
     module = _trace_wave()
     before = Fingerprint(module)
@@ -398,7 +398,7 @@ def random_twins() -> None:
 
 def replaying() -> None:
     """A frozen graph that runs node by node gives the same values."""
-    from paritas._torch.frozen_graphs import freeze
+    from paritas._torch.passes import freeze
     from paritas._torch.replaying import replay
 
     x = torch.linspace(-2, 2, 12).reshape(3, 4)
@@ -466,7 +466,7 @@ def watching() -> None:
 
 def leftovers() -> None:
     """Modes, hooks of all modules and replaced kernels that a program leaves behind are seen."""
-    from paritas._torch import hooks as left
+    from paritas._torch import watching as left
 
     depths, kept = left.mode_depths(), left.module_hooks()
     torch.overrides.TorchFunctionMode().__enter__()
@@ -697,7 +697,7 @@ def placements() -> None:
     """Plain and distributed tensors are distinguished, and placements are read."""
     from torch.distributed.tensor import DTensor, Shard
 
-    from paritas._torch.simulated_ranks import of_ranks, simulated_ranks
+    from paritas._torch.ranks import of_ranks, simulated_ranks
     from paritas._torch.tensors import local_part
 
     expect("the part of a plain tensor", local_part(torch.ones(2)), None)
@@ -720,7 +720,7 @@ def sharding_rules() -> None:
     """Redistributions of an operator's arguments by DTensor are observed."""
     from torch.distributed.tensor import DTensor, Partial
 
-    from paritas._torch.simulated_ranks import of_ranks, simulated_ranks, watch_redistribution
+    from paritas._torch.ranks import of_ranks, simulated_ranks, watch_redistribution
 
     with simulated_ranks(2) as mesh:
         local = of_ranks([torch.ones(2, 4), torch.ones(2, 4)])
@@ -735,8 +735,7 @@ def pipelines() -> None:
     """A pipeline schedule runs on ranks that are threads, and its loss can be replaced."""
     from torch.distributed import pipelining
 
-    from paritas._torch.pipelines import knows_factors, pipeline_of
-    from paritas._torch.simulated_ranks import run_in_threads
+    from paritas._torch.ranks import knows_factors, pipeline_of, run_in_threads
 
     def program(rank: int) -> Any:
         layer = torch.nn.Linear(1, 1, bias=False)
@@ -756,7 +755,7 @@ def pipelines() -> None:
 
 def simulated_ranks() -> None:
     """Threads can act as ranks in collectives."""
-    from paritas._torch.simulated_ranks import run_in_threads
+    from paritas._torch.ranks import run_in_threads
 
     def program(rank: int) -> Any:
         value = torch.tensor(float(rank + 1))

@@ -42,7 +42,6 @@ def expect(what: str, found: Any, wanted: Any = True) -> None:  # noqa: FBT002  
 TORCH_GROUP = "torch"
 # The versions that the tests run with.
 OLDEST, NEWEST = (2, 11), (2, 13)
-_GIB = 1024**3
 
 
 def torch_versions() -> Iterator[Check]:

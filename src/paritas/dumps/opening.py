@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paritas.compat import ge_dump, msprobe, npy_tree, plain_files, sglang
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
-from paritas.files.folders import HEADER, INDEX, index_home, rank_folders
+from paritas.files.records import HEADER, INDEX, index_home, rank_folders
 from paritas.numerics.statistics import summarize
 
 if TYPE_CHECKING:

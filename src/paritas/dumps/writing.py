@@ -18,15 +18,7 @@ import xxhash
 from paritas.compat.ge_writing import CallFiles
 from paritas.compat.npy_tree import NpyTree
 from paritas.errors import ParitasError, UsageError
-from paritas.files.dtypes import (
-    bytes_needed,
-    digest_of,
-    known_dtype,
-    raw_bytes,
-    stored_dtype,
-    stored_shape,
-)
-from paritas.files.folders import (
+from paritas.files.records import (
     DATA,
     HEADER,
     INDEX,
@@ -35,7 +27,10 @@ from paritas.files.folders import (
     STEP,
     TIME,
     TORCHAIR,
+    Entry,
     Lock,
+    Payload,
+    Record,
     data_name,
     discard,
     exclusive,
@@ -46,8 +41,15 @@ from paritas.files.folders import (
     step_name,
     write_header,
 )
-from paritas.files.records import Entry, Payload, Record
 from paritas.files.safetensors_files import LARGEST_FILE, PackedFile, write_whole
+from paritas.files.tensor_bytes import (
+    bytes_needed,
+    digest_of,
+    known_dtype,
+    raw_bytes,
+    stored_dtype,
+    stored_shape,
+)
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:

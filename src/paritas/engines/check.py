@@ -49,9 +49,9 @@ from paritas.numerics.automatic import judge_floats
 from paritas.numerics.bits import dtype_name
 from paritas.relations.relation import DoesNotApply
 from paritas.relations.token_models import TokenModel
-from paritas.results.engines import EngineCause, EngineReport, EngineRow
 from paritas.results.findings import Aspect, Finding, Status
 from paritas.results.items import Item, ItemKind
+from paritas.results.model_reports import EngineCause, EngineReport, EngineRow
 from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import torch
 
 from paritas._torch.global_state import taking_stance
 from paritas._torch.kernels import any_attention
-from paritas._torch.memory import is_out_of_memory
-from paritas._torch.tensors import copy_hooks, refuse_once_differentiable
+from paritas._torch.tensors import copy_hooks, is_out_of_memory, refuse_once_differentiable
 from paritas.execution.isolation import (
     MISSING,
     copy_inputs,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paritas.errors import UsageError
-from paritas.files.pickles import Call, follow, plain_text
 from paritas.files.tensor_bytes import Member, contiguous_stride, place_of, values_at
-from paritas.files.torch_files import Unreadable, open_archive, stored_at
+from paritas.files.torch_files import Call, Unreadable, follow, open_archive, plain_text, stored_at
 from paritas.numerics.statistics import Statistics
 
 if TYPE_CHECKING:

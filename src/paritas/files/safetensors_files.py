@@ -14,8 +14,12 @@ import numpy as np
 import torch
 
 from paritas.errors import UsageError
-from paritas.files.dtypes import SAFETENSORS_NAMES, in_safetensors
-from paritas.files.tensor_bytes import contiguous_stride, place_of
+from paritas.files.tensor_bytes import (
+    SAFETENSORS_NAMES,
+    contiguous_stride,
+    in_safetensors,
+    place_of,
+)
 from paritas.files.torch_files import Unreadable
 
 if TYPE_CHECKING:

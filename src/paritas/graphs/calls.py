@@ -13,8 +13,8 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.execution.subjects import Inputs
-from paritas.partition.configuration import inputs as domains
-from paritas.partition.configuration.inputs import (
+from paritas.partition import configuration as domains
+from paritas.partition.configuration import (
     TensorInfo,
     WantedCall,
     domain_of,

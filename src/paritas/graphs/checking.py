@@ -33,8 +33,7 @@ from paritas.results.graph_reports import (
     OperatorResult,
     OptionResult,
 )
-from paritas.results.items import ItemKind, harness
-from paritas.results.placements import Partial
+from paritas.results.items import ItemKind, Partial, harness
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
     from paritas.graphs.operators import GraphSubject
     from paritas.partition.recipe_checks import ExaminedRecipe
     from paritas.partition.runner import OperatorRun
-    from paritas.results.graph_reports import RuleOrigin
-    from paritas.results.proofs import RuleProof
+    from paritas.results.graph_reports import RuleOrigin, RuleProof
 
 
 # --- The ways to split a call: declared, known to the library, discovered -------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from paritas.errors import UsageError
-from paritas.files.pickles import Call, Name, plain_text
+from paritas.files.torch_files import Call, Name, plain_text
 from paritas.graphs.calls import Kind, TensorValue, tensor_values
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from paritas.errors import UsageError, first_line
-from paritas.files.pickles import Call, Name, follow
+from paritas.files.torch_files import Call, Name, follow
 from paritas.graphs.calls import Graph, GraphCall, TensorValue, tensor_values
 from paritas.graphs.checkpoint_records import (
     CheckpointRecord,

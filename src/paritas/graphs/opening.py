@@ -251,7 +251,7 @@ def read_program(program: ExportedProgram, name: str = "") -> Graph:
     return dataclasses.replace(read, outputs=returned, names=targets)
 
 
-def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: str = "") -> Graph:
+def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None) -> Graph:
     """The graph of an FX module.
 
     Args:
@@ -270,7 +270,7 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: 
         found = predict_values(whole, [inputs.get(name) for name in names])
     reader = _FxReader(whole, found, {}, Symbols({}))
     reader.read()
-    return reader.graph(name or type(module).__name__, "fx", reader.state)
+    return reader.graph(type(module).__name__, "fx", reader.state)
 
 
 @dataclasses.dataclass(eq=False)

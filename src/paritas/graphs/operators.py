@@ -25,8 +25,8 @@ from paritas.graphs.calls import (
     tensor_values,
 )
 from paritas.numerics.contents import leaves
+from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import expand
-from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.library import known
 from paritas.partition.library.registry import name_of, shipped
 from paritas.placement.recipes import OperatorCall

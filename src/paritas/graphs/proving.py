@@ -38,7 +38,7 @@ from paritas.partition.proofs.graphs import (
     decide_program,
 )
 from paritas.partition.proofs.prove import Prover
-from paritas.results.proofs import GraphProof, RuleProof
+from paritas.results.graph_reports import GraphProof, RuleProof
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from paritas.errors import UsageError
-from paritas.files.folders import Lock
+from paritas.files.records import Lock
 from paritas.graphs.scripts import SCRIPTS_FOLDER
 from paritas.reports.files import check_writable, replacing, write_whole
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult
@@ -343,12 +343,12 @@ def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tu
     Other graphs of the folder have a page each, named by their numbers. Returns the HTML page
     first.
     """
-    from paritas.reports.tables import graph_csv
+    from paritas.reports.exports import graph_csv
 
     written = [folder / JSON, folder / CSV]
     write_whole(folder / JSON, report.to_json())
     write_whole(folder / CSV, graph_csv(report).encode(errors="backslashreplace").rstrip(b"\n"))
-    from paritas.reports.graph_page import graph_page_name, write_graph_page
+    from paritas.reports.result_pages import graph_page_name, write_graph_page
 
     for number in range(1, len(report.others) + 2):  # pages of an earlier run are outdated
         (folder / graph_page_name(number)).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ import torch
 from paritas.comparison.dataflow import RecordedCall, RecordedCalls
 from paritas.dumps.opening import open_dump
 from paritas.errors import ParitasError, UsageError, first_line
-from paritas.files.dtypes import known_dtype
+from paritas.files.tensor_bytes import known_dtype
 from paritas.graphs.calls import (
     CallValues,
     Graph,
@@ -31,7 +31,7 @@ from paritas.graphs.operators import (
     predict_results,
     subject_of,
 )
-from paritas.partition.configuration.inputs import generator_for
+from paritas.partition.configuration import generator_for
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from paritas.reports.scripts import (
     write,
 )
 from paritas.results.findings import Status
-from paritas.results.items import ItemKind, after_call
-from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.items import ItemKind, Once, Partial, Replicate, Shard, after_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
     from paritas.graphs.verify import OperatorWork
     from paritas.placement.recipes import OperatorCall, Place, Recipe
     from paritas.results.graph_reports import OperatorResult, OptionResult
-    from paritas.results.placements import Role
+    from paritas.results.items import Role
 
 
 # --- The operator as Python source ----------------------------------------------------------------
 
-_OWN_MODULE = "paritas.partition.configuration.nnscaler_functions"
+_OWN_MODULE = "paritas.partition.nnscaler_functions"
 
 
 def function_text(

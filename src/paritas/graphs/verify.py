@@ -49,13 +49,13 @@ from paritas.results.graph_reports import (
 )
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.report import json_of
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from paritas.graphs.calls import CallValues, GraphCall
-    from paritas.results.proofs import GraphProof
+    from paritas.results.graph_reports import GraphProof
 
 
 # --- Operators are checked by workers, or here one after the other --------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.hooks import (
+from paritas._torch.watching import (
     close_modes,
     mode_depths,
     module_hooks,

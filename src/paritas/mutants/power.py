@@ -19,11 +19,10 @@ from torch.fx import GraphModule
 
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import copy_graph, node_traits, returned
-from paritas.checks.fitting import describe_shortage
+from paritas.checks.cut_models import check_by, describe_shortage
 from paritas.errors import UsageError
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import input_sets
-from paritas.mutants.block_pieces import ModelInPieces, Piece
 from paritas.mutants.planting import (
     MUTATIONS,
     judge_mutant,
@@ -32,7 +31,7 @@ from paritas.mutants.planting import (
     program_noise,
     sites,
 )
-from paritas.mutants.programs import IDLE, trace_program
+from paritas.mutants.programs import IDLE, ModelInPieces, Piece, trace_program
 from paritas.numerics.contents import leaves
 from paritas.results.findings import Status
 from paritas.results.items import Item, ItemKind
@@ -377,10 +376,7 @@ def power(  # noqa: PLR0913  (each is a separate option)
         raise UsageError(
             f"faults and seconds must be above 0, got faults={faults!r}, seconds={seconds!r}"
         )
-    if by not in {None, "whole", "blocks"}:
-        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
-    if blocks is not None and by == "whole":
-        raise UsageError("blocks=... cannot be combined with by='whole'")
+    check_by(by, blocks)
     asks_blocks = by == "blocks" or blocks is not None
     shortage = "" if by or asks_blocks else describe_shortage(model, gradients=gradients)[0]
     given, *others = input_sets(inputs)

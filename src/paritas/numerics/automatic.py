@@ -21,8 +21,8 @@ from paritas.numerics.criterion import (
 )
 from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
-from paritas.results.figures import Metrics
 from paritas.results.findings import Score, Status
+from paritas.results.items import Metrics
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:

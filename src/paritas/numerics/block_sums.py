@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paritas.results.figures import Extremes
+from paritas.results.items import Extremes
 
 # --- Fast sums over a block: float32 within about a thousand elements, float64 beyond -------------
 

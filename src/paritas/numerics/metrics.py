@@ -42,7 +42,7 @@ from paritas.numerics.pair_totals import (
     WorstDifference,
     unravel,
 )
-from paritas.results.figures import Metrics  # noqa: TC001  (annotates a public function)
+from paritas.results.items import Metrics  # noqa: TC001  (annotates a public function)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -21,7 +21,7 @@ from paritas.numerics.block_sums import (
     total,
     widened,
 )
-from paritas.results.figures import Metrics, PairFigures
+from paritas.results.items import Metrics, PairFigures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

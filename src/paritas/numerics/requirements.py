@@ -19,12 +19,12 @@ import re
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from paritas.errors import UsageError
-from paritas.results.figures import Metrics
+from paritas.results.items import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paritas.results.figures import PairFigures
+    from paritas.results.items import PairFigures
 
 __all__ = ["NAMES", "Requirement"]
 

@@ -22,8 +22,7 @@ from paritas.placement.assembly import (
 )
 from paritas.placement.assembly import whole as all_of
 from paritas.placement.placement import Placement
-from paritas.results.items import Item, ItemKind, gradient, output
-from paritas.results.placements import Partial
+from paritas.results.items import Item, ItemKind, Partial, gradient, output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

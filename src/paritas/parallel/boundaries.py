@@ -22,7 +22,7 @@ from paritas.parallel.assembling import locate
 from paritas.parallel.relating import Relation, find_part, rows_of_rank
 from paritas.parallel.traces import EqualPieces, RankPiece, piece_of
 from paritas.placement.assembly import Segment, take
-from paritas.results.placements import LocalPlacement, Partial, Replicate, Shard
+from paritas.results.items import LocalPlacement, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -236,7 +236,7 @@ class FormFinder:
             held = {rank: dict(leaves(getattr(call, field))) for rank, call in calls.items()}
             forms = self._tree(f"its argument {'*' * (place + 1)}{field}", known, held)
             for rank, call in calls.items():
-                setattr(found[rank], field, _replaced(getattr(call, field), forms[rank]))
+                setattr(found[rank], field, with_forms(getattr(call, field), forms[rank]))
             for key, parked in reference.returned.items():
                 if key[0] == place:
                     pieces = _as_pieces({r: call.returned.get(key) for r, call in calls.items()})
@@ -387,7 +387,7 @@ class FormFinder:
         return self.near(terms.sum(dim=0), expected, noise)
 
 
-def _replaced(tree: Any, forms: Mapping[str, Form]) -> Any:
+def with_forms(tree: Any, forms: Mapping[str, Form]) -> Any:
     """Nested values with forms instead of tensors; paths are those of `leaves`."""
     order = iter([path for path, _ in leaves(tree)])
     boxed = {path: Boxed(form) for path, form in forms.items()}

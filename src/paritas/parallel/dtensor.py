@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from paritas._torch.operators import default_dtype, map_tensors
-from paritas._torch.simulated_ranks import (
+from paritas._torch.ranks import (
     Redistributed,
     of_ranks,
     parts_of,
@@ -27,9 +27,8 @@ from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
 from paritas.placement.placement import Terms, split_tensor
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import GRADIENTS, Item, output
+from paritas.results.items import GRADIENTS, Item, Partial, Replicate, Shard, output
 from paritas.results.items import gradient as gradient_of
-from paritas.results.placements import Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from paritas.execution.observation import RunOptions
-    from paritas.results.placements import Reduction, Role
+    from paritas.results.items import Reduction, Role
 
 
 # --- DTensor's placements of a tensor, and what each rank then holds ------------------------------

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paritas._torch.memory import copy_on_write
 from paritas._torch.operators import WIDE
+from paritas._torch.tensors import copy_on_write
 from paritas.execution.block_runs import Parked
 from paritas.execution.blocks import RESULTS, make_cut, make_rest, replaced_modules
 from paritas.execution.isolation import copy_inputs
@@ -25,9 +25,8 @@ from paritas.execution.observation import INPUT, OUTPUT
 from paritas.execution.subjects import Inputs
 from paritas.numerics.contents import leaves, map_leaves
 from paritas.parallel.applying import apply_plan, apply_styles
-from paritas.parallel.boundaries import Boxed, NotByBlocksError
-from paritas.parallel.losses import training_loss
-from paritas.parallel.plan import batch_size, part_of_batch
+from paritas.parallel.boundaries import Boxed, NotByBlocksError, with_forms
+from paritas.parallel.plan import batch_size, part_of_batch, training_loss
 from paritas.parallel.traces import (
     ModelNames,
     StepTrace,
@@ -368,7 +367,7 @@ class _StepOfPiece:
         """What the model gets in place of a block's result."""
         forms = self._forms_of(call)
         table = None if forms is None else forms.results
-        result = self._fed(call.result, None if table is None else _by_path(call.result, table))
+        result = self._fed(call.result, None if table is None else with_forms(call.result, table))
         for path, leaf in leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 form = forms.upstream.get(path) if forms else None
@@ -417,13 +416,6 @@ class _StepOfPiece:
             return made[id(leaf)]
 
         return map_leaves(tree, fed)
-
-
-def _by_path(tree: Any, forms: Mapping[str, Form]) -> Any:
-    """Nested results with their forms; other leaves stay."""
-    order = iter([path for path, _ in leaves(tree)])
-    boxed = {path: Boxed(form) for path, form in forms.items()}
-    return map_leaves(tree, lambda leaf: boxed.get(next(order), leaf))
 
 
 def _widened(tensor: Tensor, *, wide: bool) -> Tensor:

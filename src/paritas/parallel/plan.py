@@ -1,26 +1,31 @@
-"""The description of a model under a parallel plan, and which samples each rank has."""
+"""What a training is given on both sides: the program, each rank's samples, the loss, dropout."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from paritas._torch.operators import WIDE
 from paritas.errors import UsageError
+from paritas.execution.observation import Contexts
 from paritas.execution.subjects import Inputs, input_sets
 from paritas.numerics.contents import leaves, map_leaves
-from paritas.parallel.hugging_face import SHIPPED_PLANS, split_axes
+from paritas.parallel.applying import SHIPPED_PLANS, split_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import nn
+    from torch import Tensor, nn
 
-    from paritas.parallel.dropout import Dropout
+    from paritas.parallel.traces import Trace
 
 
 # --- The program: everything that a run needs -----------------------------------------------------
@@ -291,3 +296,220 @@ def to_device(inputs: Inputs, device: torch.device | None) -> Inputs:
         lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf,
     )
     return dataclasses.replace(inputs, args=args, kwargs=kwargs)
+
+
+# --- The loss of a step: the user's, the model's own, or a mean over every element ----------------
+
+# Weights of the default loss are eighths up to one: exact in every floating dtype.
+_EIGHTHS = 8
+
+
+def training_loss(
+    program: ParallelProgram,
+    output: Any,
+    batch: Inputs,
+    trace: Trace,
+    rows: tuple[int, int] | None = None,
+) -> Tensor:
+    """The loss of the current step: the user's, the model's own, or a weighted mean.
+
+    Args:
+        rows: begin and end of the samples of the output in the whole batch; None for all that the
+            rank has.
+
+    Raises:
+        UsageError: it is not one number, or does not require a gradient.
+    """
+    if program.loss is not None:
+        loss = program.loss(output, *batch.args, **batch.kwargs)
+    else:
+        loss = _own_loss(output)
+        if loss is None:
+            loss = _weighted_mean(program, output, trace, rows)
+    found = as_scalar(loss)
+    if not found.requires_grad:
+        raise UsageError("the loss does not depend on anything that requires a gradient")
+    return found
+
+
+def as_scalar(loss: Any) -> Tensor:
+    """The loss as a tensor without dimensions.
+
+    Raises:
+        UsageError: it is not one number.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shown = list(loss.shape) if isinstance(loss, torch.Tensor) else f"{loss!r:.80}"
+        raise UsageError(f"the loss must be one number, got {shown}")
+    return loss.reshape(()) if loss.dim() else loss
+
+
+def _own_loss(output: Any) -> Tensor | None:
+    """The loss that a model returns: its output, or `loss` in it."""
+    for one in (output, getattr(output, "loss", None)):
+        if isinstance(one, torch.Tensor) and one.numel() == 1 and one.is_floating_point():
+            return one
+    held = output.get("loss") if isinstance(output, dict) else None
+    return held if isinstance(held, torch.Tensor) and held.numel() == 1 else None
+
+
+def _weighted_mean(
+    program: ParallelProgram, output: Any, trace: Trace, rows: tuple[int, int] | None
+) -> Tensor:
+    """The sum of the weighted means of all outputs, with weights drawn for the whole batch.
+
+    A plain mean would not change if elements change places.
+    """
+    number = len(trace.steps) - 1
+    total: Tensor | None = None
+    for place, (_, leaf) in enumerate(leaves(output)):
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            continue
+        whole = leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
+        seed = program.seed + 1009 * (program.first + number) + place
+        weights = _loss_weights(tuple(whole.shape), program, trace, number, seed, rows)
+        term = (whole * weights.to(whole.device, whole.dtype)).mean()
+        total = term if total is None else total + term
+    if total is None:
+        raise UsageError(
+            "no output of the model requires a gradient: pass loss=, or a model that trains"
+        )
+    return total
+
+
+def _loss_weights(
+    shape: tuple[int, ...],
+    program: ParallelProgram,
+    trace: Trace,
+    number: int,
+    seed: int,
+    rows: tuple[int, int] | None,
+) -> Tensor:
+    samples = rows
+    if rows is None and trace.ranks > 1:
+        samples = samples_of(program, trace.rank, number)
+    mine = samples is not None and bool(shape) and shape[0] == samples[1] - samples[0]
+    size = batch_size(program.batch(number)) or 0
+    whole = (size, *shape[1:]) if mine else shape
+    draws = torch.Generator().manual_seed(seed)
+    weights = torch.randint(1, _EIGHTHS + 1, whole, generator=draws) / _EIGHTHS
+    signs = torch.randint(0, 2, whole, generator=draws) * 2 - 1
+    found = weights * signs
+    return found[samples[0] : samples[1]] if mine and samples is not None else found
+
+
+# --- Dropout: switched off, or with masks that every rank draws alike -----------------------------
+# Ranks draw other random numbers than one device, even if the plan is right. What a plan must
+# keep is where dropout is applied and how it scales. So each mask is made a function of the
+# values that it masks: an element is dropped or kept wherever it is, in the whole tensor or in a
+# shard of it.
+
+# `drawn` is torch's own dropout; `off` drops nothing; `first` and `second` are two kinds of masks.
+Dropout = Literal["drawn", "off", "first", "second"]
+KEYED: tuple[Dropout, Dropout] = ("first", "second")
+
+_PLAIN = {F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout}
+_FEATURES = {F.dropout1d, F.dropout2d, F.dropout3d}
+# Masks depend on the leading bits of these multiples of a value. The multiples are arbitrary, so
+# that common numbers such as 1 and 1/2 are not next to where the leading bits change.
+_MULTIPLES = {"first": 1.2345678912345, "second": 1.4567891234567}
+_LOST_BITS = np.uint64(40)
+_PRIME = np.uint64(0x5851F42D4C957F2D)
+_RANGE = np.uint64(1 << 20)
+
+
+class DropoutMode(TorchFunctionMode):
+    """Replaces dropout, also that of attention."""
+
+    def __init__(self, kind: Dropout) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _PLAIN or func in _FEATURES:
+            return self._dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _dropout(
+        self,
+        input: Tensor,  # noqa: A002  (the name that torch gives it)
+        p: float = 0.5,
+        training: bool = True,  # noqa: FBT001, FBT002
+        inplace: bool = False,  # noqa: FBT001, FBT002
+        train: bool = True,  # noqa: FBT001, FBT002
+    ) -> Tensor:
+        if not (training and train) or p == 0 or self.kind == "off":
+            return input
+        return input.copy_(self._masked(input, p)) if inplace else self._masked(input, p)
+
+    def _masked(self, value: Tensor, p: float) -> Tensor:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        if not isinstance(value, DTensor):
+            return value * self._mask(value, p)
+        whole = [Replicate() if one.is_partial() else one for one in value.placements]
+        value = value.redistribute(placements=whole)
+        local = value.to_local()
+        return DTensor.from_local(
+            local * self._mask(local, p),
+            value.device_mesh,
+            value.placements,
+            run_check=False,
+            shape=value.shape,
+            stride=value.stride(),
+        )
+
+    def _mask(self, value: Tensor, p: float) -> Tensor:
+        """Zeros, and the factor of what is kept, by the leading bits of each value."""
+        if p >= 1:
+            return torch.zeros_like(value)
+        # NumPy, because a run in float64 refuses to read bits, and a perturbed one adds noise.
+        multiples = value.detach().double().cpu().numpy() * _MULTIPLES[self.kind]
+        mixed = (np.ascontiguousarray(multiples).view(np.uint64) >> _LOST_BITS) * _PRIME
+        kept = (mixed ^ (mixed >> np.uint64(29))) % _RANGE >= p * float(_RANGE)
+        mask = torch.from_numpy(kept.reshape(value.shape) / (1 - p))
+        return mask.to(value.device, value.dtype)
+
+    def _attention(  # noqa: PLR0913, PLR0917  (in torch's order)
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001, FBT002
+        scale: float | None = None,
+        enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    ) -> Tensor:
+        how: dict[str, Any] = {
+            "attn_mask": attn_mask,
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+        }
+        if dropout_p == 0 or self.kind == "off":
+            return F.scaled_dot_product_attention(query, key, value, **how)
+        if enable_gqa:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = (one.repeat_interleave(times, -3) for one in (key, value))
+        # The weights of attention are what it returns for the identity matrix.
+        length = key.shape[-2]
+        identity = torch.eye(length, dtype=value.dtype, device=value.device)
+        identity = identity.expand(*value.shape[:-2], length, length)
+        how["enable_gqa"] = False
+        weights = F.scaled_dot_product_attention(query, key, identity, **how)
+        return self._masked(weights, dropout_p) @ value
+
+
+def with_dropout(
+    kind: Dropout, running: contextlib.AbstractContextManager[Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """A context that also replaces dropout."""
+    if kind == "drawn":
+        return running
+    return Contexts(running, DropoutMode(kind))

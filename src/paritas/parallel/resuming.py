@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from paritas.errors import in_one_line
-from paritas.parallel.hugging_face import UnsupportedPlanError
-from paritas.parallel.pipelines import PipelinedModel
+from paritas.parallel.applying import PipelinedModel, UnsupportedPlanError
 from paritas.parallel.traces import StepTrace
 from paritas.results.findings import Coverage, Verdict
 

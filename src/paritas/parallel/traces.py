@@ -12,13 +12,15 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch import nn
 
-from paritas._torch.pipelines import in_backward
+from paritas._torch.ranks import in_backward
 from paritas._torch.tensors import local_part
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
+from paritas.results.items import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from paritas.execution.block_runs import BlockCall
     from paritas.placement.assembly import Where
-    from paritas.results.placements import LocalPlacement
+    from paritas.results.items import LocalPlacement
 
 
 # --- Plain data -----------------------------------------------------------------------------------
@@ -279,13 +281,9 @@ def _on_host(tensor: Tensor) -> Tensor:
         return tensor.detach().clone().cpu()
 
 
-def named_pieces(tree: Any, name: str = "") -> dict[str, RankPiece]:
+def named_pieces(tree: Any) -> dict[str, RankPiece]:
     """Every tensor of an output by its path."""
-    return {
-        f"{name}{path}": piece_of(leaf)
-        for path, leaf in leaves(tree)
-        if isinstance(leaf, torch.Tensor)
-    }
+    return {path: piece_of(leaf) for path, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -515,3 +513,74 @@ class _Given:
             self.views[id(given)] = view
             self.watch.follow(self.step, self.entered, INPUT_SIDE, path, view)
         return self.views[id(given)]
+
+
+# --- Calls of a module for each micro-batch -------------------------------------------------------
+
+
+def merge_calls(step: StepTrace, microbatches: int | None = None) -> None:
+    """Replace the calls of each module, one for each micro-batch, by one on the whole batch.
+
+    A module that was called another number of times is left out.
+
+    Args:
+        microbatches: of a pipeline, whose schedule divides gradients by it in the end, and which
+            calls each stage once more before the first step, to learn the shapes. None for a step
+            of the user's own, which calls the model once for each micro-batch.
+    """
+    calls: dict[str, list[ModuleCall]] = {}
+    for call in step.modules:
+        calls.setdefault(call.name, []).append(call)
+    count = microbatches or len(calls.get("", ()))
+    allowed = (count,) if microbatches is None else (count, count + 1)
+    names = [call.name for call in step.modules]
+    step.modules[:] = [
+        ModuleCall(
+            name,
+            made[0].kind,
+            _join_pieces([one.outputs for one in made[-count:]]),
+            _join_pieces([one.gradients for one in made[-count:]], microbatches),
+            _join_pieces([one.input_gradients for one in made[-count:]], microbatches),
+        )
+        for name, made in calls.items()
+        if len(made) in allowed
+    ]
+    numbers = {call.name: number for number, call in enumerate(step.modules)}
+    places = [(names[place.call], place) for place in step.backward if names[place.call] in numbers]
+    kept = [dataclasses.replace(place, call=numbers[name]) for name, place in places]
+    step.backward[:] = [
+        place
+        for place in dict.fromkeys(kept)
+        if place.path in step.modules[place.call].back(place.side)
+    ]
+
+
+def _join_pieces(
+    parts: list[dict[str, RankPiece]], divisor: int | None = None
+) -> dict[str, RankPiece]:
+    """The tensors of several calls that all of them have, one after the other."""
+    found: dict[str, RankPiece] = {}
+    for path in parts[0]:
+        pieces = [part[path] for part in parts if path in part]
+        if len(pieces) < len(parts) or not _are_rows(pieces):
+            continue
+        whole = torch.cat([one.local for one in pieces])
+        whole = whole if divisor is None else whole / divisor
+        place = pieces[0].placement
+        if place is not None and len(pieces) > 1:
+            rows = sum(one.whole_shape[0] for one in pieces)
+            shape = (rows, *place.global_shape[1:])
+            place = msgspec.structs.replace(place, global_shape=shape)
+        found[path] = RankPiece(whole, place)
+    return found
+
+
+def _are_rows(pieces: list[RankPiece]) -> bool:
+    """Whether tensors are rows of one tensor: they differ in the first dimension at most."""
+    if len(pieces) == 1:
+        return True
+    split = [role for one in pieces if one.placement for role in one.placement.roles]
+    if any(isinstance(role, Shard) and role.dim == 0 for role in split):
+        return False
+    kinds = {(one.whole_shape[1:], one.local.dtype, one.placement is None) for one in pieces}
+    return len(kinds) == 1 and all(one.local.dim() > 0 for one in pieces)

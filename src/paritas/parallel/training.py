@@ -17,27 +17,30 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import distributed, nn
 
-from paritas._torch.memory import copy_on_write, return_free_memory
 from paritas._torch.operators import WIDE, default_dtype
-from paritas._torch.pipelines import gradient_factors
-from paritas._torch.simulated_ranks import run_in_threads
+from paritas._torch.ranks import gradient_factors, run_in_threads
+from paritas._torch.tensors import copy_on_write, return_free_memory
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.saved_state import RandomState
-from paritas.parallel.applying import parallel_model
+from paritas.parallel.applying import (
+    PipelinedModel,
+    StageNames,
+    UnsupportedPlanError,
+    parallel_model,
+)
 from paritas.parallel.boundaries import NotByBlocksError
-from paritas.parallel.dropout import with_dropout
-from paritas.parallel.hugging_face import UnsupportedPlanError
-from paritas.parallel.losses import as_scalar, training_loss
 from paritas.parallel.pieces import Piece, PieceNames
-from paritas.parallel.pipelines import PipelinedModel, StageNames, merge_calls
 from paritas.parallel.plan import (
+    as_scalar,
     batch_size,
     check_batches,
     part_of_batch,
     samples_from,
     samples_of,
     to_device,
+    training_loss,
+    with_dropout,
 )
 from paritas.parallel.rank_pool import (
     GIVEN_UP,
@@ -59,6 +62,7 @@ from paritas.parallel.traces import (
     ModuleWatch,
     StepTrace,
     Trace,
+    merge_calls,
     named_pieces,
     piece_of,
 )
@@ -69,7 +73,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas._torch.simulated_ranks import ThreadOutcome
+    from paritas._torch.ranks import ThreadOutcome
     from paritas.execution.subjects import Inputs
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import RankPiece

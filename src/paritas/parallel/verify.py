@@ -13,13 +13,13 @@ import torch
 from torch import distributed
 
 from paritas._torch.global_state import quietly
+from paritas.checks.cut_models import check_by
 from paritas.errors import UsageError
 from paritas.parallel.assembling import unmatched
 from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
-from paritas.parallel.dropout import KEYED
 from paritas.parallel.judging import ADVICE, Judge, Judged, complete_steps
-from paritas.parallel.plan import ParallelProgram, make_program
+from paritas.parallel.plan import KEYED, ParallelProgram, make_program
 from paritas.parallel.resuming import Resumption, new_folder
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from paritas.parallel.dropout import Dropout
+    from paritas.parallel.plan import Dropout
 
 
 # --- The check of a plan --------------------------------------------------------------------------
@@ -122,10 +122,7 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     )
     program = make(mesh, least=1 if ranks == "here" else 2)
     runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
-    if by not in {None, "whole", "blocks"}:
-        raise UsageError(f"by must be 'whole' or 'blocks', not {by!r}")
-    if blocks is not None and by == "whole":
-        raise UsageError("blocks=... cannot be combined with by='whole'")
+    check_by(by, blocks)
     if by != "blocks" and blocks is None:
         verdict = check_program(runs, strict=strict)
         if resume is None or not verdict.passed:

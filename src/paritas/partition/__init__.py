@@ -28,9 +28,9 @@ __all__ = [
 
 _HOMES = {
     "Annotation": "paritas.partition.annotation",
-    "IRObject": "paritas.partition.configuration.inputs",
-    "TensorInfo": "paritas.partition.configuration.inputs",
-    "VerifyConfig": "paritas.partition.configuration.inputs",
+    "IRObject": "paritas.partition.configuration",
+    "TensorInfo": "paritas.partition.configuration",
+    "VerifyConfig": "paritas.partition.configuration",
     "annotated": "paritas.partition.library",
     "check_dtensor": "paritas.parallel.dtensor",
     "check_partition": "paritas.partition.verify",
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from paritas.parallel.dtensor import check_dtensor
     from paritas.parallel.verify import verify_parallel
     from paritas.partition.annotation import Annotation
-    from paritas.partition.configuration.inputs import IRObject, TensorInfo, VerifyConfig
+    from paritas.partition.configuration import IRObject, TensorInfo, VerifyConfig
     from paritas.partition.discovery import discover_partitions
     from paritas.partition.library import annotated, register
     from paritas.partition.proofs.dtensor import prove_dtensor

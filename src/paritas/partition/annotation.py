@@ -79,7 +79,7 @@ from paritas.placement.recipes import (
     Range,
     Recipe,
 )
-from paritas.results.placements import Once, Partial, Replicate, Role, Shard
+from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
 # --- An annotation applied to a call --------------------------------------------------------------
 

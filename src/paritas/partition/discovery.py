@@ -40,7 +40,7 @@ from paritas.partition.trials import (
 )
 from paritas.placement.assembly import join
 from paritas.placement.recipes import Group, Place, Range, Recipe
-from paritas.results.placements import Once, Partial, Replicate, Role, Shard
+from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from paritas.partition.trials import Tensors, TrialDraw

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, get_args
 
 from paritas.errors import UsageError
-from paritas.results.placements import Reduction
+from paritas.results.items import Reduction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

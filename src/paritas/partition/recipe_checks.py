@@ -43,8 +43,16 @@ from paritas.placement.recipes import (
     name_of,
 )
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
-from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, gradient, output
-from paritas.results.placements import Replicate, Shard
+from paritas.results.items import (
+    GRADIENTS,
+    Item,
+    ItemKind,
+    Replicate,
+    Shard,
+    after_call,
+    gradient,
+    output,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

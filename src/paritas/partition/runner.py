@@ -25,8 +25,7 @@ from paritas.placement.recipes import (
     tensors_in,
 )
 from paritas.precision.lifting import LiftMode
-from paritas.results.items import Item, ItemKind, after_call, gradient, output
-from paritas.results.placements import Replicate, Shard
+from paritas.results.items import Item, ItemKind, Replicate, Shard, after_call, gradient, output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

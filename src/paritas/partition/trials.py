@@ -14,7 +14,7 @@ from paritas.numerics.contents import leaves
 from paritas.numerics.gates import agree
 from paritas.placement.assembly import join, rank_bounds
 from paritas.placement.recipes import Divided, Place
-from paritas.results.placements import Once, Partial, Reduction, Replicate, Role, Shard
+from paritas.results.items import Once, Partial, Reduction, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

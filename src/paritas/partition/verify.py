@@ -15,8 +15,7 @@ from paritas.errors import ParityWarning, UsageError, first_line
 from paritas.execution.subjects import usable_device
 from paritas.numerics.contents import leaves
 from paritas.partition.annotation import Annotation, Option
-from paritas.partition.configuration.inputs import make_call
-from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition.configuration import make_call
 from paritas.partition.library import annotation_of_call
 from paritas.partition.recipe_checks import (
     check_confirm,
@@ -26,16 +25,17 @@ from paritas.partition.recipe_checks import (
     failed_split,
     labelled,
 )
+from paritas.partition.resolving import resolve_operator
 from paritas.partition.runner import Streams
 from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device
 from paritas.results.findings import Finding, Verdict, unverified
-from paritas.results.placements import Replicate
+from paritas.results.items import Replicate
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paritas.partition.configuration.inputs import VerifyConfig
+    from paritas.partition.configuration import VerifyConfig
     from paritas.results.graph_reports import Confirm
 
 # The rule of a split comes from the annotation that the user gives, registers, or that the library

@@ -13,7 +13,7 @@ import torch
 from paritas.errors import UsageError
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
-from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.items import Once, Partial, Replicate, Shard
 from paritas.results.wording import ranges
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.placement.placement import Terms
-    from paritas.results.placements import Cut, Role
+    from paritas.results.items import Cut, Role
 
 
 # --- Segments of a dimension ----------------------------------------------------------------------

@@ -26,7 +26,7 @@ from paritas.placement.assembly import (
     take,
     whole,
 )
-from paritas.results.placements import Once, Partial, Replicate, Shard, read_role, role_word
+from paritas.results.items import Once, Partial, Replicate, Shard, read_role, role_word
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.results.placements import LocalPlacement, Role
+    from paritas.results.items import LocalPlacement, Role
 
 
 # --- A tensor on a mesh of ranks ------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from paritas._torch.operators import map_tensors
 from paritas.errors import UsageError
 from paritas.placement.placement import bounds, dimension, split_tensor
-from paritas.results.placements import Replicate, Shard
+from paritas.results.items import Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.placement.placement import Terms
-    from paritas.results.placements import Role
+    from paritas.results.items import Role
 
 # An argument: its position or its name.
 Place = int | str

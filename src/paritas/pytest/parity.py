@@ -18,19 +18,23 @@ from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import MismatchError, UsageError, did_you_mean
 from paritas.execution.subjects import VerifyConfig
-from paritas.files.dtypes import as_stored
-from paritas.files.folders import LOCK, run_identity
-from paritas.files.records import Entry, Header, Site, TensorFacts
+from paritas.files.records import LOCK, Entry, Header, Site, TensorFacts, run_identity
+from paritas.files.tensor_bytes import as_stored
 from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker
 from paritas.numerics.contents import Opaque
 from paritas.numerics.flattening import flattened
 from paritas.numerics.judge import Checks, check_pair
-from paritas.pytest.outcomes import golden_folder, outcome_of, record_outcome, test_folder
-from paritas.pytest.session import CheckedCalls
+from paritas.pytest.session import (
+    CheckedCalls,
+    golden_folder,
+    outcome_of,
+    record_outcome,
+    test_folder,
+)
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
 from paritas.results.items import Item
 from paritas.results.wording import enumerated
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from paritas.checks.failures import FailedGraph
     from paritas.checks.guard import Guard
     from paritas.pytest import PluginOptions
-    from paritas.results.invariants import InvariantsReport
+    from paritas.results.model_reports import InvariantsReport
 
 
 # --- `@pytest.mark.parity(...)` -------------------------------------------------------------------

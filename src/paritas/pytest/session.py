@@ -1,32 +1,393 @@
-"""One pytest run: the guard for the whole suite, and what belongs to no single test."""
+"""One pytest run: the guard for the whole suite, the outcomes of its checks, the final summary."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
 from paritas.errors import UsageError
-from paritas.pytest.outcomes import (
-    OUTSIDE,
-    CheckOutcome,
-    record_outcome,
-    short_outcome,
-    test_folder,
-)
+from paritas.pytest import PROPERTY
+from paritas.reports.files import write_whole
+from paritas.results.findings import Status
 from paritas.results.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 
     import pytest
 
     from paritas.pytest import PluginOptions
     from paritas.pytest.parity import Parity, SuiteJournal
     from paritas.results.findings import Verdict
+
+
+# --- Folders of goldens ---------------------------------------------------------------------------
+
+GOLDEN = "golden"
+# A golden is a dump, which contains this folder.
+_RANK = "rank0"
+_PLAIN = re.compile(r"[^A-Za-z0-9_.\[\]=-]+")
+LONGEST_NAME = 80
+
+
+def test_folder(root: Path, golden_dir: Path | None, test: str) -> Path:
+    """The folder of a test's goldens.
+
+    Args:
+        root: node ids are relative to it.
+        golden_dir: the folder of all goldens; None for a folder beside the test.
+        test: its node id, `tests/test_model.py::TestFusion::test_norm[bfloat16]`.
+    """
+    file, _, name = test.partition("::")
+    path = Path(file)
+    inside = safe_name(name.replace("::", "."))
+    if golden_dir is None:
+        return root / path.parent / GOLDEN / path.stem / inside
+    parts = path.with_suffix("").parts
+    return golden_dir / safe_name("/".join(parts)) / inside
+
+
+def golden_folder(tests: Path, name: str) -> Path:
+    """The folder of one golden.
+
+    Raises:
+        UsageError: the name is empty.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise UsageError(f"the name of a golden must be a non-empty string, got {name!r}")
+    return tests / safe_name(name)
+
+
+def safe_name(text: str) -> str:
+    """A folder name that is valid on any system; a hash keeps changed names distinct."""
+    plain = _PLAIN.sub("_", text).strip(".")[:LONGEST_NAME]
+    if plain == text:
+        return plain
+    return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def unused_goldens(
+    passed: Iterable[Path], whole: Iterable[tuple[Path, Collection[Path]]], used: Collection[Path]
+) -> list[Path]:
+    """Goldens that this run shows to be unused.
+
+    Args:
+        passed: the folders of tests that passed: they need no goldens that they did not use.
+        whole: for each fully collected test file, the folder of its goldens and the folders of its
+            tests: any other folder belongs to a test that no longer exists.
+        used: the goldens that were used.
+    """
+    unused = [path for folder in passed for path in _goldens_below(folder) if path not in used]
+    for folder, tests in whole:
+        gone = [path for path in _folders(folder) if path not in tests]
+        unused += [path for test in gone for path in _goldens_below(test)]
+    return sorted(set(unused))
+
+
+def _goldens_below(test: Path) -> list[Path]:
+    return [path for path in _folders(test) if (path / _RANK).is_dir()]
+
+
+def _folders(path: Path) -> list[Path]:
+    return [below for below in path.iterdir() if below.is_dir()] if path.is_dir() else []
+
+
+# --- One outcome, short enough for the test's report ----------------------------------------------
+
+# pytest copies `user_properties` to JUnit XML, and xdist sends them to its controller, which needs
+# no torch to print the summary.
+
+# For a table or a build server: the whole verdict is in the test's failure message.
+LONGEST_LINE = 300
+# Instead of a test, for code that ran outside of tests.
+OUTSIDE = "outside of tests"
+
+CheckKind = Literal["verify", "guard", "golden", "invariants", "suite guard"]
+
+
+class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One verdict in short.
+
+    Attributes:
+        kind: `parity.verify`, `parity.guard`, `parity.golden`, `parity.invariants` or
+            `--paritas-guard`.
+        enabled: if not, the check was disabled and nothing was compared.
+        name: of the golden, or of the guarded backend.
+        worst: the gravest finding in one line, or "".
+        graphs: the number of compiled graphs that were checked.
+        calls: the number of their calls.
+        checked: the number of calls that were checked.
+        written: `written` or `changed` if the golden was updated.
+        golden: the folder of the golden, relative to the root of the run.
+        page: its HTML page, relative to the root of the run, or "".
+    """
+
+    kind: CheckKind
+    status: str
+    passed: bool
+    compared: int = 0
+    enabled: bool = True
+    name: str = ""
+    worst: str = ""
+    graphs: int = 0
+    calls: int = 0
+    checked: int = 0
+    written: Literal["", "written", "changed"] = ""
+    golden: str = ""
+    page: str = ""
+
+    @property
+    def what(self) -> str:
+        """The name of the check."""
+        return f"{self.kind} {self.name}".strip()
+
+    def encode(self) -> str:
+        """As one line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+def outcome_of(kind: CheckKind, verdict: Verdict) -> CheckOutcome:
+    """A verdict in short."""
+    failures = verdict.failures
+    return CheckOutcome(
+        kind=kind,
+        status=verdict.status.value,
+        passed=verdict.passed,
+        compared=verdict.coverage.compared,
+        enabled=verdict.enabled,
+        worst=_worst_line(failures[0].path, failures[0].reason) if failures else "",
+    )
+
+
+def outcomes_in(properties: Iterable[tuple[str, object]]) -> Iterator[CheckOutcome]:
+    """The outcomes among the properties of a report."""
+    for name, value in properties:
+        if name == PROPERTY and isinstance(value, str):
+            yield msgspec.json.decode(value, type=CheckOutcome)
+
+
+def _worst_line(path: str, reason: str) -> str:
+    words = " ".join(f"{path}: {reason}".split()) if reason else path
+    return words if len(words) <= LONGEST_LINE else f"{words[: LONGEST_LINE - 1]}…"
+
+
+# --- Recording outcomes ---------------------------------------------------------------------------
+
+
+def record_outcome(
+    item: pytest.Item, options: PluginOptions, kind: CheckKind, verdict: Verdict, **facts: Any
+) -> None:
+    """Attach a verdict to a test's report; `facts` are further fields of the outcome."""
+    number = sum(name == PROPERTY for name, _ in item.user_properties)
+    outcome = short_outcome(kind, verdict, options, item.nodeid, number, **facts)
+    item.user_properties.append((PROPERTY, outcome.encode()))
+
+
+def short_outcome(
+    kind: CheckKind, verdict: Verdict, options: PluginOptions, title: str, number: int, **facts: Any
+) -> CheckOutcome:
+    """A verdict in short; it also writes a page if the verdict fails and pages are wanted.
+
+    Args:
+        title: of the page, the node id of the test.
+        number: of the verdict in the test, from 0.
+        facts: further fields of the outcome.
+    """
+    outcome = msgspec.structs.replace(outcome_of(kind, verdict), **facts)
+    if options.report is None or outcome.passed or not outcome.enabled:
+        return outcome
+    page = write_page(options.report, verdict, outcome, title, number)
+    return msgspec.structs.replace(outcome, page=os.path.relpath(page, options.root))
+
+
+# --- A page and a JSON file for each failed verdict, and an index of all --------------------------
+
+
+def write_page(
+    folder: Path, verdict: Verdict, outcome: CheckOutcome, test: str, number: int
+) -> Path:
+    """Write the page of one verdict, and beside it the JSON with every finding."""
+    from paritas.reports.pages import verdict_page
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--paritas-report {str(folder)!r}: {error.strerror or error}; give a folder"
+        raise UsageError(message) from error
+    path = folder / f"{safe_name(test.replace('/', '.').replace('::', '.'))}-{number}.html"
+    data = path.with_suffix(".json")
+    write_whole(data, verdict.to_json())
+    page = verdict_page(verdict, test, outcome.what, data.name)
+    write_whole(path, page.encode(errors="backslashreplace"))
+    return path
+
+
+def write_index(folder: Path, outcomes: Sequence[ReportedOutcome]) -> None:
+    """Write the index of the pages of a run."""
+    from paritas.reports.pages import PageLink, index_page
+
+    links = [
+        PageLink(
+            test=one.test,
+            what=one.outcome.what,
+            status=one.outcome.status,
+            worst=one.outcome.worst,
+            href=one.outcome.page.replace("\\", "/").rpartition("/")[2],
+        )
+        for one in outcomes
+        if one.outcome.page
+    ]
+    page = index_page(links, verdicts=len(outcomes))
+    write_whole(folder / "index.html", page.encode(errors="backslashreplace"))
+
+
+# --- The summary that pytest prints at its end ----------------------------------------------------
+
+# Gravest first.
+STATUSES = tuple(reversed(Status))
+MOST_SHOWN = 20
+_IN_CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD")
+
+
+class ReportedOutcome(NamedTuple):
+    """An outcome and its test."""
+
+    test: str
+    outcome: CheckOutcome
+
+
+def print_summary(terminal: Any, reports: Sequence[Any], session: Session) -> None:
+    """Print the summary, and write the index of pages.
+
+    Args:
+        terminal: pytest's reporter.
+        reports: of every phase of every test, and of collection.
+    """
+    outcomes = [
+        ReportedOutcome(report.nodeid, outcome)
+        for report in reports
+        if getattr(report, "when", "") == "teardown"  # it has the outcomes of all phases
+        for outcome in outcomes_in(report.user_properties)
+    ]
+    passed = [
+        report.nodeid
+        for report in reports
+        if getattr(report, "when", "") == "call" and report.outcome == "passed"
+    ]
+    account, options = session.account, session.options
+    outcomes += [ReportedOutcome(OUTSIDE, outcome) for outcome in account.outside]
+    if options.report is not None and any(one.outcome.page for one in outcomes):
+        write_index(options.report, outcomes)
+    lines = summary_lines(outcomes, passed, account, options)
+    if lines:
+        terminal.section("paritas")
+        for line in lines:
+            terminal.line(line)
+
+
+def summary_lines(
+    outcomes: Sequence[ReportedOutcome],
+    passed: Sequence[str],
+    account: RunAccount,
+    options: PluginOptions,
+) -> list[str]:
+    """The lines of the summary; empty if no test checked parity.
+
+    Args:
+        outcomes: of every test of the run, and of code outside of tests.
+        passed: the tests that passed.
+        account: what belongs to no single test.
+        options: of the run.
+    """
+    lines = [*_verdicts(outcomes), *_guarded(outcomes, options), *_goldens(outcomes)]
+    lines += [f"note: {note}" for note in account.notes]
+    lines += _failures(outcomes)
+    lines += _pages(outcomes, options)
+    lines += _unused(outcomes, passed, account, options)
+    return lines
+
+
+def _verdicts(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
+    judged = [one for one in outcomes if one.outcome.enabled]
+    off = len(outcomes) - len(judged)
+    if judged:
+        counts = Counter(one.outcome.status for one in judged)
+        each = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+        tests = counted(len({one.test for one in judged}), "test")
+        yield f"{counted(len(judged), 'verdict')} in {tests}: {each}"
+    if off:
+        yield f"{counted(off, 'check')} disabled: nothing was compared there"
+
+
+def _guarded(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
+    guards = [one.outcome for one in outcomes if one.outcome.kind in {"guard", "suite guard"}]
+    if guards:
+        graphs, calls, checked = (
+            sum(getattr(outcome, name) for outcome in guards)
+            for name in ("graphs", "calls", "checked")
+        )
+        called = counted(calls, "call")
+        yield f"guarded: {counted(graphs, 'graph')}, {checked} of {called} checked"
+    elif options.guard:
+        yield "guarded: nothing, because no test called a compiled function"
+
+
+def _goldens(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
+    goldens = [one for one in outcomes if one.outcome.kind == "golden"]
+    new = [one for one in goldens if one.outcome.written]
+    if not new:
+        return
+    counts = Counter(one.outcome.written for one in new)
+    each = ", ".join(f"{counts[word]} {word}" for word in ("written", "changed") if counts[word])
+    yield f"goldens: {each}, {len(goldens) - len(new)} unchanged"
+    for one in new[:MOST_SHOWN]:
+        was = f" (it was off: {one.outcome.worst})" if one.outcome.worst else ""
+        yield f"  {one.outcome.written}: {one.outcome.golden}{was}"
+    if len(new) > MOST_SHOWN:
+        yield f"  and {len(new) - MOST_SHOWN} more"
+    if any(os.environ.get(name) for name in _IN_CI):
+        yield "  this looks like a build server: new goldens are lost unless they are committed"
+
+
+def _failures(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
+    failed = [one for one in outcomes if one.outcome.enabled and not one.outcome.passed]
+    for test, outcome in failed[:MOST_SHOWN]:
+        yield f"{outcome.status}: {test} ({outcome.what}) {outcome.worst}".rstrip()
+    if len(failed) > MOST_SHOWN:
+        yield f"and {len(failed) - MOST_SHOWN} more failures"
+
+
+def _pages(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
+    pages = [one.outcome.page for one in outcomes if one.outcome.page]
+    if pages and options.report is not None:
+        index = os.path.relpath(options.report / "index.html", Path.cwd())
+        yield f"{counted(len(pages), 'page')} about failures: {index}"
+
+
+def _unused(
+    outcomes: Sequence[ReportedOutcome],
+    passed: Sequence[str],
+    account: RunAccount,
+    options: PluginOptions,
+) -> Iterator[str]:
+    used = {options.root / one.outcome.golden for one in outcomes if one.outcome.golden}
+    used = {Path(os.path.normpath(path)) for path in used}
+    folders = [test_folder(options.root, options.golden_dir, test) for test in passed]
+    whole = [(Path(file), {Path(test) for test in tests}) for file, tests in account.files.items()]
+    unused = unused_goldens(folders, whole, used)
+    for path in unused[:MOST_SHOWN]:
+        near = os.path.relpath(path, options.root)
+        yield f"unused golden: {near}; no test uses it, so delete it or find out why"
+    if len(unused) > MOST_SHOWN:
+        yield f"and {len(unused) - MOST_SHOWN} more unused goldens"
 
 
 # --- `--paritas-guard` ----------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from paritas.compat.npy_tree import is_of_tree
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
-from paritas.files.dtypes import (
+from paritas.files.records import LOCK, Entry, discard, is_locked, rank_folders, read_header
+from paritas.files.tensor_bytes import (
     as_stored,
     bytes_needed,
     digest,
@@ -25,8 +26,6 @@ from paritas.files.dtypes import (
     stored_dtype,
     stored_shape,
 )
-from paritas.files.folders import LOCK, discard, is_locked, rank_folders, read_header
-from paritas.files.records import Entry
 from paritas.numerics.sketch import sketch
 from paritas.numerics.statistics import summarize
 from paritas.recording.conversion_sources import (

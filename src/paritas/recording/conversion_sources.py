@@ -11,13 +11,14 @@ import msgspec
 
 from paritas.compat.foreign_dump import ForeignDump, rank_of
 from paritas.compat.ge_files import read_ge_header
-from paritas.dumps.index import LONGEST_LINE, check_record
 from paritas.dumps.opening import is_known, is_ours, open_dump
-from paritas.dumps.reading import Dump
+from paritas.dumps.reading import LONGEST_LINE, Dump, check_record
 from paritas.errors import ParitasError, UsageError
-from paritas.files.folders import (
+from paritas.files.records import (
     INDEX,
     LOCK,
+    RankDump,
+    Record,
     index_home,
     is_locked,
     rank_folders,
@@ -25,7 +26,6 @@ from paritas.files.folders import (
     volumes_of,
     write_header,
 )
-from paritas.files.records import RankDump, Record
 from paritas.files.trees import Folder, Problems
 
 if TYPE_CHECKING:

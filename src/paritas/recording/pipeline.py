@@ -13,13 +13,13 @@ import msgspec
 import torch
 
 from paritas.errors import UsageError
-from paritas.files.dtypes import as_stored, digest
 from paritas.files.records import Entry, Layout, Site, TensorFacts
+from paritas.files.tensor_bytes import as_stored, digest
 from paritas.numerics.bits import dtype_name, holds_numbers
 from paritas.numerics.sketch import PendingSketch, begin_sketch
 from paritas.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
 from paritas.recording.selection import check_one_of
-from paritas.results.placements import LocalPlacement
+from paritas.results.items import LocalPlacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator

@@ -18,8 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from paritas._torch.tensors import local_part
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import UsageError
-from paritas.files.folders import run_identity
-from paritas.files.records import Header
+from paritas.files.records import Header, run_identity
 from paritas.recording.pipeline import (
     CopyPool,
     PendingSummary,
@@ -31,7 +30,7 @@ from paritas.recording.pipeline import (
     rank_and_world,
 )
 from paritas.recording.selection import Sieve
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping

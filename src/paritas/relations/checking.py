@@ -41,8 +41,8 @@ from paritas.relations.relation import (
     RelationFamily,
 )
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.invariants import InvariantsReport, Promise, RelationRow
 from paritas.results.items import CALL, Item, ItemKind
+from paritas.results.model_reports import InvariantsReport, Promise, RelationRow
 from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from torch import distributed, nn
 
 from paritas._torch.dynamo import uncompiled
-from paritas._torch.simulated_ranks import run_in_threads
+from paritas._torch.ranks import run_in_threads
 from paritas.errors import in_one_line
 from paritas.relations.relation import DoesNotApply, Relation, RelationFamily
 from paritas.relations.training import RATE, STEPS, Lesson, training

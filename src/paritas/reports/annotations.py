@@ -20,10 +20,9 @@ from xml.etree import ElementTree as ET
 from paritas.reports import graphs
 from paritas.reports.terminal import with_near_paths
 from paritas.results.findings import Aspect, Status
-from paritas.results.graph_reports import CallOutcome
-from paritas.results.proofs import status_of_proof
+from paritas.results.graph_reports import CallOutcome, status_of_proof
 from paritas.results.wording import MEANING, enumerated, finding_lines, headline
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

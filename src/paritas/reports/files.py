@@ -103,7 +103,7 @@ def check_output(folder: Path, *, overwrite: bool = False, parquet: bool = False
     existing = next(parent for parent in (whole, *whole.parents) if parent.exists())
     check_writable(existing / f"{COMPARISON_JSON}.tried")
     if parquet:
-        from paritas.reports.tables import check_installed
+        from paritas.reports.exports import check_installed
 
         check_installed()
 
@@ -126,14 +126,14 @@ def write_all(
     Everything is rendered before the first file is written. Files of an earlier comparison are
     replaced, or deleted if this one does not write them.
     """
-    from paritas.reports.tables import comparison_csv
+    from paritas.reports.exports import comparison_csv
 
     contents = {COMPARISON_JSON: _encode(comparison), CSV: comparison_csv(comparison).encode()}
     if html:
         contents[HTML] = _render(comparison)
     create_folder(folder)
     if parquet:
-        from paritas.reports.tables import write_parquet
+        from paritas.reports.exports import write_parquet
 
         write_parquet(folder / PARQUET, comparison)
     for name, content in contents.items():
@@ -172,7 +172,7 @@ def _escape_surrogates(value: Any) -> Any:
 
 
 def _render(comparison: Comparison) -> bytes:
-    from paritas.reports.comparison_page import html_report
+    from paritas.reports.result_pages import html_report
 
     return html_report(comparison).encode(errors="backslashreplace").removesuffix(b"\n")
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paritas.reports.comparison_page import small_figure, step_and_rank
-from paritas.reports.graph_page import OUTCOME_SIGNS, SLUGS, VERDICTS
 from paritas.reports.graphs import ORDER, short_name, size_words, verdict_word, verdict_words
 from paritas.reports.model_reports import ENGINE_COLUMNS, engine_cells
 from paritas.reports.pages import (
@@ -27,6 +25,7 @@ from paritas.reports.pages import (
     stories,
     work_done,
 )
+from paritas.reports.result_pages import OUTCOME_SIGNS, SLUGS, VERDICTS, small_figure, step_and_rank
 from paritas.reports.terminal import (
     FINDING_COLUMNS,
     FINDING_LEGEND,
@@ -35,12 +34,18 @@ from paritas.reports.terminal import (
     power_rows,
 )
 from paritas.results.comparisons import Comparison
-from paritas.results.engines import EngineReport, EngineRow, engine_headline
 from paritas.results.findings import Status, Verdict
 from paritas.results.graph_reports import GraphReport
-from paritas.results.invariants import InvariantsReport, RelationRow, invariants_headline
 from paritas.results.items import Item
 from paritas.results.kernels import KernelReport, kernel_headline
+from paritas.results.model_reports import (
+    EngineReport,
+    EngineRow,
+    InvariantsReport,
+    RelationRow,
+    engine_headline,
+    invariants_headline,
+)
 from paritas.results.power_reports import PowerReport, power_headline, power_sections, power_subject
 from paritas.results.sweeps import (
     SweepReport,

@@ -31,6 +31,7 @@ from paritas.results.power_reports import (
 from paritas.results.wording import (
     MOST_SHOWN,
     counted,
+    deciding_excess,
     deciding_figure,
     deciding_score,
     enumerated,
@@ -141,7 +142,7 @@ def _fold_findings(status: Status, findings: list[Finding]) -> tuple[list[Findin
     if status is Status.IDENTICAL:
         return [], len(findings)
     if status is Status.EQUIVALENT:  # show those nearest to their limits
-        findings = sorted(findings, key=lambda finding: -_excess(finding))
+        findings = sorted(findings, key=lambda finding: -deciding_excess(finding))
     return findings[:most], len(findings) - most
 
 
@@ -169,11 +170,6 @@ def _off_by(finding: Finding) -> str:
     if is_inexact(finding):
         return f"{metrics.rel_l2:.1e}"
     return f"{metrics.mismatched} of {metrics.numel}"
-
-
-def _excess(finding: Finding) -> float:
-    decided = deciding_score(finding)
-    return 0.0 if decided is None else decided[1].excess
 
 
 def _worst(finding: Finding) -> str:

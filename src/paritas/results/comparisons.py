@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from paritas.results.figures import PairFigures
 from paritas.results.findings import (
     Aspect,
     Coverage,
@@ -22,7 +21,7 @@ from paritas.results.findings import (
     Status,
     Verdict,
 )
-from paritas.results.items import Item, ItemKind
+from paritas.results.items import Item, ItemKind, PairFigures
 from paritas.results.report import Report, json_of_each, spell_nonfinite
 
 FORMAT = 1

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from paritas.results import callbacks
-from paritas.results.figures import Metrics
-from paritas.results.items import Item, harness, read_old_path
+from paritas.results.items import Item, Metrics, harness, read_old_path
 from paritas.results.report import Report
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import msgspec
 
 from paritas.results.findings import Finding, Status, Verdict, unverified
 from paritas.results.report import Report, Result
-from paritas.results.wording import MEANING, counted, deciding_score
+from paritas.results.wording import MEANING, counted, deciding_excess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -158,16 +158,11 @@ def trimmed(verdict: Verdict) -> tuple[Verdict, dict[str, int]]:
     for status in counts:
         found = [place for place, one in enumerate(verdict.findings) if one.status is status]
         if status.passes():
-            found.sort(key=lambda place: -_excess(verdict.findings[place]))
+            found.sort(key=lambda place: -deciding_excess(verdict.findings[place]))
         kept.update(found[: MOST_FAILING if not status.passes(strict=True) else MOST_PASSING])
     findings = tuple(one for place, one in enumerate(verdict.findings) if place in kept)
     small = msgspec.structs.replace(verdict, findings=findings)
     return small, {status.value: count for status, count in counts.items()}
-
-
-def _excess(finding: Finding) -> float:
-    decided = deciding_score(finding)
-    return 0.0 if decided is None else decided[1].excess
 
 
 # --- What changed since an earlier sweep ----------------------------------------------------------

@@ -98,6 +98,12 @@ def deciding_score(finding: Finding) -> tuple[str, Score] | None:
     return failed[0] if failed else (given[-1] if given else None)
 
 
+def deciding_excess(finding: Finding) -> float:
+    """The deciding score in multiples of its limit; 0 without a score."""
+    decided = deciding_score(finding)
+    return 0.0 if decided is None else decided[1].excess
+
+
 def deciding_figure(score: Score) -> tuple[str, float, float]:
     """The name, value and limit of the figure that decided."""
     if score.passed or not score.max_z <= score.max_limit:

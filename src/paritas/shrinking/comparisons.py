@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.comparison.compare import opened
 from paritas.comparison.dataflow import RecordedCalls
-from paritas.comparison.opened_dumps import opened
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
 from paritas.errors import UsageError
 from paritas.execution.item_evidence import ItemEvidence

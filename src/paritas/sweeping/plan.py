@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paritas.candidates.names import NAMED
+from paritas.candidates.loading import NAMED
 from paritas.errors import UsageError, did_you_mean
 from paritas.kernels.options import PROMISES
 from paritas.results.sweeps import KernelSettings, SweepRun

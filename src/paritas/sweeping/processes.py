@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from paritas.candidates.names import NAMED
+from paritas.candidates.loading import NAMED
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.results.findings import Verdict
 from paritas.results.progress import clock_words

@@ -16,7 +16,7 @@ import msgspec
 
 from paritas.errors import UsageError
 from paritas.execution.executors import Failed, count_processors, executor_of, run_batches
-from paritas.files.folders import Lock
+from paritas.files.records import Lock
 from paritas.reports.files import check_writable, write_whole
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.report import json_of
@@ -28,7 +28,7 @@ from paritas.results.sweeps import (
     changes,
     without_verdict,
 )
-from paritas.settings.versions import own_version
+from paritas.settings import own_version
 from paritas.sweeping import processes
 from paritas.sweeping.plan import plan_tasks
 from paritas.sweeping.processes import RunOrder, RunPlace
@@ -138,7 +138,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
 def write_report(folder: Path, report: SweepReport) -> None:
     """Write the files of a report, each one completely or not at all."""
     from paritas.reports.annotations import junit_document
-    from paritas.reports.sweeps import sweep_account, sweep_page
+    from paritas.reports.model_reports import sweep_account, sweep_page
 
     write_whole(folder / REPORT_JSON, report.to_json())
     document = junit_document(sweep_account(report, subject=str(folder)))

@@ -36,7 +36,7 @@ _EXPERTS, _IMAGE_PATCHES = 4, 4
 _MOST = {"positions": 512, "queries": 12, "seen": 8}
 _WIDEST_LIST = 256
 _PLAIN_IMAGE = 64  # the side of an image without patches
-_SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # these and smaller ones stay
+_SMALLEST_WIDTH = 24  # these and smaller ones stay
 
 # The kinds of sizes, by the names of settings. The first match decides; several lines of one kind
 # are one pattern.

@@ -10,8 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.targets.documented import Documented
-    from paritas.targets.drawing import Drawing
+    from paritas.targets.drawing import Documented, Drawing
 
     Maker = Callable[[Drawing], Any]
 

@@ -18,8 +18,7 @@ import torch
 
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.subjects import Inputs
-from paritas.targets import parse_target
-from paritas.targets.chance import turn_off
+from paritas.targets import parse_target, turn_off_chance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +60,7 @@ def build_vision(
                 first = first or error
                 continue
             if not any("drop" in key or "stochastic" in key for key in asked):
-                turn_off(model)
+                turn_off_chance(model)
             return model, drawn
     raise UsageError(
         f"{factory!r}: {name} could not be built and called: "

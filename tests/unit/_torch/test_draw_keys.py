@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from paritas._torch.frozen_graphs import freeze
+from paritas._torch.passes import freeze
 from paritas._torch.replaying import carry_keys_over, replay, seed_of_key
 
 ATEN = torch.ops.aten

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 
-from paritas._torch import frozen_graphs
-from paritas._torch.frozen_graphs import Fingerprint, UnplayableError, freeze, may_write
+from paritas._torch import passes
+from paritas._torch.passes import Fingerprint, UnplayableError, freeze, may_write
 from paritas._torch.replaying import replay
 
 ATEN = torch.ops.aten
@@ -75,7 +75,7 @@ def test_constants_are_remembered_with_the_graph():
 def test_a_node_with_a_lowering_of_its_own_is_run_as_what_it_replaced():
     module, nodes = chain()
     before = freeze(module)
-    match = frozen_graphs.Match.__new__(frozen_graphs.Match)
+    match = passes.Match.__new__(passes.Match)
     match.nodes = [nodes["sin_default"], nodes["cos_default"]]
     match.args, match.kwargs = [], {}
     handler = functools.wraps(print)(functools.partial(print, match))

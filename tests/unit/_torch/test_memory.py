@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from paritas._torch import memory
-from paritas._torch.memory import (
+from paritas._torch import tensors
+from paritas._torch.tensors import (
     bytes_asked,
     copy_on_write,
     free_bytes,
@@ -15,7 +15,7 @@ from paritas._torch.memory import (
 @pytest.fixture
 def container(tmp_path, monkeypatch):
     """A container that uses 6 of 8 MiB, one of them for files that can be read again."""
-    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(tensors, "CONTAINER", tmp_path)
     (tmp_path / "memory.max").write_text(f"{8 << 20}\n")
     (tmp_path / "memory.current").write_text(f"{6 << 20}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5242880\ninactive_file {1 << 20}\n")

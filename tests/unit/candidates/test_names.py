@@ -9,7 +9,7 @@ import pytest
 
 from paritas import candidates
 from paritas.candidates import makers
-from paritas.candidates.names import NAMED, check_name, is_named
+from paritas.candidates.loading import NAMED, check_name, is_named
 from paritas.errors import UsageError
 
 
@@ -49,5 +49,5 @@ def test_every_name_has_its_maker():
 
 
 def test_the_names_are_known_without_torch():
-    code = "import sys, paritas.candidates.names; sys.exit('torch' in sys.modules)"
+    code = "import sys, paritas.candidates.loading; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

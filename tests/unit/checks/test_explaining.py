@@ -14,7 +14,7 @@ from paritas.diagnosis import diagnose
 from paritas.partition import check_recipe
 from paritas.placement.recipes import OperatorCall, Recipe
 from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.placements import Partial, Shard
+from paritas.results.items import Partial, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 
-from paritas._torch.frozen_graphs import UnplayableError, freeze
+from paritas._torch.passes import UnplayableError, freeze
 from paritas.checks.pass_programs import FrozenProgram, NumberKind, inputs_for, make_up_inputs
 
 INDICES = torch.zeros(16, dtype=torch.int64)

@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from paritas.cli import _Tables, main, verify
+from paritas.cli import _Tables, main, models
 from paritas.errors import UsageError
-from paritas.settings.options import settable, variables
+from paritas.settings import settable, variables
 
 DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"
 
@@ -37,7 +37,7 @@ def told(monkeypatch):
         asked.update(vars(options))
         raise UsageError("remembered")
 
-    monkeypatch.setattr(verify, "_run", remember)
+    monkeypatch.setattr(models, "_run_verify", remember)
     return asked
 
 

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console, Group
 
 from paritas.cli import demo_model
-from paritas.cli.demo import is_as_expected, lessons, summary
+from paritas.cli.getting_started import is_as_expected, lessons, summary
 from paritas.numerics.metrics import pair_metrics
 from paritas.results.findings import (
     Aspect,

@@ -77,23 +77,25 @@ def commands(monkeypatch, tmp_path):
         return ["run", "script.py"]
 
     def verify(found):
-        instead("paritas.cli.verify._run", found)
+        instead("paritas.cli.models._run_verify", found)
         return ["verify", "nets:make"]
 
     def verify_parallel(found):
-        instead("paritas.cli.verify_parallel._run", found)
+        instead("paritas.cli.ranks._run_verify_parallel", found)
         return ["verify-parallel", "nets:make", "--plan", "ddp"]
 
     def partition(found):
-        instead("paritas.cli.partition._run", CheckedOperator("relu", (), "given", 2, (), found))
+        instead(
+            "paritas.cli.ranks._run_partition", CheckedOperator("relu", (), "given", 2, (), found)
+        )
         return ["partition", "torch:relu"]
 
     def compare(found):
-        instead("paritas.cli.compare._compare", found)
+        instead("paritas.cli.dumps._compare", found)
         return ["compare", "--my-path", "a", "--golden-path", "b", "--no-html", "--overwrite"]
 
     def verify_graph(found):
-        instead("paritas.cli.verify_graph._run", found)
+        instead("paritas.cli.ranks._run_verify_graph", found)
         return ["verify-graph", "--graph", "model.pt2", "--outdir", "out"]
 
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from paritas.cli.compare import DIMS, RENAME, RULE
+from paritas.cli.dumps import DIMS, RENAME, RULE
 from paritas.cli.options import KINDS, NumberRange
 from paritas.dumps import opening
 

@@ -13,7 +13,7 @@ from paritas.comparison.gathering import gather, row_major
 from paritas.errors import UsageError
 from paritas.files.records import Payload, Record, Site, TensorFacts
 from paritas.placement.assembly import ReplicasDisagreeError
-from paritas.results.placements import LocalPlacement
+from paritas.results.items import LocalPlacement
 
 
 class Ranks:

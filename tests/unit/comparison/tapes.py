@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from paritas.comparison.dataflow import RecordedCalls
-from paritas.files.dtypes import as_stored, digest
 from paritas.files.records import Payload, Record, Site, TensorFacts
+from paritas.files.tensor_bytes import as_stored, digest
 from paritas.recording.graphs import operator_arguments
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from paritas.comparison.judgement import measure
 from paritas.comparison.operands import Operand, Pair
 from paritas.errors import UsageError
-from paritas.files.dtypes import digest
 from paritas.files.records import Payload, Record, Site, TensorFacts
+from paritas.files.tensor_bytes import digest
 from paritas.numerics.requirements import Requirement
 from paritas.numerics.sketch import sketch
 from paritas.numerics.statistics import summarize

@@ -11,8 +11,8 @@ from paritas.compat.npy_tree import NpyTree, call_name, is_of_tree, model_name, 
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
-from paritas.files.dtypes import as_stored, digest
 from paritas.files.records import Entry, Header, Record, Site, TensorFacts
+from paritas.files.tensor_bytes import as_stored, digest
 
 TIME = r"\d{20}"
 

@@ -9,8 +9,8 @@ import torch
 
 from paritas.compat.npy_tree import array_of, array_of_value, read_array, tensor_of, write_array
 from paritas.errors import ParitasError
-from paritas.files.dtypes import as_stored
 from paritas.files.records import TensorFacts
+from paritas.files.tensor_bytes import as_stored
 
 QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 DTYPES = sorted(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from paritas.dumps import index
+from paritas.dumps import reading
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import UsageError
@@ -152,7 +152,7 @@ def test_a_damaged_line_in_the_middle_is_noted_and_the_rest_goes_on(dump_path):
 
 
 def test_a_line_without_end_is_skipped(dump_path, monkeypatch):
-    monkeypatch.setattr(index, "LONGEST_LINE", 2000)
+    monkeypatch.setattr(reading, "LONGEST_LINE", 2000)
     lines = index_of(dump_path).read_bytes().splitlines(keepends=True)
     index_of(dump_path).write_bytes(lines[0] + b"x" * 10_000 + b"\n" + lines[2])
     dump = Dump.open(dump_path)

@@ -11,7 +11,7 @@ from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.files.records import Entry, Header
 from paritas.numerics.statistics import Statistics
-from paritas.results.placements import LocalPlacement
+from paritas.results.items import LocalPlacement
 from unit.files.entries import PLAIN, abandon, bits, entry_of, facts_of, filled, site, write_dump
 
 

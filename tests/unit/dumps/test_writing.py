@@ -13,8 +13,7 @@ from paritas.dumps import writing
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
-from paritas.files.folders import run_identity
-from paritas.files.records import Entry, Header
+from paritas.files.records import Entry, Header, run_identity
 from unit.files.entries import abandon, entry_of, site, write_dump
 
 HEADER = Header(run="a" * 32)

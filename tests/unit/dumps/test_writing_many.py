@@ -14,8 +14,8 @@ from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter, Volume
 from paritas.errors import ParitasError
 from paritas.files import safetensors_files
-from paritas.files.dtypes import digest
 from paritas.files.records import Entry, Header, Site, TensorFacts
+from paritas.files.tensor_bytes import digest
 
 HEADER = Header(run="r")
 

@@ -14,8 +14,8 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 import torch
 
-from paritas.comparison import opened_dumps
-from paritas.comparison.opened_dumps import opened
+from paritas.comparison import compare
+from paritas.comparison.compare import opened
 from paritas.errors import UsageError
 from paritas.execution import executors
 from paritas.execution.executors import Failed, executor_of, run_batches, working
@@ -242,7 +242,7 @@ def dump_path(tmp_path):
 @pytest.fixture(autouse=True)
 def nothing_kept():
     yield
-    opened_dumps._kept.clear()
+    compare._kept.clear()
 
 
 def test_threads_share_the_dump_that_the_comparison_has_open(dump_path):
@@ -279,7 +279,7 @@ def test_a_worker_elsewhere_keeps_few_dumps(tmp_path):
     with working("one"):
         for path in paths:
             opened(path)
-    assert [path for path, _ in opened_dumps._kept] == paths[-4:]
+    assert [path for path, _ in compare._kept] == paths[-4:]
 
 
 def test_a_worker_that_does_not_see_the_dump_says_where_it_is(tmp_path):

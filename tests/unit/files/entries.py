@@ -7,8 +7,8 @@ import warnings
 import torch
 
 from paritas.dumps.writing import DumpWriter
-from paritas.files.dtypes import as_stored, digest
 from paritas.files.records import Entry, Header, Site, TensorFacts
+from paritas.files.tensor_bytes import as_stored, digest
 
 # What torch calls by several names is one dtype.
 DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.files.dtypes import (
+from paritas.files.tensor_bytes import (
     as_stored,
     digest,
     in_safetensors,

@@ -9,7 +9,6 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from paritas.files.dtypes import digest, in_safetensors, raw_bytes
 from paritas.files.safetensors_files import (
     PackedFile,
     PackedPiece,
@@ -17,6 +16,7 @@ from paritas.files.safetensors_files import (
     header_room,
     is_complete,
 )
+from paritas.files.tensor_bytes import digest, in_safetensors, raw_bytes
 from unit.files.entries import PLAIN, bits, filled
 
 SHAPES = [(3, 2), (5,), (), (0, 4)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paritas.errors import UsageError
-from paritas.files.pickles import Call, Name, follow, leaves, plain_text
+from paritas.files.torch_files import Call, Name, follow, leaves, plain_text
 
 PLAIN: list[Any] = [
     None, True, 0, 255, 65_535, -1, 2**40, -(2**70), 1.5, float("inf"), "text", "ü" * 300, b"raw",

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from paritas.errors import UsageError
-from paritas.files.folders import Lock
+from paritas.files.records import Lock
 from paritas.graphs.results_folder import JOURNAL_LOCK, JOURNAL_NAME, About, GraphJournal
 from paritas.results.findings import Status
 from paritas.results.graph_reports import (

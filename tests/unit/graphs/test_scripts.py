@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 from paritas.graphs.scripts import Facts, function_text, split_script, stem_of, write_script
+from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import Annotation, Option
-from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import OperatorCall, Recipe
 from paritas.reports.scripts import NoScriptError, literal
-from paritas.results.placements import Partial, Replicate, Shard
+from paritas.results.items import Partial, Replicate, Shard
 
 SEED = 0
 

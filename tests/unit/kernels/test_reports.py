@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from paritas.errors import MismatchError
-from paritas.reports.kernels import kernel_report
+from paritas.reports.model_reports import kernel_report
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.items import output
 from paritas.results.kernels import (

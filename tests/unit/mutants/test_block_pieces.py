@@ -10,8 +10,7 @@ import paritas
 from paritas.errors import UsageError
 from paritas.execution.observation import cotangent
 from paritas.mutants import power as searching
-from paritas.mutants.block_pieces import BETWEEN, ModelInPieces
-from paritas.mutants.programs import trace_program
+from paritas.mutants.programs import BETWEEN, ModelInPieces, trace_program
 from paritas.results.items import gradient, output
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paritas.numerics import metrics
 from paritas.numerics.metrics import pair_metrics
-from paritas.results.figures import Metrics
+from paritas.results.items import Metrics
 
 pytestmark = [
     pytest.mark.cuda,

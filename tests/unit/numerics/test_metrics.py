@@ -13,7 +13,7 @@ from hypothesis import given
 
 from paritas.numerics import metrics as engine
 from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
-from paritas.results.figures import Metrics
+from paritas.results.items import Metrics
 from unit.numerics.exact import (
     BLOCK_SIZES,
     DTYPES,

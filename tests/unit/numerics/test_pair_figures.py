@@ -18,7 +18,7 @@ from paritas.numerics.block_sums import BLOCK, dot, total
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.numerics.pair_figures import measure_pair, pair_figures, quick_figures
 from paritas.numerics.statistics import summarize
-from paritas.results.figures import Extremes
+from paritas.results.items import Extremes
 from unit.numerics.exact import DTYPES, INF, NAN, SHAPES, arrays, laid_out, pairs
 from unit.numerics.noisy_pairs import EXACT, LARGE, NARROW, approx, noisy, use_tiny_blocks
 

@@ -12,7 +12,7 @@ import torch
 from paritas.errors import UsageError
 from paritas.numerics.metrics import pair_metrics
 from paritas.numerics.requirements import NAMES, Requirement
-from paritas.results.figures import Metrics, PairFigures
+from paritas.results.items import Metrics, PairFigures
 
 ONES = torch.ones(4)
 NEAR = PairFigures(metrics=pair_metrics(ONES, ONES + 1e-3), mean_rel=1e-3, kl_divergence=0.0)

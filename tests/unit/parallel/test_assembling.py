@@ -11,7 +11,7 @@ from paritas.parallel.plan import make_program
 from paritas.parallel.traces import RankPiece, StepTrace, Trace
 from paritas.parallel.verify import verify_parallel
 from paritas.placement.assembly import positions
-from paritas.results.placements import LocalPlacement
+from paritas.results.items import LocalPlacement
 
 WHOLE = torch.arange(12.0).reshape(6, 2)
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from paritas.parallel.dropout import DropoutMode
+from paritas.parallel.plan import DropoutMode
 from paritas.parallel.verify import verify_parallel
 from paritas.results.findings import Status
 

@@ -14,7 +14,7 @@ from paritas.parallel import training
 from paritas.parallel.plan import make_program
 from paritas.parallel.rank_pool import LET_GO, RankPool, start_method
 from paritas.parallel.training import run_ranks, run_reference
-from paritas.results.placements import Shard
+from paritas.results.items import Shard
 from unit.parallel import small_programs
 from unit.parallel.small_programs import TENSOR_PLAN, TinyMLP, batch, by_hand, tower
 

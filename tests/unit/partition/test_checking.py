@@ -10,7 +10,7 @@ from paritas.errors import UsageError
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import OperatorCall, Range, Recipe
 from paritas.results.findings import Status
-from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.items import Once, Partial, Replicate, Shard
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):

@@ -8,7 +8,7 @@ import torch
 
 from paritas import UsageError
 from paritas.partition import IRObject, TensorInfo, VerifyConfig, check_partition
-from paritas.partition.configuration.inputs import unwrap
+from paritas.partition.configuration import unwrap
 
 Pair = collections.namedtuple("Pair", "first second")  # noqa: PYI024  (the kind without types)
 

@@ -14,7 +14,7 @@ from paritas.partition.annotation import Annotation
 from paritas.partition.discovery import discover_partitions
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import Divided, OperatorCall, Recipe
-from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.items import Once, Partial, Replicate, Shard
 
 
 def normal(*shape, seed=0):

@@ -7,12 +7,12 @@ import torch
 from torch import distributed
 
 from paritas import Status, UsageError
+from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import Annotation, Option
-from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.ranks import threads
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import Group, OperatorCall, Recipe
-from paritas.results.placements import Replicate, Shard
+from paritas.results.items import Replicate, Shard
 
 SHARED = "n c, c, c -> n c ; group=ranks(n)"
 ALONE = "n c, c, c -> n c"

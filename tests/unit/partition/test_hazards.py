@@ -7,7 +7,7 @@ import torch
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.recipes import OperatorCall, Recipe
 from paritas.results.findings import Status
-from paritas.results.placements import Partial, Shard
+from paritas.results.items import Partial, Shard
 
 
 def test_keys_without_their_values_are_different_and_do_not_crash_the_process():

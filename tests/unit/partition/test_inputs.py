@@ -5,8 +5,8 @@ import torch
 
 from paritas import UsageError
 from paritas.partition import IRObject, TensorInfo, VerifyConfig
-from paritas.partition.configuration.inputs import make_call
-from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition.configuration import make_call
+from paritas.partition.resolving import resolve_operator
 
 SHAPE = "shape"
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from paritas import UsageError
-from paritas.partition.configuration import nnscaler_functions
-from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition import nnscaler_functions
+from paritas.partition.resolving import resolve_operator
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from paritas.partition.runner import Runner
 from paritas.placement.assembly import join
 from paritas.placement.placement import Terms, bounds
 from paritas.placement.recipes import Divided, OperatorCall, Range, Recipe, parts_of, split_values
-from paritas.results.items import gradient, nth_output
-from paritas.results.placements import Once, Partial, Replicate, Shard
+from paritas.results.items import Once, Partial, Replicate, Shard, gradient, nth_output
 
 
 @pytest.fixture

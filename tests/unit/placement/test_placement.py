@@ -20,7 +20,7 @@ from paritas.placement.assembly import (
     take,
 )
 from paritas.placement.placement import HeldPart, MeshAxis, Placement, Terms, split_tensor
-from paritas.results.placements import Partial, Replicate, Shard, read_role, role_word
+from paritas.results.items import Partial, Replicate, Shard, read_role, role_word
 
 SHAPE = (8, 6)
 WHOLE = torch.arange(48.0, dtype=torch.float64).reshape(SHAPE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paritas.errors import UsageError
-from paritas.pytest.outcomes import golden_folder, safe_name, test_folder, unused_goldens
+from paritas.pytest.session import golden_folder, safe_name, test_folder, unused_goldens
 
 folder_of = test_folder
 del test_folder  # or pytest takes it for a test

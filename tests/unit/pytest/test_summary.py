@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from paritas.pytest import PluginOptions
-from paritas.pytest.outcomes import (
+from paritas.pytest.session import (
     LONGEST_LINE,
     CheckOutcome,
     ReportedOutcome,
+    RunAccount,
     outcome_of,
     outcomes_in,
     summary_lines,
 )
-from paritas.pytest.session import RunAccount
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 
 

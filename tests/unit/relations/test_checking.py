@@ -12,7 +12,7 @@ from torch import nn
 import paritas
 from paritas.cli import main
 from paritas.relations.relation import forget_relation
-from paritas.results.invariants import InvariantsReport
+from paritas.results.model_reports import InvariantsReport
 from quality.relation_models import Decoder, Trained, plant, tokens
 
 

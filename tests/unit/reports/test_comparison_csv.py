@@ -14,10 +14,10 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.numerics.metrics import pair_metrics
-from paritas.reports.tables import COMPARISON_COLUMNS, comparison_csv, write_parquet
+from paritas.reports.exports import COMPARISON_COLUMNS, comparison_csv, write_parquet
 from paritas.results.comparisons import Comparison, SideFacts
-from paritas.results.figures import PairFigures
 from paritas.results.findings import Coverage, Status
+from paritas.results.items import PairFigures
 from unit.results.comparison_samples import dump, figures, row, transformer
 
 MSIT = (

@@ -9,8 +9,8 @@ import math
 import msgspec
 import pytest
 
+from paritas.reports.exports import GRAPH_COLUMNS, graph_csv
 from paritas.reports.graphs import loss_gap
-from paritas.reports.tables import GRAPH_COLUMNS, graph_csv
 from paritas.results.findings import Status
 from paritas.results.graph_reports import Confirmation
 from unit.results.graph_samples import HOSTILE, empty, hostile, option, transformer

@@ -12,7 +12,7 @@ import re
 import msgspec
 import pytest
 
-from paritas.reports.graph_page import (
+from paritas.reports.result_pages import (
     RuleToken,
     drawn_rules,
     graph_page,

@@ -13,8 +13,8 @@ from importlib import resources
 import msgspec
 import pytest
 
-from paritas.reports.comparison_page import MOST_NODES, html_report, neighbourhood
 from paritas.reports.pages import comparison_headline, number_column, stories, text_column
+from paritas.reports.result_pages import MOST_NODES, html_report, neighbourhood
 from paritas.results.comparisons import Comparison, Divergence
 from paritas.results.findings import Status
 from unit.results.comparison_extremes import (

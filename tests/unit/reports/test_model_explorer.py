@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.cli import main
-from paritas.reports.model_explorer import (
+from paritas.reports.exports import (
     COLOURS,
     comparison_graphs,
     error_data,

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 from rich.console import Console
 
 from paritas.reports.annotations import junit_document
-from paritas.reports.sweeps import sweep_account, sweep_page, sweep_report
+from paritas.reports.model_reports import sweep_account, sweep_page, sweep_report
 from paritas.results.findings import Status
 from paritas.results.sweeps import changes
 from unit.results.sweep_samples import crashed, report, row

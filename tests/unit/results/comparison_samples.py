@@ -21,8 +21,8 @@ from paritas.results.comparisons import (
     SideFacts,
     WorstElement,
 )
-from paritas.results.figures import Extremes, Metrics, PairFigures
 from paritas.results.findings import Aspect, Coverage, Score, Status
+from paritas.results.items import Extremes, Metrics, PairFigures
 
 NOISE = 2.0e-4  # what bfloat16 does to a value of this model, relative to its norm
 FAULT = 0.031

@@ -20,7 +20,7 @@ from paritas.results.graph_reports import (
 )
 
 if TYPE_CHECKING:
-    from paritas.results.figures import Metrics
+    from paritas.results.items import Metrics
 
 HOSTILE = '</script><script>document.title="owned"</script><b onclick="x()">=1+1'
 

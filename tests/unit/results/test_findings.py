@@ -10,8 +10,8 @@ from hypothesis import given
 
 from letters import LETTERS
 from paritas.errors import MismatchError, UsageError
-from paritas.results.figures import Metrics
 from paritas.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.results.items import Metrics
 
 NAN, INF = math.nan, math.inf
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from paritas.errors import UsageError
-from paritas.settings import load
-from paritas.settings.options import find_file, read_file
+from paritas.settings import find_file, load, read_file
 
 
 @pytest.fixture(autouse=True)

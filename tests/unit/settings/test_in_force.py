@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from letters import LETTERS
 from paritas.errors import UsageError
-from paritas.settings import bind_variables, check_names
-from paritas.settings.options import Settings, SettingsFile, settable
+from paritas.settings import Settings, SettingsFile, bind_variables, check_names, settable
 
 HOME = Path("/project")
 LOOK_STRICT = "PARITAS_LOOK_AT_STRICT"

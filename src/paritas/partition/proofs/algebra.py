@@ -41,7 +41,6 @@ Monomial = tuple[tuple[Binder, ...], Factors]
 # A sum of products.
 Normal = tuple[tuple[Monomial, Fraction], ...]
 
-REDUCTIONS = ("max", "min", "prod")
 RANKS = "R"
 _MOST_BINDERS = 6
 

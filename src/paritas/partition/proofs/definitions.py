@@ -409,9 +409,14 @@ def defines_unless(name: str, function: Define) -> None:
 def definition_of(name: str) -> Define | None:
     """The definition of an operator."""
     # Importing the families registers their definitions; here, because they import this module.
-    from paritas.partition.proofs.operators import FAMILIES
+    from paritas.partition.proofs.operators import (
+        contractions,
+        elementwise,
+        norms_and_losses,
+        rearrangements,
+    )
 
-    del FAMILIES
+    del contractions, elementwise, norms_and_losses, rearrangements
     parts = name.split(".")
     for begin in range(len(parts)):
         found = _DEFINITIONS.get(".".join(parts[begin:]))

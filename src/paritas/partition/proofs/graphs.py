@@ -23,24 +23,25 @@ import torch
 from torch import Tensor, fx
 
 from paritas.errors import UsageError
-from paritas.partition.configuration import nnscaler_functions
+from paritas.partition import nnscaler_functions
 from paritas.partition.library import annotation_of_call
 from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.definitions import define
-from paritas.partition.proofs.graph_ranks import (
+from paritas.partition.proofs.prove import Prover, certificate_of, placed_claim
+from paritas.partition.proofs.splits import Failure, RoleWords, find_proof
+from paritas.partition.proofs.validation import (
     combined,
     distance,
     layout_of,
+    lifted,
     numbers_by_layout,
     parts_of,
     run_part,
+    validate,
 )
-from paritas.partition.proofs.prove import Prover, certificate_of, placed_claim
-from paritas.partition.proofs.splits import Failure, RoleWords, find_proof
-from paritas.partition.proofs.validation import lifted, validate
 from paritas.placement.recipes import OperatorCall, Recipe, tensors_in
-from paritas.results.placements import Once, Partial, Replicate, Role, Shard, read_role, role_word
-from paritas.results.proofs import GraphProof, ProofStatus, RuleProof
+from paritas.results.graph_reports import GraphProof, ProofStatus, RuleProof
+from paritas.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

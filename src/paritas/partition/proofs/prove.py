@@ -13,8 +13,7 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation, Expansion, Option, expand
-from paritas.partition.configuration.inputs import make_call
-from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition.configuration import make_call
 from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Number
 from paritas.partition.library import annotation_of_call
 from paritas.partition.proofs import indices
@@ -29,6 +28,7 @@ from paritas.partition.proofs.indices import LENGTH, ONE, Poly, constant, symbol
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import DisagreementError, lifted, validate
 from paritas.partition.recipe_checks import check_recipe
+from paritas.partition.resolving import resolve_operator
 from paritas.placement.recipes import (
     Divided,
     Group,
@@ -39,13 +39,13 @@ from paritas.placement.recipes import (
     tensors_in,
 )
 from paritas.results.findings import Status
-from paritas.results.placements import Once, Partial, Replicate, Role, Shard
-from paritas.results.proofs import Counterexample, RuleProof
+from paritas.results.graph_reports import Counterexample, RuleProof
+from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paritas.partition.configuration.inputs import VerifyConfig
+    from paritas.partition.configuration import VerifyConfig
 
 
 def prove(

@@ -29,8 +29,7 @@ from paritas.placement.recipes import (
     moved,
     tensors_in,
 )
-from paritas.results.items import Item, ItemKind
-from paritas.results.placements import Partial, Replicate, Shard
+from paritas.results.items import Item, ItemKind, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     import contextlib
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from paritas.partition.runner import OperatorRun, RankLeaf, Reach
     from paritas.placement.placement import Terms
     from paritas.placement.recipes import Place, Values
-    from paritas.results.placements import Role
+    from paritas.results.items import Role
 
 
 # --- Collectives for tensors of any dtype and for parts of different sizes ------------------------

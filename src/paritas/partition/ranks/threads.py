@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
-from paritas._torch.simulated_ranks import RankThreads
+from paritas._torch.ranks import RankThreads
 from paritas.errors import UsageError, in_one_line
 from paritas.parallel.rank_pool import MOST_RANKS, NO_ANSWER, LostRankError, warm_pool
 from paritas.partition.ranks.remote_runs import Done, RemoteRunner, Sent
@@ -16,7 +16,7 @@ from paritas.partition.runner import Streams
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas._torch.simulated_ranks import ThreadOutcome
+    from paritas._torch.ranks import ThreadOutcome
     from paritas.parallel.rank_pool import RankAnswer
     from paritas.partition.ranks.remote_runs import Team
     from paritas.placement.recipes import OperatorCall, Recipe

@@ -225,11 +225,11 @@ def _none_like(call: SymbolicCall) -> dict[str, Any]:
     return {"reduction": 0 if by_number else "none"}
 
 
-def _all_of(call: SymbolicCall, each: Array, body: Callable[[Term], Term] = lambda t: t) -> Term:
+def _all_of(call: SymbolicCall, each: Array) -> Term:
     """The sum over all elements."""
     names = [call.fresh() for _ in each.shape]
     places = [ZERO if s == ONE else symbol(n) for n, s in zip(names, each.shape, strict=True)]
-    term = body(each[tuple(places)])
+    term = each[tuple(places)]
     for name, size in zip(names, each.shape, strict=True):
         if size != ONE:
             term = ("sum", name, size, term)

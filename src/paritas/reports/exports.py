@@ -1,7 +1,4 @@
-"""Tables of results for other programs: comparisons as CSV and Parquet, graphs as CSV.
-
-Floats have all digits, `nan` and `inf` are spelled out, and unknown values are empty.
-"""
+"""Results for other programs: tables as CSV and Parquet, graphs for Model Explorer."""
 
 from __future__ import annotations
 
@@ -9,14 +6,15 @@ import csv
 import importlib.util
 import math
 import tempfile
+from collections import defaultdict
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from paritas.errors import UsageError
-from paritas.reports.files import replacing
+from paritas.reports.files import replacing, write_whole
 from paritas.reports.graphs import (
     confirmation_words,
     graph_label,
@@ -24,15 +22,24 @@ from paritas.reports.graphs import (
     option_words,
     proof_words,
 )
+from paritas.reports.result_pages import call_sources, group_calls
+from paritas.results.comparisons import row_path
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome
 from paritas.results.report import spell_nonfinite
 from paritas.results.wording import MEANING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from paritas.reports.result_pages import CallKey
     from paritas.results.comparisons import Comparison, ComparisonRow, SideFacts
-    from paritas.results.figures import Metrics
     from paritas.results.graph_reports import GraphReport, OperatorResult, OptionResult
+    from paritas.results.items import Metrics
+
+
+# --- Tables: comparisons as CSV and Parquet, graphs as CSV ----------------------------------------
+# Floats have all digits, `nan` and `inf` are spelled out, and unknown values are empty.
 
 Cell = str | int | float | None
 
@@ -440,3 +447,192 @@ def _split_cells(option: OptionResult) -> list[Cell]:
         loss_gap(option),
         option.gradients,
     ]
+
+
+# --- Model Explorer: graphs, and data to colour their nodes ---------------------------------------
+# A comparison becomes a graph of calls, with edges for the data flow. Model Explorer opens a
+# checked `.pt2` itself: for that only node data is written, by the names of the nodes.
+
+COLOURS = {
+    Status.IDENTICAL: "#dbe7df",
+    Status.EQUIVALENT: "#b9e4cb",
+    Status.UNSTABLE: "#f5dd9d",
+    Status.UNVERIFIED: "#d6c8f5",
+    Status.DEGRADED: "#f8c19c",
+    Status.DIFFERENT: "#f7a8ad",
+}
+_OUTCOMES = {
+    CallOutcome.VERIFIED: COLOURS[Status.EQUIVALENT],
+    CallOutcome.NOTHING: COLOURS[Status.IDENTICAL],
+    CallOutcome.UNSUPPORTED: COLOURS[Status.UNVERIFIED],
+    CallOutcome.FAILED: COLOURS[Status.DIFFERENT],
+}
+# Model Explorer's name for the graph of a .pt2.
+_EXPORTED = "graph"
+# Replaces NaN and infinity, which JSON cannot express; it is above every limit.
+_BEYOND = 1e300
+
+Json = dict[str, Any]
+
+
+def write_comparison(path: Path, comparison: Comparison) -> list[Path]:
+    """Write the graph to `path`, and beside it data to colour its nodes."""
+    parts = {
+        path: comparison_graphs(comparison),
+        path.with_name(f"{path.stem}.status.json"): status_data(comparison),
+        path.with_name(f"{path.stem}.errors.json"): error_data(comparison),
+    }
+    for place, content in parts.items():
+        write_whole(place, msgspec.json.encode(content))
+    return list(parts)
+
+
+def write_graph_report(path: Path, report: GraphReport) -> None:
+    """Write data to colour the nodes of a checked graph."""
+    write_whole(path, msgspec.json.encode(graph_report_data(report)))
+
+
+def comparison_graphs(comparison: Comparison) -> Json:
+    """A collection of graphs, one for each step and rank."""
+    first = None if comparison.first is None else comparison.first.row
+    calls = group_calls(comparison.rows)
+    graphs: defaultdict[str, list[Json]] = defaultdict(list)
+    for call, sources in call_sources(calls).items():
+        graphs[_graph_id(call)].append(_node(call, calls[call], sources, first))
+    return {
+        "label": f"{comparison.my.path} against {comparison.golden.path}",
+        "graphs": [{"id": graph, "nodes": nodes} for graph, nodes in graphs.items()],
+    }
+
+
+def status_data(comparison: Comparison) -> Json:
+    """The gravest status of each call."""
+    return {
+        graph: {
+            "name": "paritas: status",
+            "results": {
+                call: {"value": _gravest(rows), "bgColor": COLOURS[_gravest(rows)]}
+                for call, rows in calls.items()
+            },
+            "showExpandedSummaryOnGroupNode": True,
+        }
+        for graph, calls in _calls(comparison).items()
+    }
+
+
+def error_data(comparison: Comparison) -> Json:
+    """The worst error of each call, divided by the allowed error, if it was measured."""
+    found: Json = {}
+    for graph, calls in _calls(comparison).items():
+        results = {}
+        for call, rows in calls.items():
+            ratios = [row.score.excess for row in rows if row.score is not None]
+            if ratios:
+                worst = _BEYOND if any(map(math.isnan, ratios)) else max(ratios)
+                results[call] = {"value": min(worst, _BEYOND)}
+        found[graph] = {
+            "name": "paritas: error / allowed",
+            "results": results,
+            "thresholds": [
+                {"value": 1.0, "bgColor": COLOURS[Status.EQUIVALENT]},
+                {"value": _BEYOND, "bgColor": COLOURS[Status.DIFFERENT]},
+            ],
+        }
+    return found
+
+
+def graph_report_data(report: GraphReport) -> Json:
+    """The outcome of each call of a checked graph, for the nodes of its `.pt2`."""
+    results = {
+        site.node: {"value": _outcome_words(operator), "bgColor": _OUTCOMES[operator.outcome]}
+        for operator in report.operators
+        for site in operator.sites
+    }
+    return {
+        _EXPORTED: {
+            "name": "paritas: operators",
+            "results": results,
+            "showExpandedSummaryOnGroupNode": True,
+        }
+    }
+
+
+def _calls(comparison: Comparison) -> dict[str, dict[str, list[ComparisonRow]]]:
+    """Graph -> call -> its rows, in the order of the program."""
+    found: defaultdict[str, dict[str, list[ComparisonRow]]] = defaultdict(dict)
+    for call, rows in group_calls(comparison.rows).items():
+        found[_graph_id(call)][call[2]] = rows
+    return found
+
+
+def _node(
+    call: CallKey, rows: Sequence[ComparisonRow], sources: list[CallKey], first: int | None
+) -> Json:
+    shown = next((row for row in rows if row.side == "output"), rows[0])
+    status = _gravest(rows)
+    worst = max(rows, key=lambda row: row.status.gravity)
+    attributes = {
+        "status": status,
+        "first divergence": "yes" if any(row.index == first for row in rows) else "",
+        "value": row_path(worst),
+        "reason": worst.reason,
+        "advice": worst.advice,
+        "judged by": worst.judged_by,
+        "difference made": worst.made,
+        "module": shown.module,
+        "source": shown.line,
+        "code": shown.code,
+        "kernel": shown.kernel,
+        "nodes": ", ".join(shown.nodes),
+    }
+    return {
+        "id": call[2],
+        "label": shown.op or shown.name.rpartition(".")[2] or call[2],
+        "namespace": shown.module.replace(".", "/"),
+        "attrs": _pairs(attributes),
+        "incomingEdges": [
+            {"sourceNodeId": source[2], "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+            for place, source in enumerate(sources)
+        ],
+        "outputsMetadata": [_metadata(row) for row in rows if row.side == "output"],
+        "style": {"backgroundColor": COLOURS[status]},
+    }
+
+
+def _metadata(row: ComparisonRow) -> Json:
+    attributes = {
+        "name": row.name,
+        "status": row.status,
+        "mine": _tensor_words(row.my),
+        "golden": _tensor_words(row.golden),
+        "relative error": "" if row.rel_l2 is None else f"{row.rel_l2:.3g}",
+        "error / allowed": "" if row.score is None else f"{row.score.excess:.3g}",
+    }
+    return {"id": row.position, "attrs": _pairs(attributes)}
+
+
+def _tensor_words(side: SideFacts | None) -> str:
+    if side is None:
+        return "missing"
+    if side.shape is None:
+        return side.value or ""
+    return f"{side.dtype}[{', '.join(map(str, side.shape))}]"
+
+
+def _outcome_words(operator: OperatorResult) -> str:
+    """Short and without figures: Model Explorer counts equal values."""
+    failed = operator.failures
+    return f"{operator.outcome}: {failed[0].split}" if failed else str(operator.outcome)
+
+
+def _gravest(rows: Sequence[ComparisonRow]) -> Status:
+    return max((row.status for row in rows), key=lambda status: status.gravity)
+
+
+def _graph_id(call: CallKey) -> str:
+    step, rank, _ = call
+    return f"step {step}, all ranks" if rank is None else f"step {step}, rank {rank}"
+
+
+def _pairs(attributes: dict[str, str]) -> list[Json]:
+    return [{"key": key, "value": value} for key, value in attributes.items() if value]

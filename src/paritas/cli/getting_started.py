@@ -1,17 +1,29 @@
-"""`paritas demo`: a correct and a faulty compilation of a small transformer."""
+"""The first commands: `paritas demo`, `doctor` and `config`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import itertools
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.cli.options import STDOUT, json_option, write_json
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from rich.console import Console, RenderableType
 
+    from paritas.doctor.examination import Check
     from paritas.results.findings import Finding, Score, Verdict
+    from paritas.settings import Setting, Settings
+
+
+# --- demo: a correct and a faulty compilation of a small transformer ------------------------------
 
 INTRODUCTION = (
     "A one-layer transformer in float32, and torch.compile. No parameter requires grad, so only "
@@ -192,3 +204,146 @@ def _noise(finding: Finding | None) -> str:
     if score is None:
         return "nothing"
     return f"{score.max_z:.2g} ({score.max_limit:g} allowed)"
+
+
+# --- doctor: does paritas work on this machine, with this torch? ----------------------------------
+
+WIDTH = 80
+_COLOURS = {"ok": "green", "failed": "red", "not available": "yellow"}
+_STATE, _NAME = 13, 17
+# A group of many checks: those that are ok share one line.
+_FOLDED = "hooks into torch"
+
+
+@click.command(short_help="Check whether paritas works on this machine, with this torch.")
+@click.option("--quick", is_flag=True, help="Compile nothing.")
+@json_option("Write all checks to this file; - is stdout, instead of the text.", or_stdout=True)
+@click.pass_context
+def doctor(ctx: click.Context, *, quick: bool, json_path: Path | None) -> None:
+    """Check versions, compiler, devices, folders and hooks into torch, and run a self-test.
+
+    The self-test runs verify, guard, capture, compare and partition on small cases with known
+    results. A check that is not available is not a failure: paritas works without it.
+
+    Exit codes: 0 everything works, 1 something failed, 3 the self-test did not finish.
+    """
+    from paritas.doctor.examination import examine, exit_code
+
+    shown = json_path != STDOUT
+    checks: list[Check] = []
+    for group, found in itertools.groupby(examine(quick=quick), lambda check: check.group):
+        same = list(found)
+        checks += same
+        if shown:
+            click.secho(f"\n{group}", bold=True)
+            for check in _fold_checks(same) if group == _FOLDED else same:
+                click.echo("\n".join(_check_lines(check)))
+    code = exit_code(checks)
+    if shown:
+        click.echo()
+        click.secho(_verdict(checks, code), fg="green" if code == 0 else "red")
+    whole = {"exit_code": code, "checks": [dataclasses.asdict(check) for check in checks]}
+    write_json(json_path, json.dumps(whole, indent=2).encode)
+    ctx.exit(code)
+
+
+def _fold_checks(group: Sequence[Check]) -> Iterator[Check]:
+    """One check that counts those that are ok, and one for each distinct failure."""
+    well = [check for check in group if check.state == "ok"]
+    if well:
+        words = f"{len(well)} of {len(group)} behave as expected"
+        yield dataclasses.replace(well[0], name="private APIs", found=words)
+    same: dict[tuple[str, str], list[Check]] = {}
+    for check in group:
+        if check.state != "ok":
+            same.setdefault((check.found, check.advice), []).append(check)
+    for first, *others in same.values():
+        names = f"; also {', '.join(check.name for check in others)}" if others else ""
+        yield dataclasses.replace(first, found=f"{first.found}{names}")
+
+
+def _check_lines(check: Check) -> Iterator[str]:
+    """What was found, and below it what to do, within 80 columns."""
+    state = click.style(f"{check.state:<{_STATE}}", fg=_COLOURS.get(check.state))
+    indent = " " * (2 + _STATE + 1 + _NAME + 1)
+    width = WIDTH - len(indent)
+    first, *more = textwrap.wrap(check.found, width) or [""]
+    if check.advice:
+        more += textwrap.wrap(f"-> {check.advice}", width, subsequent_indent="   ")
+    yield f"  {state} {check.name:<{_NAME}} {first}".rstrip()
+    for line in more:
+        yield f"{indent}{line}"
+
+
+def _verdict(checks: Sequence[Check], code: int) -> str:
+    failed = [check.name for check in checks if check.state == "failed"]
+    missing = sum(check.state == "not available" for check in checks)
+    if code == 0:
+        rest = f", {missing} not available" if missing else ""
+        return f"everything works: {len(checks) - missing} of {len(checks)} checks ok{rest}"
+    names = textwrap.shorten(", ".join(failed), 48, placeholder=" ...")
+    if code == 1:
+        return f"{len(failed)} of {len(checks)} checks failed: {names}"
+    return f"the self-test did not finish; failed: {names}"
+
+
+# --- config: the settings in effect, and where each comes from ------------------------------------
+
+
+@click.command(short_help="Show the settings in effect, and where they come from.")
+@click.argument("command", required=False)
+@json_option("Write them to this file; - is stdout, instead of the table.", or_stdout=True)
+@click.pass_obj
+def config(settings: Settings, command: str | None, json_path: Path | None) -> None:
+    """Print every setting of COMMAND, or of all commands: its value, and where it comes from.
+
+    The settings file is the nearest paritas.toml, or pyproject.toml with a table [tool.paritas],
+    from the working directory upwards. Keys are the long options of the commands: in the command's
+    table, or above the tables for every command that has the option. Environment variables
+    (PARITAS_VERIFY_DTYPE, PARITAS_DTYPE) override the file, and the command line overrides both.
+
+    Exit codes: 0 if all settings are valid, else 2.
+    """
+    shown = [command] if command is not None else list(settings.commands)
+    found = [setting for name in shown for setting in settings.in_force(name)]
+    path = None if settings.file is None else settings.file.path
+    if json_path is not None:
+        _write(json_path, path, found)
+    if json_path != STDOUT:
+        none = "none (looked for paritas.toml, and pyproject.toml with [tool.paritas])"
+        click.echo(f"settings file: {path or none}")
+        for line in _setting_lines(found):
+            click.echo(line)
+
+
+def _write(target: Path, file: Path | None, found: Sequence[Setting]) -> None:
+    names = {"command": "command", "key": "key", "value": "given"}
+    names |= {"source": "source", "origin": "origin"}
+    rows = [{name: getattr(it, field) for name, field in names.items()} for it in found]
+    whole = {"file": None if file is None else str(file), "settings": rows}
+    text = json.dumps(whole, indent=2, default=str)
+    write_json(target, text.encode)
+
+
+def _setting_lines(found: Sequence[Setting]) -> Iterator[str]:
+    """A block of lines for each command, with columns aligned over all blocks."""
+    texts = [_as_toml(it.given) for it in found]
+    keys = max((len(it.key) for it in found), default=0)
+    values = max((len(text) for text in texts), default=0)
+    command = None
+    for it, text in zip(found, texts, strict=True):
+        if it.command != command:
+            command = it.command
+            yield f"\n{command}"
+        yield f"  {it.key:<{keys}}  {text:<{values}}  {it.origin}"
+
+
+def _as_toml(value: Any) -> str:
+    """The value as TOML."""
+    if value is None:
+        return "not set"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_as_toml(item) for item in value)}]"
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return json.dumps(str(value), ensure_ascii=False)

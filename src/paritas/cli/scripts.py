@@ -1,9 +1,11 @@
-"""`paritas shrink`: reduce a failure to the smallest script that reproduces it."""
+"""The commands that run scripts or write them: `paritas run` and `paritas shrink`."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,14 @@ import click
 from paritas.cli.options import (
     UNVERIFIED,
     BuildOptions,
+    OutputFormat,
     dtype_option,
+    format_options,
     inputs_option,
     json_option,
     progress,
     refuse,
+    strict_option,
     train_option,
     write_json,
 )
@@ -24,9 +29,132 @@ from paritas.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.cli.running import ScriptProgram
+    from paritas.cli.running import Ending, ScriptProgram
     from paritas.shrinking.programs import Candidate, FailingProgram
     from paritas.shrinking.shrink import ShrinkReport
+
+
+# --- run: an unmodified script with every `torch.compile` in it guarded ---------------------------
+
+ACTIONS = ("raise", "warn", "record", "fallback")
+
+
+class _Every(click.ParamType[float]):
+    """Every n-th call, or a share of the calls."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse it; `1.5` is neither."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (0 < number <= 1 or (math.isfinite(number) and number == int(number) > 0)):
+            self.fail(
+                f"{value!r} is neither an integer n (every n-th call is checked) nor a share of "
+                "the calls between 0 and 1",
+                param,
+                ctx,
+            )
+        return number
+
+
+@click.command(
+    short_help="Run a script with every torch.compile in it checked.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option(
+    "--on-mismatch",
+    type=click.Choice(ACTIONS),
+    default="record",
+    show_default=True,
+    help="Raise an error in the script, warn, only record, or return the reference's result to "
+    "the script and continue.",
+)
+@click.option(
+    "--every",
+    type=_Every(),
+    default=1,
+    metavar="N|SHARE",
+    help="Check every N-th call of a graph, or a share of its calls below 1. The first call of a "
+    "graph is always checked.",
+)
+@click.option("--thorough", is_flag=True, help="Also check the compiler's graph passes.")
+@strict_option
+@json_option()
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@format_options
+@click.pass_context
+def run(  # noqa: PLR0913  (one for each option)
+    ctx: click.Context,
+    *,
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    on_mismatch: str,
+    every: float,
+    thorough: bool,
+    strict: bool,
+    json_path: Path | None,
+    form: OutputFormat,
+) -> None:
+    """Run SCRIPT ARGS... as python would, with every torch.compile in it checked.
+
+    Each torch.compile keeps its backend, mode and options; each call of a compiled graph is
+    compared with the graph run op by op, natively and in float64. Options of paritas come before
+    SCRIPT; options after it belong to the script. The report goes to stderr when the script ends.
+    Processes that the script starts are not checked.
+
+    Several ranks: torchrun --nproc-per-node 2 --no-python paritas run script.py. Rank 0 reports
+    for all.
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified (also if
+    the script itself fails), 130 interrupted.
+    """
+    from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
+    from paritas.cli.running import (
+        GuardedRun,
+        Meeting,
+        OutputFiles,
+        Ranks,
+        ScriptProgram,
+        StopSignals,
+        check_program,
+        exits_reported,
+        report_run,
+        run_last_program,
+    )
+
+    if not is_enabled(None):
+        ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment disables guards: unset it")
+    if form.takes_stdout:
+        ctx.fail(f"--format {form.name} needs --format-file FILE: the script uses stdout")
+    settings = GuardSettings(
+        on_mismatch=on_mismatch, every=every, check_passes=thorough, strict=strict
+    )
+    program = ScriptProgram(script, is_module, args)
+    check_program(program)
+    ranks = Ranks.from_environment(os.environ)
+    meeting = None if ranks is None else Meeting(ranks, os.environ)
+    watch, signals = GuardWatch(settings), StopSignals()
+
+    def finish(ending: Ending) -> int:
+        signals.only_hurry()
+        course = GuardedRun(program, ending, watch.journal, watch.failure, strict=strict)
+        return report_run(course, meeting, OutputFiles(json_path, form), signals)
+
+    with exits_reported(finish), signals:
+        with watch:
+            ending = run_last_program(program, signals)
+        ctx.exit(finish(ending))
+
+
+# --- shrink: reduce a failure to the smallest script that reproduces it ---------------------------
 
 # Options that apply to a factory only: scripts and recorded results already fix all this.
 _BUILDING = ("inputs", "backend", "mode", "dynamic", "dtype", "train")

@@ -19,6 +19,7 @@ from paritas.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 __all__ = [
     "accum",
     "cat",

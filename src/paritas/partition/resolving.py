@@ -14,6 +14,7 @@ from paritas.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 __all__ = ["check_name", "resolve_operator"]
 
 _NNSCALER = ("nnscaler.runtime.function", "nnscaler.graph.function.wrapnn")
@@ -137,7 +138,7 @@ def _nnscaler_function(fsig: str, what: str) -> Any:
     if name not in _OURS:
         with contextlib.suppress(ImportError, AttributeError):
             return getattr(importlib.import_module(module_name), name)
-    from paritas.partition.configuration import nnscaler_functions
+    from paritas.partition import nnscaler_functions
 
     if name in nnscaler_functions.__all__:
         return getattr(nnscaler_functions, name)

@@ -1,1 +1,0 @@
-"""The operator and the arguments of a configuration."""
