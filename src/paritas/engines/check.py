@@ -29,6 +29,7 @@ from paritas.engines.changes import (
 )
 from paritas.engines.readout import (
     AS_RECORDED,
+    CLAIMS,
     TOKENS,
     Readout,
     Request,
@@ -364,7 +365,7 @@ class _Check:
         findings = tuple(base.finding(request, number, kind) for kind in request.values)
         engine, own, count, first = 0.0, 0.0, 0, None
         for kind, values in request.values.items():
-            if kind == TOKENS:
+            if kind in CLAIMS:
                 continue
             truth = base.truth(number, kind).cpu()
             native = base.evidence.native[0].outputs[base.items[number, kind]].double().cpu()
@@ -469,7 +470,7 @@ class _Check:
         for request in sample:
             number = self.numbers[id(request)]
             own, whole = 0.0, 0.0
-            for kind in request.values.keys() - {TOKENS}:
+            for kind in request.values.keys() - CLAIMS:
                 truth = self.base.truth(number, kind).cpu()
                 native = self.base.evidence.native[0].outputs[self.base.items[number, kind]]
                 own += _squares(native.double().cpu() - truth)
@@ -527,7 +528,7 @@ class _Check:
     def _is_as_coarse(self, judged: _Judged, request: Request) -> bool:
         """Whether most values are as far off as a coarser dtype makes them, not a few alone."""
         number = self.numbers[id(request)]
-        kinds = [kind for kind in request.values if kind != TOKENS]
+        kinds = [kind for kind in request.values if kind not in CLAIMS]
         truths = [self.base.truth(number, kind).cpu() for kind in kinds]
         coarse = [judged.evidence.native[0].outputs[judged.items[number, kind]] for kind in kinds]
         pairs = list(zip(kinds, truths, coarse, strict=True))

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # The kinds of values of a record.
-LOGPROBS, PROMPT, TOP, TOKENS = "logprobs", "prompt_logprobs", "top_logprobs", "tokens"
+LOGPROBS, PROMPT, TOP = "logprobs", "prompt_logprobs", "top_logprobs"
+# Claims: that its tokens may be drawn, and that the right tokens share the mass. They are no
+# numbers of the engine, which claims a distance of 0 from what is right.
+TOKENS, LIMITS = "tokens", "limits"
+CLAIMS = frozenset({TOKENS, LIMITS})
 
 Scale = Literal["log", "logits", "probability", "log2", "log10", "negative log"]
 
@@ -83,12 +87,19 @@ class Request:
             PROMPT: [record.prompt_logprobs[place] for place in self.given_prompt],
             TOP: [record.top_logprobs[place][token] for place, token in self.top],
             TOKENS: [0.0 for _ in record.output] if self.claims_tokens else [],
+            LIMITS: [0.0 for _ in record.output] if self.claims_limits else [],
         }
         return {
             kind: torch.tensor([as_float(one or 0.0) for one in numbers], dtype=torch.float64)
             for kind, numbers in found.items()
             if numbers
         }
+
+    @property
+    def claims_limits(self) -> bool:
+        """Whether its numbers are normalised over some tokens only."""
+        some = self.record.logprobs_mode == "processed" and self.record.sampling.truncates
+        return some and bool(self.given or self.top)
 
     @property
     def claims_tokens(self) -> bool:
@@ -132,7 +143,7 @@ class Readout:
         found: dict[str, Tensor] = {}
         start = request.start
         if request.given or request.top:
-            table, inside = self._table(self._moved(logits)[start - 1 :], request)
+            table, inside, found[LIMITS] = self._table(self._moved(logits)[start - 1 :], request)
             if request.given:
                 chosen = (table.argmax(dim=-1) if self.best else ids[start:])[:, None]
                 own, kept = (self._lagging(one.gather(1, chosen)[:, 0]) for one in (table, inside))
@@ -160,27 +171,24 @@ class Readout:
     def _moved(self, logits: Tensor) -> Tensor:
         return logits.roll(-self.offset, 0) if self.offset else logits
 
-    def _table(self, logits: Tensor, request: Request) -> tuple[Tensor, Tensor]:
-        """Log probabilities of all tokens, or what is returned in their place; and `inside`.
+    def _table(self, logits: Tensor, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+        """Log probabilities of all tokens, or what is returned in their place; and two distances.
 
         A token beyond the limits has the number that it would have within them, less its distance:
-        an engine whose rounding puts it within is not infinitely far off. `inside` is the distance
-        of the tokens within the limits.
+        an engine whose rounding puts it within is not infinitely far off. The second value has the
+        distances of the tokens within the limits. The third says for each place how far it is from
+        right that so many tokens share the mass as in the engine.
         """
         logits = self._processed(logits, request)
         applies, sampling = self._applied(request)
         limits = _limits(logits, sampling, applies)
         if not applies & TRUNCATION or not sampling.truncates:
-            return self._scaled(logits), limits.inside
+            return self._scaled(logits), limits.inside, torch.zeros_like(logits[:, 0])
         beyond = limits.beyond
         if self.scale in {"probability", "negative log"}:
             beyond = torch.where(limits.excluded, math.inf, 0.0)
-        # The tokens that share the mass are those of the engine, as far as it says which.
-        kept = ~limits.excluded
-        places, tokens, claims = request.claims
-        kept[places, tokens] = torch.tensor(claims, device=kept.device)
-        shared = logits.masked_fill(~kept, -math.inf)
-        return self._scaled(logits - beyond, shared), limits.inside
+        total, distance = limits.shared(logits, *_engine_totals(logits, request))
+        return self._scaled(logits - beyond, total), limits.inside, distance
 
     def _applied(self, request: Request) -> tuple[frozenset[str], Sampling]:
         """The parts that are applied, and the parameters."""
@@ -208,35 +216,21 @@ class Readout:
             These counts, and the mass of the first n tokens, for all n.
         """
         logits = self._processed(self._moved(logits)[request.start - 1 :].double(), request)
-        places, tokens, kept = request.claims
-        numbers = torch.cat(
-            [request.values[one] for one in (LOGPROBS, TOP) if one in request.values]
-        )
-        masses = logits.sort(dim=-1, descending=True).values.logcumsumexp(dim=-1)
-        rows: dict[int, list[float]] = {}
-        for place, token, is_kept, number in zip(
-            places, tokens, kept, numbers.tolist(), strict=True
-        ):
-            if is_kept:
-                rows.setdefault(place, []).append(float(logits[place, token]) - number)
-        totals = logits.new_tensor([statistics.median(one) for one in rows.values()])
-        masses = masses[list(rows)]
-        counts = (masses - totals[:, None]).abs().argmin(dim=-1) + 1
+        totals, known = _engine_totals(logits, request)
+        masses = logits.sort(dim=-1, descending=True).values.logcumsumexp(dim=-1)[known]
+        counts = (masses - totals[known, None]).abs().argmin(dim=-1) + 1
         return counts, (masses - masses[:, -1:]).exp()
 
-    def _scaled(self, logits: Tensor, shared: Tensor | None = None) -> Tensor:
-        """What is returned for logits; `shared` are those that are normalised over."""
+    def _scaled(self, logits: Tensor, total: Tensor | None = None) -> Tensor:
+        """What is returned for logits; `total` is what they are normalised by, if not their own."""
         if self.scale == "logits":
             return logits
         if self.rounded is not None:
             logits = logits.to(self.rounded).to(logits.dtype)
-        if shared is None:
-            table = logits.log_softmax(dim=-1)
-        else:
-            table = logits - shared.logsumexp(dim=-1, keepdim=True)
+        table = logits.log_softmax(dim=-1) if total is None else logits - total[:, None]
         if self.padding > 0:
-            total = torch.logsumexp(logits, dim=-1, keepdim=True)
-            table = table - torch.nn.functional.softplus(math.log(self.padding) - total)
+            own = torch.logsumexp(logits, dim=-1, keepdim=True)
+            table = table - torch.nn.functional.softplus(math.log(self.padding) - own)
         if self.rounded is not None:
             table = table.to(self.rounded).to(table.dtype)
         if self.scale == "probability":
@@ -266,6 +260,20 @@ def _penalised(logits: Tensor, request: Request) -> Tensor:
     return logits - sampling.frequency_penalty * drawn - sampling.presence_penalty * (drawn > 0)
 
 
+def _engine_totals(logits: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+    """What the engine normalises by at each place, by its numbers; and which places have some."""
+    places, tokens, kept = request.claims
+    numbers = torch.cat([request.values[one] for one in (LOGPROBS, TOP) if one in request.values])
+    place, token, number = (
+        torch.tensor(one, device=logits.device)[torch.tensor(kept, device=logits.device)]
+        for one in (places, tokens, numbers.tolist())
+    )
+    totals, counts = logits.new_zeros(len(logits)), logits.new_zeros(len(logits))
+    totals = totals.index_add(0, place, logits[place, token] - number.to(logits.dtype))
+    counts = counts.index_add(0, place, torch.ones_like(number, dtype=logits.dtype))
+    return totals / counts.clamp(min=1), counts > 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Which tokens top-k, min-p and top-p exclude, in this order, and how clearly.
@@ -277,30 +285,54 @@ class Limits:
         excluded: the tokens that may not be drawn.
         beyond: their distances from the limit; 0 for the others.
         inside: the distances of the others; 0 for these.
+        price: the distance of each token from the limit while all keep their order: what it takes
+            to keep one token more or less.
     """
 
     excluded: Tensor
     beyond: Tensor
     inside: Tensor
+    price: Tensor
 
-    def within(self, excluded: Tensor, distance: Tensor) -> Limits:
-        """The same with one more limit."""
+    def within(self, excluded: Tensor, distance: Tensor, in_order: Tensor | None = None) -> Limits:
+        """The same with one more limit; `in_order` are the distances in which the order stays."""
+        in_order = distance if in_order is None else in_order
         all_excluded = self.excluded | excluded
         inside = torch.minimum(self.inside, distance)
         beyond = torch.maximum(self.beyond, torch.where(excluded, distance, 0.0))
-        return Limits(all_excluded, beyond, torch.where(all_excluded, 0.0, inside))
+        further = torch.where(excluded, torch.maximum(self.price, in_order), self.price)
+        price = torch.where(all_excluded, further, torch.minimum(self.price, in_order))
+        return Limits(all_excluded, beyond, torch.where(all_excluded, 0.0, inside), price)
+
+    def shared(self, logits: Tensor, engine: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """What the kept tokens are normalised by at each place, and how far that is from right.
+
+        A token within rounding of the limit takes part or not. Of all numbers of tokens, the one is
+        taken that is nearest to what the engine normalises by and to what is right, together.
+        """
+        ordered, order = logits.sort(dim=-1, descending=True)
+        totals = ordered.logcumsumexp(dim=-1)
+        right = (~self.excluded).sum(dim=-1, keepdim=True)
+        count = torch.arange(1, logits.shape[-1] + 1, device=logits.device)
+        one_more = self.price.gather(-1, order)
+        one_less = torch.nn.functional.pad(one_more[:, 1:], (0, 1), value=math.inf)
+        price = torch.where(count > right, one_more, one_less).masked_fill(count == right, 0.0)
+        misses = torch.where(known[:, None], (totals - engine[:, None]).abs(), 0.0)
+        best = (misses + price).argmin(dim=-1, keepdim=True)
+        return totals.gather(-1, best)[:, 0], price.gather(-1, best)[:, 0]
 
 
 def _limits(logits: Tensor, sampling: Sampling, applies: frozenset[str] = ALL_PARTS) -> Limits:
     """The limits of some parameters; `logits` are after the temperature."""
     none = torch.zeros_like(logits)
-    limits = Limits(none.bool(), none, none + math.inf)
+    limits = Limits(none.bool(), none, none + math.inf, none + math.inf)
     if "top_k" in applies and 0 < sampling.top_k < logits.shape[-1]:
         best = logits.topk(sampling.top_k + 1, dim=-1).values
         last, following = best[:, -2:-1], best[:, -1:]
         excluded = logits < last
         distance = torch.where(excluded, last - logits, logits - following)
-        limits = limits.within(excluded, distance)
+        # Rounding makes ties, so that there are more tokens, never fewer.
+        limits = limits.within(excluded, distance, distance.masked_fill(~excluded, math.inf))
     if "min_p" in applies and sampling.min_p > 0:
         least = logits.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
         limits = limits.within(logits < least, (logits - least).abs())
@@ -309,8 +341,8 @@ def _limits(logits: Tensor, sampling: Sampling, applies: frozenset[str] = ALL_PA
     return limits
 
 
-def _nucleus(logits: Tensor, before: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The tokens beyond the nucleus, and distances; `before` are those excluded before."""
+def _nucleus(logits: Tensor, before: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens beyond the nucleus, and both distances; `before` are those excluded before."""
     ordered, order = logits.masked_fill(before, -math.inf).sort(dim=-1, descending=True)
     mass = ordered.softmax(dim=-1)
     better = (mass.cumsum(dim=-1) - mass).clamp(0.0, 1.0)
@@ -319,10 +351,12 @@ def _nucleus(logits: Tensor, before: Tensor, top_p: float) -> tuple[Tensor, Tens
     highest = ordered.masked_fill(~excluded, -math.inf).amax(dim=-1, keepdim=True)
     by_own = torch.where(excluded, lowest - ordered, ordered - highest)
     by_better = (better.logit() - math.log(top_p / (1 - top_p))).abs()
-    distance = torch.minimum(by_own, by_better)
-    excluded = torch.zeros_like(before).scatter(-1, order, excluded)
-    distance = torch.zeros_like(logits).scatter(-1, order, distance)
-    return excluded & ~before, distance.masked_fill(before, math.inf)
+    excluded = torch.zeros_like(before).scatter(-1, order, excluded) & ~before
+    distance, in_order = (
+        torch.zeros_like(logits).scatter(-1, order, one).masked_fill(before, math.inf)
+        for one in (torch.minimum(by_own, by_better), by_better)
+    )
+    return excluded, distance, in_order
 
 
 def _beyond(logits: Tensor, request: Request) -> Tensor:

@@ -153,8 +153,18 @@ def test_a_token_is_beyond_the_nucleus_by_the_least_change_of_logits_that_admits
     assert found["tokens"].tolist() == pytest.approx([distance, 0.0], rel=1e-4)
 
 
+def log(*numbers):
+    """Logarithms."""
+    return [math.log(one) if one else -math.inf for one in numbers]
+
+
+def odds(number):
+    """The logarithm of the odds of a probability."""
+    return math.log(number / (1 - number))
+
+
 def test_an_entry_that_one_side_truncates_is_compared_by_its_distance_from_the_limit():
-    tables = ({0: -0.5, 1: -1.0, 2: -2.3}, {0: 0.0, 1: -math.inf, 2: -math.inf})
+    tables = (dict(enumerate(log(0.6, 0.3, 0.1))), dict(enumerate(log(1.0, 0.0, 0.0))))
     made = EngineRecord(
         prompt=(0, 1), output=(0, 0), top_logprobs=tables, sampling=Sampling(top_p=0.8),
         logprobs_mode="processed",
@@ -162,13 +172,26 @@ def test_an_entry_that_one_side_truncates_is_compared_by_its_distance_from_the_l
     logits = torch.log(torch.tensor([[1.0, 1.0, 1.0], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]))
     first = Request(made)
     found = AS_RECORDED.values(logits, first)["top_logprobs"].tolist()
-    # The engine also draws the last token, which is beyond the limit: all three share the mass.
-    beyond = math.log(0.9 / 0.1) - math.log(0.8 / 0.2)
-    assert found[:3] == pytest.approx([math.log(0.6), math.log(0.3), math.log(0.1) - beyond])
+    # The engine also draws the last token, which is beyond the limit.
+    right = log(0.6 / 0.9, 0.3 / 0.9, 0.1 / 0.9)
+    assert found[:3] == pytest.approx([*right[:2], right[2] - (odds(0.9) - odds(0.8))], rel=1e-4)
     # It does not draw the second one, which is within the limit, nor the last, rightly.
-    within = math.log(0.8 / 0.2) - math.log(0.6 / 0.4)
-    assert found[3:] == pytest.approx([0.0, within, 0.0], abs=1e-6)
+    assert found[3:] == pytest.approx([right[0], odds(0.8) - odds(0.6), 0.0], rel=1e-4)
     assert first.values["top_logprobs"].tolist()[3:] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("top_p", "distance"), [(0.61, odds(0.61) - odds(0.6)), (0.8, 0.0)])
+def test_tokens_within_rounding_of_the_limit_may_share_the_mass_or_not(top_p, distance):
+    made = EngineRecord(
+        prompt=(0,), output=(0,), logprobs=(0.0,), sampling=Sampling(top_p=top_p),
+        logprobs_mode="processed",
+    )  # fmt: skip
+    found = AS_RECORDED.values(torch.tensor([log(0.6, 0.3, 0.1)]), Request(made))
+    # At 0.61 the second token is just within; the engine has normalised over the first alone.
+    assert found["limits"].tolist() == pytest.approx([distance], rel=1e-3)
+    assert found["logprobs"].tolist() == pytest.approx(
+        [0.0 if distance else math.log(0.6 / 0.9)], abs=1e-6
+    )
 
 
 def test_an_entry_that_nothing_excludes_is_infinitely_far_from_a_limit():
