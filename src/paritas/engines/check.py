@@ -24,8 +24,10 @@ from paritas.engines.changes import (
     Change,
     Runner,
     cache_changes,
+    number_of_experts,
     position_changes,
     prompt_changes,
+    search_flips,
 )
 from paritas.engines.readout import (
     AS_RECORDED,
@@ -38,7 +40,6 @@ from paritas.engines.readout import (
     readouts,
 )
 from paritas.engines.records import read_records
-from paritas.engines.routing import number_of_experts, search_flips
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence
