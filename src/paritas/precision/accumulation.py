@@ -488,7 +488,7 @@ def _running_statistics(call: UnperturbedCall) -> tuple[Tensor | None, Tensor | 
 
 def _convolution(call: UnperturbedCall) -> Amplitudes:
     x, weight, _, *rest = call.args
-    length = weight.numel() // max(1, weight.shape[0])
+    length = _terms_of_convolution(weight, transposed=rest[3], groups=rest[5])
     narrow = _narrow_squares(x, weight)
     if narrow is not None and call.result.numel():
         values, top = [each.values for each in narrow], narrow[0].top * narrow[1].top
@@ -499,6 +499,15 @@ def _convolution(call: UnperturbedCall) -> Amplitudes:
     squares = call.func(square(x), square(weight), None, *rest, **call.kwargs)
     amplitude = amplitude_from(call.result, squares, length)
     return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
+
+
+def _terms_of_convolution(weight: Tensor, *, transposed: bool, groups: int) -> int:
+    """How many products are added: the channels of one group, times the size of the kernel.
+
+    The gradient of the input is a transposed convolution, and the other way round.
+    """
+    others = weight.shape[1] * groups if transposed else weight.shape[0]
+    return weight.numel() // max(1, others)
 
 
 def _path_of_convolution(call: UnperturbedCall) -> Tensor | None:
@@ -535,7 +544,8 @@ def _path_of_convolution(call: UnperturbedCall) -> Tensor | None:
 def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
     grad, x, weight, *rest = call.args
     positions = grad.numel() // max(1, grad.shape[1])
-    lengths = (weight.numel() // max(1, weight.shape[1]), positions, positions)
+    terms = _terms_of_convolution(weight, transposed=not rest[4], groups=rest[6])
+    lengths = (terms, positions, positions)
     narrow = _narrow_squares(grad, x, weight)
     if narrow is not None:
         squares = call.func(*(each.values for each in narrow), *rest, **call.kwargs)

@@ -155,6 +155,27 @@ def test_a_convolution_may_sum_its_channels_in_order(is_sorted):
     assert 0.05 < score.square().mean().sqrt() < 1
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_the_groups_of_a_convolution_sum_only_their_own_channels(is_transposed):
+    x, weights = values(2, 12, 5, 5), values(12, 2, 3, 3, seed=1)
+    weights = weights[:, :1] if is_transposed else weights[:, :1].repeat(2, 1, 1, 1)
+    rest = ([1, 1], [1, 1], [1, 1], is_transposed, [0, 0])
+
+    def amplitudes(x, weights, groups):
+        exact = CONVOLUTION(x, weights, None, *rest, groups)
+        args = (x, weights, None, *rest, groups)
+        found = accumulation(UnperturbedCall("convolution", CONVOLUTION, args, {}, exact))
+        backward = torch.ops.aten.convolution_backward.default
+        args = (exact, x, weights, None, *rest, groups, [True, True, False])
+        call = UnperturbedCall("convolution_backward", backward, args, {}, backward(*args))
+        return [*found, *accumulation(call)[:2]]
+
+    whole = amplitudes(x, weights, 12)
+    alone = [amplitudes(*one, 1) for one in zip(x.chunk(12, 1), weights.chunk(12, 0), strict=True)]
+    for found, parts, axis in zip(whole, zip(*alone, strict=True), (1, 1, 0), strict=True):
+        assert torch.allclose(found, torch.cat(parts, axis), rtol=1e-4, atol=0.0)
+
+
 @pytest.mark.parametrize("is_sorted", [True, False])
 def test_attention_may_sum_its_values_in_order(is_sorted):
     query, key = values(1, 2, 4, 8) / 8, values(1, 2, 128, 8, seed=1)
