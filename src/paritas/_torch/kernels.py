@@ -72,7 +72,9 @@ def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..
     weights, mask = _weights(given, seed, uniform)
     scale = _scale(given)
     to_weights = (gradient @ value.transpose(-2, -1)) * mask
-    to_scores = weights * (to_weights - (to_weights * weights).sum(dim=-1, keepdim=True))
+    # The kernels take this sum of each row from the output as it is in memory, rounded to its dtype.
+    rows = (gradient * given["out"]).sum(dim=-1, keepdim=True)
+    to_scores = weights * (to_weights - rows)
     results = [
         to_scores @ key * scale,
         to_scores.transpose(-2, -1) @ query * scale,

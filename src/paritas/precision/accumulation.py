@@ -262,7 +262,6 @@ def errors_of_inner_sums(
 
     The backward of attention reduces each row of gradients by the sum of the output times its
     gradient, and uses the output for nothing else. An error along the gradient moves that sum.
-    (The float64 form of a GPU's kernel computes both again, so there it does not.)
     """
     if _RULES.get(name) is not _attention_backward:
         return []

@@ -165,6 +165,28 @@ def test_sums_inside_of_fused_attention_round_too(place):
     assert made / 2 < guessed < made * 3
 
 
+def test_the_rounding_of_an_output_moves_whole_rows_of_a_gpu_kernels_gradients():
+    """The kernel takes the sum of each row from the output in memory; all its scores share that."""
+    query, key = values(1, 2, 96, 32), values(1, 2, 96, 32, seed=1)
+    value, grad = values(1, 2, 96, 32, seed=2) + 3, values(1, 2, 96, 32, seed=3) + 3
+    weights = (query @ key.mT / 32**0.5).softmax(-1)
+    rounded = (weights @ value).bfloat16().double() - weights @ value
+    made = weights.mT @ (query * (grad * rounded).sum(-1, keepdim=True)) / 32**0.5
+    attend = torch.ops.aten._scaled_dot_product_flash_attention.default
+    back = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+
+    def gradient():
+        out, top, *_, seed, offset, _ = attend(query, key, value)
+        rest = (None, None, 96, 96, 0.0, False, seed, offset)
+        return back(grad, query, key, value, out, top, *rest)[1].sum(-2)
+
+    with LiftMode(torch.bfloat16, torch.float32):
+        still = gradient()
+    moved = [perturbed(gradient, unit=2.0**-8, seed=seed) - still for seed in range(RUNS)]
+    guessed, made = rms(torch.stack(moved)), rms(made.sum(-2))
+    assert made / 2 < guessed < made * 5
+
+
 def test_logarithms_of_sums_are_kept_in_float32():
     query, key, value = (values(1, 2, 16, 8, seed=seed) for seed in range(3))
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
