@@ -72,7 +72,7 @@ def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..
     weights, mask = _weights(given, seed, uniform)
     scale = _scale(given)
     to_weights = (gradient @ value.transpose(-2, -1)) * mask
-    # The kernels take this sum of each row from the output as it is in memory, rounded to its dtype.
+    # The kernels take the sum of each row from the output as it is in memory, rounded.
     rows = (gradient * given["out"]).sum(dim=-1, keepdim=True)
     to_scores = weights * (to_weights - rows)
     results = [
