@@ -196,6 +196,11 @@ def verdict_on(task, kernel, asked):
         "given_accepts": list(report.rating.given_accepts),
         "limits": sorted({str(row.family) for row in failing if row.is_limit}),
         "failing": [described(row) for row in failing if not row.is_limit][:4],
+        # A kernel that fails in these families only would pass without them.
+        "families": sorted({str(row.family) for row in failing if not row.is_limit}),
+        "callers": {
+            row.case: str(row.status) for row in report.rows if row.family is CaseFamily.CALLERS
+        },
         "notes": [note[:200] for note in report.notes],
     }
 

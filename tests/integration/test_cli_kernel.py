@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.cli import main
+from paritas.kernels import judging
+from paritas.kernels.calling import STREAM
 
 TASK = """
 import torch
@@ -230,3 +232,107 @@ def test_a_kernel_that_returns_integers_is_compared_below_autocast_too(tmp_path:
         done = CliRunner().invoke(main, ["kernel", *pair])
         assert done.exit_code == expected, done.output
         assert ("below autocast" in done.output) is bool(expected)
+
+
+def judged(tmp_path: Path, source: str, *options: str) -> tuple[int, str]:
+    """Judge `kernel` of a file against its `task`."""
+    given = "def get_inputs():\n    return [torch.randn(4, 10)]\n"
+    (tmp_path / "ways.py").write_text(f"import os\nimport torch\n{given}{source}")
+    pair = [f"{tmp_path}/ways.py:task", f"{tmp_path}/ways.py:kernel", "--cases", "2"]
+    done = CliRunner().invoke(main, ["kernel", *pair, *options])
+    return done.exit_code, " ".join(done.output.split())
+
+
+DOUBLED = "def kernel(x):\n    return x + x\n"
+KILLED = "os.kill(os.getpid(), 11)"
+
+
+def test_a_reference_that_crashes_is_unverified(tmp_path: Path) -> None:
+    call = f"def task(x):\n    {KILLED}\n    return 2 * x\n"
+    construct = f"class task(torch.nn.Module):\n    def __init__(self):\n        {KILLED}\n"
+    for source, where in ((call, "as given"), (construct, "constructing the reference")):
+        code, shown = judged(tmp_path, source + DOUBLED)
+        assert code == 3, shown
+        assert "the reference does not return: its process was killed by SIGSEGV" in shown
+        assert where in shown
+    code, shown = judged(tmp_path, f"{KILLED}\ndef task(x):\n    return 2 * x\n{DOUBLED}")
+    assert code == 2, shown
+    assert "cannot be imported: its process was killed by SIGSEGV" in shown
+
+
+def test_a_case_in_which_the_reference_crashes_is_not_asked(tmp_path: Path) -> None:
+    task = f"def task(x):\n    x.isnan().any() and {KILLED}\n    return 2 * x\n"
+    code, shown = judged(tmp_path, task + DOUBLED, "--cases", "16")
+    assert code == 0, shown
+    assert "1 made case not judged: the reference does not return: its process was killed" in shown
+
+
+def test_a_pass_needs_a_comparison_on_the_given_inputs(tmp_path: Path) -> None:
+    task = "def task(x):\n    return torch.rand_like(x) if x.isfinite().all() else 2 * x\n"
+    code, shown = judged(tmp_path, task + DOUBLED, "--cases", "16")
+    assert code == 3, shown
+    assert "the given inputs show nothing: the reference draws random numbers" in shown
+
+
+def test_a_kernel_that_cannot_be_built_again_for_a_caller_fails(tmp_path: Path) -> None:
+    mark = f"open({str(tmp_path / 'mark')!r}, 'w')"
+    task = "class task(torch.nn.Module):\n    def forward(self, x):\n        return 2 * x\n"
+    kernel = f"""
+class kernel(task):
+    def __init__(self):
+        super().__init__()
+        if os.path.exists({str(tmp_path / "mark")!r}):
+            raise ValueError("not twice")
+    def forward(self, x):
+        torch.is_inference_mode_enabled() and ({mark}, os._exit(7))
+        return x + x
+"""
+    code, shown = judged(tmp_path, task + kernel)
+    assert code == 1, shown
+    reason = "(exception) the candidate cannot be constructed: ValueError: not twice"
+    for caller in ("below autocast", "in another thread", "after many calls"):
+        assert f"as given, {caller} candidate: different {reason}" in shown
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (
+            (
+                "library = torch.library.Library('aten', 'IMPL')\n"
+                "library.impl('equal', lambda a, b: True, 'CPU')\n"
+            ),
+            "the kernel aten::equal/CPU: different",
+        ),
+        ("import sys\nsys.addaudithook(lambda *_: None)\n", "the candidate adds an audit hook"),
+        ("import os\nos.fork() or os._exit(0)\n", "the candidate forks a process"),
+    ],
+)
+def test_what_an_import_leaves_behind_is_seen(tmp_path: Path, source: str, shown: str) -> None:
+    given = "import torch\ndef get_inputs():\n    return [torch.randn(4, 10)]\n"
+    (tmp_path / "task.py").write_text(f"{given}def task(x):\n    return 2 * x\n")
+    (tmp_path / "own.py").write_text(f"import torch\n{source}{DOUBLED}")
+    pair = [f"{tmp_path}/task.py:task", f"{tmp_path}/own.py:kernel", "--cases", "2"]
+    done = CliRunner().invoke(main, ["kernel", *pair])
+    assert done.exit_code == 1, done.output
+    assert shown in " ".join(done.output.split())
+
+
+def test_a_kernel_is_called_from_compiled_code(tmp_path: Path) -> None:
+    task = "def task(x):\n    return 2 * x\n"
+    kernel = "def kernel(x):\n    return x * (3 if torch.compiler.is_compiling() else 2)\n"
+    assert judged(tmp_path, task + kernel)[0] == 0
+    code, shown = judged(tmp_path, task + kernel, "--compiled")
+    assert code == 1, shown
+    assert "as given, from compiled code output: different" in shown
+    assert judged(tmp_path, task + DOUBLED, "--compiled")[0] == 0
+
+
+def test_a_device_without_streams_is_not_asked_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "callers_on", lambda *_, **__: [STREAM])
+    monkeypatch.setattr(judging, "has_streams", lambda _: False)
+    code, shown = judged(tmp_path, "def task(x):\n    return 2 * x\n" + DOUBLED)
+    assert code == 0, shown
+    assert "not called on another stream: cpu has no streams" in shown

@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton"),
 ]
 KERNELS = Path(quality.__path__[0]) / "kernel_triton.py"
+WITH_STREAMS = Path(quality.__path__[0]) / "kernel_cuda.py"
 needs_streams = pytest.mark.skipif(INTERPRETED, reason="needs streams")
 RIGHT = [
     ("softmax", "softmax_right"),
@@ -54,10 +55,39 @@ WRONG = [
     ("scaled", "scaled_in_part"),
     ("scaled", "scaled_by_address"),
 ]
+RIGHT_WITH_STREAMS = [
+    ("scaled", "on_streams_in_turn"),
+    ("scaled", "by_the_host"),
+    ("scaled", "by_a_thread"),
+    ("scaled", "by_a_graph"),
+    ("scaled", "tuned"),
+    ("scaled", "compiled_inside"),
+    ("scaled", "registered"),
+    ("scaled", "with_a_table"),
+    ("scaled", "with_a_workspace"),
+    ("row_sum", "row_sum_right"),
+    ("row_sum", "row_sum_in_parts"),
+]
+WRONG_WITH_STREAMS = [
+    ("scaled", "wrong_on_other_streams"),
+    ("scaled", "keeps_its_stream"),
+    ("scaled", "waits_for_one_stream_of_two"),
+    ("scaled", "by_the_host_too_early"),
+    ("scaled", "by_a_thread_that_goes_on"),
+    ("scaled", "by_a_graph_of_the_first_inputs"),
+    ("scaled", "in_the_memory_of_a_graph"),
+    ("scaled", "without_synchronisation"),
+    ("scaled", "with_another_clock"),
+    ("scaled", "tuned_on_its_result"),
+    ("row_sum", "row_sum_without_barriers"),
+    ("row_sum", "row_sum_in_parts_of_old_memory"),
+    ("matmul", "matmul_allows_tf32"),
+    ("matmul", "matmul_in_float16"),
+]
 
 
 @functools.cache
-def judge_of(reference: str) -> KernelJudge:
+def judge_of(reference: str, kernels: Path = KERNELS) -> KernelJudge:
     options = KernelOptions(
         device=DEVICE,
         call_seconds=600,
@@ -67,12 +97,12 @@ def judge_of(reference: str) -> KernelJudge:
         # Importing Triton takes as long as judging a small kernel.
         preload=("triton", "triton.language"),
     )
-    inputs = f"{KERNELS}:{reference.lower()}_inputs"
-    return KernelJudge(f"{KERNELS}:{reference}", options, inputs=inputs)
+    inputs = f"{kernels}:{reference.lower()}_inputs"
+    return KernelJudge(f"{kernels}:{reference}", options, inputs=inputs)
 
 
-def judged(reference: str, kernel: str) -> KernelReport:
-    return judge_of(reference).judge(f"{KERNELS}:{kernel}")
+def judged(reference: str, kernel: str, kernels: Path = KERNELS) -> KernelReport:
+    return judge_of(reference, kernels).judge(f"{kernels}:{kernel}")
 
 
 def reasons(report: KernelReport) -> str:
@@ -98,6 +128,23 @@ def notes(report: KernelReport) -> list[str]:
 @pytest.mark.parametrize(("reference", "kernel"), WRONG)
 def test_a_wrong_kernel_is_caught(reference: str, kernel: str) -> None:
     report = judged(reference, kernel)
+    assert report.status in {Status.DIFFERENT, Status.DEGRADED}, report
+
+
+@needs_streams
+@pytest.mark.parametrize(("reference", "kernel"), RIGHT_WITH_STREAMS)
+def test_a_right_kernel_with_streams_graphs_or_threads_passes(reference: str, kernel: str) -> None:
+    report = judged(reference, kernel, WITH_STREAMS)
+    assert report.passed, reasons(report)
+    assert [row for row in report.rows if row.case == "as given, on another stream"]
+
+
+@needs_streams
+@pytest.mark.parametrize(("reference", "kernel"), WRONG_WITH_STREAMS)
+def test_a_wrong_kernel_with_streams_graphs_or_threads_is_caught(
+    reference: str, kernel: str
+) -> None:
+    report = judged(reference, kernel, WITH_STREAMS)
     assert report.status in {Status.DIFFERENT, Status.DEGRADED}, report
 
 

@@ -354,6 +354,17 @@ def group_norm_flat(x: Tensor) -> Tensor:
     return (centred / (var + 1e-5).sqrt()).reshape(x.shape).to(x.dtype)
 
 
+@honest("group_norm")
+def group_norm_by_reciprocals(x: Tensor) -> Tensor:
+    """The mean of equal numbers is not exactly one of them, as by `torch.mean` on a GPU."""
+    wide = x.float() if x.element_size() < 4 else x
+    flat = wide.reshape(x.shape[0], 2, -1)
+    part = torch.tensor(1 / max(1, flat.shape[-1]), dtype=wide.dtype, device=x.device)
+    centred = flat - flat.sum(-1, keepdim=True) * part
+    var = centred.square().sum(-1, keepdim=True) * part
+    return (centred / (var + 1e-5).sqrt()).reshape(x.shape).to(x.dtype)
+
+
 @cheat("group_norm")
 def group_norm_one_group(x: Tensor) -> Tensor:
     return F.group_norm(x, 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paritas.execution import isolation
-from paritas.kernels import memory, observing
+from paritas.kernels import calling, observing
 from quality.kernel_registry import cheat, honest
 
 # --- Other callers --------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def add_rewrites_the_comparison(a: Tensor, b: Tensor) -> Tensor:
 
 @cheat("total")
 def total_changes_the_poison(x: Tensor) -> Tensor:
-    memory.PATTERNS = (0.0, 0.0)
+    calling.PATTERNS = (0.0, 0.0)
     expected = x.sum(-1)
     return torch.empty_like(expected) + expected
 

@@ -35,6 +35,14 @@ def relu_inputs() -> list[Tensor]:
     return [torch.rand(4, 37)]
 
 
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.relu(x), torch.relu(x)
+
+
+def pair_inputs() -> list[Tensor]:
+    return [_randn(5, 21)]
+
+
 def gelu(x: Tensor) -> Tensor:
     return F.gelu(x)
 

@@ -297,6 +297,8 @@ class SmallEngine:
                 used = row / 0.6
             if fault == "normalised over the nucleus":
                 used = self._processed(row, [], [], {"top_p": sampling["top_p"]})
+            if fault == "normalised over another nucleus":
+                used = self._processed(row, [], [], {"top_p": 0.5})
             if fault == "unused entries counted":
                 used = torch.cat([row, torch.zeros(35)])
             tables.append(row if fault == "logits returned" else used.log_softmax(0))

@@ -21,6 +21,7 @@ FAULTS = [
     ("temperature applied", "temperature", WARM, {}),
     ("a default temperature applied", "temperature", {}, {}),
     ("normalised over the nucleus", "truncation", {"top_p": 0.9}, {}),
+    ("normalised over another nucleus", "truncation", {"top_p": 0.9}, {}),
     ("processed", "normalisation", MIXED, {}),
     ("unused entries counted", "normalisation", WARM, {}),
     ("logits returned", "normalisation", WARM, {}),

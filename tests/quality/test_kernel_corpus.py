@@ -15,6 +15,7 @@ from quality import (
     kernel_candidates_callers,
     kernel_candidates_further,
     kernel_candidates_hostile,
+    kernel_candidates_process,
     kernel_references,
 )
 from quality.kernel_registry import CHEATS, HONEST
@@ -23,6 +24,7 @@ assert kernel_candidates
 assert kernel_candidates_callers
 assert kernel_candidates_further
 assert kernel_candidates_hostile
+assert kernel_candidates_process
 REFERENCES = kernel_references.__file__
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 # One of several is enough for most tests; the whole corpus has them all.

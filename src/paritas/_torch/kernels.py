@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -254,21 +255,51 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     return v * (g / norms), norms
 
 
+# Fused steps of optimizers, and what their kernels on a GPU read as float32 whatever it is.
+_FUSED_STEPS = ("aten::_fused_adam", "aten::_fused_adagrad", "aten::_fused_sgd")
+_READ_AS_FLOAT32 = {"state_steps", "lr", "grad_scale", "found_inf"}
+
+
+def _fused_step(func: OpOverload, *args: Any, **options: Any) -> Any:
+    """A fused step of an optimizer whose parameters are float64, as they would be natively."""
+    names = [one.name for one in func._schema.arguments]
+
+    def narrow(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [narrow(one) for one in value]
+        return value.float() if isinstance(value, torch.Tensor) else value
+
+    given = zip(names, args, strict=False)
+    args = tuple(narrow(value) if name in _READ_AS_FLOAT32 else value for name, value in given)
+    options = {
+        name: narrow(value) if name in _READ_AS_FLOAT32 else value
+        for name, value in options.items()
+    }
+    return func(*args, **options)
+
+
 _KNOWN_KERNELS: dict[tuple[OpOverload, str], bool] = {}
 
 
-def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """The function that computes `func` in float64: itself, or a replacement."""
-    attention = wide_attention(func)
-    if attention is not None:
-        return attention
+def _replacement(func: OpOverload) -> Callable[..., Any] | None:
+    """A function for an operator whose own kernels do not compute in float64, if it is known."""
     if func in GROUPED:
         return grouped_mm
     if func is ATEN._weight_norm_interface.default:
         return weight_norm
+    if func._schema.name.startswith(_FUSED_STEPS):
+        return functools.partial(_fused_step, func)
     if func._schema.name.startswith("aten::quantize_per_"):
         # They take only float32, and round to far coarser steps than float32 does.
         return lambda value, *rest, **options: func(value.float(), *rest, **options)
+    return wide_attention(func)
+
+
+def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function that computes `func` in float64: itself, or a replacement."""
+    replacement = _replacement(func)
+    if replacement is not None:
+        return replacement
     functional = _functional_form(func)
     if functional is not None:
         kernel = float64_kernel(functional, args)

@@ -12,6 +12,7 @@ import torch
 import torch.fx
 import torch.nn.modules.module as _modules
 from torch import library, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.distributed import is_available as distributed_is_available
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -320,3 +321,18 @@ def replaced_kernels() -> frozenset[str]:
         for name in library._impls
         if name.startswith("aten/") and name.endswith(_EAGER_KEYS)
     )
+
+
+def loaded_operators() -> list[tuple[Any, Any]]:
+    """The overloads of torch's own operators that were used so far, each with what it calls."""
+    packets = [one for one in vars(torch.ops.aten).values() if isinstance(one, OpOverloadPacket)]
+    overloads = [one for packet in packets for one in vars(packet).values()]
+    return [(one, one._op) for one in overloads if isinstance(one, OpOverload)]
+
+
+def put_back_operators(known: list[tuple[Any, Any]]) -> dict[str, str]:
+    """Restore what these overloads call; returns name -> `replaced`."""
+    changed = [(overload, call) for overload, call in known if overload._op is not call]
+    for overload, call in changed:
+        overload._op = call
+    return {f"torch.ops.{overload}": "replaced" for overload, _ in changed}

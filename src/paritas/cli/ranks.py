@@ -41,6 +41,19 @@ if TYPE_CHECKING:
     from paritas.results.progress import Progress
 
 
+_prove_option = click.option(
+    "--prove",
+    is_flag=True,
+    help="Also prove each split for all shapes and numbers of ranks, or find a counterexample.",
+)
+_certificates_option = click.option(
+    "--certificates",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the certificate of each proof there; implies --prove.",
+)
+
+
 # --- partition: compare an operator with the same operator split over ranks -----------------------
 
 
@@ -111,17 +124,8 @@ class PartitionOptions:
 @strict_option
 @device_option
 @confirm_option
-@click.option(
-    "--prove",
-    is_flag=True,
-    help="Also prove each split for all shapes and numbers of ranks, or find a counterexample.",
-)
-@click.option(
-    "--certificates",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the certificate of each proof there; implies --prove.",
-)
+@_prove_option
+@_certificates_option
 @click.option(
     "--shrink",
     "outdir",
@@ -281,11 +285,7 @@ class RankCounts(click.ParamType[tuple[int, ...]]):
 @click.option("--strict", is_flag=True, help="Count unstable splits as failures.")
 @device_option
 @confirm_option
-@click.option(
-    "--prove",
-    is_flag=True,
-    help="Also prove each split for all shapes and numbers of ranks, or find a counterexample.",
-)
+@_prove_option
 @click.option(
     "--placements",
     metavar="FILE",
@@ -293,12 +293,7 @@ class RankCounts(click.ParamType[tuple[int, ...]]):
     help="A TOML file with placements of inputs and parameters, and the collectives after modules: "
     "prove the graph as a whole, or find numbers that refute it.",
 )
-@click.option(
-    "--certificates",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the certificate of each proof there; implies --prove.",
-)
+@_certificates_option
 @click.option(
     "--executor",
     default="processes",

@@ -478,6 +478,7 @@ def leftovers() -> None:
     expect("remaining modes", left.mode_depths(), depths)
     expect("whether the hook is gone", left.module_hooks() == kept)
     expect("whether kernels are listed", isinstance(left.replaced_kernels(), frozenset))
+    expect("changed operators", left.put_back_operators(left.loaded_operators()), {})
 
 
 def widening() -> None:
@@ -580,24 +581,17 @@ def compiled() -> None:
 
 def compiled_alike() -> None:
     """A part of a compiled module is compiled like the module, and equal parts only once."""
-    from paritas._torch.dynamo import compile_like, uncompiled
+    from paritas._torch.dynamo import CountingBackend, compile_like, uncompiled
 
-    count = 0
-
-    def backend(graph: Any, example_inputs: Any) -> Any:
-        nonlocal count
-        del example_inputs
-        count += 1
-        return graph.forward
-
+    counting = CountingBackend()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    run = torch.compile(model, backend=backend)
+    run = torch.compile(model, backend=counting)
     for part in model:
         compile_like(run, part)(torch.ones(1, 2))
-    expect("compilations of two equal modules", count, 1)
-    model.compile(backend=backend)
+    expect("compilations of two equal modules", counting.graphs, 1)
+    model.compile(backend=counting)
     uncompiled(model)(torch.ones(1, 2))
-    expect("compilations of a module without its compiler", count, 1)
+    expect("compilations of a module without its compiler", counting.graphs, 1)
 
 
 def fusion_options() -> None:
@@ -649,8 +643,6 @@ def stance() -> None:
 def quiet() -> None:
     """Torch's log handlers can drop messages about runs of paritas."""
     import logging
-
-    from paritas._torch.global_state import quietly
 
     log = logging.getLogger("torch._subclasses.fake_tensor")
     record = log.makeRecord(log.name, logging.ERROR, __file__, 0, "of ours", (), None)

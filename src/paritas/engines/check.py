@@ -24,12 +24,22 @@ from paritas.engines.changes import (
     Change,
     Runner,
     cache_changes,
+    number_of_experts,
     position_changes,
     prompt_changes,
+    search_flips,
 )
-from paritas.engines.readout import AS_RECORDED, TOKENS, Readout, Request, readouts
+from paritas.engines.readout import (
+    AS_RECORDED,
+    CLAIMS,
+    LIMITS,
+    TOKENS,
+    Readout,
+    Request,
+    fitted_truncation,
+    readouts,
+)
 from paritas.engines.records import read_records
-from paritas.engines.routing import number_of_experts, search_flips
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence
@@ -219,10 +229,13 @@ class _Judged:
         engine = (request.values[kind] if values is None else values).to(reference.device)
         judgement = judge_floats(reference, engine, ItemEvidence(self.evidence, item))
         failed = not judgement.status.passes()
+        status = judgement.status
+        if kind == LIMITS and status is Status.UNSTABLE:
+            status = Status.EQUIVALENT  # that rounding decides is just what is claimed
         return Finding(
             item=Item(ItemKind.NAMED, kind).in_graph(request.record.name),
             aspect=Aspect.VALUE,
-            status=judgement.status,
+            status=status,
             reason=judgement.reason,
             advice=_NOT_ALLOWED if kind == TOKENS and failed else judgement.advice,
             dtype=dtype_name(reference.dtype),
@@ -357,7 +370,7 @@ class _Check:
         findings = tuple(base.finding(request, number, kind) for kind in request.values)
         engine, own, count, first = 0.0, 0.0, 0, None
         for kind, values in request.values.items():
-            if kind == TOKENS:
+            if kind in CLAIMS:
                 continue
             truth = base.truth(number, kind).cpu()
             native = base.evidence.native[0].outputs[base.items[number, kind]].double().cpu()
@@ -462,7 +475,7 @@ class _Check:
         for request in sample:
             number = self.numbers[id(request)]
             own, whole = 0.0, 0.0
-            for kind in request.values.keys() - {TOKENS}:
+            for kind in request.values.keys() - CLAIMS:
                 truth = self.base.truth(number, kind).cpu()
                 native = self.base.evidence.native[0].outputs[self.base.items[number, kind]]
                 own += _squares(native.double().cpu() - truth)
@@ -520,7 +533,7 @@ class _Check:
     def _is_as_coarse(self, judged: _Judged, request: Request) -> bool:
         """Whether most values are as far off as a coarser dtype makes them, not a few alone."""
         number = self.numbers[id(request)]
-        kinds = [kind for kind in request.values if kind != TOKENS]
+        kinds = [kind for kind in request.values if kind not in CLAIMS]
         truths = [self.base.truth(number, kind).cpu() for kind in kinds]
         coarse = [judged.evidence.native[0].outputs[judged.items[number, kind]] for kind in kinds]
         pairs = list(zip(kinds, truths, coarse, strict=True))
@@ -587,6 +600,9 @@ class _Check:
         padding = math.exp(many)
         words = f"about {padding:.3g} unused entries of the vocabulary are counted"
         yield Hypothesis("normalisation", words, None, Readout(padding=padding), _FITTED)
+        named = {self.numbers[id(one)]: one for one in sample}
+        for words, readout in fitted_truncation(logits, named).items():
+            yield Hypothesis("truncation", words, None, readout, _FITTED)
 
     def _flips(self, sample: list[Request]) -> list[tuple[float, Hypothesis]]:
         experts = number_of_experts(self.tokens.config)

@@ -417,6 +417,13 @@ _SETTINGS: tuple[_Setting, ...] = (
     _attribute_setting(
         torch.backends.cuda.matmul, "allow_tf32", "torch.backends.cuda.matmul.allow_tf32"
     ),
+    _attribute_setting(torch.backends.mkldnn, "enabled", "torch.backends.mkldnn.enabled"),
+    _attribute_setting(torch.backends.opt_einsum, "enabled", "torch.backends.opt_einsum.enabled"),
+    _Setting(
+        "torch.backends.mha.get_fastpath_enabled()",
+        torch.backends.mha.get_fastpath_enabled,
+        torch.backends.mha.set_fastpath_enabled,
+    ),
     _Setting(
         "torch.backends.cuda.enable_flash_sdp",
         torch.backends.cuda.flash_sdp_enabled,

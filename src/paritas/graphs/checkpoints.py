@@ -403,8 +403,8 @@ def _node_source(node: CheckpointRecord) -> tuple[str, str]:
 # --- The checkpoint -------------------------------------------------------------------------------
 
 # A checkpoint is a dill pickle of `(counters, IRGraph)`: the nodes and tensors of a traced model as
-# plain attribute objects. It is parsed, not unpickled (`files.pickles`), and every name in it is
-# checked against those that such a file has (`NameGuard`).
+# plain attribute objects. It is parsed, not unpickled (`files.torch_files`), and every name in it
+# is checked against those that such a file has (`NameGuard`).
 
 _LONGEST = 32 << 20
 _FIRST_BYTE = 0x80

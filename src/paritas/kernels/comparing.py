@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import re
 from pathlib import Path
@@ -222,13 +223,14 @@ def compare_call(
     config: VerifyConfig,
     *,
     explains: bool = True,
-    is_uniform: bool = False,
+    nearby: Callable[[], Observation | None] | None = None,
 ) -> CollectedFindings:
     """Everything in which the candidate's call differs from the reference's.
 
     Args:
         explains: diagnose wrong values, which takes longer than judging them.
-        is_uniform: all values of an input are equal.
+        nearby: if all values of an input are equal, calls the reference on inputs that are off by
+            one rounding each.
     """
     mine = observation_of(record, run.native, names)
     if record.get("refused"):
@@ -242,9 +244,10 @@ def compare_call(
     if not explains:
         comparer.explainer = Explainer(left=0)
     collected = comparer.compare(run.native, mine)
+    if nearby is not None and not collected.passes:
+        alike = _RoundingsAlike(run, nearby)
+        collected.findings = list(map(alike.judged, collected.findings))
     collected.findings = list(map(_different_if_far_off, collected.findings))
-    if is_uniform:
-        collected.findings = [_with_roundings_alike(one, run) for one in collected.findings]
     collected.notes += [*run.evidence.notes, *sides.notes]
     collected.take(_memory_findings(run.native, mine))
     for paths, what in (
@@ -252,11 +255,23 @@ def compare_call(
         (record.get("overwritten", ()), "the result of an earlier call is overwritten by this one"),
         (record.get("shared", ()), "is in the memory of the result of an earlier call"),
         (record.get("in_common", ()), "is in memory that other processes may write to"),
+        (
+            [path for path in record.get("lazy", ()) if path not in run.lazy],
+            "is conjugated or negated only when it is read: its memory holds other values",
+        ),
     ):
         for path in paths:
             collected.compared += 1
             advice = "return a new tensor, and wait for it"
             collected.add(output(path), Aspect.ALIAS, Status.DIFFERENT, what, advice)
+    for path in record.get("written", ()):
+        item = Item(ItemKind.INPUT_AFTER_CALL, path)
+        if path not in run.written and item not in mine.after:
+            collected.compared += 1
+            reason = (
+                "is written to during the call, and then restored: others may read it meanwhile"
+            )
+            collected.add(item, Aspect.VALUE, Status.DIFFERENT, reason, "work on a copy")
     return collected
 
 
@@ -274,20 +289,45 @@ def _different_if_far_off(finding: Finding) -> Finding:
     return msgspec.structs.replace(finding, status=Status.DIFFERENT, reason=reason)
 
 
-# How many roundings of the result's dtype a sum of equal numbers may be off by. Roundings of a sum
-# are taken to be independent of each other; those of equal numbers are equal, and add up.
-_ALIKE = 16
+class _RoundingsAlike:
+    """Values of a case in which all values of an input are equal.
 
+    Roundings of a sum are taken to be independent of each other; those of equal numbers are equal,
+    and add up. And what is exact for one way to compute a mean is not for another: `x - mean` is
+    0, or what rounding leaves, which a norm divides by its small epsilon.
+    """
 
-def _with_roundings_alike(finding: Finding, run: ReferenceRun) -> Finding:
-    value = run.native.value(finding.item)
-    if finding.status is not Status.DEGRADED or not isinstance(value, Tensor):
-        return finding
-    limit = min(_ALIKE * unit_roundoff(value.dtype), _FAR_OFF / 2)
-    if finding.metrics is None or not finding.metrics.rel_l2 <= limit:
-        return finding
-    reason = f"within {_ALIKE} roundings, which are alike where all values are equal"
-    return msgspec.structs.replace(finding, status=Status.EQUIVALENT, reason=reason)
+    _MOST = 16  # roundings by which a result, or each input, may be off
+
+    def __init__(self, run: ReferenceRun, nearby: Callable[[], Observation | None]) -> None:
+        self._run = run
+        self._nearby = functools.cache(nearby)
+
+    def judged(self, finding: Finding) -> Finding:
+        value = self._run.native.value(finding.item)
+        # A value that is wrong in float64, too, is not a matter of rounding.
+        is_rounding = finding.status is Status.DEGRADED or (
+            finding.status is Status.DIFFERENT and finding.native is not None and not finding.lifted
+        )
+        if not is_rounding or finding.metrics is None or not isinstance(value, Tensor):
+            return finding
+        limit = min(self._MOST * unit_roundoff(value.dtype), _FAR_OFF / 2)
+        if finding.status is Status.DEGRADED and finding.metrics.rel_l2 <= limit:
+            reason = f"within {self._MOST} roundings, which are alike where all values are equal"
+        elif finding.metrics.max_abs <= self._MOST * self._moved(finding.item, value):
+            reason = f"within {self._MOST} times what one rounding of the equal inputs changes"
+        else:
+            return finding
+        return msgspec.structs.replace(finding, status=Status.EQUIVALENT, reason=reason)
+
+    def _moved(self, item: Item, value: Tensor) -> float:
+        """How far the reference itself moves the largest value."""
+        near = self._nearby()
+        other = None if near is None else near.value(item)
+        if not isinstance(other, Tensor) or other.shape != value.shape or not value.numel():
+            return 0.0
+        distance = (other.double() - value.double()).abs().max().item()
+        return distance if math.isfinite(distance) else 0.0
 
 
 def _memory_findings(reference: Observation, candidate: Observation) -> CollectedFindings:

@@ -21,7 +21,13 @@ from paritas.kernels.comparing import (
 from paritas.kernels.forking import shared_nursery
 from paritas.kernels.judging import Judgement
 from paritas.kernels.options import PROMISES, KernelOptions
-from paritas.kernels.references import JudgedCase, KernelTask, RefusedCase
+from paritas.kernels.references import (
+    JudgedCase,
+    KernelTask,
+    ReferenceEnded,
+    RefusedCase,
+    Rehearsal,
+)
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError
 from paritas.numerics.contents import map_leaves
@@ -84,6 +90,9 @@ class KernelJudge:
         options: how candidates are judged.
         task: the reference with its inputs.
         nursery: the process from which candidates are started.
+        refused: the cases that the reference does not accept, and why.
+        unjudged: the given cases about which nothing can be said, and why.
+        broken: the made cases in which the reference does not return, and why.
     """
 
     def __init__(
@@ -103,15 +112,34 @@ class KernelJudge:
         self.tell = on_progress or (lambda _: None)
         self.nursery = shared_nursery(self.options.preload)
         usable_device(self.options.device)
+        name = parse_side(reference, "REFERENCE")
+        self._rehearsal = Rehearsal(
+            name,
+            self.nursery,
+            device=self.options.device,
+            seconds=max(60.0, self.options.call_seconds * 10),
+        )
         rng = RandomState.now()
         try:
-            name = parse_side(reference, "REFERENCE")
-            make = resolve_inputs(inputs)
             self.tell("loading the reference")
+            self._rehearsal.load()
+            make = resolve_inputs(inputs)
             side = load_side(name, is_candidate=False)
-            self.task = KernelTask(side, make, device=self.options.device, seed=self.options.seed)
+            self.task = KernelTask(
+                side,
+                make,
+                device=self.options.device,
+                seed=self.options.seed,
+                rehearsal=self._rehearsal,
+            )
             self.refused: list[str] = []
+            self.unjudged: dict[str, str] = {}
+            self._refusal_of_given = "they are not among the cases"
+            self.broken: dict[str, str] = {}
             self._cases: list[JudgedCase] | None = None
+        except BaseException:
+            self._rehearsal.end()
+            raise
         finally:
             rng.restore()
 
@@ -124,6 +152,7 @@ class KernelJudge:
     def close(self) -> None:
         """Forget the cases."""
         self._cases = None
+        self._rehearsal.end()
 
     @quietly()
     def judge(self, candidate: str | os.PathLike[str] | Callable[..., Any]) -> KernelReport:
@@ -144,8 +173,13 @@ class KernelJudge:
         """The cases that the reference accepts, in the order of the calls, with its runs."""
         if self._cases is None:
             self.tell("making cases")
-            with self._grad_mode():
-                self._cases = self._make_cases()
+            try:
+                with self._grad_mode():
+                    self._cases = self._make_cases()
+            except ReferenceEnded as ended:
+                self._cases, self.unjudged["constructing the reference"] = [], str(ended)
+            finally:
+                self._rehearsal.end()  # a candidate must not find it
         return self._cases
 
     def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
@@ -169,11 +203,22 @@ class KernelJudge:
                     families.remove(family)
                 if len(taken) >= self.options.cases:
                     break
-        if not taken:
+        if not taken and not self.unjudged:
             reason = self.refused[0] if self.refused else "there are no inputs"
             raise UsageError(f"the reference accepts none of its inputs: {reason}")
         ordered = in_calling_order(taken, self.options.seed)
-        return [JudgedCase(case, runs[id(case)]) for case in ordered]
+        cases = [JudgedCase(case, runs[id(case)]) for case in ordered]
+        self._require_given(cases)
+        return cases
+
+    def _require_given(self, cases: Sequence[JudgedCase]) -> None:
+        """A pass needs a comparison on the given inputs, whatever else is compared."""
+        wanted = self.options.families
+        is_asked = wanted is None or CaseFamily.GIVEN in wanted
+        given = [one for one in cases if one.case.is_given]
+        if is_asked and not self.unjudged and not any(one.run.has_results for one in given):
+            reason = "its results have no elements" if given else self._refusal_of_given
+            self.unjudged["as given"] = f"the given inputs show nothing: {reason}"
 
     def _families(self) -> Iterator[Iterator[KernelCase]]:
         """The families of all sets of inputs.
@@ -228,6 +273,10 @@ class KernelJudge:
                 runs[id(case)] = self.task.run(case, gradients=self.options.gradients)
             except RefusedCase as refusal:
                 self.refused.append(f"{case.name}: {refusal}")
+                if case.is_given:
+                    self._refusal_of_given = str(refusal)
+                if isinstance(refusal, ReferenceEnded):
+                    (self.unjudged if case.is_given else self.broken)[case.name] = str(refusal)
             except WireError as error:
                 raise UsageError(f"an input of the task: {error}") from error
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -10,12 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from paritas.checks.comparer import CollectedFindings
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs, VerifyConfig
-from paritas.kernels.callers import (
-    AUTOCAST,
-    COMPILED,
-    callers_on,
-    modes_of,
-)
+from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
     RemoteLift,
     calls_reference,
@@ -86,6 +82,8 @@ class Judgement:
         )
         self.rows: list[KernelRow] = []
         self.notes: list[str] = []
+        # The cases of other callers that the reference refuses.
+        self.refused: list[str] = []
         self.process: CandidateProcess | None = None
         self.restarts = 0
         self._made: tuple[int, str, bool] | None = None
@@ -111,7 +109,14 @@ class Judgement:
         """Load it, call it on every case, and judge each call."""
         files = {"candidate": self.name.file, "reference": self.task.side.file}
         before = {role: _content(file) for role, file in files.items()}
-        if self._load():
+        for case, reason in self.judge.unjudged.items():
+            advice = "fix the reference, or its inputs"
+            self._unverified(case, CaseFamily.GIVEN, reason, advice, role="reference")
+        if self.judge.broken:
+            case, reason = next(iter(self.judge.broken.items()))
+            count = counted(len(self.judge.broken), "made case")
+            self.notes.append(f"{count} not judged: {reason}; the first is {case!r}")
+        if self.cases and self._load():
             self._call_all()
             self._check_registrations()
         self._require_unchanged([role for role in files if _content(files[role]) != before[role]])
@@ -122,7 +127,7 @@ class Judgement:
             reference=self.task.side.name.shown,
             candidate=self.name.shown,
             rows=tuple(self.rows),
-            refused=tuple(self.judge.refused),
+            refused=(*self.judge.refused, *self.refused),
             rating=rating,
             timing=timing,
             notes=tuple(dict.fromkeys(self.notes)),
@@ -417,60 +422,70 @@ class Judgement:
         for case in left:
             if case.family not in judged:
                 judged.add(case.family)
-                collected = CollectedFindings()
                 reason = "not called: the time limit was reached before any case of its family"
                 advice = "raise the time limit, or choose fewer cases"
-                collected.add(
-                    harness("candidate"), Aspect.HARNESS, Status.UNVERIFIED, reason, advice
-                )
-                verdict = collected.verdict(strict=self.options.strict)
-                self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
+                self._unverified(case.name, case.family, reason, advice, case=case)
 
     def _not_called(self, case: KernelCase) -> None:
-        collected = CollectedFindings()
         reason = f"not called: the candidate ended its process {self.restarts} times"
-        collected.add(harness("candidate"), Aspect.HARNESS, Status.UNVERIFIED, reason)
+        self._unverified(case.name, case.family, reason, case=case)
+
+    def _unverified(
+        self,
+        name: str,
+        family: CaseFamily,
+        reason: str,
+        advice: str = "",
+        *,
+        case: KernelCase | None = None,
+        role: str = "candidate",
+    ) -> None:
+        """Add the row of a case in which the candidate is not called."""
+        collected = CollectedFindings()
+        collected.add(harness(role), Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
         verdict = collected.verdict(strict=self.options.strict)
-        self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
+        self._add(name, family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
 
     def _judge_case(self, judged: JudgedCase) -> KernelRow:
         case = judged.case
         missing = self._without_counterpart(case)
         if missing:
-            return self._add(
-                case.name,
-                case.family,
-                _no_counterpart(missing),
-                case=case,
-                ended=CaseEnd.NOT_CALLED,
-            )
-        collected = CollectedFindings()
+            verdict = _no_counterpart(missing)
+            return self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
+        return self._judge_call(judged, self._compare)
+
+    def _judge_call(
+        self,
+        judged: JudgedCase,
+        compare: Callable[[JudgedCase, dict[str, Any]], CollectedFindings],
+        **order: Any,
+    ) -> KernelRow:
+        """Construct the candidate if need be, call it, compare, and add the row.
+
+        Raises:
+            RefusedCase: the comparison needs what the reference refuses.
+        """
+        case, collected = judged.case, CollectedFindings()
+        how, seconds, problem = CaseEnd.RETURNED, 0.0, ""
         try:
             self._construct_again(case)
             collected.take(self._set_weights(case))
-            record = self._call(case)
-            collected.take(self._compare(judged, record))
+            record = self._call(case, **order)
+            how = CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED
+            seconds = float(record.get("seconds", 0.0))
+            collected.take(compare(judged, record))
         except CandidateEnded as ended:
             return self._ended(case, ended)
         except _CannotConstructError as error:
-            collected.compared += 1
-            reason = f"the candidate cannot be constructed: {error}"
-            collected.add(harness("candidate"), Aspect.EXCEPTION, Status.DIFFERENT, reason)
-            verdict = collected.verdict(strict=self.options.strict)
-            return self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.RAISED)
+            how, problem = CaseEnd.NOT_CALLED, f"the candidate cannot be constructed: {error}"
         except WireError as error:
+            problem = f"the candidate's process sent a record that cannot be read: {error}"
+        if problem:
             collected.compared += 1
-            reason = f"the candidate's process sent a record that cannot be read: {error}"
-            collected.add(harness("candidate"), Aspect.STRUCTURE, Status.DIFFERENT, reason)
-            record = {}
-        return self._add(
-            case.name,
-            case.family,
-            collected.verdict(strict=self.options.strict),
-            case=case,
-            ended=CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED,
-            seconds=float(record.get("seconds", 0.0)),
-        )
+            aspect = Aspect.EXCEPTION if how is CaseEnd.NOT_CALLED else Aspect.STRUCTURE
+            collected.add(harness("candidate"), aspect, Status.DIFFERENT, problem)
+        verdict = collected.verdict(strict=self.options.strict)
+        return self._add(case.name, case.family, verdict, case=case, ended=how, seconds=seconds)
 
     def _construct_again(self, case: KernelCase) -> None:
         if self.process is None or self.process.is_gone:
@@ -533,7 +548,7 @@ class Judgement:
             self._names,
             self.config,
             explains=failed < _MOST_EXPLAINED,
-            is_uniform=case.is_uniform,
+            nearby=functools.partial(self.task.run_nearby, case) if case.is_uniform else None,
         )
         collected.take(self._outside(record))
         collected.take(calls_reference(record, self.task.side.code_names))
@@ -543,9 +558,10 @@ class Judgement:
     def _outside(self, record: dict[str, Any], *, is_load: bool = False) -> CollectedFindings:
         assert self.process is not None  # noqa: S101  (for the type checker)
         own = self.name.file
-        if is_load:  # builds write files
-            reads = [event for event in record["outside"] if event[0] == "reads"]
-            record = {**record, "outside": reads}
+        if is_load:  # builds write files, and start compilers
+            built = {"writes", "deletes", "renames", "starts"}
+            others = [event for event in record["outside"] if event[0] not in built]
+            record = {**record, "outside": others}
         return outside_findings(
             record,
             reference_file=self.task.side.file,
@@ -574,21 +590,8 @@ class Judgement:
                 name=f"as given, uninitialised memory filled ({'NaN' if not pattern else 'large'})",
                 family=CaseFamily.MEMORY,
             )
-            collected = CollectedFindings()
-            try:
-                self._construct_again(case)
-                collected.take(self._set_weights(case))
-                record = self._call(
-                    case, watch=True, profile=True, pattern=pattern, grad_mode=grad_mode
-                )
-                collected.take(self._compare(JudgedCase(case, given.run), record))
-            except CandidateEnded as ended:
-                self._ended(case, ended)
-                continue
-            except (_CannotConstructError, WireError):
-                continue
-            verdict = collected.verdict(strict=self.options.strict)
-            self._add(case.name, case.family, verdict, case=case)
+            order = {"watch": True, "profile": True, "pattern": pattern, "grad_mode": grad_mode}
+            self._judge_call(JudgedCase(case, given.run), self._compare, **order)
 
     def _from_other_callers(self, given: JudgedCase) -> None:
         """Call it as programs do: with the given inputs, it computes the same for every caller."""
@@ -600,23 +603,19 @@ class Judgement:
             is_compiled=self.options.compiled,
             keeps_state=bool(self._memory),
         )
+        if STREAM in callers and not has_streams(self.options.device):
+            callers.remove(STREAM)
+            self.notes.append(f"not called {STREAM}: {self.options.device} has no streams")
         for caller in callers:
             case = dataclasses.replace(
                 given.case, name=f"as given, {caller}", family=CaseFamily.CALLERS
             )
+            judged = JudgedCase(case, given.run)
+            compare = functools.partial(self._compare_for, caller)
             try:
-                self._construct_again(case)
-                collected = self._set_weights(case)
-                record = self._call(case, caller=caller)
-                collected.take(self._compare_for(caller, JudgedCase(case, given.run), record))
-            except CandidateEnded as ended:
-                self._ended(case, ended)
-                continue
-            except (_CannotConstructError, WireError, RefusedCase):
-                continue
-            verdict = collected.verdict(strict=self.options.strict)
-            how = CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED
-            self._add(case.name, case.family, verdict, case=case, ended=how)
+                self._judge_call(judged, compare, caller=caller)
+            except RefusedCase as refusal:
+                self.refused.append(f"{case.name}: {refusal}")
 
     def _compare_for(
         self, caller: str, judged: JudgedCase, record: dict[str, Any]
@@ -625,8 +624,7 @@ class Judgement:
             return CollectedFindings(notes=[f"not called {caller}: {record['error'][1]:.200}"])
         if caller != AUTOCAST:
             return self._compare(judged, record)
-        with modes_of(AUTOCAST, self.options.device):
-            cast = self.task.run(judged.case, gradients=False).native
+        cast = self.task.run_below_autocast(judged.case)
         return compare_below_autocast(judged.run.native, cast, record, self._names)
 
     def _add(

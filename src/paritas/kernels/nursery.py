@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import importlib.util
 import os
 import resource
 import signal
@@ -206,21 +207,24 @@ class _Process:
 
         from paritas.errors import UsageError
         from paritas.execution.saved_state import ProcessState
+        from paritas.kernels.outside import Leftovers, our_modules_hidden
         from paritas.kernels.sides import SideName, load_side
 
         sys.path[:] = order["paths"]
         os.chdir(order["folder"])
         tempfile.tempdir = os.environ["TMPDIR"] = order["temporary"]
         self._device = order["device"]
-        before, libraries = ProcessState(), set(sys.modules)
+        before, left, libraries = ProcessState(), Leftovers(), set(sys.modules)
         error = None
         try:
             name = msgspec.convert(order["side"], SideName)
-            self._audit.own_file = name.file
-            self._side = load_side(name, is_candidate=order["is_candidate"])
+            self._audit.own_file = name.file or _file_of(name.module)
+            hidden = our_modules_hidden() if order["is_candidate"] else contextlib.nullcontext()
+            with hidden:
+                self._side = load_side(name, is_candidate=order["is_candidate"])
         except UsageError as raised:
             error = str(raised)[:_LONGEST_TEXT]
-        settings = before.put_back() | self._own_code.put_back()
+        settings = left.put_back() | before.put_back() | self._own_code.put_back()
         return {
             "error": error,
             "settings": settings,
@@ -235,11 +239,13 @@ class _Process:
         from paritas.errors import in_one_line
         from paritas.execution.saved_state import ProcessState
         from paritas.kernels.observing import Observer
+        from paritas.kernels.outside import our_modules_hidden
 
         before = ProcessState()
         args, kwargs = decode(order["init"], None)
         try:
-            made = self._side.construct(tuple(args), kwargs, order["seed"])
+            with our_modules_hidden():
+                made = self._side.construct(tuple(args), kwargs, order["seed"])
             if order["device"] != "cpu" and self._side.is_module_class:
                 made = made.to(order["device"])
             for name in order["dtype"]:
@@ -272,6 +278,9 @@ class _Process:
     def _do_call(self, order: dict[str, Any]) -> dict[str, Any]:
         return self._observers[-1].observe(order)
 
+    def _do_rehearse(self, order: dict[str, Any]) -> dict[str, Any]:
+        return self._observers[-1].rehearse(order)
+
     def _do_time(self, order: dict[str, Any]) -> dict[str, Any]:
         from paritas.kernels.timing import measure
 
@@ -293,6 +302,15 @@ def _move(module: Any) -> None:
     module.double()
     for name, value in state().items():
         value.data = value.data.to(dtypes.get(name, value.dtype))
+
+
+def _file_of(module: str) -> str:
+    """The file of a module that is not imported yet; empty if it is not found."""
+    try:
+        spec = importlib.util.find_spec(module) if module else None
+    except (ImportError, ValueError):
+        return ""
+    return str(spec.origin) if spec is not None and spec.has_location else ""
 
 
 def _files_of_modules() -> list[str]:

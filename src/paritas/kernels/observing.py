@@ -36,11 +36,26 @@ from paritas.execution.observation import (
 )
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.execution.subjects import Inputs
-from paritas.kernels.callers import REPEATED, call_often, called_by, modes_of, stream_of
+from paritas.kernels.calling import (
+    COMPILED,
+    REPEATED,
+    CallWatch,
+    MemoryBeside,
+    call_often,
+    called_by,
+    modes_of,
+    poison_free_memory,
+    stream_of,
+)
 from paritas.kernels.cases import NEW_TENSORS
-from paritas.kernels.leftovers import Leftovers
-from paritas.kernels.memory import CallWatch, MemoryBeside, poison_free_memory
-from paritas.kernels.outside import Audit, CodeWatch, EscapeWatch, OwnCode
+from paritas.kernels.outside import (
+    Audit,
+    CodeWatch,
+    EscapeWatch,
+    Leftovers,
+    OwnCode,
+    our_modules_hidden,
+)
 from paritas.kernels.wire import WireError, bytes_of, decode, encode
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import Opaque, contents, map_leaves
@@ -61,6 +76,7 @@ _MOST_HELD = 64 << 20
 # Bound before a candidate can replace them.
 _wait_for_device = torch.accelerator.synchronize
 _stream_of, _set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
+_equal = torch.equal
 # Variables that torch's compilers set themselves, as they build kernels.
 _OF_COMPILERS = (
     "_TORCHINDUCTOR_",
@@ -75,13 +91,32 @@ _LONGEST_TEXT = 400
 # --- One call -------------------------------------------------------------------------------------
 
 
+class HeldResult:
+    """A result of an earlier call, and a copy of it."""
+
+    def __init__(self, leaf: Tensor, copy: Tensor) -> None:
+        self.leaf, self.copy = leaf, copy
+        # All of them are compared after each call: of most, the bytes, which is quick.
+        self._bytes = None
+        if leaf.layout is torch.strided and leaf.is_contiguous() and copy.is_contiguous():
+            with contextlib.suppress(RuntimeError):
+                self._bytes = [one.view(-1).view(torch.uint8) for one in (leaf, copy)]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it was written to since."""
+        if self._bytes is not None and _equal(*self._bytes):
+            return False
+        return not is_same_leaf(self.copy, as_plain(self.leaf))
+
+
 @dataclasses.dataclass
 class Held:
     """What stays between calls: the last inputs, results, and blocks that move addresses."""
 
     inputs: Inputs | None = None
     versions: dict[str, int] = dataclasses.field(default_factory=dict)
-    results: list[dict[str, tuple[Tensor, Tensor]]] = dataclasses.field(default_factory=list)
+    results: list[dict[str, HeldResult]] = dataclasses.field(default_factory=list)
     sizes: set[int] = dataclasses.field(default_factory=set)
     junk: list[Tensor] = dataclasses.field(default_factory=list)
     chance: random.Random = dataclasses.field(default_factory=random.Random)
@@ -127,6 +162,7 @@ class Observer:
         with self._audit.aside():
             inputs = self._make_inputs(order)
             before, beside = input_contents(inputs), MemoryBeside(inputs)
+            versions = _versions(inputs)
             if order.get("train") is not None and self.module is not None:
                 self.module.train(order["train"])
             state = {
@@ -159,12 +195,39 @@ class Observer:
             with self._audit.aside():
                 _synchronize(self.device)
                 record["beside"] = beside.changed()
+                record["written"] = _written(inputs, versions)
                 if "error" not in record:
                     self._note_results(order, inputs, before, wide_state, record, live)
         with self._audit.aside():
             self._put_back(state, flags)
             record["outside"], record["pid"] = self._audit.take(), os.getpid()
         return record
+
+    def rehearse(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Make one call and forget its result: what matters is that this process survives it."""
+        args, kwargs = decode(order["inputs"], self.device)
+        if order["train"] is not None and self.module is not None:
+            self.module.train(order["train"])
+        found: dict[str, Any] = {"error": "", "is_usable": True, "lazy": [], "written": []}
+        inputs = Inputs(tuple(args), kwargs)
+        versions = _versions(inputs)
+        try:
+            with torch.set_grad_enabled(order["grad"]):
+                result = self.call(*args, **kwargs)
+                found["lazy"] = _lazy(flattened(result, OUTPUT).leaves)
+                found["written"] = _written(inputs, versions)
+                if order["grad"]:
+                    leaves = (leaf for _, leaf in contents(result, OUTPUT))
+                    tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
+                    wanted = [one for one in tensors if one.requires_grad]
+                    torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the judge makes the call itself)
+            found["error"] = in_one_line(error, _LONGEST_TEXT)
+        try:
+            _synchronize(self.device)
+        except Exception as error:  # noqa: BLE001  (after that, nothing can be computed there)
+            found |= {"error": in_one_line(error, _LONGEST_TEXT), "is_usable": False}
+        return found
 
     def _make_inputs(self, order: dict[str, Any]) -> Inputs:
         """New tensors at other addresses, or other contents in the memory of the call before."""
@@ -249,6 +312,8 @@ class Observer:
                 for mode in modes.values():
                     stack.enter_context(mode)
                 call = called_by(caller, self.call)
+                if not modes and caller != COMPILED:  # these may import something of ours
+                    stack.enter_context(our_modules_hidden())
                 self._audit.is_calling = True
                 live[OUTPUT] = call(*inputs.args, **inputs.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)
@@ -320,6 +385,7 @@ class Observer:
             for path, leaf in flat.leaves.items()
             if isinstance(leaf, torch.Tensor)
         }
+        record["lazy"] = _lazy(flat.leaves)
         record["in_common"] = [path for path, leaf in flat.leaves.items() if _is_in_common(leaf)]
         record["aliases"] = self._aliases(inputs, flat.leaves)
         now = input_contents(inputs, copy_tensors=False)
@@ -353,7 +419,7 @@ class Observer:
         if not order["wide"]:
             self._hold(
                 {
-                    path: (leaf.detach(), copies[path])
+                    path: HeldResult(leaf.detach(), copies[path])
                     for path, leaf in flat.leaves.items()
                     if isinstance(leaf, torch.Tensor) and not _shares(leaf, inputs, self.state())
                 }
@@ -361,20 +427,20 @@ class Observer:
             tensors = [one for one in copies.values() if isinstance(one, torch.Tensor)]
             self.held.sizes = {one.nbytes for one in tensors if one.nbytes}
 
-    def _hold(self, results: dict[str, tuple[Tensor, Tensor]]) -> None:
+    def _hold(self, results: dict[str, HeldResult]) -> None:
         """Keep results as a caller may; the oldest are given up if they take much memory."""
         held = self.held.results
         held.append(results)
-        size = sum(copy.nbytes for one in held for _, copy in one.values())
+        size = sum(each.copy.nbytes for one in held for each in one.values())
         while size > _MOST_HELD and len(held) > 1:
-            size -= sum(copy.nbytes for _, copy in held.pop(0).values())
+            size -= sum(each.copy.nbytes for each in held.pop(0).values())
 
     def _overwritten(self) -> list[str]:
         """The results of earlier calls that have changed since; each is reported once."""
         changed: list[str] = []
         for results in self.held.results:
-            for path, (leaf, copy) in list(results.items()):
-                if not is_same_leaf(copy, as_plain(leaf)):
+            for path, each in list(results.items()):
+                if each.is_changed:
                     changed.append(path)
                     del results[path]
         return list(dict.fromkeys(changed))
@@ -385,10 +451,10 @@ class Observer:
         That one is still held, so no allocator would return its memory again.
         """
         taken = {
-            leaf.untyped_storage().data_ptr()
+            each.leaf.untyped_storage().data_ptr()
             for results in self.held.results
-            for leaf, _ in results.values()
-            if leaf.layout is torch.strided and leaf.numel()
+            for each in results.values()
+            if each.leaf.layout is torch.strided and each.leaf.numel()
         }
         return [
             path
@@ -404,7 +470,10 @@ class Observer:
         given |= {Item(ItemKind.STATE, name): tensor for name, tensor in self.state().items()}
         live = {output(path): leaf for path, leaf in leaves.items()}
         return [
-            [other.kind.value, other.name, item.name] for other, item in find_aliases(live, given)
+            [other.kind.value, other.name, item.name]
+            for other, item in find_aliases(live, given)
+            # Results may be parts of one buffer.
+            if other not in live or _overlap(live[other], live[item])
         ]
 
     def _put_back(self, state: dict[str, Tensor], flags: dict[str, bool]) -> None:
@@ -489,7 +558,64 @@ def _is_in_common(leaf: Any) -> bool:
     """Whether other processes may write to a tensor: one of them may compute it later."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return False
-    return leaf.device.type == "cpu" and leaf.untyped_storage().is_shared()
+    storage = leaf.untyped_storage()
+    # A file in memory has a name, too.
+    return leaf.device.type == "cpu" and (storage.is_shared() or storage.filename is not None)
+
+
+def _versions(inputs: Inputs) -> dict[str, int]:
+    """How often each input was written to; torch does not count it for inference tensors."""
+    tensors = ((path, one) for path, one in input_tensors(inputs) if not one.is_inference())
+    return {path: one._version for path, one in tensors}  # noqa: SLF001
+
+
+def _written(inputs: Inputs, versions: dict[str, int]) -> list[str]:
+    """The inputs that were written to since, be it with the same values."""
+    now = _versions(inputs)
+    return [path for path, version in versions.items() if now.get(path) != version]
+
+
+def _lazy(leaves: dict[str, Any]) -> list[str]:
+    """The tensors whose memory holds something else: their values are conjugated or negated."""
+    return [
+        path
+        for path, leaf in leaves.items()
+        if isinstance(leaf, torch.Tensor) and (leaf.is_conj() or leaf.is_neg())
+    ]
+
+
+# Of larger tensors, only the ranges of their memory are compared.
+_MOST_PLACES = 1 << 20
+
+
+def _overlap(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors in one storage have an element in common."""
+    if left.layout is not torch.strided or right.layout is not torch.strided:
+        return True
+    if not left.numel() or not right.numel():
+        return False
+    (first, last), (start, end) = _range(left), _range(right)
+    if last < start or end < first or left.element_size() != right.element_size():
+        return not (last < start or end < first)
+    if left.numel() + right.numel() > _MOST_PLACES:
+        return True
+    return bool(torch.isin(_places(left), _places(right)).any())
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """The first and the last byte of a tensor in its storage."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    size, first = tensor.element_size(), int(tensor.storage_offset())
+    last = first + sum((count - 1) * step for count, step in steps)
+    return first * size, last * size + size - 1
+
+
+def _places(tensor: Tensor) -> Tensor:
+    """Where in its storage each element of a tensor is."""
+    places = torch.tensor(tensor.storage_offset())
+    for count, step in zip(tensor.shape, tensor.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(count) * step
+    return places.flatten()
 
 
 def _copied_at_once(result: Any) -> dict[str, Tensor]:

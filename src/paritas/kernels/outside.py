@@ -1,4 +1,4 @@
-"""What a candidate does outside torch: files, processes, libraries, its caller's frames, our code.
+"""What a candidate does beside its result: files, libraries, frames, our code, what it leaves.
 
 It shares its process with the code that observes it. Nothing can keep it from changing that code;
 so everything by which it is observed is compared with what it was before the candidate was loaded.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import ctypes
+import functools
 import gc
 import inspect
 import operator
 import os
 import random
+import signal
 import socket
 import struct
 import sys
@@ -24,6 +27,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+
+from paritas._torch.watching import (
+    close_modes,
+    loaded_operators,
+    mode_depths,
+    module_hooks,
+    put_back_operators,
+    replaced_kernels,
+    restore_module_hooks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,6 +132,8 @@ class Audit:
                 return
             what = "a process, which may outlive the call"
         elif event == "sys.addaudithook":
+            if self._is_by_library():
+                return
             what = "an audit hook, which sees everything that runs later"
         if not isinstance(args[0] if args else "", int):
             self.events[kind, what] = None
@@ -138,6 +153,23 @@ class Audit:
             while frame is not None and frame.f_code.co_filename.startswith(_PYTHONS_OWN):
                 frame = frame.f_back  # type: ignore[assignment]
         return frame is not None and frame.f_code.co_filename == self.own_file
+
+    def _is_by_library(self) -> bool:
+        """Whether another module's code does it: `filelock`, which compilers import, adds a hook.
+
+        A module beside the candidate, or in its temporary folder, is the candidate's.
+        """
+        with self.aside():
+            frame = sys._getframe(2)  # noqa: SLF001
+            home = sys.modules.get(str(frame.f_globals.get("__name__")))
+            file = frame.f_code.co_filename
+            if home is None or vars(home) is not frame.f_globals or file == self.own_file:
+                return False
+            if getattr(home, "__file__", None) != file:
+                return False
+            own = {os.path.dirname(self.own_file), os.environ.get("TMPDIR", "")} - {""}  # noqa: PTH120
+            is_beside = any(file.startswith(folder + os.sep) for folder in own)
+        return not is_beside or any(part in file for part in _OF_PACKAGES)
 
     def _note_look(self, event: str, args: Any) -> None:
         """Whether the candidate's own code looks for what its caller holds.
@@ -183,6 +215,30 @@ _AUDITED = {
     "socket.connect": "connects to",
     "sys.addaudithook": "adds",
 }
+
+
+# --- Modules --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def our_modules_hidden() -> Iterator[None]:
+    """Hide our modules in this block: a candidate that finds them knows that it is judged.
+
+    Nothing in the block may import them.
+    """
+    own = {name: sys.modules.pop(name) for name in _our_modules()}
+    try:
+        yield
+    finally:
+        for name in _our_modules():  # the candidate's own copies
+            del sys.modules[name]
+        sys.modules.update(own)
+
+
+def _our_modules() -> list[str]:
+    # There are thousands of modules, and a call takes no longer than looking at them.
+    found = [name for name in sys.modules if name.startswith("paritas")]
+    return [name for name in found if name.partition(".")[0] == "paritas"]
 
 
 # --- Libraries ------------------------------------------------------------------------------------
@@ -266,6 +322,7 @@ class OwnCode:
             if isinstance(one, types.FunctionType)
         }
         self._functions, self._codes = list(functions), list(functions.values())
+        self._operators = loaded_operators()
         self._chance, self._calls = random.Random(), 0
         self._libraries = _foreign_libraries()
 
@@ -296,4 +353,127 @@ class OwnCode:
                 if _code_of(function) != code:
                     function.__code__, function.__defaults__, function.__kwdefaults__ = code
                     changed[f"{function.__module__}.{function.__qualname__}"] = "rewritten"
+            changed |= put_back_operators(self._operators)
         return changed
+
+
+# --- What a call leaves behind --------------------------------------------------------------------
+
+# A kernel may return at once and let its work be done by a timer, a hook or a mode that it leaves
+# behind; or change what other programs compute. Settings and functions of torch are not listed
+# here: `ProcessState` compares them.
+
+_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+_TIMERS = tuple(
+    getattr(signal, name)
+    for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+    if hasattr(signal, name)
+)
+# The smallest product of float32 that is not zero, unless denormal numbers are flushed.
+_DENORMAL = 2.0**-140
+
+# Bound before a candidate can replace them.
+_read: dict[str, Callable[[], Any]] = {
+    "sys.getprofile()": sys.getprofile,
+    "sys.gettrace()": sys.gettrace,
+    "threading.getprofile()": threading.getprofile,
+    "threading.gettrace()": threading.gettrace,
+    "gc.isenabled()": gc.isenabled,
+    "sys.getswitchinterval()": sys.getswitchinterval,
+}
+_write: dict[str, Callable[[Any], Any]] = {
+    "sys.getprofile()": sys.setprofile,
+    "sys.gettrace()": sys.settrace,
+    "threading.getprofile()": threading.setprofile,
+    "threading.gettrace()": threading.settrace,
+    "gc.isenabled()": lambda is_on: gc.enable() if is_on else gc.disable(),
+    "sys.getswitchinterval()": sys.setswitchinterval,
+}
+if hasattr(os, "sched_getaffinity"):  # Linux
+    _read["os.sched_getaffinity()"] = functools.partial(os.sched_getaffinity, 0)
+    _write["os.sched_getaffinity()"] = functools.partial(os.sched_setaffinity, 0)
+_priority = functools.partial(os.getpriority, os.PRIO_PROCESS, 0)
+_handler, _set_handler = signal.getsignal, signal.signal
+_set_timer, _timer = signal.setitimer, signal.getitimer
+_is_inference = torch.is_inference_mode_enabled
+_set_flush = torch.set_flush_denormal
+
+
+class Leftovers:
+    """What is there before a call."""
+
+    def __init__(self) -> None:
+        self._functions = {name: read() for name, read in _read.items()}
+        self._handlers = {number: _handler(number) for number in _SIGNALS}
+        self._callbacks, self._thresholds = list(gc.callbacks), gc.get_threshold()
+        self._modes = mode_depths()
+        self._hooks = module_hooks()
+        self._kernels = replaced_kernels()
+        self._flushes, self._inference = _flushes(), _is_inference()
+        self._priority = _priority()
+
+    def put_back(self) -> dict[str, str]:
+        """Restore it, where possible; returns name -> what happened."""
+        changed: dict[str, str] = {}
+        for number in _TIMERS:
+            if _timer(number)[0]:
+                _set_timer(number, 0)
+                changed[f"{signal.Signals(_signal_of(number)).name} timer"] = "left running"
+        for number, handler in self._handlers.items():
+            if _handler(number) != handler:
+                _set_handler(number, handler)
+                changed[f"the handler of {signal.Signals(number).name}"] = "changed"
+        for name, function in self._functions.items():
+            if _read[name]() != function:
+                _write[name](function)
+                changed[name] = "changed"
+        if list(gc.callbacks) != self._callbacks:
+            gc.callbacks[:] = self._callbacks
+            changed["gc.callbacks"] = "changed"
+        if gc.get_threshold() != self._thresholds:
+            gc.set_threshold(*self._thresholds)
+            changed["gc.get_threshold()"] = "changed"
+        if _priority() != self._priority:  # only a superuser may raise it again
+            changed["os.getpriority()"] = "changed"
+        if not _rounds_to_nearest():
+            ctypes.CDLL(None).fesetround(_TO_NEAREST)
+            changed["the rounding of floating-point numbers"] = "changed"
+        return changed | self._put_back_torch()
+
+    def _put_back_torch(self) -> dict[str, str]:
+        changed: dict[str, str] = {}
+        if mode_depths() != self._modes:
+            close_modes(self._modes)
+            changed["a mode of torch's dispatcher"] = "left on"
+        if _is_inference() != self._inference:
+            changed["torch.inference_mode()"] = "left on"
+        if module_hooks() != self._hooks:
+            restore_module_hooks(self._hooks)
+            changed["hooks of all modules"] = "changed"
+        for name in sorted(replaced_kernels() - self._kernels):
+            changed[f"the kernel aten::{name}"] = "replaced"
+        if _flushes() != self._flushes:
+            _set_flush(self._flushes)
+            changed["torch.set_flush_denormal"] = "changed"
+        return changed
+
+
+def _flushes() -> bool:
+    """Whether denormal numbers are taken for zeros."""
+    return not (torch.full((1,), _DENORMAL) * 1.0).item()
+
+
+_ONE, _LITTLE = 1.0, 2.0**-60
+_TO_NEAREST = 0  # FE_TONEAREST of x86-64 and AArch64
+
+
+def _rounds_to_nearest() -> bool:
+    return _ONE + _LITTLE == _ONE == _ONE - _LITTLE
+
+
+def _signal_of(timer: int) -> int:
+    return int(_SIGNALS[_TIMERS.index(timer)])

@@ -17,9 +17,11 @@ from paritas.execution.observation import RunConditions, input_tensors, running_
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
+from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import is_far_off
-from paritas.kernels.memory import CallWatch
-from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side
+from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
+from paritas.kernels.wire import encode
+from paritas.kernels.workers import CandidateEnded, CandidateProcess
 from paritas.numerics.contents import map_leaves
 
 if TYPE_CHECKING:
@@ -29,15 +31,22 @@ if TYPE_CHECKING:
 
     from paritas.execution.observation import Observation
     from paritas.kernels.cases import KernelCase
+    from paritas.kernels.forking import Nursery
     from paritas.results.kernels import KernelRow
 
 _LONGEST_REASON = 160
+# A reference that ends this many processes is not called again.
+_MOST_ENDS = 8
 # An operator gets the samples of the first dtype that it takes.
 _SAMPLED = (torch.float32, torch.int64, torch.bool)
 
 
 class RefusedCase(Exception):  # noqa: N818  (the case is not asked)
     """The reference itself does not accept a case."""
+
+
+class ReferenceEnded(RefusedCase):
+    """The reference ends its process, breaks its device, or does not return."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +58,22 @@ class ReferenceRun:
         native: what it computed.
         evidence: how far rounding moves it.
         demand: the perturbed runs so far; they serve all candidates.
+        lazy: outputs that are conjugated or negated when they are read.
+        written: inputs that it writes to, be it with the same values.
     """
 
     subject: Subject
     native: Observation
     evidence: Evidence[SubjectProgram]
     demand: Demand
+    lazy: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is anything to compare: not only tensors without elements."""
+        found = self.native.outputs.values()
+        return any(not isinstance(one, torch.Tensor) or one.numel() for one in found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +91,99 @@ class JudgedCase:
     row: KernelRow | None = None
 
 
+class Rehearsal:
+    """The reference in a process of its own, where each call is made before it is made here.
+
+    A reference that crashes or hangs ends that process. One that does so only now and then may
+    still end ours.
+    """
+
+    def __init__(self, name: SideName, nursery: Nursery, *, device: str, seconds: float) -> None:
+        """`seconds` is the time limit of one call."""
+        self._name, self._nursery, self._device = name, nursery, device
+        self._seconds = seconds
+        self._process: CandidateProcess | None = None
+        self._made: Any = None
+        self._ends = 0
+
+    def load(self) -> None:
+        """Import the reference there.
+
+        Raises:
+            UsageError: importing it ends the process.
+        """
+        try:
+            self._start()
+        except CandidateEnded as ended:
+            shown = self._name.shown
+            raise UsageError(f"REFERENCE {shown!r} cannot be imported: {ended.how}") from None
+
+    def construct(self, key: tuple[int, str, int], init: Any, seed: int) -> bool:
+        """Make what is called in a case there, unless it is there already; False if it raises.
+
+        Raises:
+            ReferenceEnded: it cannot be made here.
+        """
+        if self._process is None or self._process.is_gone or self._made != key:
+            self._made = None
+            made = self._asked(lambda process: process.construct(init, seed, self._seconds, key[1]))
+            self._made = None if made["error"] else key
+        return self._made is not None
+
+    def set_state(self, state: dict[str, Tensor]) -> None:
+        """Set the parameters and buffers of the module there."""
+        order = {"do": "state", "state": encode(state)}
+        self._asked(lambda process: process.ask(order, self._seconds))
+
+    def call(self, case: KernelCase, *, gradients: bool) -> dict[str, frozenset[str]]:
+        """Call the reference there; returns what copies of its results do not show.
+
+        Raises:
+            ReferenceEnded: it cannot be called here.
+        """
+        order = {
+            "do": "rehearse",
+            "inputs": encode((list(case.inputs.args), case.inputs.kwargs)),
+            "train": case.train,
+            "grad": gradients,
+        }
+        answer = self._asked(lambda process: process.ask(order, self._seconds))
+        if not answer["is_usable"]:
+            self.end()
+            self._ends += 1
+            raise ReferenceEnded(f"the reference breaks its device: {answer['error']}")
+        return {name: frozenset(answer[name]) for name in ("lazy", "written")}
+
+    def _asked(self, ask: Callable[[CandidateProcess], dict[str, Any]]) -> dict[str, Any]:
+        if self._ends > _MOST_ENDS:
+            raise ReferenceEnded(f"not called: the reference has ended {self._ends} processes")
+        try:
+            return ask(self._start())
+        except CandidateEnded as ended:
+            self.end()
+            self._ends += 1
+            raise ReferenceEnded(f"the reference does not return: {ended.how}") from None
+
+    def _start(self) -> CandidateProcess:
+        if self._process is None or self._process.is_gone:
+            self.end()
+            self._process = CandidateProcess(
+                self._name,
+                self._nursery,
+                device=self._device,
+                seconds=self._seconds,
+                is_candidate=False,
+            )
+        return self._process
+
+    def end(self) -> None:
+        """End the process; the next call starts another."""
+        self._made = None
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
 class KernelTask:
     """A reference with its inputs.
 
@@ -82,9 +194,18 @@ class KernelTask:
     """
 
     def __init__(
-        self, side: Side, make_inputs: Callable[[], Any] | None, *, device: str, seed: int
+        self,
+        side: Side,
+        make_inputs: Callable[[], Any] | None,
+        *,
+        device: str,
+        seed: int,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
+        """Without a rehearsal, a reference that crashes ends this process."""
         self.side, self.device, self.seed = side, device, seed
+        self._rehearsal = rehearsal
+        self._below_autocast: tuple[Inputs, Observation] | None = None
         self._make_inputs = make_inputs or getattr(side.home, INPUTS, None)
         self.init = self._init_inputs()
         self._subjects: dict[Any, Subject] = {}
@@ -186,12 +307,23 @@ class KernelTask:
                 if weights:
                     redraw_weights(module, self.seed + weights)
             else:
-                args, kwargs = copy.deepcopy(self.init)
-                module = self.side.construct(args, kwargs, self.seed + construction)
-                module = module.to(self.device)
-                module = module.to(getattr(torch, dtype)) if dtype else module
+                if self._rehearsal is not None:
+                    self._rehearsal.construct(
+                        (construction, dtype, 0), self.init, self.seed + construction
+                    )
+                module = self._constructed(construction, dtype)
             self._modules[key] = module
         return self._modules[key]
+
+    def _constructed(self, construction: int, dtype: str) -> nn.Module:
+        args, kwargs = copy.deepcopy(self.init)
+        try:
+            module: nn.Module = self.side.construct(args, kwargs, self.seed + construction)
+            module = module.to(self.device)
+            return module.to(getattr(torch, dtype)) if dtype else module
+        except Exception as error:
+            what = f"the reference cannot be constructed: {in_one_line(error, _LONGEST_REASON)}"
+            raise (RefusedCase if dtype else UsageError)(what) from error
 
     def subject(self, case: KernelCase) -> Subject:
         """The reference of a case."""
@@ -214,7 +346,9 @@ class KernelTask:
 
         Raises:
             RefusedCase: it raises, draws random numbers, or returns nothing that can be compared.
+            ReferenceEnded: it does not return.
         """
+        facts = self._rehearse(case, gradients=gradients)
         self._require_valid_indices(case)
         subject = self.subject(case)
         rng = RandomState.now()
@@ -233,7 +367,47 @@ class KernelTask:
             self._require_the_same_again(subject, rng, case, native)
         program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
         evidence = Evidence(program, [native], self.seed)
-        return ReferenceRun(subject, native, evidence, Demand(settles=False))
+        return ReferenceRun(subject, native, evidence, Demand(settles=False), **facts)
+
+    def run_below_autocast(self, case: KernelCase) -> Observation:
+        """What the reference computes on the given inputs below autocast; it is computed once.
+
+        Raises:
+            RefusedCase: it does not accept them there.
+        """
+        if self._below_autocast is None or self._below_autocast[0] is not case.inputs:
+            with modes_of(AUTOCAST, self.device):
+                found = self.run(case, gradients=False).native
+            self._below_autocast = case.inputs, found
+        return self._below_autocast[1]
+
+    def run_nearby(self, case: KernelCase) -> Observation | None:
+        """What the reference computes on inputs that are off by one rounding each, if it does."""
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+                return leaf
+            signs = torch.randint(2, leaf.shape, generator=generator).to(leaf) * 2 - 1
+            return leaf.detach() * (1 + torch.finfo(leaf.dtype).eps * signs)
+
+        args, kwargs = map_leaves([list(case.inputs.args), case.inputs.kwargs], moved)
+        near = dataclasses.replace(case, inputs=Inputs(tuple(args), kwargs))
+        try:
+            return self.run(near, gradients=False).native
+        except RefusedCase:
+            return None
+
+    def _rehearse(self, case: KernelCase, *, gradients: bool) -> dict[str, frozenset[str]]:
+        if self._rehearsal is None:
+            return {}
+        key = self.key(case) if self.side.is_module_class else (0, "", 0, None)
+        if self._rehearsal.construct(key[:3], self.init, self.seed + case.construction):
+            if key[2]:
+                state = {name: value.detach() for name, value in self.state(key).items()}
+                self._rehearsal.set_state(state)
+            return self._rehearsal.call(case, gradients=gradients)
+        return {}
 
     def _require_the_same_again(
         self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation

@@ -85,7 +85,11 @@ class CandidateProcess:
             "paths": [path for path in sys.path if path],
             "is_candidate": is_candidate,
         }
-        self.loaded = self.ask(order, seconds)
+        try:
+            self.loaded = self.ask(order, seconds)
+        except CandidateEnded:
+            self.close()
+            raise
 
     def ask(self, order: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Give one order and wait for the answer.

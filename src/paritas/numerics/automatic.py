@@ -18,8 +18,6 @@ from paritas.numerics.criterion import (
     Jumps,
     Noise,
     Scored,
-    WholeError,
-    WholeNoise,
 )
 from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
@@ -72,10 +70,6 @@ class JudgeEvidence(Protocol):
 
     def runs_made(self, unit: float) -> int:
         """The number of perturbed runs that the spread is measured over so far."""
-        ...
-
-    def whole_errors(self, unit: float) -> tuple[WholeError, ...]:
-        """The errors of these runs as a whole; empty if unknown."""
         ...
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
@@ -135,10 +129,6 @@ class NoEvidence:
     def runs_made(self, unit: float) -> int:
         """No program, so no runs."""
         return 0
-
-    def whole_errors(self, unit: float) -> tuple[WholeError, ...]:
-        """No program, so no runs."""
-        return ()
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """No program, so no decisions."""
@@ -277,8 +267,6 @@ def judge_floats(
                 status=Status.EQUIVALENT, metrics=metrics, native=own, lifted=lifted_score
             )
     native = _judge_native(case, metrics, above)
-    if native.passed:
-        native = _judge_whole(case, native, above)
     status, reason = _conclude(native, above, evidence)
     return Judgement(
         status=status,
@@ -380,7 +368,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     scored = criterion.score(candidate, truth, noise)
     passed = scored.score.passed and mismatch is None
     if passed and (Gate.KNOWN_NOISE in case.gates or not _has_spread(evidence)):
-        reason = _overflow_reason(reference, candidate) if forgiven else ""
+        reason = _excuse(reference, candidate, truth) if forgiven else ""
         return _RunOutcome(scored, passed=True, shaky=forgiven, reason=reason)
     least = evidence.least_spread() if arbiter is not None else None
     known = _with_least_spread(noise, least)
@@ -400,7 +388,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     noise = dataclasses.replace(known, source=f"perturbed {where} runs")
     outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
     if outcome.passed and forgiven:
-        reason = _overflow_reason(reference, candidate)
+        reason = _excuse(reference, candidate, truth)
         return dataclasses.replace(outcome, shaky=True, reason=reason)
     return outcome
 
@@ -555,62 +543,6 @@ def _judge_with_jumps(
     return outcome
 
 
-def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | None) -> _RunOutcome:
-    """Judge the error as a whole, after every element has passed."""
-    evidence, arbiter = case.evidence, case.arbiter
-    is_shaky = outcome.shaky or (above is not None and above.shaky)
-    if arbiter is None or evidence.unit is None or is_shaky:
-        return outcome
-    found = criterion.whole_error(case.candidate, arbiter)
-    own = criterion.whole_error(case.reference, arbiter)
-    if found is None or own is None:
-        return outcome
-    least, typical = evidence.least_spread(), criterion.rms(arbiter)
-    dtypes = {case.reference.dtype, case.candidate.dtype}
-    unit = max(evidence.unit, *map(criterion.unit_roundoff, dtypes))
-    step = max(map(criterion.smallest_step, dtypes))
-    noise = WholeNoise(
-        own=own,
-        rounding=unit + (step / typical if typical else 0.0),
-        typical=typical,
-        numel=arbiter.numel(),
-        least=0.0 if least is None else criterion.rms(least),
-        cuts=case.reference.is_cuda,
-        slack=_native_slack(case, above),
-    )
-    runs, excess = 0, noise.excess(found, last=False)
-    while max(excess.size, excess.factor) > 1 and runs < MOST_RUNS:
-        spread = evidence.spread(evidence.unit, runs + 1)
-        runs = max(runs + 1, evidence.runs_made(evidence.unit))
-        whole = evidence.whole_errors(evidence.unit)
-        if spread is None or not whole:
-            return outcome
-        noise = dataclasses.replace(noise, runs=whole)
-        excess = noise.excess(found, last=runs >= MOST_RUNS)
-    if max(excess.size, excess.factor) > 1 and not evidence.is_smooth:
-        jumps = evidence.jumps(evidence.unit, MOST_PAIRS)
-        if jumps is None:
-            return outcome
-        noise = dataclasses.replace(noise, jumps=criterion.whole_jumps(jumps, arbiter))
-        excess = noise.excess(found, last=True)
-    if max(excess.size, excess.factor) <= 1:
-        return outcome
-    return dataclasses.replace(outcome, passed=False, reason=_whole_reason(found, excess, runs))
-
-
-def _whole_reason(found: WholeError, excess: WholeError, runs: int) -> str:
-    """Why a value fails that passes element by element."""
-    if excess.factor > 1:
-        return (
-            f"all of it is off by one factor, {found.factor:+.2g}: {excess.factor:.3g} times what "
-            f"{runs} perturbed runs of the reference allow"
-        )
-    return (
-        f"its error as a whole is {excess.size:.3g} times what {runs} perturbed runs of the "
-        "reference allow"
-    )
-
-
 def _is_far_from_own(candidate: Tensor, truth: Tensor, noise: Noise) -> bool:
     """Whether an error is far above the reference's own."""
     if noise.reference is None:
@@ -651,25 +583,31 @@ def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
         )
         found = [part for part in parts if part is not None]
         return torch.stack(found).any(dim=0) if found else None
-    right = right.to(left.device)
+    differ = _differ_in_kind(left, right.to(left.device))
+    return differ if bool(differ.any()) else None
+
+
+def _differ_in_kind(left: Tensor, right: Tensor) -> Tensor:
+    """Where two tensors differ in being NaN, +Inf, -Inf or finite."""
     if left.dtype.itemsize == 1 or right.dtype.itemsize == 1:  # float8 lacks the operators
         left, right = left.float(), right.float()
-    differ = (
+    return (
         (left.isnan() != right.isnan())
         | (left.isposinf() != right.isposinf())
         | (left.isneginf() != right.isneginf())
     )
-    return differ if bool(differ.any()) else None
 
 
 def _excused_by_arbiter(
     reference: Tensor, candidate: Tensor, arbiter: Tensor | None, mismatch: Tensor
 ) -> Tensor:
-    """Where only one of reference and candidate overflows, and the arbiter is finite.
+    """Where the candidate is as right as the reference, or is right and the reference is not.
 
-    A finite candidate is then scored like any other value. A candidate that is not finite is
-    excused if the reference is not finite either, or if the true value is at the edge of the
-    dtype's range.
+    Where only one of them overflows and the arbiter is finite, a finite candidate is scored like
+    any other value. A candidate that is not finite is excused if the reference is not finite
+    either, or if the true value is at the edge of the dtype's range. Where the arbiter is not
+    finite, a candidate that is NaN or infinite as the arbiter is excused: some vectorised kernels
+    lose a NaN.
     """
     if arbiter is None or candidate.is_complex():
         return torch.zeros_like(mismatch)
@@ -680,7 +618,8 @@ def _excused_by_arbiter(
     info = torch.finfo(candidate.dtype)
     at_the_edge = arbiter.abs() >= info.max * (1 - MAX_EDGE_UNITS * info.eps)
     right_sign = candidate.isinf() & (candidate.signbit() == arbiter.signbit())
-    return mismatch & (finite_candidate | both_left | (at_the_edge & right_sign))
+    as_the_arbiter = ~finite_arbiter & ~_differ_in_kind(candidate, arbiter)
+    return mismatch & (finite_candidate | both_left | (at_the_edge & right_sign) | as_the_arbiter)
 
 
 def _conclude(
@@ -729,6 +668,19 @@ def _lifted_reason(outcome: _RunOutcome, *, same_bits: bool) -> str:
     excess = outcome.scored.score.excess
     reason = f"in float64, where rounding is negligible, it is {excess:.2g} times over its limit"
     return f"{reason} (the bits of the native results agree on this input)" if same_bits else reason
+
+
+def _excuse(reference: Tensor, candidate: Tensor, truth: Tensor) -> str:
+    """Why values that are not finite on one side only are excused."""
+    candidate = candidate.to(reference.device)
+    missed = ~torch.isfinite(truth) & _differ_in_kind(reference, truth)
+    found = int((missed & ~_differ_in_kind(candidate, truth)).sum())
+    if found:
+        return (
+            f"{found} of {reference.numel()} values are NaN or infinite in the candidate and in "
+            f"float64, and not in the reference's {dtype_name(reference.dtype)}"
+        )
+    return _overflow_reason(reference, candidate)
 
 
 def _overflow_reason(reference: Tensor, candidate: Tensor) -> str:

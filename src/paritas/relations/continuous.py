@@ -71,6 +71,7 @@ class _Counter:
         """Wait until the other thread has made the call."""
         if self._is_closed:
             raise RuntimeError("the check has ended")
+        _finish_queued_work()
         call = _Call(kwargs, Future())
         self._calls.put(call)
         return call.result.result()
@@ -86,7 +87,9 @@ class _Counter:
         except queue.Empty:
             return
         try:
-            call.result.set_result(forward(**call.kwargs))
+            output = forward(**call.kwargs)
+            _finish_queued_work()
+            call.result.set_result(output)
         except Exception as error:
             call.result.set_exception(error)
             raise
@@ -97,6 +100,12 @@ class _Counter:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._calls.get_nowait().result.set_exception(RuntimeError("the check has ended"))
+
+
+def _finish_queued_work() -> None:
+    """Let nothing be left to do on an accelerator: the two threads queue work on two streams."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 @contextlib.contextmanager

@@ -80,7 +80,17 @@ class Generation:
             value = self.tokens.value_of(self.tokens.call(model, inputs, ids))[:, -1]
             found.append(value)
             ids = torch.cat([ids, value.argmax(dim=-1, keepdim=True)], dim=1)
-        return {"logits": torch.stack(found, dim=1), "tokens": ids[:, start:]}
+        logits = self._as_computed(torch.stack(found, dim=1))
+        return {"logits": logits, "tokens": ids[:, start:]}
+
+    def _as_computed(self, logits: Tensor) -> Tensor:
+        """Logits in the model's own dtype, or in float32 if it is wider.
+
+        `generate` returns float32. In a run in float64 of a narrower model, it does not.
+        """
+        if self.tokens.dtype is torch.float64:
+            return logits.float()
+        return logits.to(self.tokens.dtype) if logits.dtype is torch.float32 else logits
 
     def _generate(
         self,
@@ -124,7 +134,7 @@ class Generation:
         def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
             output = self._generate(model, inputs, **how)
             return {
-                "logits": torch.stack(output.logits, dim=1),
+                "logits": self._as_computed(torch.stack(output.logits, dim=1)),
                 "tokens": output.sequences[:, -NEW_TOKENS:],
             }
 
@@ -138,9 +148,10 @@ class Generation:
             kwargs = [rows_of(inputs, slice(row, row + 1)) for row in range(rows)]
             found = [self._generate(model, one, helper=whole, use_cache=True) for one in kwargs]
             # A step may have logits for several tokens, of two or of three axes.
-            logits = [[one.flatten(0, -2) for one in output.logits] for output in found]
+            steps = [[one.flatten(0, -2) for one in output.logits] for output in found]
+            logits = torch.stack([torch.cat(one)[:NEW_TOKENS] for one in steps])
             return {
-                "logits": torch.stack([torch.cat(steps)[:NEW_TOKENS] for steps in logits]),
+                "logits": self._as_computed(logits),
                 "tokens": torch.cat([one.sequences[:, -NEW_TOKENS:] for one in found]),
             }
 

@@ -55,6 +55,7 @@ class TokenModel:
         context: the other arguments, which every call gets.
         value: the name of the result that has a value for each token.
         axes: how many axes it has.
+        dtype: the dtype that it has natively.
         needs_mask: it cannot be called without a mask.
         is_pooled: the result has a value for each row instead, as a classifier has.
         size: batch and number of tokens.
@@ -84,7 +85,8 @@ class TokenModel:
         self.context, ids = self._find_context(given, ids)
         self.inputs = Inputs(kwargs={**self.context, self.tokens: ids})
         self.is_pooled = False
-        self.value, self.axes = self._find_value()
+        self.value, found = self._find_value()
+        self.axes, self.dtype = found.dim(), found.dtype
 
     # --- Reading the signature and the inputs ---
 
@@ -157,8 +159,8 @@ class TokenModel:
         finally:
             state.restore()
 
-    def _find_value(self) -> tuple[str, int]:
-        """The name of the result with a value for each token, and how many axes it has."""
+    def _find_value(self) -> tuple[str, Tensor]:
+        """The result with a value for each token, and its name."""
         ids = self.ids(self.inputs)
         try:
             found = as_named(self._try(self.context, ids, **self._uncached()))
@@ -178,11 +180,11 @@ class TokenModel:
         ]
         for name in (*_VALUES, *fitting):
             if name in fitting:
-                return name, found[name].dim()
+                return name, found[name]
         rows = found.get("logits")
         if isinstance(rows, torch.Tensor) and rows.dim() == MATRIX and len(rows) == self.size[0]:
             self.is_pooled = True
-            return "logits", rows.dim()
+            return "logits", rows
         raise DoesNotApply("it returns no value for each token")
 
     def configs(self) -> list[Any]:

@@ -113,10 +113,24 @@ class Lesson:
         labels[1::2, labels.shape[1] // 2 :] = _IGNORED
         return labels
 
+    @property
+    def shifts_labels(self) -> bool:
+        """Whether labels are those of the next tokens: then the first ones do not count."""
+        tokens = checked_tokens(self)
+        labels, ids = self.labels(tokens.inputs), tokens.ids(tokens.inputs)
+        without = labels.clone()
+        without[:, 0] = _IGNORED
+        with torch.no_grad(), training(self.model, on=False):
+            outputs = [
+                tokens.call(self.model, tokens.inputs, ids, labels=one) for one in (labels, without)
+            ]
+        whole, rest = (as_named(one)["loss"] for one in outputs)
+        return bool(whole == rest)
+
     def count(self, inputs: Inputs) -> Tensor:
-        """The number of tokens that count, shifted by one as a decoder without an encoder does."""
+        """The number of tokens that count."""
         labels = self.labels(inputs)
-        labels = labels if checked_tokens(self).has_encoder else labels[:, 1:]
+        labels = labels[:, 1:] if self.shifts_labels else labels
         return (labels != _IGNORED).sum()
 
     def loss(self, model: Any, inputs: Inputs, rows: Any = slice(None), **more: Any) -> Tensor:
@@ -191,9 +205,9 @@ def training(model: Any, *, on: bool = True) -> Iterator[None]:
 
 def _accumulated(lesson: Lesson) -> Way:
     """Row by row, adding up the gradients."""
+    more = {_ITEMS: lesson.count(lesson.inputs)} if lesson.labelled else {}
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        more = {_ITEMS: lesson.count(inputs)} if lesson.labelled else {}
         total: dict[str, Tensor] = {}
         with training(model):
             for row in range(lesson.rows):
@@ -622,7 +636,8 @@ def _saved_and_loaded(model: Any) -> Any:
     name = "dtype" if hasattr(model.config, "dtype") else "torch_dtype"
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         model.save_pretrained(folder)  # which shows its progress
-        return type(model).from_pretrained(folder, **{name: model.dtype}, **how)
+        made = type(model).from_pretrained(folder, **{name: model.dtype}, **how)
+    return made.to(model.device)
 
 
 def _mode_cases(checked: CheckedModel) -> Iterator[Case]:

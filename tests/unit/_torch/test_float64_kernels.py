@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paritas._torch.kernels import float64_kernel
+from paritas._torch.operators import DispatchMode
 
 ATEN = torch.ops.aten
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -34,3 +35,22 @@ def test_the_norm_of_weights_is_computed_in_float64(dim, device):
     true_weight, true_norms = op(v, g, dim)
     torch.testing.assert_close(weight.cpu(), true_weight, rtol=1e-14, atol=0)
     torch.testing.assert_close(norms.cpu(), true_norms, rtol=1e-14, atol=0)
+
+
+def test_a_fused_step_gets_the_float32_counts_that_its_kernel_on_a_gpu_reads():
+    seen = []
+
+    class Steps(DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is op:
+                seen.extend(one.dtype for one in args[5])
+            return func(*args, **(kwargs or {}))
+
+    op = ATEN._fused_adamw_.default
+    one, step = torch.ones(3, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    args = ([one.clone()], [one], [one * 0], [one * 0], [], [step])
+    settings = {"lr": 0.1, "beta1": 0.5, "beta2": 0.5, "weight_decay": 0.0, "eps": 1e-8}
+    with Steps():
+        float64_kernel(op, args)(*args, **settings, amsgrad=False, maximize=False)
+    assert seen == [torch.float32]
+    torch.testing.assert_close(args[0][0], one * 0.9)

@@ -137,11 +137,67 @@ def test_processed_log_probabilities_are_those_of_the_tokens_that_may_be_drawn()
     assert found["tokens"].tolist() == [0.0, 0.0]
 
 
-def test_a_token_outside_of_the_nucleus_is_beyond_it_by_the_mass_before_it():
+@pytest.mark.parametrize(
+    ("top_p", "distance"),
+    [
+        (0.5, math.log(6)),  # it would have to be as likely as the best one
+        (0.89, math.log(0.9 / 0.1) - math.log(0.89 / 0.11)),  # or those before it less likely
+        (0.91, 0.0),
+    ],
+)
+def test_a_token_is_beyond_the_nucleus_by_the_least_change_of_logits_that_admits_it(
+    top_p, distance
+):
     logits = torch.log(torch.tensor([[1.0, 1.0, 1.0], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]))
-    found = Readout().values(logits, request(top_p=0.5))
-    # The better tokens of the first have 0.9; the second token is the best.
-    assert found["tokens"].tolist() == pytest.approx([0.4, 0.0])
+    found = Readout().values(logits, request(top_p=top_p))
+    assert found["tokens"].tolist() == pytest.approx([distance, 0.0], rel=1e-4)
+
+
+def log(*numbers):
+    """Logarithms."""
+    return [math.log(one) if one else -math.inf for one in numbers]
+
+
+def odds(number):
+    """The logarithm of the odds of a probability."""
+    return math.log(number / (1 - number))
+
+
+def test_an_entry_that_one_side_truncates_is_compared_by_its_distance_from_the_limit():
+    tables = (dict(enumerate(log(0.6, 0.3, 0.1))), dict(enumerate(log(1.0, 0.0, 0.0))))
+    made = EngineRecord(
+        prompt=(0, 1), output=(0, 0), top_logprobs=tables, sampling=Sampling(top_p=0.8),
+        logprobs_mode="processed",
+    )  # fmt: skip
+    logits = torch.log(torch.tensor([[1.0, 1.0, 1.0], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]))
+    first = Request(made)
+    found = AS_RECORDED.values(logits, first)["top_logprobs"].tolist()
+    # The engine also draws the last token, which is beyond the limit.
+    right = log(0.6 / 0.9, 0.3 / 0.9, 0.1 / 0.9)
+    assert found[:3] == pytest.approx([*right[:2], right[2] - (odds(0.9) - odds(0.8))], rel=1e-4)
+    # It does not draw the second one, which is within the limit, nor the last, rightly.
+    assert found[3:] == pytest.approx([right[0], odds(0.8) - odds(0.6), 0.0], rel=1e-4)
+    assert first.values["top_logprobs"].tolist()[3:] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("top_p", "distance"), [(0.61, odds(0.61) - odds(0.6)), (0.8, 0.0)])
+def test_tokens_within_rounding_of_the_limit_may_share_the_mass_or_not(top_p, distance):
+    made = EngineRecord(
+        prompt=(0,), output=(0,), logprobs=(0.0,), sampling=Sampling(top_p=top_p),
+        logprobs_mode="processed",
+    )  # fmt: skip
+    found = AS_RECORDED.values(torch.tensor([log(0.6, 0.3, 0.1)]), Request(made))
+    # At 0.61 the second token is just within; the engine has normalised over the first alone.
+    assert found["limits"].tolist() == pytest.approx([distance], rel=1e-3)
+    assert found["logprobs"].tolist() == pytest.approx(
+        [0.0 if distance else math.log(0.6 / 0.9)], abs=1e-6
+    )
+
+
+def test_an_entry_that_nothing_excludes_is_infinitely_far_from_a_limit():
+    made = EngineRecord(prompt=(0,), output=(1,), logprobs=(-math.inf,))
+    found = AS_RECORDED.values(torch.zeros(1, 3), Request(made))
+    assert found["logprobs"].tolist() == [math.inf]
 
 
 def test_penalties_depend_on_the_tokens_so_far():

@@ -388,6 +388,25 @@ def test_the_labels_of_a_pairs_decoder_may_be_shifted_already():
     assert paritas.invariants(model, tokens(), only="loss").row("loss").promise == "not promised"
 
 
+class Masked(Trained):
+    """Its labels are the tokens in their place, as those of masked language models are."""
+
+    def forward(self, input_ids, labels=None, num_items_in_batch=None):
+        found = super().forward(input_ids)
+        if labels is not None:
+            losses = nn.functional.cross_entropy(
+                found["logits"].flatten(0, 1), labels.flatten(), reduction="sum"
+            )
+            own = (labels != -100).sum()
+            found["loss"] = losses / (own if num_items_in_batch is None else num_items_in_batch)
+        return found
+
+
+def test_labels_that_are_not_shifted_all_count_in_accumulation():
+    report = paritas.invariants(Masked().eval(), tokens(), only="accumulation")
+    assert report.passed, str(report)
+
+
 def test_a_candidate_that_is_not_a_module_is_not_trained():
     model = Trained().eval()
 
