@@ -76,6 +76,7 @@ _MOST_HELD = 64 << 20
 # Bound before a candidate can replace them.
 _wait_for_device = torch.accelerator.synchronize
 _stream_of, _set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
+_equal = torch.equal
 # Variables that torch's compilers set themselves, as they build kernels.
 _OF_COMPILERS = (
     "_TORCHINDUCTOR_",
@@ -90,13 +91,32 @@ _LONGEST_TEXT = 400
 # --- One call -------------------------------------------------------------------------------------
 
 
+class HeldResult:
+    """A result of an earlier call, and a copy of it."""
+
+    def __init__(self, leaf: Tensor, copy: Tensor) -> None:
+        self.leaf, self.copy = leaf, copy
+        # All of them are compared after each call: of most, the bytes, which is quick.
+        self._bytes = None
+        if leaf.layout is torch.strided and leaf.is_contiguous() and copy.is_contiguous():
+            with contextlib.suppress(RuntimeError):
+                self._bytes = [one.view(-1).view(torch.uint8) for one in (leaf, copy)]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it was written to since."""
+        if self._bytes is not None and _equal(*self._bytes):
+            return False
+        return not is_same_leaf(self.copy, as_plain(self.leaf))
+
+
 @dataclasses.dataclass
 class Held:
     """What stays between calls: the last inputs, results, and blocks that move addresses."""
 
     inputs: Inputs | None = None
     versions: dict[str, int] = dataclasses.field(default_factory=dict)
-    results: list[dict[str, tuple[Tensor, Tensor]]] = dataclasses.field(default_factory=list)
+    results: list[dict[str, HeldResult]] = dataclasses.field(default_factory=list)
     sizes: set[int] = dataclasses.field(default_factory=set)
     junk: list[Tensor] = dataclasses.field(default_factory=list)
     chance: random.Random = dataclasses.field(default_factory=random.Random)
@@ -399,7 +419,7 @@ class Observer:
         if not order["wide"]:
             self._hold(
                 {
-                    path: (leaf.detach(), copies[path])
+                    path: HeldResult(leaf.detach(), copies[path])
                     for path, leaf in flat.leaves.items()
                     if isinstance(leaf, torch.Tensor) and not _shares(leaf, inputs, self.state())
                 }
@@ -407,20 +427,20 @@ class Observer:
             tensors = [one for one in copies.values() if isinstance(one, torch.Tensor)]
             self.held.sizes = {one.nbytes for one in tensors if one.nbytes}
 
-    def _hold(self, results: dict[str, tuple[Tensor, Tensor]]) -> None:
+    def _hold(self, results: dict[str, HeldResult]) -> None:
         """Keep results as a caller may; the oldest are given up if they take much memory."""
         held = self.held.results
         held.append(results)
-        size = sum(copy.nbytes for one in held for _, copy in one.values())
+        size = sum(each.copy.nbytes for one in held for each in one.values())
         while size > _MOST_HELD and len(held) > 1:
-            size -= sum(copy.nbytes for _, copy in held.pop(0).values())
+            size -= sum(each.copy.nbytes for each in held.pop(0).values())
 
     def _overwritten(self) -> list[str]:
         """The results of earlier calls that have changed since; each is reported once."""
         changed: list[str] = []
         for results in self.held.results:
-            for path, (leaf, copy) in list(results.items()):
-                if not is_same_leaf(copy, as_plain(leaf)):
+            for path, each in list(results.items()):
+                if each.is_changed:
                     changed.append(path)
                     del results[path]
         return list(dict.fromkeys(changed))
@@ -431,10 +451,10 @@ class Observer:
         That one is still held, so no allocator would return its memory again.
         """
         taken = {
-            leaf.untyped_storage().data_ptr()
+            each.leaf.untyped_storage().data_ptr()
             for results in self.held.results
-            for leaf, _ in results.values()
-            if leaf.layout is torch.strided and leaf.numel()
+            for each in results.values()
+            if each.leaf.layout is torch.strided and each.leaf.numel()
         }
         return [
             path
