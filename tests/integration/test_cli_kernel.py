@@ -267,6 +267,18 @@ def test_a_case_in_which_the_reference_crashes_is_not_asked(tmp_path: Path) -> N
     assert "1 made case not judged: the reference does not return: its process was killed" in shown
 
 
+def test_a_kernel_may_keep_a_nan_that_the_reference_loses_in_its_dtype(tmp_path: Path) -> None:
+    """As torch's fused attention on x86 does; it keeps it in float64."""
+    lost = "x.nan_to_num(0) if x.dtype == torch.float32 else x"
+    task = f"def task(x):\n    return 2 * ({lost})\n"
+    code, shown = judged(tmp_path, task + DOUBLED, "--cases", "16")
+    assert code == 0, shown
+    halved = "def kernel(x):\n    return torch.where(x.isnan(), -torch.inf, x + x)\n"
+    code, shown = judged(tmp_path, task + halved, "--cases", "16")
+    assert code == 1, shown
+    assert "NaN in one place" in shown
+
+
 def test_a_pass_needs_a_comparison_on_the_given_inputs(tmp_path: Path) -> None:
     task = "def task(x):\n    return torch.rand_like(x) if x.isfinite().all() else 2 * x\n"
     code, shown = judged(tmp_path, task + DOUBLED, "--cases", "16")

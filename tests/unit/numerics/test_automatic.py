@@ -255,22 +255,6 @@ def test_a_candidate_that_is_not_finite_where_the_reference_is_fails(bad):
     assert judge_floats(reference, candidate, NO_PROGRAM).status is Status.DIFFERENT
 
 
-@pytest.mark.parametrize("bad", [NAN, INF])
-def test_a_candidate_that_is_nan_or_infinite_as_float64_is_where_the_reference_is_not(bad):
-    """Some vectorised kernels lose a NaN; a candidate that keeps it is right."""
-    truth, reference, candidate = TRUTH.clone(), rounded(TRUTH), rounded(TRUTH, seed=2)
-    truth[0, 5] = candidate[0, 5] = bad
-    program = Program(truth, truth.clone(), spread=SPREAD)
-    judgement = judge_floats(reference, candidate, program)
-    assert judgement.status is Status.UNSTABLE
-    assert judgement.reason == (
-        "1 of 1024 values are NaN or infinite in the candidate and in float64, "
-        "and not in the reference's float32"
-    )
-    candidate[0, 5] = -INF  # neither the reference's nor the true value
-    assert not judge_floats(reference, candidate, program).status.passes()
-
-
 def test_the_same_nans_on_both_sides_are_equivalent():
     truth, reference, candidate = TRUTH.clone(), rounded(TRUTH), rounded(TRUTH, seed=2)
     for tensor in (truth, reference, candidate):
