@@ -12,6 +12,10 @@ The candidate fails where any z exceeds 12, or the root mean square of z exceeds
 tensor or over one slice along an axis. Nothing here is an absolute tolerance: multiply a program's
 output by any factor and every z stays as it was. A wide plateau of constants (8-24 and 1.5-4) gives
 the same verdicts; they are constants of the rule, not knobs.
+
+Two figures of the whole tensor are judged more strictly, because perturbed runs show how large they
+are for this program: how large its error is, and how much of it is one factor that all elements
+share; see `WholeNoise`.
 """
 
 from __future__ import annotations
@@ -441,6 +445,149 @@ def _unravelled(flat: int, shape: torch.Size) -> list[int]:
         flat, last = divmod(flat, size)
         where.append(last)
     return where[::-1]
+
+
+# --- The error as a whole -------------------------------------------------------------------------
+
+# An element's noise is known from few runs, so its limits are wide. The rms of a whole error is
+# nearly the same in every run if many elements err independently. It may be this many times the
+# usual, which is that of the runs or of the reference, ...
+WHOLE_SIZE = 2.0
+# ... and the factor, a single number, as many times that of the runs as a tensor of one element
+# may; or as large as the usual error, if all of that had one sign.
+WHOLE_FACTOR = RMS_Z * 3
+# Beyond what runs show, another program may round its results once more, ...
+ROUNDED_RESULTS = 1.0
+# ... and constants otherwise, which is one factor for all elements: 1 / n in a mean, a scale, the
+# coefficients of a function. Perturbed runs round elements, each by itself.
+ROUNDED_CONSTANTS = 2.0
+# Tensor cores cut digits off in their sums, which makes all of them too small: in attention in
+# float32, which is computed by products in TF32, most of an error of 6 to 10 roundings of float32.
+CUT_OFF = 8.0 * UNIT_F32
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeError:
+    """The error of a whole tensor in two figures.
+
+    Attributes:
+        size: its root mean square.
+        factor: how much of it is the truth times one factor: <error, truth> / <truth, truth>.
+    """
+
+    size: float
+    factor: float
+
+    @property
+    def worst(self) -> float:
+        """The larger figure, where both are multiples of their limits."""
+        return max(self.size, self.factor)
+
+
+def whole_error(value: Tensor, truth: Tensor) -> WholeError | None:
+    """The error of a tensor; None if it is empty, not dense, or not all of it is finite."""
+    if truth.layout is not torch.strided or not truth.numel():
+        return None
+    value, truth = real_view(value), real_view(truth)
+    scale = rms(truth) or 1.0
+    squares = shared = sizes = 0.0
+    for _, (true, mine) in chunks(truth, value):
+        scaled = true.double() / scale
+        error = (mine.double() / scale).sub_(scaled)
+        pairs = (error, error), (error, scaled), (scaled, scaled)
+        sums = torch.stack([torch.sum(left * right) for left, right in pairs]).tolist()
+        squares, shared, sizes = squares + sums[0], shared + sums[1], sizes + sums[2]
+    if not (math.isfinite(squares) and math.isfinite(sizes)):
+        return None
+    size = scale * math.sqrt(squares / truth.numel())
+    return WholeError(size, shared / sizes if sizes else 0.0)
+
+
+def whole_jumps(jumps: Jumps, truth: Tensor) -> WholeError:
+    """How far decisions can move the figures of a whole error, if all of them fall one way."""
+    scale = rms(truth) or 1.0
+    scaled = (truth.abs() / scale).double()
+    sizes = jumps.size.to(truth.device).double() / scale
+    weight = float(scaled.square().sum())
+    return WholeError(rms(jumps.size), float((sizes * scaled).sum()) / weight if weight else 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeNoise:
+    """What is known about the whole errors of right programs.
+
+    Attributes:
+        own: the reference's error.
+        rounding: unit roundoff of the coarsest dtype, and that around zero, as a share of the
+            typical value.
+        typical: the root mean square of the truth.
+        numel: the number of elements.
+        least: a size that is known without a run.
+        runs: the errors of perturbed runs.
+        jumps: how far decisions within rounding can move both figures.
+        cuts: whether kernels may cut digits off: those of accelerators.
+        slack: multiplies the limits.
+    """
+
+    own: WholeError
+    rounding: float
+    typical: float
+    numel: int
+    least: float = 0.0
+    runs: tuple[WholeError, ...] = ()
+    jumps: WholeError = WholeError(0.0, 0.0)
+    cuts: bool = False
+    slack: float = 1.0
+
+    def excess(self, found: WholeError, *, last: bool) -> WholeError:
+        """Both figures of a candidate as multiples of their limits.
+
+        Before the last run, only what passes for certain is within them.
+        """
+        return WholeError(
+            _over(found.size, self.slack * self._most_size(last=last)),
+            _over(abs(found.factor), self.slack * self._most_factor(last=last)),
+        )
+
+    def _usual(self) -> float:
+        """The size of a right program's error."""
+        return max(self.own.size, self.least, _root_mean_square([run.size for run in self.runs]))
+
+    def _most_size(self, *, last: bool) -> float:
+        independent = self._independent() if last else self.numel
+        most = WHOLE_SIZE * self._usual() * (1 + 2 / math.sqrt(independent))
+        return math.hypot(most, self.jumps.size) + ROUNDED_RESULTS * self.rounding * self.typical
+
+    def _independent(self) -> float:
+        """How many errors are independent: as many as make the runs' mean squares vary so much.
+
+        This is half of what the runs show, because few runs may be alike by chance.
+        """
+        squares = [run.size**2 for run in self.runs]
+        mean = sum(squares) / max(1, len(squares))
+        if len(squares) < 2 or not mean:  # noqa: PLR2004
+            return 1.0
+        varies = sum((one / mean - 1) ** 2 for one in squares) / (len(squares) - 1)
+        return min(self.numel, max(1.0, 1 / varies)) if varies else self.numel
+
+    def _most_factor(self, *, last: bool) -> float:
+        spread = _root_mean_square([run.factor for run in self.runs])
+        if self.runs and not last:
+            spread /= most_shown(len(self.runs), ERROR_RATE)
+        most = WHOLE_FACTOR * max(spread, abs(self.own.factor) / 2)
+        most = max(most, _over(self._usual(), self.typical))
+        most += ROUNDED_CONSTANTS * self.rounding + (CUT_OFF if self.cuts else 0.0)
+        return most + self.jumps.factor
+
+
+def _root_mean_square(numbers: list[float]) -> float:
+    return math.hypot(*numbers) / math.sqrt(len(numbers)) if numbers else 0.0
+
+
+def _over(figure: float, limit: float) -> float:
+    if figure == 0:
+        return 0.0
+    return figure / limit if limit else math.inf
 
 
 # --- How many perturbed runs a decision needs -----------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paritas.numerics.automatic import MOST_RUNS, NoEvidence, judge_exact, judge_floats
-from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps, whole_error
 from paritas.results.findings import Status
 
 NAN, INF = math.nan, math.inf
@@ -378,6 +378,10 @@ class Sampled(NoEvidence):
     def runs_made(self, unit):
         return self.made
 
+    def whole_errors(self, unit):
+        runs = (TRUTH + draw * self._spread for draw in self._draws[: self.made])
+        return tuple(whole_error(run, TRUTH) for run in runs)
+
 
 def off_by(spreads, seed):
     """A candidate in float64 whose error is so many times the spread everywhere."""
@@ -408,6 +412,65 @@ def test_no_error_within_the_noise_fails_because_few_runs_showed_little_of_it():
         made += program.made
     assert set(found) == {Status.EQUIVALENT}
     assert made < 2 * len(found), "most of them need one run"
+
+
+# --- the error as a whole -------------------------------------------------------------------------
+
+
+def test_a_factor_for_all_elements_is_found_far_below_the_limit_of_each():
+    program = Sampled(SPREAD, 3)
+    program.is_smooth = True
+    reference = TRUTH + SPREAD * like(TRUTH, 5)
+    candidate = TRUTH * (1 + 4 * UNIT_F32) + SPREAD * like(TRUTH, 6)
+    judgement = judge_floats(reference, candidate, program)
+    assert judgement.native.passed
+    assert judgement.status is Status.DEGRADED
+    assert judgement.reason.startswith(
+        "the same function when lifted, but natively all of it is off by one factor, +2."
+    )
+    assert judgement.reason.endswith("times what 12 perturbed runs of the reference allow")
+    plain = TRUTH + 2 * SPREAD * like(TRUTH, 6)
+    assert judge_floats(reference, plain, program).status is Status.EQUIVALENT
+
+
+@pytest.mark.parametrize(
+    ("times", "shared", "status"),
+    [
+        (1.7, False, Status.EQUIVALENT),
+        (2.3, False, Status.DEGRADED),
+        (2.3, True, Status.EQUIVALENT),
+    ],
+)
+def test_an_error_may_be_twice_as_large_as_the_usual_unless_the_usual_varies(times, shared, status):
+    # Below the limit of 2.5 for the elements. If all of them err together, that varies.
+    program = Sampled(10 * SPREAD, 3, shared=shared)
+    program.is_smooth = True
+    reference = TRUTH + 10 * SPREAD * like(TRUTH, 5)
+    candidate = off_by(10 * times, 6)
+    judgement = judge_floats(reference, candidate, program)
+    assert judgement.status is status
+    assert judgement.native.passed
+
+
+def test_decisions_explain_the_error_as_a_whole():
+    reference = TRUTH + 10 * SPREAD * like(TRUTH, 5)
+    candidate = off_by(23, 6)
+    program = Sampled(10 * SPREAD, 3)
+    program.jumps = lambda unit, pairs: Jumps(30 * SPREAD, SPREAD > 0)
+    assert judge_floats(reference, candidate, program).status is Status.EQUIVALENT
+    program.is_smooth = True
+    assert judge_floats(reference, candidate, program).status is Status.DEGRADED
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_right_program_is_off_as_a_whole(shared):
+    """Errors like those of the runs, of elements that err alone or all together."""
+    for seed in range(100):
+        program = Sampled(SPREAD, seed, shared=shared)
+        program.is_smooth = True
+        draws = values(2, *(() if shared else TRUTH.shape), seed=1000 + seed)
+        reference, candidate = (TRUTH + draw * SPREAD for draw in draws.unbind())
+        assert judge_floats(reference, candidate, program).status is Status.EQUIVALENT
 
 
 def test_two_values_that_are_noise_around_zero_are_equivalent():
