@@ -28,7 +28,7 @@ from benchmarks.zoo.child import _DTYPES, build
 from benchmarks.zoo.planted import _digest
 from benchmarks.zoo.run import _LISTS, half, import_once, targets
 
-_MOST_PARAMETERS, _MOST_MODULES, _MOST_SECONDS = 6_000_000, 250, 200
+_MOST_PARAMETERS, _MOST_SECONDS = 6_000_000, 200
 _WAYS = ("inductor", *ways.WAYS)
 
 
@@ -96,7 +96,7 @@ def study(job):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job["tf32"]
     model, args, kwargs = build(job["target"], train=False, seed=0)
     many, modules = sum(p.numel() for p in model.parameters()), len(list(model.modules()))
-    if many > _MOST_PARAMETERS or modules > _MOST_MODULES:
+    if many > _MOST_PARAMETERS or modules > job["modules"]:
         yield {**job, "stage": "too large"}
         return
     model = model.eval().to(device=job["device"], dtype=dtype)
@@ -156,7 +156,7 @@ def jobs(asked):
     return [
         {
             "target": name, "half": half(name), "dtype": dtype, "device": asked.device,
-            "tf32": asked.tf32, "ways": asked.ways,
+            "tf32": asked.tf32, "ways": asked.ways, "modules": asked.modules,
         }
         for name in names
         for dtype in asked.dtypes
@@ -171,6 +171,7 @@ def main():
     parser.add_argument("--half", choices=["tuned", "measured"])
     parser.add_argument("--models", type=int, default=10, help="of each list")
     parser.add_argument("--skip", type=int, default=0, help="as many models of each list")
+    parser.add_argument("--modules", type=int, default=150, help="larger models are left out")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=_DTYPES)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tf32", action="store_true")
