@@ -216,8 +216,8 @@ def append(out, job):
         made = list(study(job))
     except Exception:  # noqa: BLE001 - a crash is a row
         made = [{**job, "stage": traceback.format_exc()[-500:]}]
-    with out.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in made)
+    with out.open("ab", buffering=0) as file:  # in one piece: other processes write, too
+        file.write("".join(json.dumps(row) + "\n" for row in made).encode())
 
 
 if __name__ == "__main__":
