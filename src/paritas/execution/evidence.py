@@ -125,6 +125,7 @@ class Notes(list[str]):
 
 @dataclasses.dataclass
 class _Spread:
+    is_native: bool  # at the noise of the program's own precision
     runs: int = 0
     squares: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
     whole: dict[tuple[int, Item], list[WholeError | None]] = dataclasses.field(default_factory=dict)
@@ -313,7 +314,7 @@ class Evidence(Generic[P_co]):
     ) -> Tensor | None:
         """The rms deviation of one item over perturbed runs; infinite where a run is not finite."""
         demand = demand or self.everything
-        spread = demand.spreads.setdefault(unit, _Spread())
+        spread = demand.spreads.setdefault(unit, _Spread(is_native=unit == self.unit))
         while spread.runs < runs:
             if demand.puts_off:
                 raise NoiseNotYetMeasured
@@ -361,9 +362,10 @@ class Evidence(Generic[P_co]):
                 deviation = _squared_deviation(value, run)
                 known = spread.squares.get(key)
                 spread.squares[key] = deviation if known is None else known + deviation
-                comparable = isinstance(run, torch.Tensor) and run.shape == value.shape
-                whole = whole_error(run, value) if comparable else None
-                spread.whole.setdefault(key, []).append(whole)
+                if spread.is_native:
+                    comparable = isinstance(run, torch.Tensor) and run.shape == value.shape
+                    whole = whole_error(run, value) if comparable else None
+                    spread.whole.setdefault(key, []).append(whole)
 
     def jumps(
         self, unit: float, call: int, item: Item, pairs: int, demand: Demand | None = None

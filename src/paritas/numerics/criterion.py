@@ -492,10 +492,10 @@ def whole_error(value: Tensor, truth: Tensor) -> WholeError | None:
     scale = rms(truth) or 1.0
     squares = shared = sizes = 0.0
     for _, (true, mine) in chunks(truth, value):
-        scaled = true.double() / scale
-        error = (mine.double() / scale).sub_(scaled)
+        scaled = (true.double() / scale).flatten()
+        error = (mine.double() / scale).flatten().sub_(scaled)
         pairs = (error, error), (error, scaled), (scaled, scaled)
-        sums = torch.stack([torch.sum(left * right) for left, right in pairs]).tolist()
+        sums = torch.stack([torch.dot(left, right) for left, right in pairs]).tolist()
         squares, shared, sizes = squares + sums[0], shared + sums[1], sizes + sums[2]
     if not (math.isfinite(squares) and math.isfinite(sizes)):
         return None
