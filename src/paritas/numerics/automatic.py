@@ -15,11 +15,11 @@ from paritas.numerics.criterion import (
     OWN_SHARE_SETTLED,
     UNIT_F32,
     UNIT_F64,
+    FactorNoise,
     Jumps,
     Noise,
     Scored,
     WholeError,
-    WholeNoise,
 )
 from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
@@ -278,7 +278,7 @@ def judge_floats(
             )
     native = _judge_native(case, metrics, above)
     if native.passed:
-        native = _judge_whole(case, native, above)
+        native = _judge_factor(case, native, above)
     status, reason = _conclude(native, above, evidence)
     return Judgement(
         status=status,
@@ -555,18 +555,18 @@ def _judge_with_jumps(
     return outcome
 
 
-def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | None) -> _RunOutcome:
-    """Judge the error as a whole, after every element has passed."""
+def _judge_factor(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | None) -> _RunOutcome:
+    """Judge the factor that all elements share, after every element has passed."""
     evidence, arbiter = case.evidence, case.arbiter
     is_shaky = outcome.shaky or (above is not None and above.shaky)
     if arbiter is None or evidence.unit is None or is_shaky:
         return outcome
     found = criterion.whole_error(case.candidate, arbiter)
-    noise = _whole_noise(case, arbiter, evidence.unit, above)
+    noise = _factor_noise(case, arbiter, evidence.unit, above)
     if found is None or noise is None:
         return outcome
     runs, excess = 0, noise.excess(found, last=False)
-    while excess.worst > 1 and runs < MOST_RUNS:
+    while excess > 1 and runs < MOST_RUNS:
         spread = evidence.spread(evidence.unit, runs + 1)
         runs = max(runs + 1, evidence.runs_made(evidence.unit))
         whole = evidence.whole_errors(evidence.unit)
@@ -574,21 +574,25 @@ def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | No
             return outcome
         noise = dataclasses.replace(noise, runs=whole)
         excess = noise.excess(found, last=runs >= MOST_RUNS)
-    if excess.worst > 1 and not evidence.is_smooth:
+    if excess > 1 and not evidence.is_smooth:
         jumps = evidence.jumps(evidence.unit, MOST_PAIRS)
         if jumps is None:
             return outcome
-        noise = dataclasses.replace(noise, jumps=criterion.whole_jumps(jumps, arbiter))
+        noise = dataclasses.replace(noise, jumps=criterion.shared_jumps(jumps, arbiter))
         excess = noise.excess(found, last=True)
-    if excess.worst <= 1:
+    if excess <= 1:
         return outcome
-    return dataclasses.replace(outcome, passed=False, reason=_whole_reason(found, excess, runs))
+    reason = (
+        f"all of it is off by one factor, {found.factor:+.2g}: {excess:.3g} times what {runs} "
+        "perturbed runs of the reference allow"
+    )
+    return dataclasses.replace(outcome, passed=False, reason=reason)
 
 
-def _whole_noise(
+def _factor_noise(
     case: _FloatCase, arbiter: Tensor, unit: float, above: _RunOutcome | None
-) -> WholeNoise | None:
-    """What is known about the error of a whole before any run is made."""
+) -> FactorNoise | None:
+    """What is known about the factor before any run is made."""
     own = criterion.whole_error(case.reference, arbiter)
     if own is None:
         return None
@@ -596,27 +600,13 @@ def _whole_noise(
     dtypes = {case.reference.dtype, case.candidate.dtype}
     rounding = max(unit, *map(criterion.unit_roundoff, dtypes))
     step = max(map(criterion.smallest_step, dtypes))
-    return WholeNoise(
+    return FactorNoise(
         own=own,
         rounding=rounding + (step / typical if typical else 0.0),
         typical=typical,
-        numel=arbiter.numel(),
         least=0.0 if least is None else criterion.rms(least),
         cuts=not (case.reference.is_cpu and case.candidate.is_cpu),
         slack=_native_slack(case, above),
-    )
-
-
-def _whole_reason(found: WholeError, excess: WholeError, runs: int) -> str:
-    """Why a value fails that passes element by element."""
-    if excess.factor > 1:
-        return (
-            f"all of it is off by one factor, {found.factor:+.2g}: {excess.factor:.3g} times what "
-            f"{runs} perturbed runs of the reference allow"
-        )
-    return (
-        f"its error as a whole is {excess.size:.3g} times what {runs} perturbed runs of the "
-        "reference allow"
     )
 
 

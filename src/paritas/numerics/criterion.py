@@ -13,9 +13,8 @@ tensor or over one slice along an axis. Nothing here is an absolute tolerance: m
 output by any factor and every z stays as it was. A wide plateau of constants (8-24 and 1.5-4) gives
 the same verdicts; they are constants of the rule, not knobs.
 
-Two figures of the whole tensor are judged more strictly, because perturbed runs show how large they
-are for this program: how large its error is, and how much of it is one factor that all elements
-share; see `WholeNoise`.
+One figure of the whole tensor is judged more strictly, because perturbed runs show how large it is
+for this program: the factor that the errors of all elements share; see `FactorNoise`.
 """
 
 from __future__ import annotations
@@ -447,19 +446,15 @@ def _unravelled(flat: int, shape: torch.Size) -> list[int]:
     return where[::-1]
 
 
-# --- The error as a whole -------------------------------------------------------------------------
+# --- The factor that all elements share -----------------------------------------------------------
 
-# An element's noise is known from few runs, so its limits are wide. The rms of a whole error is
-# nearly the same in every run if many elements err independently. It may be this many times the
-# usual, which is that of the runs or of the reference, ...
-WHOLE_SIZE = 2.0
-# ... and the factor, a single number, as many times that of the runs as a tensor of one element
-# may; or as large as the usual error, if all of that had one sign.
-WHOLE_FACTOR = RMS_Z * 3
-# Beyond what runs show, another program may round its results once more, ...
-ROUNDED_RESULTS = 1.0
-# ... and constants otherwise, which is one factor for all elements: 1 / n in a mean, a scale, the
-# coefficients of a function. Perturbed runs round elements, each by itself.
+# An element's noise is known from few runs, so its limits are wide. Errors of many elements average
+# out, except for what they share: a factor, which is a single number. It may be as many times that
+# of the runs as the error of a tensor of one element may, ...
+SHARED_FACTOR = RMS_Z * 3
+# ... or as large as a usual error, as if all elements erred in one direction. Beyond that, other
+# programs round constants otherwise, which is one factor for all: 1 / n in a mean, a scale, or
+# the coefficients of a function. Perturbed runs round elements, each by itself.
 ROUNDED_CONSTANTS = 2.0
 # Tensor cores cut digits off in their sums, which makes all of them too small: in attention in
 # float32, which is computed by products in TF32, most of an error of 6 to 10 roundings of float32.
@@ -477,11 +472,6 @@ class WholeError:
 
     size: float
     factor: float
-
-    @property
-    def worst(self) -> float:
-        """The larger figure, where both are multiples of their limits."""
-        return max(self.size, self.factor)
 
 
 def whole_error(value: Tensor, truth: Tensor) -> WholeError | None:
@@ -503,81 +493,52 @@ def whole_error(value: Tensor, truth: Tensor) -> WholeError | None:
     return WholeError(size, shared / sizes if sizes else 0.0)
 
 
-def whole_jumps(jumps: Jumps, truth: Tensor) -> WholeError:
-    """How far decisions can move the figures of a whole error, if all of them fall one way."""
+def shared_jumps(jumps: Jumps, truth: Tensor) -> float:
+    """How large a factor decisions can make, if all of them fall one way."""
     scale = rms(truth) or 1.0
     scaled = (truth.abs() / scale).double()
     sizes = jumps.size.to(truth.device).double() / scale
-    weight = float(scaled.square().sum())
-    return WholeError(rms(jumps.size), float((sizes * scaled).sum()) / weight if weight else 0.0)
+    return _over(float((sizes * scaled).sum()), float(scaled.square().sum()))
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeNoise:
-    """What is known about the whole errors of right programs.
+class FactorNoise:
+    """What is known about the factors of right programs.
 
     Attributes:
         own: the reference's error.
         rounding: unit roundoff of the coarsest dtype, and that around zero, as a share of the
             typical value.
         typical: the root mean square of the truth.
-        numel: the number of elements.
-        least: a size that is known without a run.
+        least: a size of the error that is known without a run.
         runs: the errors of perturbed runs.
-        jumps: how far decisions within rounding can move both figures.
+        jumps: how large a factor decisions within rounding can make.
         cuts: whether kernels may cut digits off: those of accelerators.
-        slack: multiplies the limits.
+        slack: multiplies the limit.
     """
 
     own: WholeError
     rounding: float
     typical: float
-    numel: int
     least: float = 0.0
     runs: tuple[WholeError, ...] = ()
-    jumps: WholeError = WholeError(0.0, 0.0)
+    jumps: float = 0.0
     cuts: bool = False
     slack: float = 1.0
 
-    def excess(self, found: WholeError, *, last: bool) -> WholeError:
-        """Both figures of a candidate as multiples of their limits.
+    def excess(self, found: WholeError, *, last: bool) -> float:
+        """The factor of a candidate as a multiple of its limit.
 
-        Before the last run, only what passes for certain is within them.
+        Before the last run, only what passes for certain is within it.
         """
-        return WholeError(
-            _over(found.size, self.slack * self._most_size(last=last)),
-            _over(abs(found.factor), self.slack * self._most_factor(last=last)),
-        )
-
-    def _usual(self) -> float:
-        """The size of a right program's error."""
-        return max(self.own.size, self.least, _root_mean_square([run.size for run in self.runs]))
-
-    def _most_size(self, *, last: bool) -> float:
-        independent = self._independent() if last else self.numel
-        most = WHOLE_SIZE * self._usual() * (1 + 2 / math.sqrt(independent))
-        return math.hypot(most, self.jumps.size) + ROUNDED_RESULTS * self.rounding * self.typical
-
-    def _independent(self) -> float:
-        """How many errors are independent: as many as make the runs' mean squares vary so much.
-
-        This is half of what the runs show, because few runs may be alike by chance.
-        """
-        squares = [run.size**2 for run in self.runs]
-        mean = sum(squares) / max(1, len(squares))
-        if len(squares) < 2 or not mean:  # noqa: PLR2004
-            return 1.0
-        varies = sum((one / mean - 1) ** 2 for one in squares) / (len(squares) - 1)
-        return min(self.numel, max(1.0, 1 / varies)) if varies else self.numel
-
-    def _most_factor(self, *, last: bool) -> float:
         spread = _root_mean_square([run.factor for run in self.runs])
         if self.runs and not last:
             spread /= most_shown(len(self.runs), ERROR_RATE)
-        most = WHOLE_FACTOR * max(spread, abs(self.own.factor) / 2)
-        most = max(most, _over(self._usual(), self.typical))
+        sizes = self.own.size, self.least, _root_mean_square([run.size for run in self.runs])
+        usual = _over(max(sizes), self.typical)
+        most = max(SHARED_FACTOR * max(spread, abs(self.own.factor) / 2), usual)
         most += ROUNDED_CONSTANTS * self.rounding + (CUT_OFF if self.cuts else 0.0)
-        return most + self.jumps.factor
+        return _over(abs(found.factor), self.slack * math.hypot(most, RMS_Z * self.jumps))
 
 
 def _root_mean_square(numbers: list[float]) -> float:

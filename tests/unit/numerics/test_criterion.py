@@ -404,7 +404,7 @@ def test_a_nan_will_never_pass():
     assert not criterion.may_still_pass(score, torch.Size([4]), 1)
 
 
-# --- the error as a whole -------------------------------------------------------------------------
+# --- the factor that all elements share -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-400, 2.0**400])
