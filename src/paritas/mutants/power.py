@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import copy_graph, node_traits, returned
-from paritas.checks.cut_models import check_by, describe_shortage
+from paritas.checks.fitting import check_by, describe_shortage
 from paritas.errors import UsageError
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import input_sets

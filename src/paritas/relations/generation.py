@@ -45,7 +45,6 @@ NEW_TOKENS = 4
 _BEAMS = 3
 _CHUNK, _KIND = "prefill_chunk_size", "cache_implementation"
 PROMPT = 6
-_LONGEST_REASON = 160
 
 
 # --- Greedy generation ----------------------------------------------------------------------------
