@@ -6,7 +6,7 @@
 A model is traced, forward and backward, and computed in other right ways: Inductor, and those of
 `ways.py`. Each is a JSON row: the error over eager's own, where that is largest (as `planted.py`
 measures faults), the factor as a share of its limit after 12 perturbed runs, without what decisions
-and the rounding of a last sum may add, and the verdict of the native run.
+and the rounding of a last sum may add, and the verdict (of Inductor's program: natively only).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def study(job):
                 values = run(*program.fresh_inputs())
             found = dict(zip(measured.native.outputs, values, strict=True))
             row |= shares(found, measured, noise, torch.finfo(dtype).eps)
-            verdict = judge_mutant(run, measured, lift=False)
+            verdict = judge_mutant(run, measured, lift=way != "inductor")
         except Exception as error:  # noqa: BLE001 - a way that cannot be gone is a row
             yield {**row, "stage": f"{type(error).__name__}: {error!s:.200}"}
             continue

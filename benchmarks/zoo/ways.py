@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from benchmarks.zoo import truth
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID251  (other kernels)
 
 aten = torch.ops.aten
@@ -33,7 +34,7 @@ class Reversed(TorchDispatchMode):
 
 
 class InParts(TorchDispatchMode):
-    """Products in `parts` parts, added in float32, and sums term by term."""
+    """Products and convolutions in `parts` parts, added in float32, and sums term by term."""
 
     parts = 4
 
@@ -47,7 +48,36 @@ class InParts(TorchDispatchMode):
             return (self._product(*args[1:]) + args[0].float()).to(args[1].dtype)
         if func is aten.sum.dim_IntList and args[1]:
             return _term_by_term(args[0], args[1], len(args) > 2 and args[2], kwargs.get("dtype"))
+        if func is aten.convolution.default and _is_plain(args[1], *args[6:]):
+            return self._convolve(*args[:6])
+        if func is aten.convolution_backward.default and _is_plain(args[2], *args[7:10]):
+            return self._convolve_backward(*args[:7], args[10])
         return func(*args, **kwargs)
+
+    def _convolve(self, x, weight, bias, stride, padding, dilation):
+        steps = {"stride": stride, "padding": padding, "dilation": dilation}
+        columns = functional.unfold(x.float(), weight.shape[2:], **steps)
+        shape = aten.convolution(
+            x.to("meta"), weight.to("meta"), None, stride, padding, dilation, False, [0, 0], 1
+        ).shape
+        result = self._product(weight.flatten(1), columns).reshape(shape)
+        result = result if bias is None else result + bias.float()[:, None, None]
+        return result.to(x.dtype)
+
+    def _convolve_backward(self, grad, x, weight, _, stride, padding, dilation, wanted):
+        steps = {"stride": stride, "padding": padding, "dilation": dilation}
+        size, found = weight.shape[2:], [None, None, None]
+        rows = grad.flatten(2)
+        if wanted[0]:
+            columns = self._product(weight.flatten(1).mT, rows)
+            found[0] = functional.fold(columns, x.shape[2:], size, **steps).to(x.dtype)
+        if wanted[1]:
+            columns = functional.unfold(x.float(), size, **steps).transpose(0, 1).flatten(1)
+            total = self._product(rows.transpose(0, 1).flatten(1), columns.mT)
+            found[1] = total.reshape(weight.shape).to(x.dtype)
+        if wanted[2]:
+            found[2] = _term_by_term(rows, [0, 2], False, None)
+        return tuple(found)
 
     def _product(self, left, right):
         parts = min(self.parts, left.shape[-1])
@@ -56,6 +86,11 @@ class InParts(TorchDispatchMode):
         for other in others:
             first = first + other
         return first
+
+
+def _is_plain(weight, transposed, _, groups):
+    """Whether it is a convolution of images, neither transposed nor in groups."""
+    return weight.dim() == 4 and not transposed and groups == 1
 
 
 class TermByTerm(InParts):
