@@ -562,10 +562,16 @@ def _judge_factor(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | N
     if arbiter is None or evidence.unit is None or is_shaky:
         return outcome
     found = criterion.whole_error(case.candidate, arbiter)
+    if found is None or found.size <= case.own_error:  # no factor is larger than the error
+        return outcome
     noise = _factor_noise(case, arbiter, evidence.unit, above)
-    if found is None or noise is None:
+    if noise is None:
         return outcome
     runs, excess = 0, noise.excess(found, last=False)
+    least = evidence.least_spread() if excess > 1 else None
+    if least is not None:
+        noise = dataclasses.replace(noise, least=criterion.rms(least))
+        excess = noise.excess(found, last=False)
     while excess > 1 and runs < MOST_RUNS:
         spread = evidence.spread(evidence.unit, runs + 1)
         runs = max(runs + 1, evidence.runs_made(evidence.unit))
@@ -596,7 +602,7 @@ def _factor_noise(
     own = criterion.whole_error(case.reference, arbiter)
     if own is None:
         return None
-    least, typical = case.evidence.least_spread(), criterion.rms(arbiter)
+    typical = criterion.rms(arbiter)
     dtypes = {case.reference.dtype, case.candidate.dtype}
     rounding = max(unit, *map(criterion.unit_roundoff, dtypes))
     step = max(map(criterion.smallest_step, dtypes))
@@ -604,7 +610,6 @@ def _factor_noise(
         own=own,
         rounding=rounding + (step / typical if typical else 0.0),
         typical=typical,
-        least=0.0 if least is None else criterion.rms(least),
         cuts=not (case.reference.is_cpu and case.candidate.is_cpu),
         slack=_native_slack(case, above),
     )
