@@ -92,7 +92,7 @@ def test_a_program_that_allows_flash_attention_alone_may_use_any_in_float64():
 
 
 @pytest.fixture
-def as_before_torch_2_13(monkeypatch):
+def as_torch_2_11(monkeypatch):
     """Torch says that the sums of attention on a CPU are float32, in float64 too."""
     op = aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -114,7 +114,7 @@ def dtype_of_sums(dtype):
         return aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)[1].dtype
 
 
-@pytest.mark.usefixtures("as_before_torch_2_13")
+@pytest.mark.usefixtures("as_torch_2_11")
 def test_a_compiler_learns_the_true_dtype_of_the_sums():
     assert dtype_of_sums(torch.float64) is torch.float32
     with true_sums_of_attention():
@@ -123,7 +123,7 @@ def test_a_compiler_learns_the_true_dtype_of_the_sums():
     assert dtype_of_sums(torch.float64) is torch.float32
 
 
-@pytest.mark.usefixtures("as_before_torch_2_13")
+@pytest.mark.usefixtures("as_torch_2_11")
 def test_compiled_attention_is_lifted_with_its_gradients():
     def attention(x):
         return F.scaled_dot_product_attention(x, x, x)
