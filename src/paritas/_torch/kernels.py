@@ -205,9 +205,9 @@ def _scale(given: dict[str, Any]) -> float:
 
 # --- Attention on a CPU ---------------------------------------------------------------------------
 
-# Compilers go by what torch says about a kernel's results. Torch 2.11 says that the sums of this one
-# are float32, in float64 too. The code that Inductor makes then reads them as such, and the backward
-# kernel refuses what it read.
+# Compilers go by what torch says about a kernel's results. Torch 2.11 says that the sums of this
+# kernel are float32, in float64 too. The code that Inductor makes then reads them as such, and the
+# backward kernel refuses what it read.
 _ON_CPU = ATEN._scaled_dot_product_flash_attention_for_cpu.default
 
 
