@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import quality
+from paritas.kernels import KernelOptions
 from paritas.kernels.judge import KernelJudge
-from paritas.kernels.options import KernelOptions
 from paritas.results.findings import Status
 from paritas.results.kernels import CaseFamily, KernelReport
 

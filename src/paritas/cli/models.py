@@ -660,8 +660,8 @@ def _judge(reference: str, candidate: str, given: dict[str, Any]) -> KernelRepor
     shared_nursery()
     with progress() as tell:
         tell("importing torch")
+        from paritas.kernels import KernelOptions
         from paritas.kernels.judge import KernelJudge
-        from paritas.kernels.options import KernelOptions
 
         fixed = {name for name in _PROMISES if given[f"fixed_{name}"]}
         options = KernelOptions(

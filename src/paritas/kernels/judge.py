@@ -14,13 +14,13 @@ from paritas.errors import UsageError
 from paritas.execution.observation import input_tensors
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs, usable_device
+from paritas.kernels import PROMISES, KernelOptions
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
 from paritas.kernels.comparing import (
     encode_inputs,
 )
 from paritas.kernels.forking import shared_nursery
 from paritas.kernels.judging import Judgement
-from paritas.kernels.options import PROMISES, KernelOptions
 from paritas.kernels.references import (
     JudgedCase,
     KernelTask,

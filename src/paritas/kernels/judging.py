@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from paritas.checks.comparer import CollectedFindings
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs, VerifyConfig
+from paritas.kernels import PROMISES
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
     RemoteLift,
@@ -25,7 +26,6 @@ from paritas.kernels.comparing import (
     setting_findings,
     stand_in,
 )
-from paritas.kernels.options import PROMISES
 from paritas.kernels.references import JudgedCase, RefusedCase
 from paritas.kernels.wire import WireError, decode, encode
 from paritas.kernels.workers import CandidateEnded, CandidateProcess
