@@ -365,7 +365,7 @@ class InvariantsOptions(BuildOptions):
 def _list_relations(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
     if not value or ctx.resilient_parsing:
         return
-    from paritas.relations.catalogue import all_relations
+    from paritas.relations.relation import all_relations
 
     for one in all_relations().values():
         asked = " (only with --only)" if one.on_request else ""
