@@ -27,7 +27,7 @@ from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out,
 
 from paritas.kernels import KernelOptions
 from paritas.kernels.judge import KernelJudge
-from paritas.results.kernels import CaseFamily
+from paritas.results.model_reports import CaseFamily
 
 # A case of another family has other shapes or strides: each costs a compilation.
 SAME_SHAPES = frozenset(

@@ -32,7 +32,7 @@ from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out,
 
 from paritas.kernels import PROMISES, KernelOptions
 from paritas.kernels.judge import KernelJudge
-from paritas.results.kernels import CaseFamily
+from paritas.results.model_reports import CaseFamily
 
 PLAIN_MODULES = {"torch", "math", "typing", "functools", "collections", "itertools", "numpy"}
 ON_DEVICES = re.compile(r"cuda|triton|load_inline|cpp_extension|cupy|jit\.script|torch\.compile")

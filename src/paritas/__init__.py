@@ -67,7 +67,7 @@ _HOMES = {
     "InvariantsReport": "paritas.results.model_reports",
     "KernelJudge": "paritas.kernels.judge",
     "KernelOptions": "paritas.kernels",
-    "KernelReport": "paritas.results.kernels",
+    "KernelReport": "paritas.results.model_reports",
     "MismatchError": "paritas.errors",
     "Origin": "paritas.results.findings",
     "ParitasError": "paritas.errors",
@@ -123,8 +123,7 @@ if TYPE_CHECKING:
     from paritas.results.comparisons import Comparison
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
-    from paritas.results.kernels import KernelReport
-    from paritas.results.model_reports import EngineReport, InvariantsReport
+    from paritas.results.model_reports import EngineReport, InvariantsReport, KernelReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
     from paritas.sweeping.sweep import sweep

@@ -38,8 +38,7 @@ from paritas.cli.options import (
 
 if TYPE_CHECKING:
     from paritas.results.findings import Verdict
-    from paritas.results.kernels import KernelReport
-    from paritas.results.model_reports import EngineReport, InvariantsReport
+    from paritas.results.model_reports import EngineReport, InvariantsReport, KernelReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
 

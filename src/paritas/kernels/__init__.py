@@ -10,7 +10,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from paritas.errors import UsageError
-from paritas.results.kernels import CaseFamily
+from paritas.results.model_reports import CaseFamily
 
 if TYPE_CHECKING:
     from pathlib import Path

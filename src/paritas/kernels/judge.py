@@ -31,7 +31,7 @@ from paritas.kernels.references import (
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError
 from paritas.numerics.contents import map_leaves
-from paritas.results.kernels import (
+from paritas.results.model_reports import (
     CaseFamily,
     KernelReport,
 )

@@ -32,7 +32,7 @@ from paritas.kernels.workers import CandidateEnded, CandidateProcess
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import Item, ItemKind, harness
-from paritas.results.kernels import (
+from paritas.results.model_reports import (
     CaseEnd,
     CaseFamily,
     KernelReport,
@@ -157,7 +157,7 @@ class Judgement:
 
     def _rate(self) -> TaskRating:
         """What the task is worth; a kernel that fails has shown that it is worth something."""
-        from paritas.kernels.vacuous import plant_faults, rate_task
+        from paritas.kernels.references import plant_faults, rate_task
 
         rating = TaskRating()
         if not self._failed or self.options.rate_task:
