@@ -38,8 +38,7 @@ from paritas.cli.options import (
 
 if TYPE_CHECKING:
     from paritas.results.findings import Verdict
-    from paritas.results.kernels import KernelReport
-    from paritas.results.model_reports import EngineReport, InvariantsReport
+    from paritas.results.model_reports import EngineReport, InvariantsReport, KernelReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
 
@@ -365,7 +364,7 @@ class InvariantsOptions(BuildOptions):
 def _list_relations(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
     if not value or ctx.resilient_parsing:
         return
-    from paritas.relations.catalogue import all_relations
+    from paritas.relations.relation import all_relations
 
     for one in all_relations().values():
         asked = " (only with --only)" if one.on_request else ""
@@ -660,8 +659,8 @@ def _judge(reference: str, candidate: str, given: dict[str, Any]) -> KernelRepor
     shared_nursery()
     with progress() as tell:
         tell("importing torch")
+        from paritas.kernels import KernelOptions
         from paritas.kernels.judge import KernelJudge
-        from paritas.kernels.options import KernelOptions
 
         fixed = {name for name in _PROMISES if given[f"fixed_{name}"]}
         options = KernelOptions(

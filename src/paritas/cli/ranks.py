@@ -196,7 +196,7 @@ def _run_partition(operator: str, options: PartitionOptions) -> CheckedOperator:
         from paritas.cli.partition_checks import check, operator_call
         from paritas.partition.recipe_checks import check_confirm
         from paritas.partition.resolving import resolve_operator
-        from paritas.placement.recipes import device_of
+        from paritas.placement.placement import device_of
 
         look_here()
         function = resolve_operator(operator, parameter="OPERATOR")

@@ -29,7 +29,7 @@ from paritas.engines.changes import (
     prompt_changes,
     search_flips,
 )
-from paritas.engines.readout import (
+from paritas.engines.records import (
     AS_RECORDED,
     CLAIMS,
     LIMITS,
@@ -37,9 +37,9 @@ from paritas.engines.readout import (
     Readout,
     Request,
     fitted_truncation,
+    read_records,
     readouts,
 )
-from paritas.engines.records import read_records
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence

@@ -20,7 +20,7 @@ from paritas.execution.saved_state import Copier
 from paritas.execution.subjects import Inputs
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import map_leaves
-from paritas.results.kernels import CaseFamily
+from paritas.results.model_reports import CaseFamily
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -17,7 +17,7 @@ from paritas.execution.observation import OUTPUT, input_tensors
 from paritas.execution.subjects import Inputs
 from paritas.kernels.wire import decode, encode
 from paritas.numerics.contents import contents
-from paritas.results.kernels import KernelTiming
+from paritas.results.model_reports import KernelTiming
 
 if TYPE_CHECKING:
     from paritas.kernels.observing import Observer

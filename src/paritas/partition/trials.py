@@ -13,7 +13,7 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.numerics.gates import agree
 from paritas.placement.assembly import join, rank_bounds
-from paritas.placement.recipes import Divided, Place
+from paritas.placement.placement import Divided, Place
 from paritas.results.items import Once, Partial, Reduction, Replicate, Role, Shard
 
 if TYPE_CHECKING:

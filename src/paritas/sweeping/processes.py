@@ -601,9 +601,9 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
 
 def _judge_kernel(run: SweepRun, settings: KernelSettings, tell: Callable[[str], None]) -> Verdict:
     """Judge a kernel; its processes are forked from this one, before the reference is loaded."""
+    from paritas.kernels import KernelOptions
     from paritas.kernels.forking import fork_nursery
     from paritas.kernels.judge import judge_kernel
-    from paritas.kernels.options import KernelOptions
 
     if run.device == "cpu":
         fork_nursery()

@@ -29,7 +29,7 @@ from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proo
 from paritas.partition.proofs.validation import DisagreementError, lifted, validate
 from paritas.partition.recipe_checks import check_recipe
 from paritas.partition.resolving import resolve_operator
-from paritas.placement.recipes import (
+from paritas.placement.placement import (
     Divided,
     Group,
     OperatorCall,

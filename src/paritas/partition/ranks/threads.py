@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paritas._torch.ranks import ThreadOutcome
     from paritas.parallel.rank_pool import RankAnswer
     from paritas.partition.ranks.remote_runs import Team
-    from paritas.placement.recipes import OperatorCall, Recipe
+    from paritas.placement.placement import OperatorCall, Recipe
     from paritas.results.findings import Verdict
     from paritas.results.graph_reports import Confirm
 
