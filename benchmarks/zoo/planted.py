@@ -97,16 +97,14 @@ def wilson(found, count, z=1.96):
     return (middle - width) / (1 + z * z / count)
 
 
-# A fault's strength in units of eager's own error, and of the noise of several right programs.
-_YARDSTICKS = {"by eager's error": "band", "by noise": "noise_band"}
-
-
 def tally(rows):
     """Faults by strength: how many were planted, found, and missed as `unstable` or otherwise.
 
-    `natively` is what the native run alone finds, of the faults below `planted_child._GROSS`.
+    The strength is that in units of eager's error; the same by noise has its own entry. `natively`
+    is what the native run alone finds, of the faults below `planted_child._GROSS`.
     """
-    found = {name: _by_strength(rows, one) for name, one in _YARDSTICKS.items()}
+    found = _by_strength(rows, "band")
+    found["by noise"] = _by_strength(rows, "noise_band")
     honest = [row for row in rows if row["kind"] == "honest" and "status" in row]
     found["honest"] = {
         "runs": len(honest),
@@ -157,8 +155,9 @@ def summary(rows):
 def show(rows):
     for name, figures in summary(rows).items():
         parts = []
-        for yardstick, band in itertools.product(_YARDSTICKS, ("strong", "moderate")):
-            one = figures[yardstick][band]
+        yardsticks = {"by eager's error": figures, "by noise": figures["by noise"]}
+        for yardstick, band in itertools.product(yardsticks, ("strong", "moderate")):
+            one = yardsticks[yardstick][band]
             parts.append(f"{yardstick} {band} {one['found']}/{one['planted']}")
             parts.append(f"(unstable {one['unstable']}, unverified {one['unverified']},")
             parts.append(f"natively {one['natively'][0]}/{one['natively'][1]});")
