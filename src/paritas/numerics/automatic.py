@@ -562,7 +562,8 @@ def _judge_factor(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | N
     if arbiter is None or evidence.unit is None or is_shaky:
         return outcome
     found = criterion.whole_error(case.candidate, arbiter)
-    if found is None or found.size <= case.own_error:  # no factor is larger than the error
+    # No factor is larger than the error itself.
+    if found is None or found.size <= criterion.SHARED_USUAL * case.own_error:
         return outcome
     noise = _factor_noise(case, arbiter, evidence.unit, above)
     if noise is None:

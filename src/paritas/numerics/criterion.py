@@ -452,9 +452,11 @@ def _unravelled(flat: int, shape: torch.Size) -> list[int]:
 # out, except for what they share: a factor, which is a single number. It may be as many times that
 # of the runs as the error of a tensor of one element may, ...
 SHARED_FACTOR = RMS_Z * 3
-# ... or as large as a usual error, as if all elements erred in one direction. Beyond that, other
-# programs round constants otherwise, which is one factor for all: 1 / n in a mean, a scale, or
-# the coefficients of a function. Perturbed runs round elements, each by itself.
+# ... or this many times as large as the usual error of one element, which the gate `OWN_ERROR`
+# allows as well, whatever the elements share.
+SHARED_USUAL = 1.25
+# Beyond that, other programs round constants otherwise, which is one factor for all: 1 / n in a
+# mean, a scale, the coefficients of a function. Perturbed runs round elements, each by itself.
 ROUNDED_CONSTANTS = 2.0
 # Tensor cores cut digits off in their sums, which makes all of them too small: in attention in
 # float32, which is computed by products in TF32, most of an error of 6 to 10 roundings of float32.
@@ -536,7 +538,8 @@ class FactorNoise:
             spread /= most_shown(len(self.runs), ERROR_RATE)
         sizes = self.own.size, self.least, _root_mean_square([run.size for run in self.runs])
         usual = _over(max(sizes), self.typical)
-        most = max(SHARED_FACTOR * max(spread, abs(self.own.factor) / 2), usual)
+        most = SHARED_FACTOR * max(spread, abs(self.own.factor) / 2)
+        most = max(most, SHARED_USUAL * usual)
         most += ROUNDED_CONSTANTS * self.rounding + (CUT_OFF if self.cuts else 0.0)
         return _over(abs(found.factor), self.slack * math.hypot(most, RMS_Z * self.jumps))
 

@@ -421,9 +421,9 @@ def test_no_error_within_the_noise_fails_because_few_runs_showed_little_of_it():
 TEN = 10 * SPREAD
 
 
-@pytest.mark.parametrize(("factor", "status"), [(20, Status.EQUIVALENT), (26, Status.DEGRADED)])
+@pytest.mark.parametrize(("factor", "status"), [(24, Status.EQUIVALENT), (32, Status.DEGRADED)])
 def test_a_factor_for_all_elements_is_found_far_below_the_limit_of_each(factor, status):
-    # The limit is a usual error, 20 roundings, and two of constants.
+    # The limit is 1.25 times the usual error of 20 roundings, and two roundings of constants.
     program = Sampled(TEN, 3)
     program.is_smooth = True
     reference = TRUTH + TEN * like(TRUTH, 5)
@@ -433,14 +433,14 @@ def test_a_factor_for_all_elements_is_found_far_below_the_limit_of_each(factor, 
     assert judgement.status is status
     if status is Status.DEGRADED:
         assert judgement.reason.startswith(
-            "the same function when lifted, but natively all of it is off by one factor, +1.6e-06: "
+            "the same function when lifted, but natively all of it is off by one factor, +1.9e-06: "
         )
         assert judgement.reason.endswith("times what 12 perturbed runs of the reference allow")
 
 
 def test_decisions_explain_a_factor():
     reference = TRUTH + TEN * like(TRUTH, 5)
-    candidate = TRUTH * (1 + 26 * UNIT_F32) + TEN * like(TRUTH, 6)
+    candidate = TRUTH * (1 + 32 * UNIT_F32) + TEN * like(TRUTH, 6)
     program = Sampled(TEN, 3)
     program.jumps = lambda unit, pairs: Jumps(TEN, TEN > 0)
     assert judge_floats(reference, candidate, program).status is Status.EQUIVALENT
