@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.scores import (
+from paritas.diagnosis.case import (
     Weight,
     proportion,
     refined_proportion,

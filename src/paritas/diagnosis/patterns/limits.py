@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import widen
-from paritas.diagnosis.scores import weigh
+from paritas.diagnosis.case import weigh, widen
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
 
