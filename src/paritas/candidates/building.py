@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,54 +17,12 @@ from paritas.targets import build_target, is_target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paritas.candidates.loading import BuildOptions, CandidateOptions
+
 
 # --- A reference, its inputs and a candidate ------------------------------------------------------
 
 SEED = 0
-
-
-class BuildOptions(Protocol):
-    """How a reference is built: those of several commands, by their names."""
-
-    @property
-    def inputs(self) -> str | None:
-        """The function that makes the inputs."""
-
-    @property
-    def dtype(self) -> str | None:
-        """Of parameters and inputs; None leaves them as they are built."""
-
-    @property
-    def train(self) -> bool:
-        """Training mode."""
-
-    @property
-    def device(self) -> str | None:
-        """Where it runs; None leaves it where it is built."""
-
-
-class CandidateOptions(Protocol):
-    """What a candidate is made by: a name or a function, or else `torch.compile`."""
-
-    @property
-    def candidate(self) -> str | None:
-        """A name of `paritas.candidates`, or `package.module:function`."""
-
-    @property
-    def backend(self) -> str:
-        """Of `torch.compile`, as the others are."""
-
-    @property
-    def mode(self) -> str | None:
-        """See there."""
-
-    @property
-    def dynamic(self) -> bool | None:
-        """See there."""
-
-    @property
-    def fullgraph(self) -> bool:
-        """See there."""
 
 
 def build_reference(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.candidates.loading import BuildOptions, CandidateOptions
 from paritas.cli.options import (
     DTYPES,
     INTERRUPTED,
-    BuildOptions,
     OutputFormat,
     blocks_option,
     by_option,
@@ -50,14 +50,9 @@ _COMPILES = ("backend", "mode", "dynamic", "fullgraph")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VerifyOptions(BuildOptions):
+class VerifyOptions(CandidateOptions):
     """The options of the command, by their names."""
 
-    backend: str
-    mode: str | None
-    dynamic: bool | None
-    fullgraph: bool
-    candidate: str | None
     strict: bool
     no_gradients: bool
     no_lift: bool
@@ -349,16 +344,11 @@ def _sweep(targets: Path, output: Path, **asked: Any) -> SweepReport:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InvariantsOptions(BuildOptions):
+class InvariantsOptions(CandidateOptions):
     """The options of the command, by their names."""
 
     only: tuple[str, ...]
-    candidate: str | None
     strict: bool
-    backend: str = "inductor"
-    mode: str | None = None
-    dynamic: bool | None = None
-    fullgraph: bool = False
 
 
 def _list_relations(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.candidates.loading import BuildOptions
 from paritas.cli.options import (
     UNVERIFIED,
-    BuildOptions,
     OutputFormat,
     dtype_option,
     format_options,

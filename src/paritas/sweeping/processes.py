@@ -11,7 +11,6 @@ Nothing here imports torch at the top: only the server and the runs do.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime as dt
 import faulthandler
 import functools
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from paritas.candidates.loading import NAMED
+from paritas.candidates.loading import NAMED, CandidateOptions
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.results.findings import Verdict
 from paritas.results.progress import clock_words
@@ -543,25 +542,10 @@ def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[
     return (*(_OWN if own else ()), *found)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _RunOptions:
-    """The options of a run, in the form for `build_reference` and `build_candidate`."""
-
-    inputs: str | None
-    dtype: str | None
-    device: str
-    train: bool
-    candidate: str | None
-    backend: str
-    mode: str | None
-    dynamic: bool | None = None
-    fullgraph: bool = False
-
-
-def _options_of(run: SweepRun) -> _RunOptions:
+def _options_of(run: SweepRun) -> CandidateOptions:
     named = run.candidate in NAMED or is_own_function(run.candidate)
     mode = run.candidate if run.candidate in INDUCTOR_MODES else None
-    return _RunOptions(
+    return CandidateOptions(
         inputs=run.inputs or None,
         dtype=run.dtype or None,
         device=run.device,
