@@ -26,11 +26,7 @@ from paritas.relations.relation import (
     related,
     rows_of,
 )
-from paritas.relations.serving import (
-    PADDING,
-    left_padding_is_promised,
-    pads_encoder,
-)
+from paritas.relations.serving import PADDING, left_padding_is_promised, pads_encoder
 from paritas.relations.token_models import (
     KEYS_AND_VALUES,
     TokenModel,
