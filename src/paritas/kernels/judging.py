@@ -26,9 +26,9 @@ from paritas.kernels.comparing import (
     setting_findings,
     stand_in,
 )
+from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
 from paritas.kernels.wire import WireError, decode, encode
-from paritas.kernels.workers import CandidateEnded, CandidateProcess
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import Item, ItemKind, harness

@@ -21,7 +21,7 @@ from paritas.results.model_reports import KernelTiming
 
 if TYPE_CHECKING:
     from paritas.kernels.observing import Observer
-    from paritas.kernels.workers import CandidateProcess
+    from paritas.kernels.processes import CandidateProcess
 
 # Larger than the last-level caches of the machines that kernels are timed on.
 _FLUSHED_BYTES = 1 << 26
