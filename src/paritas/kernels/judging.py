@@ -194,7 +194,7 @@ class Judgement:
 
     def _time(self) -> KernelTiming | None:
         """Time both sides in processes of their own, on the given inputs."""
-        from paritas.kernels.timing import timed
+        from paritas.kernels.calling import timed
 
         self.judge.tell("timing both sides")
         case = next((one.case for one in self.cases if one.case.is_given), None)

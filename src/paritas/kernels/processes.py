@@ -247,8 +247,7 @@ def be_nursery(orders: socket.socket, preload: Sequence[str] = ()) -> NoReturn:
     import torch
 
     import paritas.kernels.observing
-    import paritas.kernels.sides
-    import paritas.kernels.timing  # noqa: F401
+    import paritas.kernels.sides  # noqa: F401
     from paritas.kernels.outside import OwnCode
 
     for name in preload:
@@ -481,7 +480,7 @@ class _Process:
         return self._observers[-1].rehearse(order)
 
     def _do_time(self, order: dict[str, Any]) -> dict[str, Any]:
-        from paritas.kernels.timing import measure
+        from paritas.kernels.calling import measure
 
         return measure(self._observers[-1], order)
 

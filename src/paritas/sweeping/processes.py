@@ -531,7 +531,7 @@ _LIBRARIES = {
     "hf": ("transformers.modeling_utils", "transformers.modeling_outputs"),
     "timm": ("timm",),
     "torchvision": ("torchvision.models",),
-    KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.timing"),
+    KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.calling"),
 }
 _OWN = ("paritas.checks.verify", "paritas.candidates.building", "paritas.diagnosis.diagnose")
 
