@@ -123,7 +123,7 @@ def _check_forms(factory: str, options: VerifyOptions) -> None:
 def _run_verify(factory: str, options: VerifyOptions) -> Verdict:
     with progress() as tell:
         tell("importing torch")
-        from paritas.candidates.building import build_candidate, build_reference
+        from paritas.candidates.makers import build_candidate, build_reference
         from paritas.checks import verify as verifying
         from paritas.execution import subjects
 
@@ -238,7 +238,7 @@ def _run_power(factory: str, options: PowerOptions) -> PowerReport:
         tell("importing torch")
         import torch
 
-        from paritas.candidates.building import build_reference
+        from paritas.candidates.makers import build_reference
         from paritas.mutants import power as searching
 
         tell(f"building {factory}")
@@ -427,7 +427,7 @@ def _run_invariants(target: str, options: InvariantsOptions) -> InvariantsReport
     check_forms(named)
     with progress() as tell:
         tell("importing torch")
-        from paritas.candidates.building import build_candidate, build_reference
+        from paritas.candidates.makers import build_candidate, build_reference
         from paritas.relations import checking
 
         tell(f"building {target}")
@@ -517,7 +517,7 @@ def _run_engine(target: str, records: Path, options: EngineOptions) -> EngineRep
     check_forms({"TARGET": target, **{f"--older {one}": one for one in options.older}})
     with progress() as tell:
         tell("importing torch")
-        from paritas.candidates.building import build_reference
+        from paritas.candidates.makers import build_reference
         from paritas.engines.check import check_engine
 
         tell(f"building {target}")

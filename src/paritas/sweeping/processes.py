@@ -533,7 +533,7 @@ _LIBRARIES = {
     "torchvision": ("torchvision.models",),
     KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.calling"),
 }
-_OWN = ("paritas.checks.verify", "paritas.candidates.building", "paritas.diagnosis.diagnose")
+_OWN = ("paritas.checks.verify", "paritas.candidates.makers", "paritas.diagnosis.diagnose")
 
 
 def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[str, ...]:
@@ -560,7 +560,7 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
     """Compare; returns the verdict, and versions that only this process knows."""
     if run.kernel is not None:
         return _judge_kernel(run, run.kernel, tell), _device_versions(run.device)
-    from paritas.candidates.building import build_candidate, build_reference
+    from paritas.candidates.makers import build_candidate, build_reference
     from paritas.checks.verify import verify
     from paritas.execution.subjects import VerifyConfig
 
@@ -610,7 +610,7 @@ def _load_exported(run: SweepRun) -> tuple[Any, Any]:
     import torch
     from torch.export.passes import move_to_device_pass
 
-    from paritas.candidates.building import move_leaf
+    from paritas.candidates.makers import move_leaf
     from paritas.execution.subjects import Inputs, usable_device
     from paritas.numerics.contents import map_leaves
 
