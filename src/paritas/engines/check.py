@@ -548,7 +548,7 @@ class _Check:
         own = self._screened(None, sample)
         yield [
             (self._remaining(own, one.readout, sample) * one.doubt, one)
-            for one in self._readouts(own, sample)
+            for one in (*self._known_readouts(sample), *self._fitted(own, sample))
         ]
         everything: list[Change] = []
         for changes in self._changes(sample):
@@ -576,9 +576,6 @@ class _Check:
         yield list(cache_changes(runner, [*sample, *self.requests]))
         yield list(changed_models.quantised_weights(model))
         yield list(changed_models.skipped_layers(model))
-
-    def _readouts(self, logits: dict[int, Tensor], sample: list[Request]) -> list[Hypothesis]:
-        return [*self._known_readouts(sample), *self._fitted(logits, sample)]
 
     @staticmethod
     def _known_readouts(sample: list[Request]) -> list[Hypothesis]:

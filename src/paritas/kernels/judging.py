@@ -26,9 +26,9 @@ from paritas.kernels.comparing import (
     setting_findings,
     stand_in,
 )
+from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
 from paritas.kernels.wire import WireError, decode, encode
-from paritas.kernels.workers import CandidateEnded, CandidateProcess
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import Item, ItemKind, harness
@@ -194,7 +194,7 @@ class Judgement:
 
     def _time(self) -> KernelTiming | None:
         """Time both sides in processes of their own, on the given inputs."""
-        from paritas.kernels.timing import timed
+        from paritas.kernels.calling import timed
 
         self.judge.tell("timing both sides")
         case = next((one.case for one in self.cases if one.case.is_given), None)

@@ -21,9 +21,9 @@ from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import is_far_off
+from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
 from paritas.kernels.wire import encode
-from paritas.kernels.workers import CandidateEnded, CandidateProcess
 from paritas.numerics.contents import map_leaves
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
@@ -531,7 +531,6 @@ def _call_user(function: Callable[[], Any], name: str) -> Any:
 
 
 # --- What a task is worth: would a candidate that computes nothing pass? --------------------------
-
 
 _CHECKS = Checks()
 

@@ -35,13 +35,7 @@ from paritas.mutants.programs import IDLE, ModelInPieces, Piece, trace_program
 from paritas.numerics.contents import leaves
 from paritas.results.findings import Status
 from paritas.results.items import Item, ItemKind
-from paritas.results.power_reports import (
-    CAUGHT,
-    FaultResult,
-    Grade,
-    PowerReport,
-    Reordering,
-)
+from paritas.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.wording import counted, enumerated
 

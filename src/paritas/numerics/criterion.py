@@ -477,8 +477,11 @@ class WholeError:
 
 
 def whole_error(value: Tensor, truth: Tensor) -> WholeError | None:
-    """The error of a tensor; None if it is empty, not dense, or not all of it is finite."""
-    if truth.layout is not torch.strided or not truth.numel():
+    """The error of a tensor; None if it is empty, not dense, or not all of it is finite.
+
+    None also if rounding decides the number of elements, so that the two have different shapes.
+    """
+    if truth.layout is not torch.strided or not truth.numel() or value.shape != truth.shape:
         return None
     value, truth = real_view(value), real_view(truth)
     scale = rms(truth) or 1.0

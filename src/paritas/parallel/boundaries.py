@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 # --- How the values that ranks hold relate to the reference's: whole, shard, term or wrong --------
 
-
 _MOST_PRODUCTS = 1 << 26
 
 

@@ -154,7 +154,8 @@ def make_program(  # noqa: PLR0913
             "function of the model and the mesh, which can call parallelize_module on one axis"
         )
     if split is None and checked in SHIPPED_PLANS:
-        parts = split_axes(axes)
+        # Along the others, ranks have the same samples.
+        parts = tuple(axis for axis in axes if axis == DATA_AXIS)
     else:
         named = isinstance(checked, str)
         parts = tuple(axes) if split is None and named else _split_axes(split, axes)
@@ -615,11 +616,6 @@ def _is_distributed(tensor: Tensor) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
-
-
-def split_axes(axes: Iterable[str]) -> tuple[str, ...]:
-    """The axes of a mesh along which ranks have different samples."""
-    return tuple(axis for axis in axes if axis == DATA_AXIS)
 
 
 # --- The stages of a rank as one module -----------------------------------------------------------

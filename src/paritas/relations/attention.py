@@ -27,12 +27,7 @@ from paritas.relations.relation import (
     related,
 )
 from paritas.relations.serving import PADDING, in_chunks, padded, plain_case
-from paritas.relations.token_models import (
-    TokenModel,
-    config_parts,
-    has_cache,
-    keeps_states,
-)
+from paritas.relations.token_models import TokenModel, config_parts, has_cache, keeps_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -26,11 +26,7 @@ from paritas.relations.relation import (
     related,
     rows_of,
 )
-from paritas.relations.serving import (
-    PADDING,
-    left_padding_is_promised,
-    pads_encoder,
-)
+from paritas.relations.serving import PADDING, left_padding_is_promised, pads_encoder
 from paritas.relations.token_models import (
     KEYS_AND_VALUES,
     TokenModel,
@@ -462,7 +458,8 @@ class _Requests:
                     counter.serve(watched)
                     result = batch.get_result(timeout=0)
                     if result is not None and result.is_finished():
-                        _raise_if_failed(result.error)
+                        if result.error is not None:
+                            raise RuntimeError(f"a request failed: {result.error}")
                         done[result.request_id] = result
                     elif not batch.is_running():
                         fatal = getattr(batch.background_thread_status, "fatal_error", None)
@@ -507,11 +504,6 @@ def _record(log: dict[str, list[Tensor]], batch: Any, kwargs: dict[str, Any], ou
         logits = logits[kwargs["logits_indices"]]
     for place, name in enumerate(names):
         log.setdefault(name, []).append(logits[place].clone()[None])
-
-
-def _raise_if_failed(reason: str | None) -> None:
-    if reason is not None:
-        raise RuntimeError(f"a request failed: {reason}")
 
 
 def _stacked(logits: list[Tensor], chosen: list[Tensor]) -> dict[str, Tensor]:

@@ -286,11 +286,6 @@ def relation(
     return register
 
 
-def own_relations() -> dict[str, Relation]:
-    """The registered relations of the user, by name."""
-    return dict(_own)
-
-
 def forget_relation(name: str) -> None:
     """Remove a relation of the user."""
     _own.pop(name, None)
@@ -314,7 +309,7 @@ def built_in() -> dict[str, Relation]:
 
 def all_relations() -> dict[str, Relation]:
     """All known relations, by name."""
-    return {**built_in(), **own_relations()}
+    return built_in() | _own
 
 
 def chosen(only: Sequence[str] | None) -> list[Relation]:

@@ -48,13 +48,7 @@ from paritas.results.model_reports import (
     kernel_headline,
 )
 from paritas.results.power_reports import PowerReport, power_headline, power_sections, power_subject
-from paritas.results.sweeps import (
-    SweepReport,
-    SweepRow,
-    change_words,
-    row_words,
-    sweep_headline,
-)
+from paritas.results.sweeps import SweepReport, SweepRow, change_words, row_words, sweep_headline
 from paritas.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:

@@ -291,7 +291,6 @@ def engine_lines(report: EngineReport) -> Iterator[str]:
 
 # --- The judgement of a kernel --------------------------------------------------------------------
 
-
 FORMAT = 1
 
 
