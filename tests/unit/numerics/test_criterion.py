@@ -418,12 +418,13 @@ def test_the_whole_error_is_its_size_and_the_factor_that_all_elements_share(scal
     assert criterion.whole_error(truth + apart, truth).factor == pytest.approx(0.0, abs=1e-15)
 
 
-def test_there_is_no_whole_error_of_nothing_or_of_what_is_not_finite():
+def test_there_is_no_whole_error_of_nothing_of_another_shape_or_of_what_is_not_finite():
     empty = torch.zeros(0)
     assert criterion.whole_error(empty, empty) is None
     for value in (math.nan, math.inf):
         assert criterion.whole_error(torch.tensor([1.0, value]), torch.ones(2)) is None
         assert criterion.whole_error(torch.ones(2), torch.tensor([1.0, value])) is None
+    assert criterion.whole_error(torch.ones(3), torch.ones(2)) is None
     zero = criterion.whole_error(torch.ones(2), torch.zeros(2))
     assert (zero.size, zero.factor) == (1.0, 0.0)
     parts = criterion.whole_error(torch.tensor([2.0 + 2j]), torch.tensor([1.0 + 1j]))
