@@ -22,6 +22,7 @@ from paritas.numerics.criterion import (
     UNIT_F64,
     Noise,
     ScoreTotals,
+    SumsOfSquares,
     as_reals,
     chunks,
     real_view,
@@ -90,11 +91,13 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     for place, (r, c, e) in chunks(arbiter, candidate, reference):
         true = r.double()
         errors = [(side.double() - true).abs_() for side in (c, e)]
-        if not math.isfinite(float(errors[0].sum() + errors[1].sum())):
+        sums = [SumsOfSquares.of(error) for error in errors]
+        if not all(math.isfinite(one.total) for one in sums):
             finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
             errors = [torch.where(finite, error, 0.0) for error in errors]
-        for total, error in zip(totals, errors, strict=True):
-            total.add(place, error)
+            sums = [SumsOfSquares.of(error) for error in errors]
+        for total, error, one in zip(totals, errors, sums, strict=True):
+            total.add(place, error, one)
     mine, own = totals
     figures: dict[str, Any] = {}
     for axis, (left, right) in enumerate(zip(mine.slices, own.slices, strict=True)):
