@@ -355,7 +355,11 @@ class SumsOfSquares:
 class ScoreTotals:
     """Sums of z squared, over everything and per slice along each axis."""
 
-    def __init__(self, shape: torch.Size, device: torch.device, *, is_complex: bool) -> None:
+    def __init__(
+        self, shape: torch.Size, device: torch.device, *, is_complex: bool, locates: bool = True
+    ) -> None:
+        """Start at zero; with `locates`, the index of the worst element is looked for."""
+        self._locates = locates
         self.shape = tuple(shape) or (1,)
         self.is_complex = is_complex  # the last axis then holds the two parts
         self.scalar = len(shape) == 0
@@ -378,10 +382,7 @@ class ScoreTotals:
             self.over += int((z > MAX_Z).sum())
         if not math.isnan(self.worst) and not sums.worst <= self.worst:  # a NaN is kept
             self.worst = sums.worst
-            where = _unravelled(int(z.argmax()), z.shape)
-            where[axis] += start
-            where = where[:-1] if self.is_complex else where
-            self.index = () if self.scalar else tuple(where)
+            self.index = self._locate_worst(place, z) if self._locates else None
         self.squares += sums.total
         for dim, slices in enumerate(self.slices):
             if slices is None:
@@ -394,13 +395,28 @@ class ScoreTotals:
             here = slice(start, start + length) if dim == axis else slice(None)
             slices[here] += part
 
+    def _locate_worst(self, place: tuple[int, int, int], z: Tensor) -> tuple[int, ...]:
+        axis, start, _ = place
+        where = _unravelled(int(z.argmax()), z.shape)
+        where[axis] += start
+        where = where[:-1] if self.is_complex else where
+        return () if self.scalar else tuple(where)
+
+    def slices_on_host(self) -> list[Tensor | None]:
+        """The sums per slice, by axis; a device is waited for only once."""
+        known = [sums for sums in self.slices if sums is not None]
+        if not known or known[0].is_cpu:
+            return self.slices
+        copies = iter(torch.cat(known).cpu().split([len(sums) for sums in known]))
+        return [None if sums is None else next(copies) for sums in self.slices]
+
     def scored(self, source: str) -> Scored:
         """The score of all pieces; `source` describes the noise."""
         rms_z = math.sqrt(self.squares / self.count) if self.count else 0.0
         rms_limit = RMS_Z * (1 + 2 / math.sqrt(self.count)) if self.count else RMS_Z
         figures: dict[str, Any] = {}
         worst_ratio = 0.0
-        for axis, sums in enumerate(self.slices):
+        for axis, sums in enumerate(self.slices_on_host()):
             if sums is None or self.count == 0 or self.shape[axis] < 2:  # noqa: PLR2004
                 continue
             length = self.count // self.shape[axis]

@@ -87,7 +87,10 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, _ = as_reals(candidate, arbiter, Noise(unit=0.0))
     reference = real_view(reference)
-    totals = [ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex) for _ in range(2)]
+    totals = [
+        ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex, locates=is_candidate)
+        for is_candidate in (True, False)
+    ]
     for place, (r, c, e) in chunks(arbiter, candidate, reference):
         true = r.double()
         errors = [(side.double() - true).abs_() for side in (c, e)]
@@ -100,7 +103,8 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
             total.add(place, error, one)
     mine, own = totals
     figures: dict[str, Any] = {}
-    for axis, (left, right) in enumerate(zip(mine.slices, own.slices, strict=True)):
+    slices = zip(mine.slices_on_host(), own.slices_on_host(), strict=True)
+    for axis, (left, right) in enumerate(slices):
         if left is None or right is None or mine.count == 0:
             continue
         typical = own.squares / mine.shape[axis] / 4  # half the typical slice, squared
