@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import shutil
@@ -81,10 +82,21 @@ def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, obje
         return (yield)
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Let Python's collector wait: what is imported and collected stays to the end."""
-    if not session.config.pluginmanager.hasplugin("dsession"):  # which leaves it to its workers
-        gc.disable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Let Python's collector wait: what is imported and collected stays to the end.
+
+    Workers collect one after the other, so that only the first compiles modules that have changed.
+    """
+    if session.config.pluginmanager.hasplugin("dsession"):  # which leaves it to its workers
+        return (yield)
+    gc.disable()
+    server = os.environ.get(processes.SERVER)
+    if not server or sys.dont_write_bytecode:
+        return (yield)
+    with Path(server).with_name("collecting").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_finish() -> None:
