@@ -30,6 +30,7 @@ QUICK = """#!/bin/sh
 case "$*" in
 *--output-pch*) exec '{0}' "$@" ;;
 *" -O3 "*) exec '{0}' "$@" -O1 -g0 -w ;;
+*" -O0 "*) exec '{0}' "$@" -g0 -w ;;
 *) exec '{0}' "$@" ;;
 esac
 """
