@@ -26,7 +26,7 @@ from torch import nn
 import paritas
 from paritas.dumps.reading import Dump
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.placement.placement import OperatorCall, Recipe
 from paritas.results.items import Shard
 
 ROUNDS = 3

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from paritas.partition import check_partition, discover_partitions
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.placement.placement import OperatorCall, Recipe
 from paritas.results.items import Once, Partial, Shard
 
 ROUNDS, CALLS, RANKS = 9, 5, 2

@@ -24,12 +24,11 @@ from benchmarks.kernels.rows import add_row, forked, half, read_rows
 
 from paritas.errors import ParitasError, UsageError
 from paritas.execution.observation import input_tensors
-from paritas.kernels import vacuous
 from paritas.kernels.cases import CaseMaker
-from paritas.kernels.references import JudgedCase, KernelTask, RefusedCase
+from paritas.kernels.references import TRIVIAL, JudgedCase, KernelTask, RefusedCase, rate_task
 from paritas.kernels.sides import load_side, parse_side
 from paritas.mutants.power import power
-from paritas.results.kernels import CaseFamily
+from paritas.results.model_reports import CaseFamily
 from paritas.results.power_reports import CAUGHT
 
 # Elements of inputs that take no more than seconds, whatever is done with them.
@@ -58,9 +57,9 @@ def rated_at(source, asked, sizes):
     cases = accepted(task, families[CaseFamily.GIVEN], 2)
     if not cases:
         return {"status": "refused"}
-    given = vacuous.rate_task(cases)
+    given = rate_task(cases)
     more = [*cases, *(one for name in OTHERS for one in accepted(task, families[name], 4))]
-    whole = vacuous.rate_task(more)
+    whole = rate_task(more)
     report = power(
         cases[0].case.inputs,
         cases[0].run.subject.call,
@@ -121,7 +120,7 @@ def by_allclose(cases):
     """The trivial candidates that pass on all given inputs with a tolerance of 1e-2."""
     return [
         name
-        for name, make in vacuous.TRIVIAL.items()
+        for name, make in TRIVIAL.items()
         if all(passes(make, one, cases[0]) for one in cases[-1:])
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from paritas.results import callbacks as _callbacks
+from paritas import results as _results
 
 __all__ = [
     "AllCloseValueChecker",
@@ -66,8 +66,8 @@ _HOMES = {
     "Inputs": "paritas.execution.subjects",
     "InvariantsReport": "paritas.results.model_reports",
     "KernelJudge": "paritas.kernels.judge",
-    "KernelOptions": "paritas.kernels.options",
-    "KernelReport": "paritas.results.kernels",
+    "KernelOptions": "paritas.kernels",
+    "KernelReport": "paritas.results.model_reports",
     "MismatchError": "paritas.errors",
     "Origin": "paritas.results.findings",
     "ParitasError": "paritas.errors",
@@ -106,8 +106,8 @@ if TYPE_CHECKING:
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.execution.subjects import Inputs, VerifyConfig
     from paritas.graphs.verify import verify_graph
+    from paritas.kernels import KernelOptions
     from paritas.kernels.judge import KernelJudge, judge_kernel
-    from paritas.kernels.options import KernelOptions
     from paritas.mutants.power import power
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
@@ -123,8 +123,7 @@ if TYPE_CHECKING:
     from paritas.results.comparisons import Comparison
     from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.results.graph_reports import GraphReport
-    from paritas.results.kernels import KernelReport
-    from paritas.results.model_reports import EngineReport, InvariantsReport
+    from paritas.results.model_reports import EngineReport, InvariantsReport, KernelReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
     from paritas.sweeping.sweep import sweep
@@ -159,8 +158,8 @@ def _shrink(verdict: Verdict, **options: Any) -> object:
 
 
 # `results` may not import the upper layers that render and shrink, so they are registered here.
-_callbacks.show_by(_html_of)
-_callbacks.shrink_by(_shrink)
+_results.show_by(_html_of)
+_results.shrink_by(_shrink)
 
 if os.environ.get("PARITAS_GUARD"):
     import paritas.checks.guard_settings

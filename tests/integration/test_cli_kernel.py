@@ -279,6 +279,16 @@ def test_a_kernel_may_keep_a_nan_that_the_reference_loses_in_its_dtype(tmp_path:
     assert "NaN in one place" in shown
 
 
+def test_inputs_in_float8_are_judged(tmp_path: Path) -> None:
+    """No operator tells whether their values are finite."""
+    task = "def get_inputs():\n    return [torch.linspace(-4, 4, 64).to(torch.float8_e4m3fn)]\n"
+    task += "def task(x):\n    return 2 * x.float()\n"
+    code, shown = judged(tmp_path, task + "def kernel(x):\n    return x.float() + x.float()\n")
+    assert code == 0, shown
+    code, shown = judged(tmp_path, task + "def kernel(x):\n    return x.float().abs() * 2\n")
+    assert code == 1, shown
+
+
 def test_a_pass_needs_a_comparison_on_the_given_inputs(tmp_path: Path) -> None:
     task = "def task(x):\n    return torch.rand_like(x) if x.isfinite().all() else 2 * x\n"
     code, shown = judged(tmp_path, task + DOUBLED, "--cases", "16")

@@ -16,7 +16,7 @@ from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.ranks.threads import check_on_threads, confirm_on_gloo
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Group, OperatorCall, Recipe
+from paritas.placement.placement import Group, OperatorCall, Recipe
 from paritas.results.findings import Status
 from paritas.results.items import Once, Partial, Replicate, Shard
 from quality.partition_corpus import RIGHT

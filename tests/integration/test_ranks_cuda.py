@@ -16,7 +16,7 @@ from paritas.graphs.verify import verify_graph
 from paritas.parallel.rank_pool import close_pools
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, discover_partitions
 from paritas.partition.recipe_checks import check_recipe, confirmation
-from paritas.placement.recipes import OperatorCall, Recipe, on_device
+from paritas.placement.placement import OperatorCall, Recipe, on_device
 from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome, GraphReport
 from paritas.results.items import Once, Partial, Shard

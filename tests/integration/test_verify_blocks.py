@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import paritas
 from paritas import VerifyConfig
-from paritas.checks import cut_models
+from paritas.checks import fitting
 from paritas.errors import UsageError
 from paritas.results.findings import Status
 from spying import Spy
@@ -421,7 +421,7 @@ def test_models_without_blocks_and_with_other_blocks_are_refused():
 
 
 def test_the_blocks_are_checked_where_the_whole_does_not_fit(monkeypatch):
-    monkeypatch.setattr(cut_models, "free_bytes", lambda _: 1 << 16)
+    monkeypatch.setattr(fitting, "free_bytes", lambda _: 1 << 16)
     verdict = paritas.verify([TOKENS], model(), copy.deepcopy(model()), QUIET)
     assert verdict.status is Status.IDENTICAL
     assert verdict.notes[0].startswith(
@@ -437,7 +437,7 @@ def exhausted(x):
 
 
 def test_an_exhausted_memory_is_reported_with_what_was_needed_and_free(monkeypatch):
-    monkeypatch.setattr(cut_models, "free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(fitting, "free_bytes", lambda _: 1 << 30)
     verdict = paritas.verify([torch.ones(2)], torch.relu, exhausted, QUIET)
     assert verdict.status is Status.UNVERIFIED
     assert str(verdict).splitlines()[1:3] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,15 @@ pytestmark = [
 ]
 QUIET = VerifyConfig(raise_on_mismatch=False)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def matmul() -> Iterator[Any]:
+    """The settings of products, which are restored; monkeypatch cannot write to them."""
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32
+    yield settings
+    settings.allow_tf32 = before
 
 
 def on_cuda(dtype: torch.dtype) -> Transformer:
@@ -38,8 +48,8 @@ def test_inductor_forward_and_backward(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_tf32_on_both_sides_is_no_finding(*, tf32: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+def test_tf32_on_both_sides_is_no_finding(*, tf32: bool, matmul: Any) -> None:
+    matmul.allow_tf32 = tf32
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)).cuda()
     x = torch.randn(32, 256, device="cuda")
     verdict = verify([x], model, torch.compile(model), QUIET)
@@ -48,9 +58,9 @@ def test_tf32_on_both_sides_is_no_finding(*, tf32: bool, monkeypatch: Any) -> No
 
 @pytest.mark.parametrize(("digits", "status"), [(10, Status.EQUIVALENT), (7, Status.DEGRADED)])
 def test_factors_may_be_cut_to_tf32_but_not_to_bfloat16(
-    digits: int, status: Status, monkeypatch: Any
+    digits: int, status: Status, matmul: Any
 ) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    matmul.allow_tf32 = True
 
     def cut(x: torch.Tensor) -> torch.Tensor:
         if x.dtype is not torch.float32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -192,3 +193,72 @@ def test_what_cancels_to_rounding_noise_is_equivalent(dtype, undiagnosed):
     (bias,) = (f for f in verdict.findings if f.path == "gradient of project.1.bias")
     assert bias.status is Status.EQUIVALENT
     assert verdict.status is Status.EQUIVALENT
+
+
+# --- Rounding that decides how many rows there are ------------------------------------------------
+
+
+class Selected(nn.Module):
+    """The rows whose score is not below a limit, times a factor; as detectors of keypoints do."""
+
+    def __init__(self, factor=1.0, left_out=0, *, is_exact=False):
+        super().__init__()
+        self.factor, self.left_out, self.is_exact = factor, left_out, is_exact
+
+    def forward(self, x, weight, limit):
+        scores = x @ weight[:, 0]
+        if self.is_exact:
+            scores, limit = x.double() @ weight[:, 0].double(), limit.double()
+        chosen = scores >= limit
+        return ((x @ weight) * self.factor)[chosen][self.left_out :]
+
+
+@functools.cache
+def undecided_rows():
+    """Inputs of which one row more is chosen in float32 than in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(shape, generator=generator) for shape in ((40, 64), (64, 16)))
+    scores, exact = x @ weight[:, 0], x.double() @ weight[:, 0].double()
+    above = (scores.double() > exact).nonzero()[:, 0]
+    nearest = above[(scores[above] - scores.median()).abs().argmin()]
+    inputs = [x, weight, scores[nearest].clone()]
+    assert len(Selected()(*inputs)) == len(Selected(is_exact=True)(*inputs)) + 1 > 10
+    return inputs
+
+
+def judged_rows(candidate):
+    config = VerifyConfig(raise_on_mismatch=False, verify_gradients=False)
+    verdict = verify(undecided_rows(), Selected(), candidate, config)
+    return next(one for one in verdict.findings if one.path == "output")
+
+
+class OffByRoundings(Selected):
+    """Natively, its rounding is above what a dtype alone tells; in float64 it is as good."""
+
+    def forward(self, x, weight, limit):
+        found = super().forward(x, weight, limit)
+        return (
+            found * (1 + 100 * torch.finfo(torch.float32).eps)
+            if x.dtype == torch.float32
+            else found
+        )
+
+
+def test_values_whose_number_rounding_decides_are_unstable():
+    finding = judged_rows(OffByRoundings())
+    assert finding.status is Status.UNSTABLE
+    assert "rounding decides how large this value is" in finding.reason
+
+
+def test_a_shape_that_rounding_decides_is_unstable():
+    finding = judged_rows(Selected(is_exact=True))
+    assert finding.status is Status.UNSTABLE
+    assert "rounding decides how large it is" in finding.reason
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [Selected(1.00001), Selected(1.001), Selected(left_out=1), Selected(1.001, is_exact=True)],
+)
+def test_a_fault_in_values_whose_number_rounding_decides_is_found(candidate):
+    assert judged_rows(candidate).status is Status.DIFFERENT

@@ -631,6 +631,12 @@ def lerp_stops_the_clock(a: Tensor, b: Tensor, weight: float) -> Tensor:
     return torch.lerp(a, b, weight)
 
 
+@cheat("lerp")
+def lerp_stops_the_clock_of_devices(a: Tensor, b: Tensor, weight: float) -> Tensor:
+    torch.cuda.Event.elapsed_time = lambda *_: 0.001  # type: ignore[method-assign]
+    return torch.lerp(a, b, weight)
+
+
 # --- Right kernels for tasks that show nothing ----------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.placement.placement import OperatorCall, Recipe
 from paritas.results.items import Partial, Shard
 
 SEED = 7

@@ -12,7 +12,7 @@ from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation, Option
 
 if TYPE_CHECKING:
-    from paritas.placement.recipes import OperatorCall, Recipe
+    from paritas.placement.placement import OperatorCall, Recipe
 
 _SUFFIXES = ("", "+", "+avg", "+max", "+min", "+product")
 _REDUCTIONS = {"avg", "max", "min", "product"}

@@ -13,10 +13,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import paritas
-from paritas.comparison.dataflow import RecordedCalls
 from paritas.comparison.replay import Replayed, Unreplayed, replay
 from paritas.dumps.opening import open_dump
-from paritas.dumps.survey import is_result
+from paritas.dumps.survey import RecordedCalls, is_result
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from paritas.kernels import KernelOptions
 from paritas.kernels.judge import KernelJudge
-from paritas.kernels.options import KernelOptions
 from paritas.results.findings import Status
 from quality import (
     kernel_candidates,

@@ -21,7 +21,7 @@ from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.library import annotation_for, known
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import OperatorCall
+from paritas.placement.placement import OperatorCall
 from paritas.results.findings import Status
 from quality import partition_samples, partition_samples_layout, partition_samples_lowered
 from quality.partition_samples import Sample, call, mask, normal, whole

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._subclasses.fake_impls import op_implementations_dict
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
@@ -199,6 +201,52 @@ def _weights(
 def _scale(given: dict[str, Any]) -> float:
     scale = given.get("scale")
     return 1 / math.sqrt(given["query"].shape[-1]) if scale is None else float(scale)
+
+
+# --- Attention on a CPU ---------------------------------------------------------------------------
+
+# Compilers go by what torch says about a kernel's results. Torch 2.11 says that the sums of this
+# kernel are float32, in float64 too. The code that Inductor makes then reads them as such, and the
+# backward kernel refuses what it read.
+_ON_CPU = ATEN._scaled_dot_product_flash_attention_for_cpu.default
+
+
+@contextlib.contextmanager
+def true_sums_of_attention() -> Iterator[None]:
+    """In this block, torch says of which dtype the sums of attention on a CPU are."""
+    if _says_float64():
+        yield
+        return
+    known = op_implementations_dict.get(_ON_CPU)
+
+    def describe(mode: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        _restore(known)
+        try:
+            with mode:
+                result, sums = op(*args, **kwargs)
+                return result, sums.double() if result.dtype is torch.float64 else sums
+        finally:
+            op_implementations_dict[_ON_CPU] = describe
+
+    op_implementations_dict[_ON_CPU] = describe
+    FakeTensorMode.cache_clear()
+    try:
+        yield
+    finally:
+        _restore(known)
+        FakeTensorMode.cache_clear()
+
+
+def _says_float64() -> bool:
+    with FakeTensorMode():
+        query = torch.empty(1, 1, 2, 8, dtype=torch.float64)
+        return bool(_ON_CPU(query, query, query)[1].dtype is torch.float64)
+
+
+def _restore(known: Callable[..., Any] | None) -> None:
+    op_implementations_dict.pop(_ON_CPU, None)
+    if known is not None:
+        op_implementations_dict[_ON_CPU] = known
 
 
 # --- Kernels with float32 constants inside --------------------------------------------------------

@@ -5,6 +5,7 @@ Nothing here imports torch, to report a typo at once.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import os
@@ -299,3 +300,39 @@ def make(name: str, model: nn.Module, inputs: Any) -> Callable[..., Any]:
 
     made: Callable[..., Any] = getattr(makers, name.replace("-", "_"))(model, inputs)
     return made
+
+
+# --- What is asked for ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How a reference is built: options that several commands share.
+
+    Attributes:
+        inputs: the function that makes the inputs.
+        dtype: of parameters and inputs; None leaves them as they are built.
+        train: training mode.
+        device: where it runs; None leaves it where it is built.
+    """
+
+    inputs: str | None
+    dtype: str | None
+    train: bool
+    device: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CandidateOptions(BuildOptions):
+    """How a reference and a candidate are built.
+
+    Attributes:
+        candidate: a name of `paritas.candidates`, or `package.module:function`; None for
+            `torch.compile`, whose options are the others.
+    """
+
+    candidate: str | None
+    backend: str = "inductor"
+    mode: str | None = None
+    dynamic: bool | None = None
+    fullgraph: bool = False

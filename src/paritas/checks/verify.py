@@ -13,8 +13,8 @@ from paritas._torch.dynamo import reuses_outputs, room_for_entries
 from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
-from paritas.checks.cut_models import check_by, describe_shortage, verify_where_it_fits
 from paritas.checks.failures import FailedPair, remember_failed
+from paritas.checks.fitting import check_by, describe_shortage, verify_where_it_fits
 from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (

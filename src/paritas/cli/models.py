@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.candidates.loading import BuildOptions, CandidateOptions
 from paritas.cli.options import (
     DTYPES,
     INTERRUPTED,
-    BuildOptions,
     OutputFormat,
     blocks_option,
     by_option,
@@ -38,8 +38,7 @@ from paritas.cli.options import (
 
 if TYPE_CHECKING:
     from paritas.results.findings import Verdict
-    from paritas.results.kernels import KernelReport
-    from paritas.results.model_reports import EngineReport, InvariantsReport
+    from paritas.results.model_reports import EngineReport, InvariantsReport, KernelReport
     from paritas.results.power_reports import PowerReport
     from paritas.results.sweeps import SweepReport
 
@@ -51,14 +50,9 @@ _COMPILES = ("backend", "mode", "dynamic", "fullgraph")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VerifyOptions(BuildOptions):
+class VerifyOptions(CandidateOptions):
     """The options of the command, by their names."""
 
-    backend: str
-    mode: str | None
-    dynamic: bool | None
-    fullgraph: bool
-    candidate: str | None
     strict: bool
     no_gradients: bool
     no_lift: bool
@@ -129,7 +123,7 @@ def _check_forms(factory: str, options: VerifyOptions) -> None:
 def _run_verify(factory: str, options: VerifyOptions) -> Verdict:
     with progress() as tell:
         tell("importing torch")
-        from paritas.candidates.building import build_candidate, build_reference
+        from paritas.candidates.makers import build_candidate, build_reference
         from paritas.checks import verify as verifying
         from paritas.execution import subjects
 
@@ -244,7 +238,7 @@ def _run_power(factory: str, options: PowerOptions) -> PowerReport:
         tell("importing torch")
         import torch
 
-        from paritas.candidates.building import build_reference
+        from paritas.candidates.makers import build_reference
         from paritas.mutants import power as searching
 
         tell(f"building {factory}")
@@ -350,22 +344,17 @@ def _sweep(targets: Path, output: Path, **asked: Any) -> SweepReport:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InvariantsOptions(BuildOptions):
+class InvariantsOptions(CandidateOptions):
     """The options of the command, by their names."""
 
     only: tuple[str, ...]
-    candidate: str | None
     strict: bool
-    backend: str = "inductor"
-    mode: str | None = None
-    dynamic: bool | None = None
-    fullgraph: bool = False
 
 
 def _list_relations(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
     if not value or ctx.resilient_parsing:
         return
-    from paritas.relations.catalogue import all_relations
+    from paritas.relations.relation import all_relations
 
     for one in all_relations().values():
         asked = " (only with --only)" if one.on_request else ""
@@ -438,7 +427,7 @@ def _run_invariants(target: str, options: InvariantsOptions) -> InvariantsReport
     check_forms(named)
     with progress() as tell:
         tell("importing torch")
-        from paritas.candidates.building import build_candidate, build_reference
+        from paritas.candidates.makers import build_candidate, build_reference
         from paritas.relations import checking
 
         tell(f"building {target}")
@@ -528,7 +517,7 @@ def _run_engine(target: str, records: Path, options: EngineOptions) -> EngineRep
     check_forms({"TARGET": target, **{f"--older {one}": one for one in options.older}})
     with progress() as tell:
         tell("importing torch")
-        from paritas.candidates.building import build_reference
+        from paritas.candidates.makers import build_reference
         from paritas.engines.check import check_engine
 
         tell(f"building {target}")
@@ -660,8 +649,8 @@ def _judge(reference: str, candidate: str, given: dict[str, Any]) -> KernelRepor
     shared_nursery()
     with progress() as tell:
         tell("importing torch")
+        from paritas.kernels import KernelOptions
         from paritas.kernels.judge import KernelJudge
-        from paritas.kernels.options import KernelOptions
 
         fixed = {name for name in _PROMISES if given[f"fixed_{name}"]}
         options = KernelOptions(

@@ -62,16 +62,6 @@ confirm_option = click.option(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BuildOptions:
-    """How to build the user's model: options that several commands share."""
-
-    inputs: str | None
-    dtype: str | None
-    train: bool
-    device: str | None = None
-
-
 def was_given(ctx: click.Context, name: str) -> bool:
     """Whether an option was given on the command line, not by a settings file."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

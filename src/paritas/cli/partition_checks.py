@@ -21,7 +21,7 @@ from paritas.partition.configuration import TensorInfo, VerifyConfig, make_call
 from paritas.partition.library import annotation_of_call
 from paritas.partition.recipe_checks import failed_split, labelled
 from paritas.partition.verify import CheckSettings, check_unsplit
-from paritas.placement.recipes import Recipe, first_split, on_device
+from paritas.placement.placement import Recipe, first_split, on_device
 from paritas.reports.terminal import STYLES, details, last_line, listed, paragraph, small_table
 from paritas.results.findings import Finding, Status, Verdict, unverified
 from paritas.results.items import ItemKind
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paritas.checks.failures import FailedSplit
     from paritas.cli.ranks import PartitionOptions
     from paritas.partition.discovery import Discovered
-    from paritas.placement.recipes import OperatorCall
+    from paritas.placement.placement import OperatorCall
     from paritas.results.graph_reports import RuleProof
 
 

@@ -196,7 +196,7 @@ def _run_partition(operator: str, options: PartitionOptions) -> CheckedOperator:
         from paritas.cli.partition_checks import check, operator_call
         from paritas.partition.recipe_checks import check_confirm
         from paritas.partition.resolving import resolve_operator
-        from paritas.placement.recipes import device_of
+        from paritas.placement.placement import device_of
 
         look_here()
         function = resolve_operator(operator, parameter="OPERATOR")
@@ -606,8 +606,8 @@ def _build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) 
     """Arguments of the check: find and call what the options name, under their seed."""
     import torch
 
-    from paritas.candidates.building import call_user, move_leaf
     from paritas.candidates.loading import resolve
+    from paritas.candidates.makers import call_user, move_leaf
     from paritas.errors import UsageError
     from paritas.execution.subjects import usable_device
     from paritas.numerics.contents import map_leaves

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.candidates.loading import BuildOptions
 from paritas.cli.options import (
     UNVERIFIED,
-    BuildOptions,
     OutputFormat,
     dtype_option,
     format_options,
@@ -295,7 +295,7 @@ def _shrink_factory(
 ) -> ShrinkReport:
     """Shrink the compiled form of the user's model."""
     from paritas._torch.dynamo import find_backend
-    from paritas.candidates.building import build_reference
+    from paritas.candidates.makers import build_reference
     from paritas.shrinking.programs import Candidate
     from paritas.shrinking.sources import capture_programs
 

@@ -12,9 +12,8 @@ import torch
 from paritas._torch.global_state import quietly
 from paritas._torch.named_operators import operator_named
 from paritas._torch.operators import WIDE, map_tensors
-from paritas.comparison.dataflow import RecordedCall, scope_of
 from paritas.comparison.operands import read_value
-from paritas.dumps.survey import is_result
+from paritas.dumps.survey import RecordedCall, is_result, scope_of
 from paritas.errors import UsageError, first_line, in_one_line
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas._torch.named_operators import NamedOperator
-    from paritas.comparison.dataflow import RecordedCalls, Scope
+    from paritas.dumps.survey import RecordedCalls, Scope
     from paritas.execution.observation import RunOptions
     from paritas.files.records import Record
     from paritas.numerics.automatic import Judgement

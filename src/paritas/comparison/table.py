@@ -7,8 +7,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from paritas.comparison.dataflow import RecordedCalls
-from paritas.dumps.survey import is_result
+from paritas.dumps.survey import RecordedCalls, is_result
 from paritas.numerics.automatic import BLIND_NOISE
 from paritas.numerics.criterion import MAX_Z, RMS_Z
 from paritas.results.comparisons import Basis, ComparisonRow

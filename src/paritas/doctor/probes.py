@@ -228,7 +228,7 @@ def named_operators() -> None:
 
 def operator_samples() -> None:
     """An operator is found by its name, and the database of torch's tests is where it was."""
-    from paritas._torch.operator_samples import DATABASE, find_operator
+    from paritas._torch.named_operators import DATABASE, find_operator
 
     expect("aten.add.Tensor", find_operator("aten.add.Tensor") is ATEN.add.Tensor)
     expect("aten.relu", find_operator("aten.relu") is ATEN.relu.default)

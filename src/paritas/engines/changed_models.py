@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.engines.changes import LogitsOf
-    from paritas.engines.readout import Request
+    from paritas.engines.records import Request
 
 _PLAIN = 1e4  # the usual base of rotary positions
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.engines.readout import Request
+    from paritas.engines.records import Request
 
 # Takes the model and a request; row t of the result predicts token t + 1. None if the change does
 # not concern the request.

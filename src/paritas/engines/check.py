@@ -29,7 +29,7 @@ from paritas.engines.changes import (
     prompt_changes,
     search_flips,
 )
-from paritas.engines.readout import (
+from paritas.engines.records import (
     AS_RECORDED,
     CLAIMS,
     LIMITS,
@@ -37,9 +37,9 @@ from paritas.engines.readout import (
     Readout,
     Request,
     fitted_truncation,
+    read_records,
     readouts,
 )
-from paritas.engines.records import read_records
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence
@@ -548,7 +548,7 @@ class _Check:
         own = self._screened(None, sample)
         yield [
             (self._remaining(own, one.readout, sample) * one.doubt, one)
-            for one in self._readouts(own, sample)
+            for one in (*self._known_readouts(sample), *self._fitted(own, sample))
         ]
         everything: list[Change] = []
         for changes in self._changes(sample):
@@ -576,9 +576,6 @@ class _Check:
         yield list(cache_changes(runner, [*sample, *self.requests]))
         yield list(changed_models.quantised_weights(model))
         yield list(changed_models.skipped_layers(model))
-
-    def _readouts(self, logits: dict[int, Tensor], sample: list[Request]) -> list[Hypothesis]:
-        return [*self._known_readouts(sample), *self._fitted(logits, sample)]
 
     @staticmethod
     def _known_readouts(sample: list[Request]) -> list[Hypothesis]:

@@ -1,17 +1,25 @@
-"""What a serving engine returned for one request, and reading it from a file or an engine."""
+"""What a serving engine returned for one request, and how logits become the numbers in it."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import os
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import torch
 
 from paritas.compat.vllm import answer_records, is_answer
 from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # Servers that speak JSON cannot send -inf; they send this instead.
 _LOWEST = -9999.0
@@ -186,3 +194,457 @@ def _record(value: Any, where: str) -> EngineRecord:
         return msgspec.convert(dict(value), EngineRecord, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"{where}: {error}") from None
+
+
+# --- From logits to the numbers in a record: penalties, temperature, truncation, normalisation ----
+
+# The kinds of values of a record.
+LOGPROBS, PROMPT, TOP = "logprobs", "prompt_logprobs", "top_logprobs"
+# Claims: that its tokens may be drawn, and that the right tokens share the mass. They are no
+# numbers of the engine, which claims a distance of 0 from what is right.
+TOKENS, LIMITS = "tokens", "limits"
+CLAIMS = frozenset({TOKENS, LIMITS})
+
+Scale = Literal["log", "logits", "probability", "log2", "log10", "negative log"]
+
+
+class Request:
+    """A record, prepared for comparison.
+
+    Attributes:
+        record: what the engine returned.
+        start: the number of prompt tokens.
+        ids: all tokens.
+    """
+
+    def __init__(self, record: EngineRecord) -> None:
+        """Nothing is computed yet."""
+        self.record = record
+        self.start = len(record.prompt)
+        self.ids = [*record.prompt, *record.output]
+        self.given = [place for place, one in enumerate(record.logprobs) if one is not None]
+        self.given_prompt = [
+            place for place, one in enumerate(record.prompt_logprobs) if one is not None and place
+        ]
+        self.top = [
+            (place, token) for place, table in enumerate(record.top_logprobs) for token in table
+        ]
+
+    @functools.cached_property
+    def values(self) -> dict[str, Tensor]:
+        """What the engine returned, by kind. That its tokens may be drawn is a claim too.
+
+        So is that a token may not be drawn (-inf): it is 0 here, and a readout has the token's
+        distance from the limit in its place.
+        """
+        found = dict(self._returned)
+        for kind in found.keys() & {LOGPROBS, TOP}:
+            found[kind] = torch.where(self.excludes(kind), 0.0, found[kind])
+        return found
+
+    def excludes(self, kind: str) -> Tensor:
+        """Which entries the engine says may not be drawn."""
+        return self._returned[kind].isneginf()
+
+    @functools.cached_property
+    def claims(self) -> tuple[list[int], list[int], list[bool]]:
+        """Places and tokens of all entries, and whether the engine says that they may be drawn."""
+        chosen = [(place, self.record.output[place]) for place in self.given]
+        entries = [*chosen, *self.top]
+        kept = [
+            not one
+            for kind in (LOGPROBS, TOP)
+            if kind in self._returned
+            for one in self.excludes(kind).tolist()
+        ]
+        return [place for place, _ in entries], [token for _, token in entries], kept
+
+    @functools.cached_property
+    def _returned(self) -> dict[str, Tensor]:
+        record = self.record
+        found: dict[str, list[float | None]] = {
+            LOGPROBS: [record.logprobs[place] for place in self.given],
+            PROMPT: [record.prompt_logprobs[place] for place in self.given_prompt],
+            TOP: [record.top_logprobs[place][token] for place, token in self.top],
+            TOKENS: [0.0 for _ in record.output] if self.claims_tokens else [],
+            LIMITS: [0.0 for _ in record.output] if self.claims_limits else [],
+        }
+        return {
+            kind: torch.tensor([as_float(one or 0.0) for one in numbers], dtype=torch.float64)
+            for kind, numbers in found.items()
+            if numbers
+        }
+
+    @property
+    def claims_limits(self) -> bool:
+        """Whether its numbers are normalised over some tokens only."""
+        some = self.record.logprobs_mode == "processed" and self.record.sampling.truncates
+        return some and bool(self.given or self.top)
+
+    @property
+    def claims_tokens(self) -> bool:
+        """Whether the sampling parameters exclude some tokens."""
+        return self.record.sampling.is_greedy or self.record.sampling.truncates
+
+
+@dataclasses.dataclass(frozen=True)
+class Readout:
+    """How the numbers of a record are computed from logits; by default, as the record says.
+
+    Attributes:
+        applies: the parts of the sampling parameters that are applied to log probabilities; None
+            for what the record says.
+        temperature: another temperature than that of the record.
+        top_k: another number of tokens than that of the record.
+        top_p: another mass of tokens than that of the record.
+        offset: take the logits of this many tokens later.
+        lag: return the number of this many tokens later; where there is none, it is unknown.
+        best: return the best token's number in place of the chosen one's.
+        scale: what is returned in place of natural logarithms.
+        padding: this many further tokens with logits of 0 take part in the normalisation.
+        rounded: the logits are rounded to this dtype, and so are the log probabilities.
+    """
+
+    applies: frozenset[str] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    offset: int = 0
+    lag: int = 0
+    best: bool = False
+    scale: Scale = "log"
+    padding: float = 0.0
+    rounded: torch.dtype | None = None
+
+    def values(self, logits: Tensor, request: Request) -> dict[str, Tensor]:
+        """The numbers by kind; row t of the logits predicts token t + 1."""
+        ids = torch.tensor(request.ids, device=logits.device)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        found: dict[str, Tensor] = {}
+        start = request.start
+        if request.given or request.top:
+            table, inside, found[LIMITS] = self._table(self._moved(logits)[start - 1 :], request)
+            if request.given:
+                chosen = (table.argmax(dim=-1) if self.best else ids[start:])[:, None]
+                own, kept = (self._lagging(one.gather(1, chosen)[:, 0]) for one in (table, inside))
+                excludes = request.excludes(LOGPROBS).to(own.device)
+                found[LOGPROBS] = torch.where(excludes, kept[request.given], own[request.given])
+            if request.top:
+                places, tokens = map(list, zip(*request.top, strict=True))
+                excludes = request.excludes(TOP).to(table.device)
+                found[TOP] = torch.where(excludes, inside[places, tokens], table[places, tokens])
+        if request.given_prompt:
+            table = self._scaled(self._moved(logits)[: start - 1])
+            picked = self._lagging(table.gather(1, ids[1:start, None])[:, 0])
+            found[PROMPT] = picked[[place - 1 for place in request.given_prompt]]
+        if request.claims_tokens:
+            found[TOKENS] = _beyond(logits[start - 1 :], request).gather(1, ids[start:, None])[:, 0]
+        return {kind: found[kind] for kind in request.values}
+
+    def _lagging(self, numbers: Tensor) -> Tensor:
+        if self.lag == 0:
+            return numbers
+        numbers = numbers.roll(-self.lag)
+        numbers[slice(-self.lag, None) if self.lag > 0 else slice(0, -self.lag)] = math.nan
+        return numbers
+
+    def _moved(self, logits: Tensor) -> Tensor:
+        return logits.roll(-self.offset, 0) if self.offset else logits
+
+    def _table(self, logits: Tensor, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+        """Log probabilities of all tokens, or what is returned in their place; and two distances.
+
+        A token beyond the limits has the number that it would have within them, less its distance:
+        an engine whose rounding puts it within is not infinitely far off. The second value has the
+        distances of the tokens within the limits. The third says for each place how far it is from
+        right that so many tokens share the mass as in the engine.
+        """
+        logits = self._processed(logits, request)
+        applies, sampling = self._applied(request)
+        limits = _limits(logits, sampling, applies)
+        if not applies & TRUNCATION or not sampling.truncates:
+            return self._scaled(logits), limits.inside, torch.zeros_like(logits[:, 0])
+        beyond = limits.beyond
+        if self.scale in {"probability", "negative log"}:
+            beyond = torch.where(limits.excluded, math.inf, 0.0)
+        total, distance = limits.shared(logits, *_engine_totals(logits, request))
+        return self._scaled(logits - beyond, total), limits.inside, distance
+
+    def _applied(self, request: Request) -> tuple[frozenset[str], Sampling]:
+        """The parts that are applied, and the parameters."""
+        record, applies = request.record, self.applies
+        if applies is None:
+            applies = ALL_PARTS if record.logprobs_mode == "processed" else frozenset()
+        given = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        others = {name: value for name, value in given.items() if value is not None}
+        return applies | others.keys(), msgspec.structs.replace(record.sampling, **others)
+
+    def _processed(self, logits: Tensor, request: Request) -> Tensor:
+        """The logits after penalties and temperature."""
+        applies, sampling = self._applied(request)
+        if "penalties" in applies and sampling.penalises:
+            logits = _penalised(logits, request)
+        if "temperature" in applies:
+            # Greedy requests are not divided by 0: engines return the raw distribution.
+            logits = logits / (sampling.temperature or 1.0)
+        return logits
+
+    def sharing(self, logits: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+        """How many tokens share the mass by the engine's numbers, at each place that has some.
+
+        Returns:
+            These counts, and the mass of the first n tokens, for all n.
+        """
+        logits = self._processed(self._moved(logits)[request.start - 1 :].double(), request)
+        totals, known = _engine_totals(logits, request)
+        masses = logits.sort(dim=-1, descending=True).values.logcumsumexp(dim=-1)[known]
+        counts = (masses - totals[known, None]).abs().argmin(dim=-1) + 1
+        return counts, (masses - masses[:, -1:]).exp()
+
+    def _scaled(self, logits: Tensor, total: Tensor | None = None) -> Tensor:
+        """What is returned for logits; `total` is what they are normalised by, if not their own."""
+        if self.scale == "logits":
+            return logits
+        if self.rounded is not None:
+            logits = logits.to(self.rounded).to(logits.dtype)
+        table = logits.log_softmax(dim=-1) if total is None else logits - total[:, None]
+        if self.padding > 0:
+            own = torch.logsumexp(logits, dim=-1, keepdim=True)
+            table = table - torch.nn.functional.softplus(math.log(self.padding) - own)
+        if self.rounded is not None:
+            table = table.to(self.rounded).to(table.dtype)
+        if self.scale == "probability":
+            return table.exp()
+        factor = {"log": 1.0, "log2": 1 / math.log(2), "log10": 1 / math.log(10)}
+        return table * factor.get(self.scale, -1.0)
+
+
+AS_RECORDED = Readout()
+TRUNCATION = frozenset({"top_k", "top_p", "min_p"})
+ALL_PARTS = TRUNCATION | {"penalties", "temperature"}
+
+
+def _penalised(logits: Tensor, request: Request) -> Tensor:
+    """Penalties of the tokens so far, as OpenAI's and transformers' documents define them."""
+    sampling, start = request.record.sampling, request.start
+    rows, size = logits.shape
+    drawn = torch.zeros((rows, size), dtype=logits.dtype, device=logits.device)
+    for row in range(1, rows):
+        drawn[row] = drawn[row - 1]
+        drawn[row, request.ids[start + row - 1]] += 1
+    seen = drawn > 0
+    seen[:, list(set(request.record.prompt))] = True
+    factor = sampling.repetition_penalty
+    repeated = torch.where(logits > 0, logits / factor, logits * factor)
+    logits = torch.where(seen, repeated, logits)
+    return logits - sampling.frequency_penalty * drawn - sampling.presence_penalty * (drawn > 0)
+
+
+def _engine_totals(logits: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+    """What the engine normalises by at each place, by its numbers; and which places have some."""
+    places, tokens, kept = request.claims
+    numbers = torch.cat([request.values[one] for one in (LOGPROBS, TOP) if one in request.values])
+    place, token, number = (
+        torch.tensor(one, device=logits.device)[torch.tensor(kept, device=logits.device)]
+        for one in (places, tokens, numbers.tolist())
+    )
+    totals, counts = logits.new_zeros(len(logits)), logits.new_zeros(len(logits))
+    totals = totals.index_add(0, place, logits[place, token] - number.to(logits.dtype))
+    counts = counts.index_add(0, place, torch.ones_like(number, dtype=logits.dtype))
+    return totals / counts.clamp(min=1), counts > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Which tokens top-k, min-p and top-p exclude, in this order, and how clearly.
+
+    A distance is the least change of logits by which a token would cross the limit: of its own, or
+    of all better ones together. It changes smoothly with the logits, so that noise can be measured.
+
+    Attributes:
+        excluded: the tokens that may not be drawn.
+        beyond: their distances from the limit; 0 for the others.
+        inside: the distances of the others; 0 for these.
+        price: the distance of each token from the limit while all keep their order: what it takes
+            to keep one token more or less.
+    """
+
+    excluded: Tensor
+    beyond: Tensor
+    inside: Tensor
+    price: Tensor
+
+    def within(self, excluded: Tensor, distance: Tensor, in_order: Tensor | None = None) -> Limits:
+        """The same with one more limit; `in_order` are the distances in which the order stays."""
+        in_order = distance if in_order is None else in_order
+        all_excluded = self.excluded | excluded
+        inside = torch.minimum(self.inside, distance)
+        beyond = torch.maximum(self.beyond, torch.where(excluded, distance, 0.0))
+        further = torch.where(excluded, torch.maximum(self.price, in_order), self.price)
+        price = torch.where(all_excluded, further, torch.minimum(self.price, in_order))
+        return Limits(all_excluded, beyond, torch.where(all_excluded, 0.0, inside), price)
+
+    def shared(self, logits: Tensor, engine: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """What the kept tokens are normalised by at each place, and how far that is from right.
+
+        A token within rounding of the limit takes part or not. Of all numbers of tokens, the one is
+        taken that is nearest to what the engine normalises by and to what is right, together.
+        """
+        ordered, order = logits.sort(dim=-1, descending=True)
+        totals = ordered.logcumsumexp(dim=-1)
+        right = (~self.excluded).sum(dim=-1, keepdim=True)
+        count = torch.arange(1, logits.shape[-1] + 1, device=logits.device)
+        one_more = self.price.gather(-1, order)
+        one_less = torch.nn.functional.pad(one_more[:, 1:], (0, 1), value=math.inf)
+        price = torch.where(count > right, one_more, one_less).masked_fill(count == right, 0.0)
+        misses = torch.where(known[:, None], (totals - engine[:, None]).abs(), 0.0)
+        best = (misses + price).argmin(dim=-1, keepdim=True)
+        return totals.gather(-1, best)[:, 0], price.gather(-1, best)[:, 0]
+
+
+def _limits(logits: Tensor, sampling: Sampling, applies: frozenset[str] = ALL_PARTS) -> Limits:
+    """The limits of some parameters; `logits` are after the temperature."""
+    none = torch.zeros_like(logits)
+    limits = Limits(none.bool(), none, none + math.inf, none + math.inf)
+    if "top_k" in applies and 0 < sampling.top_k < logits.shape[-1]:
+        best = logits.topk(sampling.top_k + 1, dim=-1).values
+        last, following = best[:, -2:-1], best[:, -1:]
+        excluded = logits < last
+        distance = torch.where(excluded, last - logits, logits - following)
+        # Rounding makes ties, so that there are more tokens, never fewer.
+        limits = limits.within(excluded, distance, distance.masked_fill(~excluded, math.inf))
+    if "min_p" in applies and sampling.min_p > 0:
+        least = logits.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
+        limits = limits.within(logits < least, (logits - least).abs())
+    if "top_p" in applies and sampling.top_p < 1:
+        limits = limits.within(*_nucleus(logits, limits.excluded, sampling.top_p))
+    return limits
+
+
+def _nucleus(logits: Tensor, before: Tensor, top_p: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens beyond the nucleus, and both distances; `before` are those excluded before."""
+    ordered, order = logits.masked_fill(before, -math.inf).sort(dim=-1, descending=True)
+    mass = ordered.softmax(dim=-1)
+    better = (mass.cumsum(dim=-1) - mass).clamp(0.0, 1.0)
+    excluded = better >= top_p
+    lowest = ordered.masked_fill(excluded, math.inf).amin(dim=-1, keepdim=True)
+    highest = ordered.masked_fill(~excluded, -math.inf).amax(dim=-1, keepdim=True)
+    by_own = torch.where(excluded, lowest - ordered, ordered - highest)
+    by_better = (better.logit() - math.log(top_p / (1 - top_p))).abs()
+    excluded = torch.zeros_like(before).scatter(-1, order, excluded) & ~before
+    distance, in_order = (
+        torch.zeros_like(logits).scatter(-1, order, one).masked_fill(before, math.inf)
+        for one in (torch.minimum(by_own, by_better), by_better)
+    )
+    return excluded, distance, in_order
+
+
+def _beyond(logits: Tensor, request: Request) -> Tensor:
+    """How far tokens are beyond what may be drawn; 0 for those that may be."""
+    sampling = request.record.sampling
+    if sampling.penalises:
+        logits = _penalised(logits, request)
+    if sampling.is_greedy:
+        return _limits(logits, Sampling(top_k=1)).beyond
+    return _limits(logits / sampling.temperature, sampling).beyond
+
+
+def fitted_truncation(
+    logits: Mapping[Any, Tensor], requests: Mapping[Any, Request]
+) -> dict[str, Readout]:
+    """Truncation by other parameters, as the number of tokens that share the mass shows them."""
+    seen = [AS_RECORDED.sharing(one, requests[key]) for key, one in logits.items()]
+    counts = [int(count) for some, _ in seen for count in some]
+    size = next(iter(logits.values())).shape[-1]
+    if not counts or statistics.median(counts) >= size:
+        return {}
+    rows = [row for _, masses in seen for row in masses.tolist()]
+    # The mass of the kept tokens is at least top_p, and that without the last of them is less.
+    most = min(row[count - 1] for row, count in zip(rows, counts, strict=True))
+    least = max(
+        row[count - 2] if count > 1 else 0.0 for row, count in zip(rows, counts, strict=True)
+    )
+    number, mass = int(statistics.median(counts)), min((most + least) / 2, most)
+    return {
+        f"a top_p of {mass:.2g} is applied": Readout(top_p=mass),
+        f"a top_k of {number} is applied": Readout(top_k=number),
+    }
+
+
+def readouts(request_sampling: list[Sampling], modes: set[str]) -> dict[str, tuple[str, Readout]]:
+    """Other ways to read the logits: text -> kind of the cause and the readout.
+
+    Fitted ones come from elsewhere: they need the logits.
+    """
+    found: dict[str, tuple[str, Readout]] = {}
+    warm = any(one.temperature not in (0, 1) for one in request_sampling)
+    cuts = any(one.truncates for one in request_sampling)
+    fines = any(one.penalises for one in request_sampling)
+    if "processed" in modes:
+        found |= _missing_parts(warm=warm, cuts=cuts, fines=fines)
+    if "raw" in modes:
+        found |= _surplus_parts(warm=warm, cuts=cuts, fines=fines)
+    for shift, words in ((1, "the next token"), (-1, "the token before")):
+        found[f"each log probability is that of {words}"] = "shift", Readout(lag=shift)
+        found[f"tokens are scored by the logits for {words}"] = "shift", Readout(offset=shift)
+    found["the log probabilities are those of the best tokens, not of the chosen ones"] = (
+        "shift",
+        Readout(best=True),
+    )
+    scales: dict[Scale, str] = {
+        "logits": "logits, not normalised",
+        "probability": "probabilities, not their logarithms",
+        "log2": "logarithms to base 2",
+        "log10": "logarithms to base 10",
+        "negative log": "negated",
+    }
+    for scale, words in scales.items():
+        found[f"the log probabilities are {words}"] = "normalisation", Readout(scale=scale)
+    return found
+
+
+def _missing_parts(*, warm: bool, cuts: bool, fines: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    raw = "the log probabilities are raw, though processed ones were asked for"
+    found[raw] = "normalisation", Readout(applies=frozenset())
+    if warm:
+        some = ALL_PARTS - {"temperature"}
+        found["the temperature is not applied"] = "temperature", Readout(applies=some)
+    if cuts:
+        some = ALL_PARTS - TRUNCATION
+        words = "the log probabilities are not normalised over the tokens that may be drawn"
+        found[words] = "truncation", Readout(applies=some)
+        for part in ("top_k", "top_p", "min_p"):
+            found[f"{part} is not applied"] = "truncation", Readout(applies=ALL_PARTS - {part})
+    if fines:
+        some = ALL_PARTS - {"penalties"}
+        found["the penalties are not applied"] = "penalties", Readout(applies=some)
+    return found
+
+
+def _surplus_parts(*, warm: bool, cuts: bool, fines: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if warm:
+        found["the temperature is applied to raw log probabilities"] = (
+            "temperature",
+            Readout(applies=frozenset({"temperature"})),
+        )
+    if cuts:
+        words = "raw log probabilities are normalised over the tokens that may be drawn"
+        found[words] = "truncation", Readout(applies=TRUNCATION)
+        for part in ("top_k", "top_p", "min_p"):
+            words = f"{part} is applied to raw log probabilities"
+            found[words] = "truncation", Readout(applies=frozenset({part}))
+    if fines:
+        found["the penalties are applied to raw log probabilities"] = (
+            "penalties",
+            Readout(applies=frozenset({"penalties"})),
+        )
+    if warm + cuts + fines > 1:
+        words = "the log probabilities are processed, though raw ones were asked for"
+        found[words] = "normalisation", Readout(applies=ALL_PARTS)
+        if warm and cuts:
+            words = "temperature and truncation are applied to raw log probabilities"
+            some = ALL_PARTS - {"penalties"}
+            found[words] = "normalisation", Readout(applies=some)
+    return found

@@ -202,6 +202,7 @@ class Evidence(Generic[P_co]):
         dtype: the most frequent floating dtype of the program.
         dtypes: all its floating dtypes.
         casts: the narrow dtypes that the program casts to, as seen in lifted runs so far.
+        shapes: other shapes that values had in perturbed runs, by call and item.
         shows_dtypes: the arbiter was made, and every cast in it was seen.
         default: the default dtype under which it runs.
         everything: the demand for comparisons without one of their own.
@@ -223,6 +224,7 @@ class Evidence(Generic[P_co]):
         self.tell: Callable[[str], None] = lambda _: None
         self.default = own_default()
         self.casts: set[torch.dtype] = set()
+        self.shapes: dict[tuple[int, Item], set[torch.Size]] = {}
         self.shows_dtypes = False
         self._wide_default = WideDefault()
         # Before any other run: the first run sets the dtypes of the cotangents.
@@ -320,7 +322,9 @@ class Evidence(Generic[P_co]):
         if squares is None:
             return None
         if float(torch.isinf(squares).double().mean()) > MOST_LEAVING:
-            self.notes.append(f"{item}: most of it became NaN or infinite when perturbed")
+            changed = (call, item) in self.shapes
+            how = "its shape changed" if changed else "most of it became NaN or infinite"
+            self.notes.append(f"{item}: {how} when perturbed")
             return None
         return (squares / spread.runs).sqrt()
 
@@ -337,7 +341,10 @@ class Evidence(Generic[P_co]):
                     continue
                 if spread.runs and key not in spread.squares:
                     continue
-                deviation = _squared_deviation(value, self.complete(moved, item))
+                run = self.complete(moved, item)
+                if isinstance(run, torch.Tensor) and run.shape != value.shape:
+                    self.shapes.setdefault(key, set()).add(run.shape)
+                deviation = _squared_deviation(value, run)
                 known = spread.squares.get(key)
                 spread.squares[key] = deviation if known is None else known + deviation
 

@@ -154,8 +154,14 @@ class ItemEvidence:
         return value.to(arbiter.device)
 
     def spread(self, unit: float, runs: int) -> Tensor | None:
-        """The rms deviation over perturbed runs; for several programs, the largest."""
+        """The rms deviation over perturbed runs; for several programs, the largest.
+
+        It is that of the value in float64, which may have another shape than the native one.
+        """
         mine = self.evidence.spread(unit, self.call, self.item, runs, self._demand)
+        native = self._native()
+        if unit == self.unit and mine is not None and native is not None:
+            mine = mine if mine.shape == native.shape else None
         for other in self.also:
             theirs = other.spread(unit, self.call, self.item, runs)
             if mine is not None and theirs is not None and mine.shape == theirs.shape:
@@ -259,6 +265,29 @@ class ItemEvidence:
             if isinstance(value, torch.Tensor) and value.shape == reference.shape:
                 reached |= torch.eq(*promotable(value, candidate))
         return reached
+
+    def may_have_shape(self, shape: torch.Size) -> bool:
+        """Whether rounding decides the shape of the reference's value, and this may be it.
+
+        The lifted run shows which one the candidate means; without it, one that was seen is right.
+        """
+        native, wide = self._native(), self._wide_value(self.evidence.arbiter())
+        if self.in_float64 or native is None or wide is None:
+            return False
+        seen = {native.shape, wide.shape, *self.evidence.shapes.get((self.call, self.item), ())}
+        if len(seen) == 1:
+            return False
+        lifted = self._wide_value(self._lifted.runs())
+        return shape in seen if lifted is None else lifted.shape == wide.shape
+
+    def wide_pair(self) -> tuple[Tensor, Tensor] | None:
+        """The values of both in float64 where they have one shape."""
+        wide, lifted = (
+            self._wide_value(runs) for runs in (self.evidence.arbiter(), self._lifted.runs())
+        )
+        if wide is None or lifted is None or wide.shape != lifted.shape:
+            return None
+        return wide, lifted.to(wide.device)
 
     def _native(self) -> Tensor | None:
         value = self._complete(self.evidence.native[self.call])

@@ -23,6 +23,7 @@ from paritas._torch.dynamo import (
 )
 from paritas._torch.global_state import quietly, taking_stance
 from paritas._torch.kernel_units import one_unit
+from paritas._torch.kernels import true_sums_of_attention
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
 from paritas.execution.evidence import Notes, WideDefault, completed, is_usable, run_quietly
@@ -265,7 +266,12 @@ class SubjectLift:
             family = self.candidate.call if family is None else family
             backend = lifted_backend(family, self.candidate.backends[0], evidence.dtype, used)
             before = count_graph_breaks()
-            with room_for_entries(), taking_stance("default", backend=backend), one_unit():
+            with (
+                room_for_entries(),
+                taking_stance("default", backend=backend),
+                one_unit(),
+                true_sums_of_attention(),
+            ):
                 seen = self._run_wide()
             backend.breaks |= count_graph_breaks() > before
             self._graphs = backend.graphs or None  # native code may compile even if wide code fails

@@ -28,7 +28,7 @@ from paritas.results.graph_reports import CallSite
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paritas.placement.recipes import Place, Recipe
+    from paritas.placement.placement import Place, Recipe
     from paritas.results.graph_reports import Confirm
 
 

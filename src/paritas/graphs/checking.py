@@ -25,14 +25,9 @@ from paritas.partition.annotation import Annotation, CannotSplitError, Option, e
 from paritas.partition.library import annotation_for, annotation_of_call
 from paritas.partition.library.registry import is_registered
 from paritas.partition.recipe_checks import Wholes, confirmation, drifting, examine_recipe
-from paritas.placement.recipes import OperatorCall, Recipe, first_split, moved
+from paritas.placement.placement import OperatorCall, Recipe, first_split, moved
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
-from paritas.results.graph_reports import (
-    CallOutcome,
-    Confirmation,
-    OperatorResult,
-    OptionResult,
-)
+from paritas.results.graph_reports import CallOutcome, Confirmation, OperatorResult, OptionResult
 from paritas.results.items import ItemKind, Partial, harness
 from paritas.results.wording import enumerated
 

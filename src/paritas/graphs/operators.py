@@ -29,7 +29,7 @@ from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import expand
 from paritas.partition.library import known
 from paritas.partition.library.registry import name_of, shipped
-from paritas.placement.recipes import OperatorCall
+from paritas.placement.placement import OperatorCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

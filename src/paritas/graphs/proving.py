@@ -44,7 +44,7 @@ from paritas.results.wording import enumerated
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paritas.placement.recipes import OperatorCall
+    from paritas.placement.placement import OperatorCall
 
 _MOST_NAMES = 8
 

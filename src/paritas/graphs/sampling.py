@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.comparison.dataflow import RecordedCall, RecordedCalls
 from paritas.dumps.opening import open_dump
+from paritas.dumps.survey import RecordedCall, RecordedCalls
 from paritas.errors import ParitasError, UsageError, first_line
 from paritas.files.tensor_bytes import known_dtype
 from paritas.graphs.calls import (

@@ -18,8 +18,7 @@ from paritas.graphs.calls import CallValues, copied
 from paritas.graphs.checking import offers, prepare_call
 from paritas.graphs.operators import subject_of
 from paritas.partition.runner import Streams
-from paritas.placement.placement import Terms, bounds
-from paritas.placement.recipes import name_of, split_values, tensors_in
+from paritas.placement.placement import Terms, bounds, name_of, split_values, tensors_in
 from paritas.reports.scripts import (
     NoScriptError,
     Script,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from paritas.graphs.verify import OperatorWork
-    from paritas.placement.recipes import OperatorCall, Place, Recipe
+    from paritas.placement.placement import OperatorCall, Place, Recipe
     from paritas.results.graph_reports import OperatorResult, OptionResult
     from paritas.results.items import Role
 

@@ -41,12 +41,7 @@ from paritas.graphs.results_folder import (
 )
 from paritas.graphs.scripts import with_script
 from paritas.partition.recipe_checks import check_confirm
-from paritas.results.graph_reports import (
-    CallOutcome,
-    Confirm,
-    GraphReport,
-    OperatorResult,
-)
+from paritas.results.graph_reports import CallOutcome, Confirm, GraphReport, OperatorResult
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.report import json_of
 from paritas.settings import own_version

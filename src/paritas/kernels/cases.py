@@ -20,7 +20,7 @@ from paritas.execution.saved_state import Copier
 from paritas.execution.subjects import Inputs
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import map_leaves
-from paritas.results.kernels import CaseFamily
+from paritas.results.model_reports import CaseFamily
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -106,6 +106,7 @@ def character_of(tensor: Tensor) -> Character:
     if not tensor.is_floating_point():
         is_integer = not tensor.is_complex() and tensor.numel() > 0
         return Character("integers" if is_integer else "other", _sorting(tensor))
+    tensor = _with_operators(tensor)
     if tensor.numel() >= _ENOUGH_ELEMENTS:
         if len(tensor.unique()) <= _FEW_VALUES:
             return Character("labels")
@@ -113,6 +114,12 @@ def character_of(tensor: Tensor) -> Character:
         if structure is not None:
             return Character("free", structure)
     return Character("free")
+
+
+def _with_operators(tensor: Tensor) -> Tensor:
+    """The same values in a dtype that can be computed with: float8 can only be converted."""
+    is_float8 = tensor.is_floating_point() and tensor.dtype.itemsize == 1
+    return tensor.float() if is_float8 else tensor
 
 
 def _sorting(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
@@ -143,7 +150,7 @@ def _structure(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
 
 def drawn_like(given: Tensor, shape: tuple[int, ...], generator: Generator) -> Tensor:
     """Other values of the same range and kind; floats lie between two of the given ones."""
-    pool = given.detach().reshape(-1).cpu()
+    pool = _with_operators(given.detach()).reshape(-1).cpu()
     count = math.prod(shape)
     if pool.numel() == 0:
         drawn = torch.zeros(shape, dtype=given.dtype)
@@ -158,9 +165,9 @@ def drawn_like(given: Tensor, shape: tuple[int, ...], generator: Generator) -> T
         wide = first.double() + share * (second.double() - first.double())
         if pool.numel() == 1:
             wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
-        first = wide.to(given.dtype)
+        first = wide.to(pool.dtype)
     drawn = first.reshape(shape).to(given.device)
-    return drawn if character.keep is None else character.keep(drawn).to(given.dtype)
+    return (drawn if character.keep is None else character.keep(drawn)).to(given.dtype)
 
 
 def as_leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:
@@ -263,7 +270,11 @@ class CaseMaker:
     def _free(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
         """Change every input that may be any float."""
         return self.changed(
-            lambda path, t: change(t) if self._characters[path].is_free and t.numel() else None
+            lambda path, t: (
+                change(_with_operators(t)).to(t.dtype)
+                if self._characters[path].is_free and t.numel()
+                else None
+            )
         )
 
     # --- The families -----------------------------------------------------------------------------

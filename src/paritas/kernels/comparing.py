@@ -26,7 +26,8 @@ from paritas.execution.observation import Observation, input_tensors, same_value
 from paritas.execution.subject_runs import SubjectLift
 from paritas.execution.subjects import VerifyConfig, inspect_subject
 from paritas.kernels.wire import WireError, decode, encode
-from paritas.numerics.bits import dtype_name
+from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.bits import dtype_name, is_inexact
 from paritas.numerics.contents import ContainerKind, Opaque
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Aspect, Finding, Status, Verdict
@@ -284,6 +285,11 @@ def compare_call(
 _FAR_OFF = 2.0**-6
 
 
+def _far_off(dtype: torch.dtype) -> float:
+    """The limit for a result of this dtype; a result in float8 may round to another neighbour."""
+    return max(_FAR_OFF, 2 * unit_roundoff(dtype)) if dtype.is_floating_point else _FAR_OFF
+
+
 def _different_if_far_off(finding: Finding) -> Finding:
     """A candidate that is right in float64 only, by caching or by cheating, is `different`."""
     far = finding.metrics is not None and not finding.metrics.rel_l2 <= _FAR_OFF
@@ -300,25 +306,36 @@ def _replace_lost_nans(run: ReferenceRun, mine: Observation) -> int:
     infinite as the reference is in float64 is right.
     """
     given = [tensor for _, tensor in input_tensors(run.evidence.program.inputs)]
-    if all(bool(torch.isfinite(one).all()) for one in given if one.is_floating_point()):
+    if all(_is_finite(one) for one in given if is_inexact(one)):
         return 0
-    arbiter = run.evidence.arbiter()
     count = 0
     for item, value in mine.outputs.items():
         native = run.native.value(item)
-        wide = None if arbiter is None else arbiter[0].value(item)
-        tensors = [one for one in (native, wide, value) if isinstance(one, Tensor)]
-        if len(tensors) < 3 or len({one.shape for one in tensors}) > 1 or value.is_complex():  # noqa: PLR2004
+        mismatch = _nonfinite_mismatch(native, value)
+        arbiter = None if mismatch is None else run.evidence.arbiter()
+        wide: Any = None if arbiter is None else arbiter[0].value(item)
+        if mismatch is None or not is_inexact(wide) or wide.shape != value.shape:
             continue
-        left, true, right = (one.to(native.device, torch.float64) for one in tensors)
-        is_right = torch.isfinite(true).logical_not() & (
-            (true == right) | true.isnan() & right.isnan()
-        )
-        lost = is_right & (left != true) & ~(left.isnan() & true.isnan())
+        wide = wide.to(value.device)
+        wrong = _nonfinite_mismatch(wide, value)
+        lost = mismatch & ~wide.isfinite()
+        lost = lost if wrong is None else lost & ~wrong
         if bool(lost.any()):
             count += int(lost.sum())
-            mine.outputs[item] = torch.where(lost.to(value.device), native.to(value), value)
+            mine.outputs[item] = torch.where(lost, native.to(value), value)
     return count
+
+
+def _nonfinite_mismatch(reference: Any, candidate: Any) -> Tensor | None:
+    """Where only one of two values is NaN or infinite; None if nowhere, or not comparable."""
+    if not (is_inexact(reference) and is_inexact(candidate)) or reference.shape != candidate.shape:
+        return None
+    return nonfinite_mismatch(candidate, reference)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # float8 lacks the operator
+    return bool(wide.isfinite().all())
 
 
 class _RoundingsAlike:
@@ -438,7 +455,8 @@ def compare_below_autocast(
             collected.add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
             continue
         theirs = relative_distance(value, other) if isinstance(other, Tensor) else 0.0
-        found, allowed = relative_distance(value, own), max(_FAR_OFF, _TIMES_CAST * theirs)
+        limit = _far_off(value.dtype)
+        found, allowed = relative_distance(value, own), max(limit, _TIMES_CAST * theirs)
         status = Status.EQUIVALENT if found <= allowed else Status.DIFFERENT
         reason = f"off by {found:.3g} of its size below autocast, {allowed:.3g} allowed"
         collected.add(item, Aspect.VALUE, status, reason)
@@ -451,7 +469,7 @@ def is_far_off(reference: Any, candidate: Any) -> bool:
         return False
     if not isinstance(candidate, Tensor) or candidate.shape != reference.shape:
         return True
-    return not relative_distance(reference, candidate) <= _FAR_OFF
+    return not relative_distance(reference, candidate) <= _far_off(reference.dtype)
 
 
 def relative_distance(reference: Tensor, other: Tensor) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 READY = "ready"
 _LONGEST_LOG = 1000
-_SERVE = "from paritas.kernels.nursery import serve; serve()"
+_SERVE = "from paritas.kernels.processes import serve; serve()"
 
 
 class Nursery:
@@ -152,7 +152,7 @@ def _forked(channel: socket.socket, log: int, preload: Sequence[str]) -> _Fork:
             with contextlib.suppress(OSError):
                 os.close(end)
         os.environ.update(environment())
-        from paritas.kernels.nursery import be_nursery
+        from paritas.kernels.processes import be_nursery
 
         be_nursery(channel, preload)
     except BaseException:  # noqa: BLE001  (the log shows it)

@@ -14,13 +14,11 @@ from paritas.errors import UsageError
 from paritas.execution.observation import input_tensors
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs, usable_device
+from paritas.kernels import PROMISES, KernelOptions
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
-from paritas.kernels.comparing import (
-    encode_inputs,
-)
+from paritas.kernels.comparing import encode_inputs
 from paritas.kernels.forking import shared_nursery
 from paritas.kernels.judging import Judgement
-from paritas.kernels.options import PROMISES, KernelOptions
 from paritas.kernels.references import (
     JudgedCase,
     KernelTask,
@@ -31,10 +29,7 @@ from paritas.kernels.references import (
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError
 from paritas.numerics.contents import map_leaves
-from paritas.results.kernels import (
-    CaseFamily,
-    KernelReport,
-)
+from paritas.results.model_reports import CaseFamily, KernelReport
 from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from paritas.checks.comparer import CollectedFindings
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs, VerifyConfig
+from paritas.kernels import PROMISES
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
     RemoteLift,
@@ -25,14 +26,13 @@ from paritas.kernels.comparing import (
     setting_findings,
     stand_in,
 )
-from paritas.kernels.options import PROMISES
+from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
 from paritas.kernels.wire import WireError, decode, encode
-from paritas.kernels.workers import CandidateEnded, CandidateProcess
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import Item, ItemKind, harness
-from paritas.results.kernels import (
+from paritas.results.model_reports import (
     CaseEnd,
     CaseFamily,
     KernelReport,
@@ -157,7 +157,7 @@ class Judgement:
 
     def _rate(self) -> TaskRating:
         """What the task is worth; a kernel that fails has shown that it is worth something."""
-        from paritas.kernels.vacuous import plant_faults, rate_task
+        from paritas.kernels.references import plant_faults, rate_task
 
         rating = TaskRating()
         if not self._failed or self.options.rate_task:
@@ -194,7 +194,7 @@ class Judgement:
 
     def _time(self) -> KernelTiming | None:
         """Time both sides in processes of their own, on the given inputs."""
-        from paritas.kernels.timing import timed
+        from paritas.kernels.calling import timed
 
         self.judge.tell("timing both sides")
         case = next((one.case for one in self.cases if one.case.is_given), None)

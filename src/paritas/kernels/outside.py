@@ -303,8 +303,21 @@ class OwnCode:
             for one in vars(module).values()
             if isinstance(one, type) and one.__module__ == module.__name__
         ]
-        used = [builtins, sys, time, os, gc, threading, socket, struct, random, contextlib, inspect]
+        used: list[Any] = [
+            builtins,
+            sys,
+            time,
+            os,
+            gc,
+            threading,
+            socket,
+            struct,
+            random,
+            contextlib,
+            inspect,
+        ]
         used += [msgspec, msgspec.msgpack, torch.accelerator, torch.cuda]
+        used += [torch.Event, torch.Stream, torch.cuda.Event, torch.cuda.Stream]
         spaces = [*modules, *dict.fromkeys(classes), *used]
         self._known = [(space, *_watched(space)) for space in spaces]
         self._contents: list[tuple[Any, str, Any, Any]] = [

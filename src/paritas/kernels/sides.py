@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import nn
 
-from paritas._torch.operator_samples import find_operator, is_operator
+from paritas._torch.named_operators import find_operator, is_operator
 from paritas.errors import UsageError, did_you_mean, in_one_line
 
 if TYPE_CHECKING:

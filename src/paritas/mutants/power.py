@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import copy_graph, node_traits, returned
-from paritas.checks.cut_models import check_by, describe_shortage
+from paritas.checks.fitting import check_by, describe_shortage
 from paritas.errors import UsageError
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import input_sets
@@ -35,13 +35,7 @@ from paritas.mutants.programs import IDLE, ModelInPieces, Piece, trace_program
 from paritas.numerics.contents import leaves
 from paritas.results.findings import Status
 from paritas.results.items import Item, ItemKind
-from paritas.results.power_reports import (
-    CAUGHT,
-    FaultResult,
-    Grade,
-    PowerReport,
-    Reordering,
-)
+from paritas.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.wording import counted, enumerated
 

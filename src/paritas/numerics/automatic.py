@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from paritas.numerics import criterion
-from paritas.numerics.bits import dtype_name
+from paritas.numerics.bits import dtype_name, is_inexact
 from paritas.numerics.criterion import (
     OWN_SHARE,
     OWN_SHARE_SETTLED,
@@ -101,6 +101,13 @@ class JudgeEvidence(Protocol):
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where discrete values of `candidate` differ: does rounding of size `unit` decide them?"""
 
+    def may_have_shape(self, shape: torch.Size) -> bool:
+        """Whether rounding decides the shape of the value, and this is one that it may have."""
+        ...
+
+    def wide_pair(self) -> tuple[Tensor, Tensor] | None:
+        """The values of both in float64 where they have one shape, be it the native one or not."""
+
 
 class NoEvidence:
     """Two values and nothing about the programs behind them."""
@@ -146,6 +153,14 @@ class NoEvidence:
         """No program, so every discrete value must be equal."""
         return None
 
+    def may_have_shape(self, shape: torch.Size) -> bool:
+        """No program, so shapes must be equal."""
+        return False
+
+    def wide_pair(self) -> tuple[Tensor, Tensor] | None:
+        """No program, so no values in float64."""
+        return None
+
 
 # --- The criterion --------------------------------------------------------------------------------
 
@@ -159,6 +174,9 @@ LIFTED_SLACK = 8.0
 LIFTED_SLACK_SCALED = 64.0
 # If only a dtype is known: noise of this many unit roundoffs of the value and of the typical value.
 BLIND_NOISE = 4.0
+# If rounding decides how many elements a value has, perturbed runs cannot be compared with it. What
+# only a dtype tells is not enough to call it wrong: up to this many times that noise it is not.
+RESHAPED_SLACK = 16.0
 # A value has vanished if it is this much smaller than the reference's own error: only rounding is
 # left, as after a sum that cancels. The size of that rounding depends on the terms and their order;
 # a candidate that rounds elsewhere may have several times as much.
@@ -380,10 +398,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     if evidence.unit is None or not _has_spread(evidence):
         if mismatch is not None:
             return _RunOutcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
-        relative, source = _blind_noise(unit, reference.dtype, evidence)
-        noise = dataclasses.replace(noise, relative=relative, factor=1.0, source=source)
-        scored = criterion.score(candidate, truth, noise)
-        return _RunOutcome(scored, passed=scored.score.passed)
+        return _judge_blindly(case, truth, noise, unit)
     where = "float64" if arbiter is not None else dtype_name(reference.dtype)
     noise = dataclasses.replace(known, source=f"perturbed {where} runs")
     outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
@@ -391,6 +406,37 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
         reason = _overflow_reason(reference, candidate)
         return dataclasses.replace(outcome, shaky=True, reason=reason)
     return outcome
+
+
+def _judge_blindly(case: _FloatCase, truth: Tensor, noise: Noise, unit: float) -> _RunOutcome:
+    """Judge by what the dtype tells about noise, because none could be measured."""
+    relative, source = _blind_noise(unit, case.reference.dtype, case.evidence)
+    noise = dataclasses.replace(noise, relative=relative, factor=1.0, source=source)
+    scored = criterion.score(case.candidate, truth, noise)
+    if scored.score.passed or not case.evidence.may_have_shape(case.candidate.shape):
+        return _RunOutcome(scored, passed=scored.score.passed)
+    noise = dataclasses.replace(noise, relative=min(RESHAPED_SLACK * relative, BLIND_SHARE))
+    wider = criterion.score(case.candidate, truth, noise)
+    fault = fault_in_float64(case.evidence)
+    if not wider.score.passed or fault:
+        return _RunOutcome(scored, passed=False, reason=fault)
+    reason = "the reference's own rounding decides how large this value is: its noise is unknown"
+    return _RunOutcome(scored, passed=True, shaky=True, reason=reason)
+
+
+def fault_in_float64(evidence: JudgeEvidence) -> str:
+    """How the two differ in float64 where their shape is another one; empty if not, or unknown."""
+    pair = evidence.wide_pair()
+    if pair is None:
+        return ""
+    arbiter, lifted = pair
+    if not is_inexact(arbiter) or not is_inexact(lifted):
+        return "" if bitwise_equal(arbiter, lifted) else "other values in float64"
+    if evidence.spread(evidence.lift_unit, 1) is None:
+        return ""
+    case = _FloatCase(arbiter, lifted, arbiter, 0.0, evidence, ())
+    outcome = _judge_lifted(case, arbiter, lifted)
+    return "" if outcome.passed else _lifted_reason(outcome, same_bits=False)
 
 
 def _native_slack(case: _FloatCase, above: _RunOutcome | None) -> float:

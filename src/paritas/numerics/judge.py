@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.numerics.automatic import fault_in_float64
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueChecker
 from paritas.numerics.contents import SEQUENCE, Opaque
@@ -180,9 +181,13 @@ def check_pair(
             asked = checks.shape or reference.numel() != candidate.numel()
             reason = f"shape {list(candidate.shape)} instead of {list(reference.shape)}"
             if asked:
-                found = Finding(
-                    **about, aspect=Aspect.SHAPE, status=Status.DIFFERENT, reason=reason
-                )
+                status = Status.DIFFERENT
+                if evidence.may_have_shape(candidate.shape):
+                    fault = fault_in_float64(evidence)
+                    status = Status.DIFFERENT if fault else Status.UNSTABLE
+                    decided = "the reference's own rounding decides how large it is"
+                    reason = f"{reason}: {fault or decided}"
+                found = Finding(**about, aspect=Aspect.SHAPE, status=status, reason=reason)
                 return [found], notes
             notes.append(f"{item}: {reason}; compared in memory order, as requested")
             candidate = candidate.reshape(reference.shape)

@@ -24,7 +24,7 @@ from paritas.parallel.assembling import (
     is_partial,
     natural_chunk,
 )
-from paritas.parallel.relating import Related, Relation, alike, mean_of, relate
+from paritas.parallel.boundaries import Related, Relation, alike, mean_of, relate
 from paritas.parallel.traces import INPUT_SIDE, OUTPUT_SIDE
 from paritas.placement.assembly import length, take
 from paritas.results.findings import Diagnosis, Finding, Origin, OriginKind, PatternKind, Status

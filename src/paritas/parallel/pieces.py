@@ -24,9 +24,8 @@ from paritas.execution.isolation import copy_inputs
 from paritas.execution.observation import INPUT, OUTPUT
 from paritas.execution.subjects import Inputs
 from paritas.numerics.contents import leaves, map_leaves
-from paritas.parallel.applying import apply_plan, apply_styles
 from paritas.parallel.boundaries import Boxed, NotByBlocksError, with_forms
-from paritas.parallel.plan import batch_size, part_of_batch, training_loss
+from paritas.parallel.plan import apply_plan, apply_styles, batch_size, part_of_batch, training_loss
 from paritas.parallel.traces import (
     ModelNames,
     StepTrace,

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from paritas.errors import in_one_line
-from paritas.parallel.applying import PipelinedModel, UnsupportedPlanError
+from paritas.parallel.plan import PipelinedModel, UnsupportedPlanError
 from paritas.parallel.traces import StepTrace
 from paritas.results.findings import Coverage, Verdict
 

@@ -23,18 +23,16 @@ from paritas._torch.tensors import copy_on_write, return_free_memory
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.saved_state import RandomState
-from paritas.parallel.applying import (
-    PipelinedModel,
-    StageNames,
-    UnsupportedPlanError,
-    parallel_model,
-)
 from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.pieces import Piece, PieceNames
 from paritas.parallel.plan import (
+    PipelinedModel,
+    StageNames,
+    UnsupportedPlanError,
     as_scalar,
     batch_size,
     check_batches,
+    parallel_model,
     part_of_batch,
     samples_from,
     samples_of,

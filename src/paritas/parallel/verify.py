@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from paritas._torch.global_state import quietly
-from paritas.checks.cut_models import check_by
+from paritas.checks.fitting import check_by
 from paritas.errors import UsageError
 from paritas.parallel.assembling import unmatched
 from paritas.parallel.boundaries import NotByBlocksError

@@ -70,7 +70,7 @@ from paritas.partition.grammar import (
     parse_signature,
     reduction_of,
 )
-from paritas.placement.recipes import (
+from paritas.placement.placement import (
     Divided,
     Group,
     KeywordRule,

@@ -13,7 +13,7 @@ import torch
 from paritas.errors import UsageError
 from paritas.numerics.bits import is_inexact
 from paritas.partition.annotation import Option
-from paritas.placement.recipes import OperatorCall, Place
+from paritas.placement.placement import OperatorCall, Place
 
 # --- The configuration ----------------------------------------------------------------------------
 

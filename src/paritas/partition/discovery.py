@@ -39,12 +39,12 @@ from paritas.partition.trials import (
     is_comparable,
 )
 from paritas.placement.assembly import join
-from paritas.placement.recipes import Group, Place, Range, Recipe
+from paritas.placement.placement import Group, Place, Range, Recipe
 from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from paritas.partition.trials import Tensors, TrialDraw
-    from paritas.placement.recipes import OperatorCall
+    from paritas.placement.placement import OperatorCall
 
 
 # --- Recipes as one annotation --------------------------------------------------------------------

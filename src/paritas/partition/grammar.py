@@ -12,7 +12,7 @@ from paritas.results.items import Reduction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paritas.placement.recipes import Place
+    from paritas.placement.placement import Place
 
 # --- Tokens ---------------------------------------------------------------------------------------
 

@@ -33,12 +33,13 @@ from paritas.numerics.metrics import pair_metrics
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.runner import Draws, Runner, Streams
-from paritas.placement.placement import RankCut, bounds
-from paritas.placement.recipes import (
+from paritas.placement.placement import (
     Group,
+    RankCut,
     RankError,
     Recipe,
     argument_words,
+    bounds,
     device_of,
     name_of,
 )
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from paritas.partition.annotation import Annotation
     from paritas.partition.ranks.remote_runs import Team
     from paritas.partition.runner import OperatorRun
-    from paritas.placement.recipes import OperatorCall
+    from paritas.placement.placement import OperatorCall
     from paritas.results.graph_reports import Confirm
 
 # The recipe and the number of ranks of each axis of a mesh.

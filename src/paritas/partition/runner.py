@@ -15,10 +15,12 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
 from paritas.placement.assembly import join
-from paritas.placement.placement import RankCut, Terms, bounds
-from paritas.placement.recipes import (
+from paritas.placement.placement import (
+    RankCut,
     RankError,
+    Terms,
     agreed_object,
+    bounds,
     device_of,
     name_of,
     split_values,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.placement.recipes import OperatorCall, Place, Recipe, Values
+    from paritas.placement.placement import OperatorCall, Place, Recipe, Values
 
 
 # --- Operators that crash the process when they are given parts that do not fit -------------------

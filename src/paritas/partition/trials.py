@@ -13,7 +13,7 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.numerics.gates import agree
 from paritas.placement.assembly import join, rank_bounds
-from paritas.placement.recipes import Divided, Place
+from paritas.placement.placement import Divided, Place
 from paritas.results.items import Once, Partial, Reduction, Replicate, Role, Shard
 
 if TYPE_CHECKING:
@@ -472,7 +472,7 @@ class Bench:
         try:
             for rank in range(ranks):
                 own = self.run_rank(draw.tensors, cut, rank, ranks)
-                if not _is_like(own, whole):
+                if len(own.tensors) != len(whole.tensors) or own.others != whole.others:
                     return Tried(None)
                 if rank == 0 and not all(map(could_be_part, own.tensors, whole.tensors)):
                     return Tried(None)  # most cuts fail here, before other ranks run
@@ -560,7 +560,3 @@ def agree_bits(found: torch.Tensor, truth: torch.Tensor) -> bool:
     return found.shape == truth.shape and bool(
         ((found == truth) | ((found != found) & (truth != truth))).all()  # noqa: PLR0124  (NaN)
     )
-
-
-def _is_like(own: TrialOutcome, whole: TrialOutcome) -> bool:
-    return len(own.tensors) == len(whole.tensors) and own.others == whole.others

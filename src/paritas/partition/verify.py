@@ -27,7 +27,7 @@ from paritas.partition.recipe_checks import (
 )
 from paritas.partition.resolving import resolve_operator
 from paritas.partition.runner import Streams
-from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device
+from paritas.placement.placement import OperatorCall, Recipe, device_of, on_device
 from paritas.results.findings import Finding, Verdict, unverified
 from paritas.results.items import Replicate
 from paritas.results.wording import enumerated

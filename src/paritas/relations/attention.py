@@ -24,14 +24,10 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     computing_nothing,
+    related,
 )
 from paritas.relations.serving import PADDING, in_chunks, padded, plain_case
-from paritas.relations.token_models import (
-    TokenModel,
-    config_parts,
-    has_cache,
-    keeps_states,
-)
+from paritas.relations.token_models import TokenModel, config_parts, has_cache, keeps_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -346,23 +342,19 @@ def _masks_built(model: Any, run: Callable[[], Any]) -> dict[str, list[dict[str,
 _BUILDERS = re.compile(r"create_\w*mask\w*")
 
 
-def _relation(name: str, about: str, cases: Any, *, on_request: bool = False) -> Relation:
-    return Relation(
-        name=name,
-        about=about,
-        family=RelationFamily.SERVING,
-        cases=cases,
-        on_request=on_request,
-    )
-
-
 ATTENTION: tuple[Relation, ...] = (
-    _relation("attention", "all attention implementations agree", _attention_cases),
-    _relation("packing", "sequences packed into one row = separate rows", _packing_cases),
-    _relation(
-        "flex-kernels",
-        "flex attention, compiled = the model's own attention",
-        _flex_kernel_cases,
+    *related(
+        RelationFamily.SERVING,
+        ("attention", "all attention implementations agree", _attention_cases),
+        ("packing", "sequences packed into one row = separate rows", _packing_cases),
+    ),
+    *related(
+        RelationFamily.SERVING,
+        (
+            "flex-kernels",
+            "flex attention, compiled = the model's own attention",
+            _flex_kernel_cases,
+        ),
         on_request=True,
     ),
 )

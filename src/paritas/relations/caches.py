@@ -21,6 +21,7 @@ from paritas.relations.relation import (
     RelationFamily,
     computing,
     computing_nothing,
+    related,
 )
 from paritas.relations.serving import in_chunks, plain_case
 from paritas.relations.token_models import (
@@ -312,12 +313,10 @@ def _kind_cases(checked: CheckedModel) -> Iterator[Case]:
         raise DoesNotApply(no_offloading)
 
 
-CACHES: tuple[Relation, ...] = tuple(
-    Relation(name=name, about=about, family=RelationFamily.SERVING, cases=cases)
-    for name, about, cases in (
-        ("cache-crop", "tokens taken back from a cache = tokens never run", _crop_cases),
-        ("cache-reorder", "reordered rows of a cache = a reordered batch", _reorder_cases),
-        ("prefix-reuse", "a copied cache of a prefix = the prefix run again", _prefix_cases),
-        ("cache-kinds", "other kinds of caches = the model's own cache", _kind_cases),
-    )
+CACHES: tuple[Relation, ...] = related(
+    RelationFamily.SERVING,
+    ("cache-crop", "tokens taken back from a cache = tokens never run", _crop_cases),
+    ("cache-reorder", "reordered rows of a cache = a reordered batch", _reorder_cases),
+    ("prefix-reuse", "a copied cache of a prefix = the prefix run again", _prefix_cases),
+    ("cache-kinds", "other kinds of caches = the model's own cache", _kind_cases),
 )

@@ -31,7 +31,6 @@ from paritas.numerics.automatic import LIFTED_SLACK_SCALED, nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 from paritas.numerics.criterion import UNIT_F64, Noise
-from paritas.relations.catalogue import chosen
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -39,6 +38,7 @@ from paritas.relations.relation import (
     NotPromised,
     OtherShape,
     RelationFamily,
+    chosen,
     current_piece,
 )
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict

@@ -1,10 +1,11 @@
-"""What a relation is: two ways of running one model that must agree; and the user's own ones."""
+"""What a relation is: two ways of running one model that must agree; and all relations by name."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import dataclasses
+import difflib
 import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -16,10 +17,11 @@ from paritas.errors import UsageError
 from paritas.numerics.contents import leaves, map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from paritas.execution.subjects import Inputs
     from paritas.relations.token_models import TokenModel
+
 
 # One way of running a model: takes the model and the inputs, and returns values by name. The two
 # ways of a relation return the same names, shapes and dtypes.
@@ -138,6 +140,18 @@ class Relation:
     bitwise: bool = False
 
 
+def related(
+    family: RelationFamily,
+    *rows: tuple[str, str, Callable[[CheckedModel], Iterable[Case]]],
+    **traits: bool,
+) -> tuple[Relation, ...]:
+    """A relation for each name, what it is about, and its cases."""
+    return tuple(
+        Relation(name=name, about=about, family=family, cases=cases, **traits)
+        for name, about, cases in rows
+    )
+
+
 # --- Which part of the whole a call of the model computes -----------------------------------------
 
 
@@ -247,8 +261,6 @@ def relation(
     Raises:
         UsageError: the name is empty or belongs to a relation of paritas.
     """
-    from paritas.relations.catalogue import built_in
-
     if not isinstance(name, str) or not name.strip():
         raise UsageError(f"a relation needs a name, got {name!r}")
     if name in built_in():
@@ -274,11 +286,51 @@ def relation(
     return register
 
 
-def own_relations() -> dict[str, Relation]:
-    """The registered relations of the user, by name."""
-    return dict(_own)
-
-
 def forget_relation(name: str) -> None:
     """Remove a relation of the user."""
     _own.pop(name, None)
+
+
+# --- All relations by name: those of paritas, then those that the user registered -----------------
+
+
+def built_in() -> dict[str, Relation]:
+    """The relations of paritas, by name."""
+    from paritas.relations.attention import ATTENTION
+    from paritas.relations.caches import CACHES
+    from paritas.relations.generation import GENERATION
+    from paritas.relations.resharding import RESHARDING
+    from paritas.relations.serving import SERVING
+    from paritas.relations.training import TRAINING
+
+    families = (SERVING, CACHES, GENERATION, ATTENTION, TRAINING, RESHARDING)
+    return {one.name: one for family in families for one in family}
+
+
+def all_relations() -> dict[str, Relation]:
+    """All known relations, by name."""
+    return built_in() | _own
+
+
+def chosen(only: Sequence[str] | None) -> list[Relation]:
+    """The relations of these names or families; without names, all but those on request.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    known = all_relations()
+    if only is None:
+        return [one for one in known.values() if not one.on_request]
+    found: dict[str, Relation] = {}
+    for name in only:
+        fitting = {
+            key: one
+            for key, one in known.items()
+            if key == name or (one.family.value == name and not one.on_request)
+        }
+        if not fitting:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UsageError(f"no relation {name!r}; {hint}known are {', '.join(known)}")
+        found |= fitting
+    return list(found.values())

@@ -18,7 +18,7 @@ from torch import distributed, nn
 from paritas._torch.dynamo import uncompiled
 from paritas._torch.ranks import run_in_threads
 from paritas.errors import in_one_line
-from paritas.relations.relation import DoesNotApply, Relation, RelationFamily
+from paritas.relations.relation import DoesNotApply, Relation, RelationFamily, related
 from paritas.relations.training import RATE, STEPS, Lesson, training
 
 if TYPE_CHECKING:
@@ -189,12 +189,12 @@ def _named(state: State) -> dict[str, Tensor]:
     return {name: one.detach() for name, one in found.items()}
 
 
-RESHARDING: tuple[Relation, ...] = (
-    Relation(
-        name="reshard",
-        about="a distributed checkpoint loaded on another number of ranks = what was saved",
-        family=RelationFamily.TRAINING,
-        cases=_reshard_cases,
-        on_request=True,
+RESHARDING: tuple[Relation, ...] = related(
+    RelationFamily.TRAINING,
+    (
+        "reshard",
+        "a distributed checkpoint loaded on another number of ranks = what was saved",
+        _reshard_cases,
     ),
+    on_request=True,
 )

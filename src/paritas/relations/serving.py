@@ -19,6 +19,7 @@ from paritas.relations.relation import (
     batch_of,
     computing,
     computing_nothing,
+    related,
     rows_of,
 )
 from paritas.relations.token_models import (
@@ -528,31 +529,23 @@ def _history(checked: CheckedModel) -> Iterator[Case]:
 
 
 SERVING: tuple[Relation, ...] = (
-    *(
-        Relation(name=name, about=about, family=RelationFamily.SERVING, cases=cases)
-        for name, about, cases in (
-            (
-                "cached-decoding",
-                "decoding with a cache = one call without a cache",
-                _cached_decoding,
-            ),
-            (
-                "chunked-prefill",
-                "a prompt run in chunks = one call without a cache",
-                _chunked_prefill,
-            ),
-            ("padding", "padded and masked rows = the rows without padding", _padding),
-            ("row-independence", "a row's result does not depend on the other rows", _row_cases),
-            ("logits-to-keep", "the last positions alone = those of all", _logits_to_keep),
-            ("causality", "later tokens do not change the values of earlier ones", _causality),
-            ("call-history", "a call after other calls = the first call", _history),
-        )
+    *related(
+        RelationFamily.SERVING,
+        ("cached-decoding", "decoding with a cache = one call without a cache", _cached_decoding),
+        ("chunked-prefill", "a prompt run in chunks = one call without a cache", _chunked_prefill),
+        ("padding", "padded and masked rows = the rows without padding", _padding),
+        ("row-independence", "a row's result does not depend on the other rows", _row_cases),
+        ("logits-to-keep", "the last positions alone = those of all", _logits_to_keep),
+        ("causality", "later tokens do not change the values of earlier ones", _causality),
+        ("call-history", "a call after other calls = the first call", _history),
     ),
-    Relation(
-        name="batch-invariant",
-        about="equal bits, whatever other rows are in the batch (deterministic settings)",
-        family=RelationFamily.SERVING,
-        cases=_invariant_cases,
+    *related(
+        RelationFamily.SERVING,
+        (
+            "batch-invariant",
+            "equal bits, whatever other rows are in the batch (deterministic settings)",
+            _invariant_cases,
+        ),
         on_request=True,
         bitwise=True,
     ),

@@ -26,6 +26,7 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     batch_of,
+    related,
     rows_of,
 )
 from paritas.relations.token_models import TokenModel, as_named, has_cache
@@ -662,44 +663,34 @@ def _mode_cases(checked: CheckedModel) -> Iterator[Case]:
 
 
 TRAINING: tuple[Relation, ...] = (
-    *(
-        Relation(name=name, about=about, family=RelationFamily.TRAINING, cases=cases)
-        for name, about, cases in (
-            (
-                "accumulation",
-                "gradients of micro-batches add up to one batch's",
-                _accumulation_cases,
-            ),
-            ("loss", "the loss of labels = the cross-entropy of the logits", _loss_cases),
-            ("checkpointing", "activation checkpointing on = off", _checkpoint_cases),
-            ("resume", "save, load, continue = continue", _resume_cases),
-            ("round-trip", "a state dict saved and loaded = the model", _round_trip_cases),
-            ("sample-order", "gradients do not depend on the order of samples", _order_cases),
-            ("eval-after-train", "training mode leaves nothing behind in evaluation", _mode_cases),
-            (
-                "optimizer-forms",
-                "foreach, fused and capturable optimizers = the for-loop",
-                _optimizer_cases,
-            ),
-            (
-                "sharded-clipping",
-                "gradients clipped by norm in shards = as a whole",
-                _clipping_cases,
-            ),
-        )
+    *related(
+        RelationFamily.TRAINING,
+        ("accumulation", "gradients of micro-batches add up to one batch's", _accumulation_cases),
+        ("loss", "the loss of labels = the cross-entropy of the logits", _loss_cases),
+        ("checkpointing", "activation checkpointing on = off", _checkpoint_cases),
+        ("resume", "save, load, continue = continue", _resume_cases),
+        ("round-trip", "a state dict saved and loaded = the model", _round_trip_cases),
+        ("sample-order", "gradients do not depend on the order of samples", _order_cases),
+        ("eval-after-train", "training mode leaves nothing behind in evaluation", _mode_cases),
+        (
+            "optimizer-forms",
+            "foreach, fused and capturable optimizers = the for-loop",
+            _optimizer_cases,
+        ),
+        ("sharded-clipping", "gradients clipped by norm in shards = as a whole", _clipping_cases),
     ),
-    Relation(
-        name="compiled-steps",
-        about="training steps of the compiled model = those of the model",
-        family=RelationFamily.TRAINING,
-        cases=_compiled_cases,
-        on_request=True,
-    ),
-    Relation(
-        name="compiled-optimizer",
-        about="steps of the compiled optimizer = those of the for-loop",
-        family=RelationFamily.TRAINING,
-        cases=_compiled_optimizer_cases,
+    *related(
+        RelationFamily.TRAINING,
+        (
+            "compiled-steps",
+            "training steps of the compiled model = those of the model",
+            _compiled_cases,
+        ),
+        (
+            "compiled-optimizer",
+            "steps of the compiled optimizer = those of the for-loop",
+            _compiled_optimizer_cases,
+        ),
         on_request=True,
     ),
 )

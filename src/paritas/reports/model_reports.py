@@ -29,12 +29,12 @@ from paritas.reports.terminal import (
     small_table,
 )
 from paritas.results.findings import Status
-from paritas.results.kernels import kernel_headline
 from paritas.results.model_reports import (
     EngineReport,
     InvariantsReport,
     engine_headline,
     invariants_headline,
+    kernel_headline,
 )
 from paritas.results.progress import clock_words
 from paritas.results.sweeps import (
@@ -56,8 +56,7 @@ if TYPE_CHECKING:
 
     from paritas.reports.annotations import Level
     from paritas.results.findings import Finding
-    from paritas.results.kernels import KernelReport, KernelRow
-    from paritas.results.model_reports import EngineRow
+    from paritas.results.model_reports import EngineRow, KernelReport, KernelRow
     from paritas.results.sweeps import SweepReport, SweepRow
 
 

@@ -37,23 +37,18 @@ from paritas.results.comparisons import Comparison
 from paritas.results.findings import Status, Verdict
 from paritas.results.graph_reports import GraphReport
 from paritas.results.items import Item
-from paritas.results.kernels import KernelReport, kernel_headline
 from paritas.results.model_reports import (
     EngineReport,
     EngineRow,
     InvariantsReport,
+    KernelReport,
     RelationRow,
     engine_headline,
     invariants_headline,
+    kernel_headline,
 )
 from paritas.results.power_reports import PowerReport, power_headline, power_sections, power_subject
-from paritas.results.sweeps import (
-    SweepReport,
-    SweepRow,
-    change_words,
-    row_words,
-    sweep_headline,
-)
+from paritas.results.sweeps import SweepReport, SweepRow, change_words, row_words, sweep_headline
 from paritas.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from paritas.results import callbacks
+from paritas import results
 from paritas.results.items import Item, Metrics, harness, read_old_path
 from paritas.results.report import Report
 
@@ -391,7 +391,7 @@ class Verdict(
             UsageError: nothing failed, or the programs are not available (the verdict was read
                 from a file), or none of their graphs fails on its own.
         """
-        return callbacks.shrink(
+        return results.shrink(
             self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
         )
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
+from paritas import results
 from paritas.errors import MismatchError, UsageError
-from paritas.results import callbacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             ) from None
 
     def _repr_html_(self) -> str:
-        return callbacks.html_of(self)
+        return results.html_of(self)
 
 
 class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):

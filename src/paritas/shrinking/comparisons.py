@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.comparison.compare import opened
-from paritas.comparison.dataflow import RecordedCalls
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
+from paritas.dumps.survey import RecordedCalls
 from paritas.errors import UsageError
 from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.program import VALUE

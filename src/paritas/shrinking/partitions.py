@@ -28,7 +28,7 @@ from paritas.graphs.verify import OperatorWork, check_work, versions_here
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.library.registry import name_of
 from paritas.partition.recipe_checks import kinds_of
-from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.placement.placement import OperatorCall, Recipe
 from paritas.reports.scripts import SHOWN, NoScriptError
 from paritas.results.graph_reports import CallOutcome, GraphReport
 from paritas.results.progress import Progress
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paritas.checks.failures import FailedSplit
-    from paritas.placement.recipes import Place
+    from paritas.placement.placement import Place
     from paritas.results.findings import Aspect, Status
     from paritas.results.graph_reports import OperatorResult, OptionResult
 

@@ -18,12 +18,7 @@ from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import input_sets, inspect_subject
 from paritas.results.findings import Status
 from paritas.results.progress import shows_progress
-from paritas.shrinking.programs import (
-    Candidate,
-    FailingProgram,
-    fresh_copy,
-    signature_of,
-)
+from paritas.shrinking.programs import Candidate, FailingProgram, fresh_copy, signature_of
 from paritas.shrinking.shrink import ShrinkReport, shrink
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import msgspec
 
 from paritas.candidates.loading import NAMED
 from paritas.errors import UsageError, did_you_mean
-from paritas.kernels.options import PROMISES
+from paritas.kernels import PROMISES
 from paritas.results.sweeps import KernelSettings, SweepRun
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ Nothing here imports torch at the top: only the server and the runs do.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime as dt
 import faulthandler
 import functools
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from paritas.candidates.loading import NAMED
+from paritas.candidates.loading import NAMED, CandidateOptions
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.results.findings import Verdict
 from paritas.results.progress import clock_words
@@ -532,9 +531,9 @@ _LIBRARIES = {
     "hf": ("transformers.modeling_utils", "transformers.modeling_outputs"),
     "timm": ("timm",),
     "torchvision": ("torchvision.models",),
-    KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.timing"),
+    KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.calling"),
 }
-_OWN = ("paritas.checks.verify", "paritas.candidates.building", "paritas.diagnosis.diagnose")
+_OWN = ("paritas.checks.verify", "paritas.candidates.makers", "paritas.diagnosis.diagnose")
 
 
 def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[str, ...]:
@@ -543,25 +542,10 @@ def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[
     return (*(_OWN if own else ()), *found)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _RunOptions:
-    """The options of a run, in the form for `build_reference` and `build_candidate`."""
-
-    inputs: str | None
-    dtype: str | None
-    device: str
-    train: bool
-    candidate: str | None
-    backend: str
-    mode: str | None
-    dynamic: bool | None = None
-    fullgraph: bool = False
-
-
-def _options_of(run: SweepRun) -> _RunOptions:
+def _options_of(run: SweepRun) -> CandidateOptions:
     named = run.candidate in NAMED or is_own_function(run.candidate)
     mode = run.candidate if run.candidate in INDUCTOR_MODES else None
-    return _RunOptions(
+    return CandidateOptions(
         inputs=run.inputs or None,
         dtype=run.dtype or None,
         device=run.device,
@@ -576,7 +560,7 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
     """Compare; returns the verdict, and versions that only this process knows."""
     if run.kernel is not None:
         return _judge_kernel(run, run.kernel, tell), _device_versions(run.device)
-    from paritas.candidates.building import build_candidate, build_reference
+    from paritas.candidates.makers import build_candidate, build_reference
     from paritas.checks.verify import verify
     from paritas.execution.subjects import VerifyConfig
 
@@ -601,9 +585,9 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
 
 def _judge_kernel(run: SweepRun, settings: KernelSettings, tell: Callable[[str], None]) -> Verdict:
     """Judge a kernel; its processes are forked from this one, before the reference is loaded."""
+    from paritas.kernels import KernelOptions
     from paritas.kernels.forking import fork_nursery
     from paritas.kernels.judge import judge_kernel
-    from paritas.kernels.options import KernelOptions
 
     if run.device == "cpu":
         fork_nursery()
@@ -626,7 +610,7 @@ def _load_exported(run: SweepRun) -> tuple[Any, Any]:
     import torch
     from torch.export.passes import move_to_device_pass
 
-    from paritas.candidates.building import move_leaf
+    from paritas.candidates.makers import move_leaf
     from paritas.execution.subjects import Inputs, usable_device
     from paritas.numerics.contents import map_leaves
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paritas._torch.kernels import any_attention, float64_kernel
+from paritas import verify
+from paritas._torch.kernels import (
+    FakeTensorMode,
+    any_attention,
+    float64_kernel,
+    op_implementations_dict,
+    true_sums_of_attention,
+)
 
 aten = torch.ops.aten
 EMPTY = torch.zeros((), dtype=torch.int64)
@@ -82,3 +89,50 @@ def test_a_program_that_allows_flash_attention_alone_may_use_any_in_float64():
         with any_attention():
             assert torch.backends.cuda.math_sdp_enabled()
         assert not torch.backends.cuda.math_sdp_enabled()
+
+
+@pytest.fixture
+def as_torch_2_11(monkeypatch):
+    """Torch says that the sums of attention on a CPU are float32, in float64 too."""
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+    def describe(mode, func, *args, **kwargs):
+        with monkeypatch.context() as own, mode:
+            own.delitem(op_implementations_dict, op)
+            result, sums = func(*args, **kwargs)
+            return result, sums.float()
+
+    monkeypatch.setitem(op_implementations_dict, op, describe)
+    FakeTensorMode.cache_clear()
+    yield
+    FakeTensorMode.cache_clear()
+
+
+def dtype_of_sums(dtype):
+    with FakeTensorMode():
+        query = torch.empty(1, 2, 4, 8, dtype=dtype)
+        return aten._scaled_dot_product_flash_attention_for_cpu(query, query, query)[1].dtype
+
+
+@pytest.mark.usefixtures("as_torch_2_11")
+def test_a_compiler_learns_the_true_dtype_of_the_sums():
+    assert dtype_of_sums(torch.float64) is torch.float32
+    with true_sums_of_attention():
+        assert dtype_of_sums(torch.float64) is torch.float64
+        assert dtype_of_sums(torch.bfloat16) is torch.float32
+    assert dtype_of_sums(torch.float64) is torch.float32
+
+
+@pytest.mark.usefixtures("as_torch_2_11")
+def test_compiled_attention_is_lifted_with_its_gradients():
+    def attention(x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+    x = torch.randn(2, 2, 4, 8, requires_grad=True)
+    verdict = verify([x], attention, torch.compile(attention))
+    assert not [note for note in verdict.notes if "only the native run" in note], verdict
+
+
+def test_torch_describes_the_sums_or_is_corrected():
+    with true_sums_of_attention():
+        assert dtype_of_sums(torch.float64) is torch.float64

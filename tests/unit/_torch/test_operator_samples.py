@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from paritas._torch.operator_samples import find_operator, sample_calls
+from paritas._torch.named_operators import find_operator, sample_calls
 
 
 @pytest.mark.slow

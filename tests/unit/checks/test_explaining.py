@@ -12,7 +12,7 @@ import paritas
 from paritas.checks.failures import Explainer, call_context
 from paritas.diagnosis import diagnose
 from paritas.partition import check_recipe
-from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.placement.placement import OperatorCall, Recipe
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import Partial, Shard
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paritas.comparison.dataflow import RecordedCalls
+from paritas.dumps.survey import RecordedCalls
 from paritas.files.records import Payload, Record, Site, TensorFacts
 from paritas.files.tensor_bytes import as_stored, digest
 from paritas.recording.graphs import operator_arguments

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from msgspec.structs import replace
 
-from paritas.comparison.dataflow import RecordedCalls
+from paritas.dumps.survey import RecordedCalls
 from paritas.files.records import Site
 from unit.comparison.tapes import Tape
 

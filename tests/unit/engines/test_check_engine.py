@@ -12,8 +12,14 @@ from torch import nn
 
 import paritas
 from paritas.cli import main
-from paritas.engines.readout import AS_RECORDED, Readout, Request
-from paritas.engines.records import EngineRecord, Sampling, read_records
+from paritas.engines.records import (
+    AS_RECORDED,
+    EngineRecord,
+    Readout,
+    Request,
+    Sampling,
+    read_records,
+)
 
 PROMPT, OUTPUT = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3]
 

@@ -11,7 +11,7 @@ import torch
 from paritas.graphs.calls import Graph, GraphCall, TensorValue
 from paritas.graphs.checkpoints import read_checkpoint
 from paritas.partition.annotation import Annotation
-from paritas.placement.recipes import OperatorCall
+from paritas.placement.placement import OperatorCall
 from unit.graphs.ckp_files import BLOCK, GATHER, NORMS
 
 # What nnScaler itself would split: `idx,dim` of each identifier that its annotation leaves free,

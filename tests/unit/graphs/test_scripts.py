@@ -12,7 +12,7 @@ from paritas.graphs.scripts import Facts, function_text, split_script, stem_of, 
 from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.placement.placement import OperatorCall, Recipe
 from paritas.reports.scripts import NoScriptError, literal
 from paritas.results.items import Partial, Replicate, Shard
 

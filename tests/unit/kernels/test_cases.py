@@ -7,7 +7,7 @@ import torch
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order, other_sizes
-from paritas.results.kernels import CaseFamily
+from paritas.results.model_reports import CaseFamily
 
 
 def made(*args: torch.Tensor, **further: bool) -> dict[CaseFamily, list[KernelCase]]:

@@ -9,7 +9,7 @@ from paritas.execution.subjects import Inputs
 from paritas.kernels.cases import KernelCase
 from paritas.kernels.references import KernelTask, RefusedCase
 from paritas.kernels.sides import Side, SideName
-from paritas.results.kernels import CaseFamily
+from paritas.results.model_reports import CaseFamily
 
 
 def to_bytes(x):

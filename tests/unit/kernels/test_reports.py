@@ -12,7 +12,7 @@ from paritas.errors import MismatchError
 from paritas.reports.model_reports import kernel_report
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.items import output
-from paritas.results.kernels import (
+from paritas.results.model_reports import (
     CaseFamily,
     KernelReport,
     KernelRow,

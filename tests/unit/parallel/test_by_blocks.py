@@ -12,11 +12,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from paritas.errors import UsageError
 from paritas.execution.subjects import Inputs
-from paritas.parallel.applying import apply_styles
 from paritas.parallel.assembling import assemble
 from paritas.parallel.by_blocks import Abridger
 from paritas.parallel.pieces import PieceMaker, PieceTask
-from paritas.parallel.plan import make_program
+from paritas.parallel.plan import apply_styles, make_program
 from paritas.parallel.traces import RankPiece
 from paritas.parallel.verify import verify_parallel
 from paritas.results.findings import Status

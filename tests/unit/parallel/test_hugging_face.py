@@ -68,7 +68,7 @@ def transformers(monkeypatch):
     module.DistributedConfig = types.SimpleNamespace
     monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(
-        "paritas.parallel.applying._meshes",
+        "paritas.parallel.plan._meshes",
         lambda mesh, _config: types.SimpleNamespace(dense={"tp": mesh}),
     )
 

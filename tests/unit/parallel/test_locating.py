@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from paritas.numerics.gates import Near
+from paritas.parallel.boundaries import Relation, relate
 from paritas.parallel.causes import WatchedStep, locate_forward
 from paritas.parallel.plan import make_program
-from paritas.parallel.relating import Relation, relate
 from paritas.parallel.traces import ModuleCall, RankPiece, StepTrace
 
 NEAR = Near(2.0**-53)

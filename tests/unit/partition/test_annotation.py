@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation, Option
-from paritas.placement.recipes import Divided, OperatorCall, Range, Recipe
+from paritas.placement.placement import Divided, OperatorCall, Range, Recipe
 from paritas.results.items import Once, Partial, Replicate, Shard
 
 LINEAR = "* k+, n k+, n : !k -> * n"

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from paritas.errors import UsageError
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import OperatorCall, Range, Recipe
+from paritas.placement.placement import OperatorCall, Range, Recipe
 from paritas.results.findings import Status
 from paritas.results.items import Once, Partial, Replicate, Shard
 

@@ -13,7 +13,7 @@ from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation
 from paritas.partition.discovery import discover_partitions
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Divided, OperatorCall, Recipe
+from paritas.placement.placement import Divided, OperatorCall, Recipe
 from paritas.results.items import Once, Partial, Replicate, Shard
 
 

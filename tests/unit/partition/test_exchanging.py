@@ -11,7 +11,7 @@ from paritas.partition import nnscaler_functions
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.ranks import threads
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Group, OperatorCall, Recipe
+from paritas.placement.placement import Group, OperatorCall, Recipe
 from paritas.results.items import Replicate, Shard
 
 SHARED = "n c, c, c -> n c ; group=ranks(n)"

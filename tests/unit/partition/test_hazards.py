@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.placement.placement import OperatorCall, Recipe
 from paritas.results.findings import Status
 from paritas.results.items import Partial, Shard
 

@@ -10,7 +10,7 @@ from paritas.partition import library
 from paritas.partition.library import annotated, annotation_for, known, register, unregister
 from paritas.partition.library.registry import name_of
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import OperatorCall
+from paritas.placement.placement import OperatorCall
 
 
 @pytest.fixture(autouse=True)

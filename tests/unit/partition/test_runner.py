@@ -8,8 +8,16 @@ import torch
 from paritas.errors import UsageError
 from paritas.partition.runner import Runner
 from paritas.placement.assembly import join
-from paritas.placement.placement import Terms, bounds
-from paritas.placement.recipes import Divided, OperatorCall, Range, Recipe, parts_of, split_values
+from paritas.placement.placement import (
+    Divided,
+    OperatorCall,
+    Range,
+    Recipe,
+    Terms,
+    bounds,
+    parts_of,
+    split_values,
+)
 from paritas.results.items import Once, Partial, Replicate, Shard, gradient, nth_output
 
 

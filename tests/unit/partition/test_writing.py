@@ -10,7 +10,7 @@ import torch
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation
 from paritas.partition.discovery import annotation_text
-from paritas.placement.recipes import Divided, Group, OperatorCall, Place, Range, Recipe
+from paritas.placement.placement import Divided, Group, OperatorCall, Place, Range, Recipe
 from paritas.results.items import Once, Partial, Replicate, Shard
 
 Shape = tuple[int, ...]

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import paritas
-from paritas.relations.catalogue import chosen
-from paritas.relations.continuous import _Counter, _served
+from paritas.relations.generation import _Counter, _served
+from paritas.relations.relation import chosen
 from quality.relation_models import HEADS, SIZE, VOCABULARY, WIDTH, rotated, tokens
 
 pytestmark = pytest.mark.usefixtures("undiagnosed")

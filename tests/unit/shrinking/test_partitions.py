@@ -14,7 +14,7 @@ import torch
 from paritas.checks.failures import recall_failed
 from paritas.errors import UsageError
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, check_recipe
-from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.placement.placement import OperatorCall, Recipe
 from paritas.results.items import Replicate, Shard
 from paritas.shrinking.partitions import graph_call, shrink_splits
 from paritas.shrinking.shrink import NothingFailsError

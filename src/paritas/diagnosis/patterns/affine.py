@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.scores import (
-    Weight,
-    proportion,
-    refined_proportion,
-    robust_proportion,
-    weigh,
-)
+from paritas.diagnosis.case import Weight, proportion, refined_proportion, robust_proportion, weigh
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import PatternKind
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Case
-from paritas.diagnosis.scores import (
+from paritas.diagnosis.case import (
+    Case,
     Probe,
     WrongBlock,
     axis_name,

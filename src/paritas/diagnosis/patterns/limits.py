@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import widen
-from paritas.diagnosis.scores import weigh
+from paritas.diagnosis.case import weigh, widen
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
 
@@ -236,7 +235,8 @@ def _overflow(case: Case) -> list[Pattern]:
         beyond = case.right.abs() > limit
         if name != own and not _is_tried(case.right.abs(), limit):
             continue
-        prediction = torch.where(beyond, torch.copysign(_infinity(case), case.right), case.given)
+        infinity = torch.full_like(case.right, torch.inf)
+        prediction = torch.where(beyond, torch.copysign(infinity, case.right), case.given)
         agreed = float((infinite & (case.given == prediction) & beyond).sum())
         if agreed < _MOST * float(infinite.sum()) or agreed < _MOST * float(beyond.sum()):
             continue
@@ -263,10 +263,6 @@ def _is_tried(sizes: Tensor, limit: float) -> bool:
     The dtype's own limit needs no such evidence.
     """
     return bool(((sizes > limit / _NEAR) & (sizes < limit * _NEAR)).any())
-
-
-def _infinity(case: Case) -> Tensor:
-    return torch.full_like(case.right, torch.inf)
 
 
 def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Pattern:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.case import near, roundoff, widen
-from paritas.diagnosis.scores import first_supported, supported_pattern
+from paritas.diagnosis.case import first_supported, near, roundoff, supported_pattern, widen
 from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import roundoff
+from paritas.diagnosis.case import roundoff, weigh
 from paritas.diagnosis.patterns.operations import (
     Operation,
     attempt,
@@ -18,7 +18,6 @@ from paritas.diagnosis.patterns.operations import (
     product_of,
     trusted_formula,
 )
-from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern, PatternKind
 

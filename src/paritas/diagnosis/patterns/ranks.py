@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from paritas.diagnosis.case import Case, near, roundoff, widen
-from paritas.diagnosis.scores import Extent, first_supported, supported_pattern, weigh
+from paritas.diagnosis.case import (
+    Case,
+    Extent,
+    first_supported,
+    near,
+    roundoff,
+    supported_pattern,
+    weigh,
+    widen,
+)
 from paritas.numerics.criterion import RMS_Z, rms
 from paritas.numerics.gates import Near
 from paritas.results.findings import Pattern, PatternKind

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from paritas.diagnosis.case import Probe, first_supported, supported_pattern, unravel
 from paritas.diagnosis.patterns.operations import (
     Operation,
     Product,
@@ -21,7 +22,6 @@ from paritas.diagnosis.patterns.operations import (
     trusted_formula,
 )
 from paritas.diagnosis.patterns.ranks import explain_by_parts
-from paritas.diagnosis.scores import Probe, first_supported, supported_pattern, unravel
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import PatternKind
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.scores import weigh
+from paritas.diagnosis.case import weigh
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
 

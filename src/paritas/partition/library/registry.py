@@ -14,7 +14,7 @@ from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation
 
 if TYPE_CHECKING:
-    from paritas.placement.recipes import OperatorCall
+    from paritas.placement.placement import OperatorCall
 
 # --- What a rule gets and returns: a call whose arguments have names, and a claim -----------------
 

@@ -24,7 +24,7 @@ from paritas.partition.proofs.indices import ONE, ZERO, Poly, symbol
 from paritas.partition.proofs.splits import DefinedOutput
 
 if TYPE_CHECKING:
-    from paritas.placement.recipes import OperatorCall, Place
+    from paritas.placement.placement import OperatorCall, Place
 
 # --- Tensors with symbolic sizes ------------------------------------------------------------------
 

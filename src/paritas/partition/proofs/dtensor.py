@@ -18,7 +18,7 @@ from paritas.partition.proofs.graphs import subscript
 from paritas.partition.proofs.prove import certificate_of, placed_claim
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import lifted, validate
-from paritas.placement.recipes import OperatorCall
+from paritas.placement.placement import OperatorCall
 from paritas.results.graph_reports import Counterexample, RuleProof
 
 if TYPE_CHECKING:

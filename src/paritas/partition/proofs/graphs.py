@@ -39,7 +39,7 @@ from paritas.partition.proofs.validation import (
     run_part,
     validate,
 )
-from paritas.placement.recipes import OperatorCall, Recipe, tensors_in
+from paritas.placement.placement import OperatorCall, Recipe, tensors_in
 from paritas.results.graph_reports import GraphProof, ProofStatus, RuleProof
 from paritas.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
 

@@ -18,18 +18,13 @@ from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Number
 from paritas.partition.library import annotation_of_call
 from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError
-from paritas.partition.proofs.definitions import (
-    Definition,
-    SymbolicCall,
-    define,
-    tensors_by_name,
-)
+from paritas.partition.proofs.definitions import Definition, SymbolicCall, define, tensors_by_name
 from paritas.partition.proofs.indices import LENGTH, ONE, Poly, constant, symbol
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import DisagreementError, lifted, validate
 from paritas.partition.recipe_checks import check_recipe
 from paritas.partition.resolving import resolve_operator
-from paritas.placement.recipes import (
+from paritas.placement.placement import (
     Divided,
     Group,
     OperatorCall,

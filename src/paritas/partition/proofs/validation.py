@@ -15,8 +15,7 @@ from torch import Tensor
 from paritas.errors import UsageError, in_one_line
 from paritas.partition.proofs.algebra import OutsideTheoryError, Term
 from paritas.partition.proofs.definitions import Definition, flat, tensors_by_name
-from paritas.placement.placement import Terms
-from paritas.placement.recipes import OperatorCall, Recipe, split_values
+from paritas.placement.placement import OperatorCall, Recipe, Terms, split_values
 from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:

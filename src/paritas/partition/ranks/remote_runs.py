@@ -20,7 +20,7 @@ from paritas._torch.operators import default_dtype, map_tensors
 from paritas.errors import UsageError, first_line, in_one_line
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.runner import COTANGENTS, Draws, Runner
-from paritas.placement.recipes import (
+from paritas.placement.placement import (
     Group,
     OperatorCall,
     RankError,
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.partition.runner import OperatorRun, RankLeaf, Reach
-    from paritas.placement.placement import Terms
-    from paritas.placement.recipes import Place, Values
+    from paritas.placement.placement import Place, Terms, Values
     from paritas.results.items import Role
 
 

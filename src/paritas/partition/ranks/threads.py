@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paritas._torch.ranks import ThreadOutcome
     from paritas.parallel.rank_pool import RankAnswer
     from paritas.partition.ranks.remote_runs import Team
-    from paritas.placement.recipes import OperatorCall, Recipe
+    from paritas.placement.placement import OperatorCall, Recipe
     from paritas.results.findings import Verdict
     from paritas.results.graph_reports import Confirm
 
@@ -135,7 +135,8 @@ class ThreadTeam(contextlib.AbstractContextManager["ThreadTeam"]):
         self._threads = RankThreads(ranks)
 
     def __enter__(self) -> Self:
-        _check_count(self.ranks)
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise UsageError(f"the number of ranks must be 1 to {MOST_RANKS}, got {self.ranks}")
         self._threads.__enter__()
         return self
 
@@ -159,11 +160,6 @@ def _done_of_thread(outcome: ThreadOutcome) -> Done:
         return Done(error=in_one_line(outcome.error, 300))
     # A rank that was stopped because another one failed has no error of its own.
     return outcome.value if outcome.done else Done()
-
-
-def _check_count(ranks: int) -> None:
-    if not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"the number of ranks must be 1 to {MOST_RANKS}, got {ranks}")
 
 
 def _all_ended(outcomes: list[ThreadOutcome], timeout: float) -> list[ThreadOutcome]:

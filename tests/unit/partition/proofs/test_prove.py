@@ -20,7 +20,7 @@ from paritas.partition.proofs import checker, definitions
 from paritas.partition.proofs import prove as proving
 from paritas.partition.proofs.definitions import Array
 from paritas.partition.proofs.dtensor import prove_dtensor
-from paritas.placement.recipes import OperatorCall
+from paritas.placement.placement import OperatorCall
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import output
 
