@@ -11,8 +11,9 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt
 # One thread an op, so that parallel tests do not fight for cores; kernels compiled in process, and
-# kept from one run to the next.
-TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+# kept from one run to the next. So are compiled modules, also where the environment forbids it:
+# without them each worker compiles 80,000 lines of tests, and each new process those of paritas.
+TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= TORCHINDUCTOR_COMPILE_THREADS=1 \
 	TORCHINDUCTOR_CACHE_DIR="$(CURDIR)/.cache/inductor"
 
 .PHONY: help

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import shutil
@@ -28,7 +29,8 @@ PROGRAMS = "COMPILER_PATH"
 QUICK = """#!/bin/sh
 case "$*" in
 *--output-pch*) exec '{0}' "$@" ;;
-*" -O3 "*) exec '{0}' "$@" -O1 -g0 ;;
+*" -O3 "*) exec '{0}' "$@" -O1 -g0 -w ;;
+*" -O0 "*) exec '{0}' "$@" -g0 -w ;;
 *) exec '{0}' "$@" ;;
 esac
 """
@@ -81,10 +83,21 @@ def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, obje
         return (yield)
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Let Python's collector wait: what is imported and collected stays to the end."""
-    if not session.config.pluginmanager.hasplugin("dsession"):  # which leaves it to its workers
-        gc.disable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Let Python's collector wait: what is imported and collected stays to the end.
+
+    Workers collect one after the other, so that only the first compiles modules that have changed.
+    """
+    if session.config.pluginmanager.hasplugin("dsession"):  # which leaves it to its workers
+        return (yield)
+    gc.disable()
+    server = os.environ.get(processes.SERVER)
+    if not server or sys.dont_write_bytecode:
+        return (yield)
+    with Path(server).with_name("collecting").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_finish() -> None:
@@ -100,6 +113,11 @@ def pytest_collection_finish() -> None:
     if hasattr(guards, "profile_guard_manager"):
         # It empties the caches of the processor to measure, for a log, each program that is traced.
         guards.profile_guard_manager = lambda *_: 0.0
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch.accelerator.is_available():
+        # `torch.manual_seed` describes its stack for each kind of device that is not here.
+        for devices in (torch.cuda, torch.xpu, torch.mtia):
+            devices.manual_seed_all = lambda _: None
 
 
 @pytest.fixture
@@ -186,7 +204,8 @@ def _build_quickly(config: pytest.Config) -> None:
     Hundreds of them are built, each against the whole of torch. What a kernel computes is the same
     with little optimisation, which saves a fifth of a second; so does gold in place of the usual
     linker, where it need not read the names in torch's libraries. Headers that are compiled
-    beforehand are not ours alone, and stay as they are.
+    beforehand are not ours alone, and stay as they are. Which vectors this GCC can build is not
+    tried, which takes 12 seconds.
     """
     compiler, gold = shutil.which("g++"), shutil.which("ld.gold")
     if compiler is None or gold is None or PROGRAMS in os.environ:
@@ -206,6 +225,7 @@ def _build_quickly(config: pytest.Config) -> None:
         quick.write_text(QUICK.format(proper))
         quick.chmod(0o755)
     os.environ[PROGRAMS] = folder.name
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
     def forget() -> None:
         del os.environ[PROGRAMS]

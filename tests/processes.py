@@ -149,6 +149,35 @@ def run_ranks(
     ]
 
 
+def launching(folder: Path) -> dict[str, str]:
+    """The environment in which torchrun starts its ranks with `run` in place of python."""
+    if not _can_fork():
+        return {}
+    _start_server()
+    program = folder / "forked-python"
+    code = "import processes; processes.be_python()"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{code}" "$@"\n')
+    program.chmod(0o755)
+    return {
+        SERVER: forkserver._forkserver._forkserver_address or "",
+        "PYTHON_EXEC": str(program),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+
+
+def be_python() -> NoReturn:
+    """Run what `python` would with these arguments, and end with its exit code.
+
+    It ends a little later, when a launcher already ends the other ranks: it waits nevertheless.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    forkserver._forkserver._forkserver_alive_fd = os.dup(0)  # the server is nobody's child here
+    done = run(*(word for word in sys.argv[1:] if word != "-u"))
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    sys.exit(done.returncode)
+
+
 class ForkedNursery:
     """As `subprocess.Popen`, as far as a nursery of candidates uses it: forked, not started."""
 
@@ -201,6 +230,8 @@ def context() -> multiprocessing.context.BaseContext:
 @functools.cache
 def _can_fork() -> bool:
     """With an accelerator, torch refuses to work in a process that was forked."""
+    if os.environ.get(SERVER):
+        return True
     import torch
 
     return not torch.accelerator.is_available()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +54,8 @@ def forked(*arguments):
 def torchrun(*arguments):
     write("ranks.py", RANKS)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = processes.run(*launcher, "-m", "paritas", "run", *TOLD, "ranks.py", *arguments)
+    command = ("-m", "paritas", "run", *TOLD, "ranks.py", *arguments)
+    done = processes.run(*launcher, *command, environment=processes.launching(Path.cwd()))
     return done.returncode, done.stderr
 
 

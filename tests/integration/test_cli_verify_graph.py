@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -329,6 +330,8 @@ def test_a_killed_run_resumes_and_gives_the_crashing_operator_its_own_process(
     tmp_path, monkeypatch
 ):
     """A process that is killed, and those of its workers."""
+    forking = processes.context()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: forking)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "deadly.py").write_text(DEADLY.format(marker=tmp_path / "marker"))
     out = tmp_path / "out"

@@ -314,11 +314,16 @@ def restore_module_hooks(hooks: dict[str, dict[Any, Any]]) -> None:
         now.update(kept)
 
 
-def replaced_kernels() -> frozenset[str]:
-    """The kernels of torch's own operators that `torch.library` has replaced: `sign/CPU`."""
-    return frozenset(
+def library_kernels() -> frozenset[str]:
+    """The kernels that were registered with `torch.library` so far, by torch itself too."""
+    return frozenset(library._impls)
+
+
+def replaced_kernels(since: frozenset[str]) -> list[str]:
+    """The kernels of torch's own operators that were registered since then: `sign/CPU`."""
+    return sorted(
         name.removeprefix("aten/")
-        for name in library._impls
+        for name in library._impls - since
         if name.startswith("aten/") and name.endswith(_EAGER_KEYS)
     )
 

@@ -30,6 +30,7 @@ import torch
 
 from paritas._torch.watching import (
     close_modes,
+    library_kernels,
     loaded_operators,
     mode_depths,
     module_hooks,
@@ -425,7 +426,7 @@ class Leftovers:
         self._callbacks, self._thresholds = list(gc.callbacks), gc.get_threshold()
         self._modes = mode_depths()
         self._hooks = module_hooks()
-        self._kernels = replaced_kernels()
+        self._kernels = library_kernels()
         self._flushes, self._inference = _flushes(), _is_inference()
         self._priority = _priority()
 
@@ -467,7 +468,7 @@ class Leftovers:
         if module_hooks() != self._hooks:
             restore_module_hooks(self._hooks)
             changed["hooks of all modules"] = "changed"
-        for name in sorted(replaced_kernels() - self._kernels):
+        for name in replaced_kernels(self._kernels):
             changed[f"the kernel aten::{name}"] = "replaced"
         if _flushes() != self._flushes:
             _set_flush(self._flushes)
