@@ -2,11 +2,13 @@
 
 Compilation is not included: the first verify() compiles the native and the lifted graph, and later
 ones are timed, alternating with the eager model, on one thread; the minimum of each counts
-(processor time). Memory is the peak of torch's allocator.
+(processor time). Of the five runs of a verify(), two are in float64; what the eager model takes in
+it is next to the figure. Memory is the peak of torch's allocator.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -42,20 +44,26 @@ class Block(nn.Module):
 
 
 def cost(
-    name: str, model: nn.Module, unit: Callable[[torch.Tensor], object], bar: float | None
+    name: str, model: nn.Module, unit: Callable[[nn.Module, torch.Tensor], object], bar: float
 ) -> Figure:
     """How many times what the user runs anyway."""
     compiled, x = torch.compile(model), torch.randn(8, 128, 256)
+    wide, wide_x = copy.deepcopy(model).double(), x.double()
     told = paritas.verify([x], model, compiled, QUIET)
     assert told.passed, str(told)
     functions = {
-        "unit": lambda: unit(x),
+        "unit": lambda: unit(model, x),
+        "float64": lambda: unit(wide, wide_x),
         "verify": lambda: paritas.verify([x], model, compiled, QUIET),
     }
     spent = in_turns(functions, REPEATS, take="least")
     one = spent["unit"].processor
     wall = spent["verify"].wall / spent["unit"].wall
-    note = f"one takes {one * 1e3:.0f} ms; {wall:.2f} by the wall clock; {told.status.value}"
+    double = spent["float64"].processor / one
+    note = (
+        f"one takes {one * 1e3:.0f} ms, in float64 {double:.2f} times that; {wall:.2f} by the wall "
+        f"clock; {told.status.value}"
+    )
     return Figure(name, spent["verify"].processor / one, "x", bar, note=note)
 
 
@@ -63,7 +71,7 @@ def forward_only() -> Figure:
     """Inference: nothing requires grad."""
     torch.manual_seed(0)
     model = nn.Sequential(*[Block(256, 4) for _ in range(4)]).requires_grad_(requires_grad=False)
-    return cost("verify, in eager forwards", model, model, 8.0)
+    return cost("verify, in eager forwards", model, lambda run, x: run(x), 8.0)
 
 
 def with_gradients() -> Figure:
@@ -71,9 +79,11 @@ def with_gradients() -> Figure:
     torch.manual_seed(0)
     model = nn.Sequential(*[Block(256, 4) for _ in range(2)])
     cotangent = torch.randn(8, 128, 256)
-    parameters = list(model.parameters())
-    name = "verify with gradients, in eager forwards with backwards"
-    return cost(name, model, lambda x: torch.autograd.grad(model(x), parameters, cotangent), None)
+
+    def step(run: nn.Module, x: torch.Tensor) -> object:
+        return torch.autograd.grad(run(x), list(run.parameters()), cotangent.to(x.dtype))
+
+    return cost("verify with gradients, in eager forwards with backwards", model, step, 12.0)
 
 
 def memory_by_outputs() -> list[Figure]:

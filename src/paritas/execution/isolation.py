@@ -8,8 +8,6 @@ import dataclasses
 import functools
 import io
 import operator
-import pickle
-import random
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -32,7 +30,7 @@ from paritas.execution.reachable import (
     slots_of,
     walk_reachable,
 )
-from paritas.execution.saved_state import Copier, made_like
+from paritas.execution.saved_state import Copier, generator_state, made_like, set_generator_state
 from paritas.numerics.contents import Opaque, contents, parts, same_leaf
 from paritas.numerics.flattening import is_dense
 from paritas.numerics.metrics import bitwise_equal, equal_on_device
@@ -68,7 +66,7 @@ def frozen_leaf(leaf: Any) -> Any:
     if type(leaf) in _ATOMS:
         return leaf
     if isinstance(leaf, GENERATORS):
-        return _generator_state(leaf)
+        return generator_state(leaf)
     if isinstance(leaf, np.ndarray | bytearray):
         return leaf.copy()
     return leaf if isinstance(leaf, Opaque) else next(contents(leaf))[1]
@@ -653,32 +651,9 @@ def _slot_value(value: Any, slot: types.MemberDescriptorType) -> Any:
 
 def _generator_draws(generator: Any) -> Any:
     return (
-        lambda: [_generator_state(generator)],
-        lambda items: _set_generator_state(generator, items[0]),
+        lambda: [generator_state(generator)],
+        lambda items: set_generator_state(generator, items[0]),
     )
-
-
-def _generator_state(generator: Any) -> bytes:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
-    if isinstance(generator, random.Random):
-        return pickle.dumps(random.Random.getstate(generator))
-    state = generator.get_state() if hasattr(generator, "get_state") else None
-    return pickle.dumps(generator.bit_generator.state if state is None else state)
-
-
-def _set_generator_state(generator: Any, state: bytes) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        return
-    # Written by `_generator_state` in this process.
-    known = pickle.loads(state)  # noqa: S301
-    if isinstance(generator, random.Random):
-        random.Random.setstate(generator, known)
-    elif hasattr(generator, "set_state"):
-        generator.set_state(known)
-    else:
-        generator.bit_generator.state = known
 
 
 def _array_content(array: np.ndarray[Any, Any]) -> Any:

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import operator
+import pickle
 import random
 import types
 import zlib
@@ -279,6 +280,31 @@ def _is_plain_tensor(tensor: Tensor) -> bool:
     kinds = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
     strided = tensor.layout is torch.strided and not tensor.is_quantized
     return type(tensor) in kinds and strided
+
+
+def generator_state(generator: Any) -> bytes:
+    """The state of a generator of torch, Python or NumPy, as bytes that can be compared."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return pickle.dumps(random.Random.getstate(generator))
+    state = generator.get_state() if hasattr(generator, "get_state") else None
+    return pickle.dumps(generator.bit_generator.state if state is None else state)
+
+
+def set_generator_state(generator: Any, state: bytes) -> None:
+    """Put a generator into a state that `generator_state` has read."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return
+    # Written by `generator_state` in this process.
+    known = pickle.loads(state)  # noqa: S301
+    if isinstance(generator, random.Random):
+        random.Random.setstate(generator, known)
+    elif hasattr(generator, "set_state"):
+        generator.set_state(known)
+    else:
+        generator.bit_generator.state = known
 
 
 # --- The process around a call: settings, generators, patched functions ---------------------------
