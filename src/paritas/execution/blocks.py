@@ -120,13 +120,14 @@ def _repeated(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         for child in module.children():
             if _can_be_block(child):
                 groups[type(child)].append(child)
+    groups = {kind: group for kind, group in groups.items() if len(group) > 1}
+    alike = {kind: _are_alike(group) for kind, group in groups.items()}
     for key, child in module.named_children():
         here = _joined(name, key)
-        group = groups.get(type(child), [])
-        if len(group) < 2:  # noqa: PLR2004
+        if type(child) not in groups:
             yield from _repeated(child, here)
             continue
-        inner = dict(_repeated(child, here)) if not _are_alike(group) else {}
+        inner = dict(_repeated(child, here)) if not alike[type(child)] else {}
         covered = sum(map(parameter_bytes, inner.values()))
         if 2 * covered >= parameter_bytes(child) > 0:
             yield from inner.items()

@@ -11,7 +11,7 @@ import operator
 import pickle
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -147,8 +147,7 @@ class ProgramState:
             if not isinstance(found.value, torch.Tensor | Opaque):
                 held = list(_hold_values(found))
                 self._held += held
-                is_module = isinstance(found.value, torch.nn.Module)
-                readers += [_read_module(found.value)] if is_module else [one.read for one in held]
+                readers += [one.read for one in held]
         self._code = code
         self._may_differ = True
         self._is_wide = False
@@ -198,8 +197,11 @@ class ProgramState:
         """The name of a tensor; tied weights have the name of their first place."""
         name = self.names.get(id(found.value))
         if name is None:
-            taken = self.tensors.keys() | self._leaves.keys()
-            name = next(n for n in _numbered_paths(found.path) if n not in taken)
+            name = next(
+                n
+                for n in _numbered_paths(found.path)
+                if n not in self.tensors and n not in self._leaves
+            )
             self.names[id(found.value)] = name
         return name
 
@@ -258,11 +260,11 @@ class ProgramState:
         same = unchanged_on_device(before, now, widened=wide) if among is None else set()
         for path in [*before, *(path for path in now if path not in before)]:
             if path not in same and (among is None or path in among):
-                value = now.get(path, MISSING)
-                if path not in before and _is_imported(path, value):
+                old, value = before.get(path, MISSING), now.get(path, MISSING)
+                if old is value or (path not in before and _is_imported(path, value)):
                     continue
                 try:
-                    if not is_same_leaf(before.get(path, MISSING), value, widened=wide):
+                    if not is_same_leaf(old, value, widened=wide):
                         changed[path] = detached_copy(value) if _is_tensor(value) else value
                 except Exception as error:  # noqa: BLE001  (the verdict lists it)
                     self.unreadable[path] = f"it cannot be read: {in_one_line(error, 120)}"
@@ -366,18 +368,25 @@ class ProgramState:
         expected, shows = self._expected, self._shows_replacing
         self._shows_replacing = self._is_nothing_replaced()
         try:
-            for name, value in values.items():
-                for table, key in self._places.get(name, ()):
-                    _set_item(table, key, value)
+            self._set_places(values)
             self._expected = [read() for read in self._readers]
             self._now = self.tensors | {n: v for n, v in values.items() if n in self._places}
             yield
         finally:
+            # Only if the run replaced something, each object is looked at.
+            is_as_set = self._is_nothing_replaced()
             self._is_wide = False
             self._expected, self._shows_replacing, self._now = expected, shows, self.tensors
+            if is_as_set:
+                self._set_places(self.tensors)
             self._restore_places()
             # It ran on other tensors, except for those that could not be replaced.
             self._may_differ = self.tensors.keys() != self._places.keys()
+
+    def _set_places(self, values: Mapping[str, Tensor]) -> None:
+        for name, places in self._places.items():
+            for table, key in places if name in values else ():
+                _set_item(table, key, values[name])
 
     def widened(self) -> dict[str, Tensor]:
         """Copies of the saved state in float64; parameters stay parameters."""
@@ -451,10 +460,7 @@ def _hold_values(found: Reached) -> Iterator[_Held]:
     elif isinstance(value, type):
         pairs += [_class_values(value)] if is_own(value.__module__) else []
     elif isinstance(value, torch.nn.Module):
-        tables = [vars(value)]
-        if not isinstance(value, torch.jit.ScriptModule):
-            tables += [one for one in vars(value).values() if isinstance(one, dict)]
-        pairs += [_mapping_items(table) for table in tables]
+        pairs.append(_module_values(value))
     elif isinstance(value, GENERATORS):
         pairs.append(_generator_draws(value))
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -465,18 +471,26 @@ def _hold_values(found: Reached) -> Iterator[_Held]:
         yield _Held(path, read, write, read())
 
 
-def _read_module(module: nn.Module) -> Callable[[], list[Any]]:
-    """How to read all that a module holds: its attributes and the contents of its tables."""
+def _module_values(module: nn.Module) -> Any:
+    """All that a module holds: its attributes, and the contents of its tables."""
     own = vars(module)
+    tables = [own]
+    if not isinstance(module, torch.jit.ScriptModule):
+        tables += [table for table in own.values() if isinstance(table, dict)]
+    before = [(table, _keys_and_values(table)) for table in tables]
 
     def read() -> list[Any]:
-        found = [*own, *own.values()]
+        found = _keys_and_values(own)
         for table in own.values():
             if isinstance(table, dict) and table:
-                found += [*dict.keys(table), *dict.values(table)]
+                found += _keys_and_values(table)
         return found
 
-    return read
+    def write(_: list[Any]) -> None:
+        for table, items in before:
+            _write_mapping(table, items)
+
+    return read, write
 
 
 def _shows_replacing(value: Any) -> bool:
@@ -543,23 +557,27 @@ def _object_values(
 
 
 def _mapping_items(table: dict[Any, Any]) -> Any:
+    return lambda: _keys_and_values(table), lambda items: _write_mapping(table, items)
+
+
+def _keys_and_values(table: dict[Any, Any]) -> list[Any]:
+    return [*dict.keys(table), *dict.values(table)]
+
+
+def _write_mapping(table: dict[Any, Any], items: list[Any]) -> None:
     # An OrderedDict keeps its order separately: dict.clear would corrupt it.
     base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
-
-    def write(items: list[Any]) -> None:
-        now = dict(dict.items(table))
-        kept = _paired(items)
-        for key in now:
-            if key not in kept:
-                base.__delitem__(table, key)
-        in_order = [key for key in now if key in kept] == [key for key in kept if key in now]
-        if len(now.keys() & kept.keys()) != len(kept) or not in_order:
-            base.clear(table)
-        for key, value in kept.items():
-            if dict.get(table, key, MISSING) is not value:
-                base.__setitem__(table, key, value)
-
-    return lambda: [*dict.keys(table), *dict.values(table)], write
+    now = dict(dict.items(table))
+    kept = _paired(items)
+    for key in now:
+        if key not in kept:
+            base.__delitem__(table, key)
+    in_order = [key for key in now if key in kept] == [key for key in kept if key in now]
+    if len(now.keys() & kept.keys()) != len(kept) or not in_order:
+        base.clear(table)
+    for key, value in kept.items():
+        if dict.get(table, key, MISSING) is not value:
+            base.__setitem__(table, key, value)
 
 
 def _paired(items: list[Any]) -> dict[Any, Any]:
@@ -697,12 +715,8 @@ _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 def is_same_leaf(before: Any, now: Any, *, widened: bool = False) -> bool:
     """Whether a leaf has the same bits as before; with `widened`, as the widened value."""
     if _is_tensor(before) and _is_tensor(now):
-        if not (is_dense(before) and is_dense(now)):
-            return bitwise_equal(now.detach(), before)
-        if before.shape != now.shape:
-            return False
-        before = _as_now(before, now) if widened else before
-        return before.dtype is now.dtype and bitwise_equal(now.detach(), before)
+        is_widened = widened and is_dense(before) and is_dense(now)
+        return bitwise_equal(now.detach(), _as_now(before, now) if is_widened else before)
     if now is before:
         return True
     if isinstance(before, Opaque) and isinstance(now, Opaque):

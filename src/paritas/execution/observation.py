@@ -730,10 +730,12 @@ def keep_gradient(gradient: Any) -> Any:
     kept = as_plain(gradient)
     if not isinstance(kept, torch.Tensor) or kept.numel() <= MOST_KEPT:
         return _keep_leaf(gradient)
-    sums = sketch(kept).double()
-    # A sketch leaves out what is not finite.
+    sums = sketch(kept, keeps_nonfinite=True).double()
+    if bool(torch.isfinite(sums).all()):
+        return sums
+    # Either a value is not finite, or its sum is beyond float64.
     is_finite = bool(torch.isfinite(kept).all())
-    return sums if is_finite else torch.full_like(sums, math.nan)
+    return sketch(kept).double() if is_finite else torch.full_like(sums, math.nan)
 
 
 # Mutable leaves that are not tensors and do not become tensors.

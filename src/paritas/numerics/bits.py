@@ -35,6 +35,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(x, y)
 
 
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two contiguous tensors on the CPU, of as many bytes, have the same bits in memory.
+
+    False also where this cannot be seen in one call.
+    """
+    return _memcmp is not None and _memcmp(a.data_ptr(), b.data_ptr(), a.nbytes) == 0
+
+
 def first_unlike(a: Tensor, b: Tensor) -> slice | None:
     """A small slice that holds the first element with different bits; None if all are equal.
 

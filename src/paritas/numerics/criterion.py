@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -267,10 +267,12 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             local = torch.where(leaves, math.inf, local)
         error = (c - r).abs_()
         z = error / local
-        if not total.add_finite(place, z):  # 0 / 0, or elements to leave out
+        sums = SumsOfSquares.of(z)
+        if not math.isfinite(sums.total):  # 0 / 0, or elements to leave out
             z = torch.where(error == 0, 0.0, z)
             z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
-            total.add(place, z)
+            sums = SumsOfSquares.of(z)
+        total.add(place, z, sums)
         if spread is not None:
             wavers = (spread if jumps is None else jumps.size) > KNIFE_EDGE_SHARE * (
                 r.abs() + scale
@@ -331,10 +333,33 @@ def chunks(*tensors: Tensor) -> Iterator[tuple[tuple[int, int, int], list[Tensor
         yield (axis, start, length), [part.to(first.device) for part in parts]
 
 
+@dataclasses.dataclass(frozen=True)
+class SumsOfSquares:
+    """The squares of a piece, their sums along the last axis and of all, and the largest value."""
+
+    squared: Tensor
+    rows: Tensor
+    worst: float
+    total: float
+
+    @classmethod
+    def of(cls, z: Tensor) -> Self:
+        """Those of `z`, of which none is negative."""
+        squared = z.square()
+        # One sum along the last axis serves all the others: the data is read twice, not n times.
+        rows = squared.sum(dim=-1)
+        worst, total = torch.stack([z.max(), rows.sum()]).tolist()
+        return cls(squared, rows, worst, total)
+
+
 class ScoreTotals:
     """Sums of z squared, over everything and per slice along each axis."""
 
-    def __init__(self, shape: torch.Size, device: torch.device, *, is_complex: bool) -> None:
+    def __init__(
+        self, shape: torch.Size, device: torch.device, *, is_complex: bool, locates: bool = True
+    ) -> None:
+        """Start at zero; with `locates`, the index of the worst element is looked for."""
+        self._locates = locates
         self.shape = tuple(shape) or (1,)
         self.is_complex = is_complex  # the last axis then holds the two parts
         self.scalar = len(shape) == 0
@@ -350,47 +375,40 @@ class ScoreTotals:
             for size in self.shape[:axes]
         ]
 
-    def add(self, place: tuple[int, int, int], z: Tensor) -> None:
-        """Add the z of one piece from `chunks`."""
-        self._add(place, z, *_sums_of(z))
-
-    def add_finite(self, place: tuple[int, int, int], z: Tensor) -> bool:
-        """Add the z of one piece, unless some are not finite; whether it was added."""
-        squared, rows, worst, squares = _sums_of(z)
-        if not math.isfinite(squares):
-            return False
-        self._add(place, z, squared, rows, worst, squares)
-        return True
-
-    def _add(
-        self,
-        place: tuple[int, int, int],
-        z: Tensor,
-        squared: Tensor,
-        rows: Tensor,
-        worst: float,
-        squares: float,
-    ) -> None:
+    def add(self, place: tuple[int, int, int], z: Tensor, sums: SumsOfSquares) -> None:
+        """Add the z of one piece from `chunks`, and their sums."""
         axis, start, length = place
-        if not worst <= MAX_Z:
+        if not sums.worst <= MAX_Z:
             self.over += int((z > MAX_Z).sum())
-        if not math.isnan(self.worst) and not worst <= self.worst:  # a NaN is kept
-            self.worst = worst
-            where = _unravelled(int(z.argmax()), z.shape)
-            where[axis] += start
-            where = where[:-1] if self.is_complex else where
-            self.index = () if self.scalar else tuple(where)
-        self.squares += squares
-        for dim, sums in enumerate(self.slices):
-            if sums is None:
+        if not math.isnan(self.worst) and not sums.worst <= self.worst:  # a NaN is kept
+            self.worst = sums.worst
+            self.index = self._locate_worst(place, z) if self._locates else None
+        self.squares += sums.total
+        for dim, slices in enumerate(self.slices):
+            if slices is None:
                 continue
             if dim == z.dim() - 1:
-                part = squared.reshape(-1, z.shape[-1]).sum(dim=0)
+                part = sums.squared.reshape(-1, z.shape[-1]).sum(dim=0)
             else:
-                others = [d for d in range(rows.dim()) if d != dim]
-                part = rows.sum(dim=others) if others else rows
+                others = [d for d in range(sums.rows.dim()) if d != dim]
+                part = sums.rows.sum(dim=others) if others else sums.rows
             here = slice(start, start + length) if dim == axis else slice(None)
-            sums[here] += part
+            slices[here] += part
+
+    def _locate_worst(self, place: tuple[int, int, int], z: Tensor) -> tuple[int, ...]:
+        axis, start, _ = place
+        where = _unravelled(int(z.argmax()), z.shape)
+        where[axis] += start
+        where = where[:-1] if self.is_complex else where
+        return () if self.scalar else tuple(where)
+
+    def slices_on_host(self) -> list[Tensor | None]:
+        """The sums per slice, by axis; a device is waited for only once."""
+        known = [sums for sums in self.slices if sums is not None]
+        if not known or known[0].is_cpu:
+            return self.slices
+        copies = iter(torch.cat(known).cpu().split([len(sums) for sums in known]))
+        return [None if sums is None else next(copies) for sums in self.slices]
 
     def scored(self, source: str) -> Scored:
         """The score of all pieces; `source` describes the noise."""
@@ -398,7 +416,7 @@ class ScoreTotals:
         rms_limit = RMS_Z * (1 + 2 / math.sqrt(self.count)) if self.count else RMS_Z
         figures: dict[str, Any] = {}
         worst_ratio = 0.0
-        for axis, sums in enumerate(self.slices):
+        for axis, sums in enumerate(self.slices_on_host()):
             if sums is None or self.count == 0 or self.shape[axis] < 2:  # noqa: PLR2004
                 continue
             length = self.count // self.shape[axis]
@@ -423,15 +441,6 @@ class ScoreTotals:
             **figures,
         )
         return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
-
-
-def _sums_of(z: Tensor) -> tuple[Tensor, Tensor, float, float]:
-    """The squares, their sums along the last axis, the largest z and the sum of all squares."""
-    squared = z.square()
-    # One sum along the last axis serves all the others: the data is read twice, not n times.
-    rows = squared.sum(dim=-1)
-    worst, squares = torch.stack([z.max(), rows.sum()]).tolist()
-    return squared, rows, worst, squares
 
 
 def _unravelled(flat: int, shape: torch.Size) -> list[int]:

@@ -22,6 +22,7 @@ from paritas.numerics.criterion import (
     UNIT_F64,
     Noise,
     ScoreTotals,
+    SumsOfSquares,
     as_reals,
     chunks,
     real_view,
@@ -86,18 +87,24 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, _ = as_reals(candidate, arbiter, Noise(unit=0.0))
     reference = real_view(reference)
-    totals = [ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex) for _ in range(2)]
+    totals = [
+        ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex, locates=is_candidate)
+        for is_candidate in (True, False)
+    ]
     for place, (r, c, e) in chunks(arbiter, candidate, reference):
         true = r.double()
         errors = [(side.double() - true).abs_() for side in (c, e)]
-        if not math.isfinite(float(errors[0].sum() + errors[1].sum())):
+        sums = [SumsOfSquares.of(error) for error in errors]
+        if not all(math.isfinite(one.total) for one in sums):
             finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
             errors = [torch.where(finite, error, 0.0) for error in errors]
-        for total, error in zip(totals, errors, strict=True):
-            total.add(place, error)
+            sums = [SumsOfSquares.of(error) for error in errors]
+        for total, error, one in zip(totals, errors, sums, strict=True):
+            total.add(place, error, one)
     mine, own = totals
     figures: dict[str, Any] = {}
-    for axis, (left, right) in enumerate(zip(mine.slices, own.slices, strict=True)):
+    slices = zip(mine.slices_on_host(), own.slices_on_host(), strict=True)
+    for axis, (left, right) in enumerate(slices):
         if left is None or right is None or mine.count == 0:
             continue
         typical = own.squares / mine.shape[axis] / 4  # half the typical slice, squared

@@ -17,7 +17,7 @@ from paritas.numerics.block_sums import ROOM, Array
 from paritas.numerics.metrics import blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # --- A pseudo-random sign for every index: the same on every machine, device and version ----------
 
@@ -155,6 +155,8 @@ _LONG_RUN = 1 << 10
 _LONG_RUN_ON_DEVICE = 1 << 16
 _DEVICE_BLOCK = 1 << 22
 _LARGEST = 2.0**1000
+# A device computes with them as they are; others become float32 or float64.
+_NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ def sketch(
     *,
     global_shape: Sequence[int] | None = None,
     global_offset: Sequence[int] | None = None,
+    keeps_nonfinite: bool = False,
 ) -> Tensor:
     """Sketch a tensor, or a shard as its part of the sketch of the whole.
 
@@ -187,6 +190,7 @@ def sketch(
         tensor: of any device, strides and numeric dtype.
         global_shape: the shape of the whole, if the tensor is a shard.
         global_offset: the offset of the shard in the whole.
+        keeps_nonfinite: do not look for NaN and infinities: then their sums are not finite either.
 
     Returns:
         A 1-d tensor on the CPU: float32 if that holds all values of the dtype and the sums, else
@@ -196,7 +200,12 @@ def sketch(
         UsageError: the tensor is not inside the whole, is sparse or quantized, or has a dtype that
             torch cannot convert.
     """
-    pending = begin_sketch(tensor, global_shape=global_shape, global_offset=global_offset)
+    pending = begin_sketch(
+        tensor,
+        global_shape=global_shape,
+        global_offset=global_offset,
+        keeps_nonfinite=keeps_nonfinite,
+    )
     return pending.finish()
 
 
@@ -205,6 +214,7 @@ def begin_sketch(
     *,
     global_shape: Sequence[int] | None = None,
     global_offset: Sequence[int] | None = None,
+    keeps_nonfinite: bool = False,
 ) -> PendingSketch:
     """Start a sketch: immediately on the CPU, queued on a CUDA device.
 
@@ -215,7 +225,10 @@ def begin_sketch(
     check_dtype(tensor.dtype)
     narrow = fits_float32(tensor.dtype)
     if global_shape is None and global_offset is None and has_flat_numpy_view(tensor):
-        return PendingSketch(torch.from_numpy(_plain_sums(tensor.view(-1).numpy())), narrow)
+        sums_of = _run_sums if keeps_nonfinite else _finite_sums
+        return PendingSketch(
+            torch.from_numpy(_plain_sums(tensor.view(-1).numpy(), sums_of)), narrow
+        )
     shape = tuple(tensor.shape)
     whole = shape if global_shape is None else tuple(global_shape)
     origin = (0,) * len(whole) if global_offset is None else tuple(global_offset)
@@ -223,7 +236,8 @@ def begin_sketch(
         shape, whole, origin = (*shape, 2), (*whole, 2), (*origin, 0)
     home = tensor.device if tensor.is_cuda else torch.device("cpu")
     sums = torch.zeros(buckets(math.prod(whole)), dtype=torch.float64, device=home)
-    _add_values(sums, tensor, ShardIndices(shape, whole, origin))
+    as_doubles = torch.Tensor.double if keeps_nonfinite else _finite_doubles
+    _add_values(sums, tensor, ShardIndices(shape, whole, origin), as_doubles)
     if sums.is_cpu:
         return PendingSketch(sums, narrow)
     host = sums.to("cpu", non_blocking=True)
@@ -274,7 +288,9 @@ def add_sketches(sketches: Iterable[Tensor]) -> Tensor:
 # --- adding ---------------------------------------------------------------------------------------
 
 
-def _add_values(sums: Tensor, tensor: Tensor, place: ShardIndices) -> None:
+def _add_values(
+    sums: Tensor, tensor: Tensor, place: ShardIndices, as_doubles: Callable[[Tensor], Tensor]
+) -> None:
     """Add a tensor's values to the sums, all on the device of the sums."""
     long_run, add = (
         (_LONG_RUN, _add_run) if sums.is_cpu else (_LONG_RUN_ON_DEVICE, _add_run_on_device)
@@ -284,10 +300,10 @@ def _add_values(sums: Tensor, tensor: Tensor, place: ShardIndices) -> None:
         end = offset + values.numel()
         if by_runs:
             for begin, stop, index in place.runs(offset, end):
-                add(sums, values[begin - offset : stop - offset], index)
+                add(sums, values[begin - offset : stop - offset], index, as_doubles)
         else:
             indices = place.indices(offset, end, values.device)
-            signed = _finite_doubles(values) * signs(indices)
+            signed = as_doubles(values) * signs(indices)
             sums.index_add_(0, indices & (sums.numel() - 1), signed)
 
 
@@ -296,8 +312,9 @@ def _real_chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
     size = _DEVICE_BLOCK if tensor.is_cuda else SIGN_BLOCK
     for offset, (piece,) in blocks(tensor, block_size=size):
         chunk = piece if piece.is_cuda else piece.cpu()
-        parts = torch.view_as_real(chunk).reshape(-1) if chunk.is_complex() else chunk
-        real = parts.float() if fits_float32(tensor.dtype) else parts.double()
+        real = torch.view_as_real(chunk).reshape(-1) if chunk.is_complex() else chunk
+        if not (chunk.is_cuda and chunk.dtype in _NARROW):
+            real = real.float() if fits_float32(tensor.dtype) else real.double()
         yield offset * (2 if chunk.is_complex() else 1), real
 
 
@@ -307,26 +324,33 @@ def _finite_doubles(values: Tensor) -> Tensor:
     return known.clamp(-_LARGEST, _LARGEST) if known.dtype == torch.float64 else known.double()
 
 
-def _add_run_on_device(sums: Tensor, values: Tensor, start: int) -> None:
+def _add_run_on_device(
+    sums: Tensor, values: Tensor, start: int, as_doubles: Callable[[Tensor], Tensor]
+) -> None:
     width, count = sums.numel(), values.numel()
-    signed = _finite_doubles(values) * signs_from(start, count, values.device)
+    signed = as_doubles(values) * signs_from(start, count, values.device)
     ends = (start % width, -(start + count) % width)
     if any(ends):
         signed = torch.nn.functional.pad(signed, ends)
     sums += signed.view(-1, width).sum(0)
 
 
-def _add_run(sums: Tensor, values: Tensor, start: int) -> None:
+def _add_run(
+    sums: Tensor, values: Tensor, start: int, as_doubles: Callable[[Tensor], Tensor]
+) -> None:
     total = sums.numpy()
-    total += _finite_sums(values.numpy(), start, total.size)
+    sums_of = _finite_sums if as_doubles is _finite_doubles else _run_sums
+    with np.errstate(invalid="ignore", over="ignore"):
+        total += sums_of(values.numpy(), start, total.size)
 
 
-def _plain_sums(flat: Array) -> Array:
+def _plain_sums(flat: Array, sums_of: Callable[[Array, int, int], Array]) -> Array:
     """The sums of a whole tensor with few calls, which dominate the cost of small tensors."""
     width = buckets(flat.size)
     sums = np.zeros(width)
-    for start in range(0, flat.size, SIGN_BLOCK):
-        sums += _finite_sums(flat[start : start + SIGN_BLOCK], start, width)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, flat.size, SIGN_BLOCK):
+            sums += sums_of(flat[start : start + SIGN_BLOCK], start, width)
     return sums
 
 

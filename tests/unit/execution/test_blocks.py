@@ -15,6 +15,18 @@ from paritas.execution.blocks import (
     make_rest,
     replaced_modules,
 )
+from paritas.execution.observation import MOST_KEPT, keep_gradient
+
+
+def test_a_large_gradient_is_kept_as_finite_sums_or_as_nan():
+    gradient = torch.randn(MOST_KEPT + 1, generator=torch.Generator().manual_seed(0))
+    assert keep_gradient(gradient).isfinite().all()
+    # Their sums are beyond float64, and they are not.
+    assert (
+        keep_gradient(torch.full((4 * MOST_KEPT,), 1.7e308, dtype=torch.float64)).isfinite().all()
+    )
+    gradient[5] = torch.nan
+    assert keep_gradient(gradient).isnan().all()
 
 
 def layer(width: int = 16) -> nn.Module:

@@ -34,6 +34,20 @@ class SlowSum(torch.autograd.Function):
         return gradient, total
 
 
+class Coarse(torch.autograd.Function):
+    """x + bias: the gradient of the bias sums values that were rounded to bfloat16."""
+
+    @staticmethod
+    def forward(ctx, x, bias):
+        return x + bias
+
+    @staticmethod
+    def backward(ctx, gradient):
+        wide = gradient.dtype is torch.float64
+        told = gradient if wide else gradient.bfloat16().to(gradient.dtype)
+        return gradient, told.sum(dim=0)
+
+
 class Affine(nn.Module):
     def __init__(self, add):
         super().__init__()
@@ -77,17 +91,6 @@ def test_a_bias_gradient_added_up_otherwise_needs_no_perturbed_run(perturbed):
 
 
 def test_a_bias_gradient_that_is_less_accurate_is_still_degraded(perturbed):
-    class Coarse(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, bias):
-            return x + bias
-
-        @staticmethod
-        def backward(ctx, gradient):
-            wide = gradient.dtype is torch.float64
-            told = gradient if wide else gradient.bfloat16().to(gradient.dtype)
-            return gradient, told.sum(dim=0)
-
     verdict = paritas.verify(inputs(), Affine(torch.add), Affine(Coarse.apply), QUIET)
     statuses = {path: finding.status for path, finding in by_path(verdict).items()}
     assert statuses["gradient of bias"] is Status.DEGRADED
@@ -95,6 +98,35 @@ def test_a_bias_gradient_that_is_less_accurate_is_still_degraded(perturbed):
     # Only what was undecided is made again.
     assert perturbed
     assert all(run == [[gradient("bias")]] for run in perturbed)
+
+
+class Stack(nn.Module):
+    def __init__(self, *adds):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(Affine(add)) for add in adds)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_by_blocks_only_a_block_that_is_undecided_is_run_with_noise(monkeypatch):
+    perturbed = []
+    real = Evidence.perturbed
+
+    def noted(self, *args, **kwargs):
+        perturbed.append(self.program.subject.call)
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Evidence, "perturbed", noted)
+    reference = Stack(torch.add, torch.add, torch.add)
+    candidate = Stack(SlowSum.apply, Coarse.apply, SlowSum.apply)
+    verdict = paritas.verify(inputs(), reference, candidate, QUIET, by="blocks")
+    degraded = [f.path for f in verdict.failures if f.status is Status.DEGRADED]
+    assert degraded == ["layers.1: gradient of 0.bias"]
+    assert perturbed
+    assert all(block is reference.layers[1] for block in perturbed)
 
 
 def test_findings_keep_their_order_when_some_have_to_wait():

@@ -291,6 +291,16 @@ def test_nan_and_infinities_count_as_zero(numel):
     assert torch.equal(sketch(tensor), sketch(zeroed))
 
 
+@pytest.mark.parametrize("numel", [10, 5000])
+@pytest.mark.parametrize("step", [1, 2], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_nan_and_infinities_stay_in_the_sums_on_request(numel, step, value):
+    tensor = normal(numel * step)[::step]
+    assert torch.equal(sketch(tensor, keeps_nonfinite=True), sketch(tensor))
+    tensor[numel // 2] = value
+    assert not sketch(tensor, keeps_nonfinite=True).isfinite().all()
+
+
 def test_sums_beyond_float32_are_float64s():
     lowest = torch.finfo(torch.float32).min
     mask = torch.full((64, 64), lowest).triu(1)
