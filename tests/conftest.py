@@ -87,7 +87,7 @@ def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, obje
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Let Python's collector wait: what is imported and collected stays to the end.
 
-    Workers collect one after the other, so that only the first compiles modules that have changed.
+    The other workers collect after the first, which compiles the modules that have changed.
     """
     if session.config.pluginmanager.hasplugin("dsession"):  # which leaves it to its workers
         return (yield)
@@ -96,7 +96,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     if not server or sys.dont_write_bytecode:
         return (yield)
     with Path(server).with_name("collecting").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(turn, fcntl.LOCK_SH)
         return (yield)
 
 

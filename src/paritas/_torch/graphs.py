@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import TracingContext, tracing
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
@@ -522,10 +523,12 @@ def trace_calls(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphMod
     The graph has one placeholder for each input and returns the function's results as a flat tuple.
     Tensors that the function holds become attributes of the module.
     """
-    # The tracer really runs the function, so it may depend on values as usual.
-    module: GraphModule = make_fx(
-        function, tracing_mode="real", _error_on_data_dependent_ops=False
-    )(*inputs)
+    # The tracer really runs the function, so it may depend on values as usual. Without a fake mode
+    # around it, it makes one for each value, with a description of its stack.
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        module: GraphModule = make_fx(
+            function, tracing_mode="real", _error_on_data_dependent_ops=False
+        )(*inputs)
     module.graph.set_codegen(CodeGen())
     for node in module.graph.find_nodes(op="output"):
         (results,) = node.args
