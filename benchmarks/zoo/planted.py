@@ -57,7 +57,7 @@ def jobs(asked):
                 yield {
                     "target": target, "half": half(target), "dtype": dtype, "train": asked.train,
                     "route": route, "compiler": compiler, "seed": asked.seed,
-                    "modules": asked.modules, "kinds": asked.kinds,
+                    "modules": asked.modules, "kinds": asked.kinds, "most": asked.most,
                     "seconds": asked.seconds, "faults": asked.faults, "mutants": asked.mutants,
                 }  # fmt: skip
 
@@ -100,22 +100,11 @@ def wilson(found, count, z=1.96):
 def tally(rows):
     """Faults by strength: how many were planted, found, and missed as `unstable` or otherwise.
 
-    `natively` is what the native run alone finds, of the faults below `planted_child._GROSS`.
+    The strength is that in units of eager's error; the same by noise has its own entry. `natively`
+    is what the native run alone finds, of the faults below `planted_child._GROSS`.
     """
-    found = {}
-    for band in ("strong", "moderate"):
-        own = [row for row in rows if row["band"] == band and row["kind"] != "honest"]
-        caught = sum(row["status"] in _ALARMS for row in own)
-        unverified = sum(row["status"] == "unverified" for row in own)
-        found[band] = {
-            "planted": len(own), "found": caught, "unverified": unverified,
-            "unstable": sum(row["status"] == "unstable" for row in own),
-            "share": caught / len(own) if own else None, "at_least": wilson(caught, len(own)),
-            "natively": [
-                sum(row["native"] in _ALARMS for row in own if "native" in row),
-                sum("native" in row for row in own),
-            ],
-        }  # fmt: skip
+    found = _by_strength(rows, "band")
+    found["by noise"] = _by_strength(rows, "noise_band")
     honest = [row for row in rows if row["kind"] == "honest" and "status" in row]
     found["honest"] = {
         "runs": len(honest),
@@ -124,6 +113,25 @@ def tally(rows):
         "unverified": sum(row["status"] == "unverified" for row in honest),
     }
     found["models"] = len({row["target"] for row in rows})
+    return found
+
+
+def _by_strength(rows, yardstick):
+    found = {}
+    for band in ("strong", "moderate"):
+        own = [row for row in rows if row.get(yardstick) == band and row["kind"] != "honest"]
+        own = [row for row in own if "status" in row]
+        caught = sum(row["status"] in _ALARMS for row in own)
+        found[band] = {
+            "planted": len(own), "found": caught,
+            "unverified": sum(row["status"] == "unverified" for row in own),
+            "unstable": sum(row["status"] == "unstable" for row in own),
+            "share": caught / len(own) if own else None, "at_least": wilson(caught, len(own)),
+            "natively": [
+                sum(row["native"] in _ALARMS for row in own if "native" in row),
+                sum("native" in row for row in own),
+            ],
+        }  # fmt: skip
     return found
 
 
@@ -147,11 +155,12 @@ def summary(rows):
 def show(rows):
     for name, figures in summary(rows).items():
         parts = []
-        for band in ("strong", "moderate"):
-            one = figures[band]
-            parts.append(f"{band} {one['found']}/{one['planted']}")
+        yardsticks = {"by eager's error": figures, "by noise": figures["by noise"]}
+        for yardstick, band in itertools.product(yardsticks, ("strong", "moderate")):
+            one = yardsticks[yardstick][band]
+            parts.append(f"{yardstick} {band} {one['found']}/{one['planted']}")
             parts.append(f"(unstable {one['unstable']}, unverified {one['unverified']},")
-            parts.append(f"natively {one['natively'][0]}/{one['natively'][1]})")
+            parts.append(f"natively {one['natively'][0]}/{one['natively'][1]});")
         honest = figures["honest"]
         parts.append(f"honest {honest['alarms']} alarms, {honest['unstable']} unstable,")
         parts.append(f"{honest['unverified']} unverified of {honest['runs']}")
@@ -164,7 +173,8 @@ def show(rows):
         if row["half"] != "tuned" or not (alarm or (missed and row["band"] == "strong")):
             continue
         what = [row.get(one) for one in ("kind", "variant", "operator", "ordinal", "size", "item")]
-        print(*key(row), *what, f"{row['ratio']:.3g}", row.get("status"), row.get("findings"))
+        how = f"{row['ratio']:.3g} {row.get('noise_ratio', math.nan):.3g}"
+        print(*key(row), *what, how, row.get("status"), row.get("findings"))
 
 
 def main():
@@ -181,6 +191,7 @@ def main():
     parser.add_argument("--faults", type=int, default=6, help="of the pass, per job")
     parser.add_argument("--mutants", type=int, default=6, help="of power, per job")
     parser.add_argument("--kinds", nargs="+", help="of the pass; by default all")
+    parser.add_argument("--most", type=float, default=40.0, help="strength of a fault with a size")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modules", type=int, default=80, help="larger models are left out")
     parser.add_argument("--seconds", type=int, default=120, help="of processor time, per job")

@@ -3,8 +3,9 @@
 Two routes. "compiler" uses a compiler with one mistake (`faulty_compiler`) and `paritas.verify` on
 what `torch.compile` returns. "graph" plants the faults of `paritas.power`, and those of the
 compiler pass, in the traced model, and judges them as `paritas.power` does. The strength is
-measured here, without the judge: the error of the faulty program to the model in float64, over the
-error of the correct one, for the output, gradient or buffer where that is largest.
+measured here, without the judge: the error of the faulty program to the model in float64, for the
+output, gradient or buffer where it is largest, over two yardsticks. One is eager's own error, the
+other the noise: the largest error of eager and of other right ways to compute the same (`ways.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import traceback
 from pathlib import Path
 
 import torch
-from benchmarks.zoo import truth
+from benchmarks.zoo import truth, ways
 from benchmarks.zoo.child import build
 from torch import Tensor, fx
 
@@ -38,19 +39,33 @@ def band(ratio):
     return "strong" if ratio > truth.FAULT else "moderate" if ratio > truth.NO_FAULT else "weak"
 
 
-def strength(found, exact, eager, least):
-    """The worst error over eager's own, and the item."""
-    worst, where = 0.0, ""
-    for name, true in exact.items():
-        if not true.numel():
-            continue
-        if name not in found or name not in eager:
-            return math.inf, name
-        own = max(truth.relative_error(eager[name], true), least)
-        ratio = truth.relative_error(found[name], true) / own
-        if ratio > worst:
-            worst, where = ratio, name
-    return worst, where
+def strength(found, exact, yardsticks):
+    """By each yardstick, the worst error in units of it; the band, and the item."""
+    row = {}
+    for prefix, own in yardsticks.items():
+        worst, where = 0.0, ""
+        for name, true in exact.items():
+            if not true.numel():
+                continue
+            if name not in found or name not in own:
+                worst, where = math.inf, name
+                break
+            ratio = truth.relative_error(found[name], true) / own[name]
+            if ratio > worst:
+                worst, where = ratio, name
+        row |= {f"{prefix}ratio": worst, f"{prefix}item": where, f"{prefix}band": band(worst)}
+    return row
+
+
+def yardsticks(exact, eager, least, observe):
+    """Item -> eager's own relative error, and the noise; `observe(way)` computes in that way."""
+    own = {
+        name: max(truth.relative_error(eager[name], true), least)
+        for name, true in exact.items()
+        if name in eager
+    }
+    noise, failed = ways.noise(observe, exact, eager, least)
+    return {"": own, "noise_": noise}, failed
 
 
 def emit(row):
@@ -81,7 +96,12 @@ class Subject:
             self.exact = self._observe(copy.deepcopy(model).to(torch.float64), torch.float64)
         self.eager = self._observe(copy.deepcopy(model))
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-        self.least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
+        least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
+        self.yardsticks, self.failed = yardsticks(self.exact, self.eager, least, self._observe_way)
+
+    def _observe_way(self, way):
+        with ways.WAYS[way]():
+            return self._observe(copy.deepcopy(self.model))
 
     def _observe(self, model, dtype=None, run=None):
         before = {name: value.clone() for name, value in model.named_buffers()}
@@ -103,9 +123,8 @@ class Subject:
         return found
 
     def strength(self, run):
-        """Of what `run` computes, and the item where it is largest."""
-        found = self._observe(self.model, run=run)
-        return strength(found, self.exact, self.eager, self.least)
+        """Of what `run` computes."""
+        return strength(self._observe(self.model, run=run), self.exact, self.yardsticks)
 
 
 def draw_sites(sites, seed):
@@ -130,7 +149,7 @@ def draw_sites(sites, seed):
 def plant_sites(job, row, sites, measure, ask, deadline):
     """Plant faults of the compiler pass.
 
-    `measure` gives the strength of a site and the item where it is largest, `ask` the verdict.
+    `measure` gives the strength of a site, `ask` the verdict.
     """
     from benchmarks.zoo.mistakes import NATIVE_ONLY, SIZED
 
@@ -146,16 +165,16 @@ def plant_sites(job, row, sites, measure, ask, deadline):
             return "out of time"
         mine = {**row, "number": number, "native_only": site.kind in NATIVE_ONLY}
         try:
-            ratio, where = measure(site)
-            if site.kind in SIZED and truth.NO_FAULT < ratio < math.inf:
+            found = measure(site)
+            if site.kind in SIZED and truth.NO_FAULT < found["ratio"] < math.inf:
                 # Its effect is proportional to its size: give it a strength near the bars.
-                wanted = 2 * 20 ** strengths.random()
-                site = dataclasses.replace(site, size=site.size * wanted / ratio)
-                ratio, where = measure(site)
-            mine |= {"ratio": ratio, "item": where, "band": band(ratio)}
+                wanted = truth.NO_FAULT * (job["most"] / truth.NO_FAULT) ** strengths.random()
+                site = dataclasses.replace(site, size=site.size * wanted / found["ratio"])
+                found = measure(site)
+            mine |= found
             if mine["band"] != "weak":
                 counted += 1
-                mine |= ask(site, ratio)
+                mine |= ask(site, found["ratio"])
         except Exception as error:  # noqa: BLE001 - such a fault needs no verifier
             mine |= {"band": "raises", "reason": f"{type(error).__name__}: {error!s:.200}"}
         emit(mine | dataclasses.asdict(site))
@@ -194,9 +213,8 @@ def plant_by_compiler(job, row, model, args, kwargs, deadline):
         spent = time.process_time() - began
         return {"status": str(verdict.status), "cpu": spent, "findings": findings(verdict)}
 
-    ratio, where = measure(None)
+    honest = {"kind": "honest", **measure(None), "failed ways": subject.failed}
     sites = compiler.sites()
-    honest = {"kind": "honest", "ratio": ratio, "item": where, "band": band(ratio)}
     emit({**row, **honest, **ask(None), "sites": len(sites)})
     return plant_sites(job, row, sites, measure, ask, deadline)
 
@@ -249,7 +267,13 @@ class TracedSubject:
             torch.set_default_dtype(torch.float32)
         self.eager = self._observe(self.program.module)
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-        self.least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
+        least = max(torch.finfo(one).eps for one in (*dtypes, torch.float32))
+        self.yardsticks, self.failed = yardsticks(
+            self.exact,
+            self.eager,
+            least,
+            lambda way: self._observe(ways.under(way, self.program.module)),
+        )
         self.noise = program_noise(self.program)
 
     def _observe(self, run):
@@ -261,8 +285,8 @@ class TracedSubject:
         }
 
     def strength(self, mutant):
-        """Of a mutant, and the item where it is largest."""
-        return strength(self._observe(mutant), self.exact, self.eager, self.least)
+        """Of a mutant."""
+        return strength(self._observe(mutant), self.exact, self.yardsticks)
 
     def ask(self, mutant, ratio):
         """The verdict of power, and what the native run alone would say."""
@@ -290,9 +314,9 @@ def plant_in_graph(job, row, model, args, kwargs, deadline):
     program = subject.program
     for name in turns(rewritable(program), str, job["seed"])[:2]:
         words, mutant = rewrite_call(program, name)
-        ratio, where = subject.strength(mutant)
-        honest = {"kind": "honest", "ratio": ratio, "item": where, "band": band(ratio)}
-        emit({**row, **honest, **subject.ask(mutant, ratio), "variant": words, "operator": name})
+        honest = {"kind": "honest", **subject.strength(mutant), "failed ways": subject.failed}
+        honest |= subject.ask(mutant, honest["ratio"])
+        emit({**row, **honest, "variant": words, "operator": name})
     if plant_mutants(job, row, subject, deadline) == "out of time":
         return "out of time"
     graph = Graph(program.module, backward=program.backward)
@@ -327,11 +351,10 @@ def plant_mutants(job, row, subject, deadline):
             "native_only": site.mutation == "internal_downcast",
         }  # fmt: skip
         try:
-            ratio, where = subject.strength(mutant)
-            mine |= {"ratio": ratio, "item": where, "band": band(ratio)}
+            mine |= subject.strength(mutant)
             if mine["band"] != "weak":
                 counted += 1
-                mine |= subject.ask(mutant, ratio)
+                mine |= subject.ask(mutant, mine["ratio"])
         except Exception as error:  # noqa: BLE001
             mine |= {"band": "raises", "reason": f"{type(error).__name__}: {error!s:.200}"}
         emit(mine)

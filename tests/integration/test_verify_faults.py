@@ -238,6 +238,29 @@ class Runtime:
         return [torch.from_numpy(narrow @ self.weight.T * self.factor)]
 
 
+@pytest.mark.parametrize(
+    ("factor", "status"), [(3e-7, Status.EQUIVALENT), (8.4e-7, Status.DEGRADED)]
+)
+def test_a_kernel_that_is_biased_in_float32_alone(factor: float, status: Status) -> None:
+    # Each element is within its limit; what all of them share is not.
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(64, 64, generator=generator) / 8 for _ in range(12)]
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight.to(x.dtype)) + x * 0.5
+        return x
+
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        return reference(x) * (1 + factor if x.dtype is torch.float32 else 1)
+
+    inputs = [torch.randn(256, 64, generator=generator)]
+    verdict = verdict_on(inputs, reference, candidate, verify_gradients=False)
+    assert verdict.status is status
+    if status is Status.DEGRADED:
+        assert "all of it is off by one factor, +8" in str(verdict)
+
+
 def test_another_runtime_behind_a_callable() -> None:
     torch.manual_seed(0)
     model = nn.Linear(300, 20, bias=False)

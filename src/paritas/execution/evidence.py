@@ -24,9 +24,11 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import (
     UNIT_F64,
     Jumps,
+    WholeError,
     rms_difference,
     sample,
     unit_roundoff,
+    whole_error,
 )
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import DecisionLog, NoisePool, PerturbMode
@@ -123,8 +125,15 @@ class Notes(list[str]):
 
 @dataclasses.dataclass
 class _Spread:
+    is_native: bool  # at the noise of the program's own precision
     runs: int = 0
     squares: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
+    whole: dict[tuple[int, Item], list[WholeError | None]] = dataclasses.field(default_factory=dict)
+
+    def forget(self, key: tuple[int, Item]) -> None:
+        """Drop the sums of one item."""
+        for sums in (self.squares, self.whole):
+            sums.pop(key, None)
 
 
 @dataclasses.dataclass
@@ -172,7 +181,7 @@ class Demand:
             return
         self.settled.add((call, item))
         for spread in self.spreads.values():
-            spread.squares.pop((call, item), None)
+            spread.forget((call, item))
         for pairs in self.jumps.values():
             pairs.forget((call, item))
 
@@ -307,7 +316,7 @@ class Evidence(Generic[P_co]):
     ) -> Tensor | None:
         """The rms deviation of one item over perturbed runs; infinite where a run is not finite."""
         demand = demand or self.everything
-        spread = demand.spreads.setdefault(unit, _Spread())
+        spread = demand.spreads.setdefault(unit, _Spread(is_native=unit == self.unit))
         while spread.runs < runs:
             if demand.puts_off:
                 raise NoiseNotYetMeasured
@@ -333,6 +342,18 @@ class Evidence(Generic[P_co]):
         spread = (demand or self.everything).spreads.get(unit)
         return 0 if spread is None else spread.runs
 
+    def whole_errors(
+        self, unit: float, call: int, item: Item, demand: Demand | None = None
+    ) -> tuple[WholeError, ...]:
+        """The errors of one item as a whole in the runs of its spread; none if not all are known.
+
+        A run that is not finite has none.
+        """
+        spread = (demand or self.everything).spreads.get(unit)
+        found = [] if spread is None else spread.whole.get((call, item), [])
+        known = tuple(one for one in found if one is not None)
+        return known if len(known) == len(found) else ()
+
     def _add_run(self, spread: _Spread, seen: list[Observation], demand: Demand) -> None:
         for call, (still, moved) in enumerate(zip(self._base(), seen, strict=False)):
             for item, value in still.items():
@@ -347,6 +368,9 @@ class Evidence(Generic[P_co]):
                 deviation = _squared_deviation(value, run)
                 known = spread.squares.get(key)
                 spread.squares[key] = deviation if known is None else known + deviation
+                if spread.is_native:
+                    whole = whole_error(run, value) if isinstance(run, torch.Tensor) else None
+                    spread.whole.setdefault(key, []).append(whole)
 
     def jumps(
         self, unit: float, call: int, item: Item, pairs: int, demand: Demand | None = None

@@ -15,6 +15,7 @@ from paritas.numerics.criterion import (
     MAX_Z,
     UNIT_F64,
     Jumps,
+    WholeError,
     most_hidden,
     most_shown,
     unit_roundoff,
@@ -172,6 +173,17 @@ class ItemEvidence:
         """The number of perturbed runs so far; for several programs, the fewest."""
         made = self.evidence.runs_made(unit, self._demand)
         return min([made, *(other.runs_made(unit) for other in self.also)])
+
+    def whole_errors(self, unit: float) -> tuple[WholeError, ...]:
+        """The errors of these runs as a whole; for several programs, the largest."""
+        mine = self.evidence.whole_errors(unit, self.call, self.item, self._demand)
+        for other in self.also:
+            theirs = other.whole_errors(unit, self.call, self.item)
+            mine = tuple(
+                WholeError(max(a.size, b.size), max(abs(a.factor), abs(b.factor)))
+                for a, b in zip(mine, theirs, strict=False)
+            )
+        return mine
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """The effect of decisions that rounding can flip; for several programs, the largest."""

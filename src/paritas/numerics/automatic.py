@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import torch
 
 from paritas.numerics import criterion
-from paritas.numerics.bits import dtype_name, is_inexact
+from paritas.numerics.bits import are_surely_finite, dtype_name, is_inexact
 from paritas.numerics.criterion import (
     OWN_SHARE,
     OWN_SHARE_SETTLED,
     UNIT_F32,
     UNIT_F64,
+    FactorNoise,
     Jumps,
     Noise,
     Scored,
+    WholeError,
 )
 from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
@@ -71,6 +72,10 @@ class JudgeEvidence(Protocol):
 
     def runs_made(self, unit: float) -> int:
         """The number of perturbed runs that the spread is measured over so far."""
+        ...
+
+    def whole_errors(self, unit: float) -> tuple[WholeError, ...]:
+        """The errors of these runs as a whole; empty if unknown."""
         ...
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
@@ -137,6 +142,10 @@ class NoEvidence:
     def runs_made(self, unit: float) -> int:
         """No program, so no runs."""
         return 0
+
+    def whole_errors(self, unit: float) -> tuple[WholeError, ...]:
+        """No program, so no runs."""
+        return ()
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """No program, so no decisions."""
@@ -286,6 +295,8 @@ def judge_floats(
                 status=Status.EQUIVALENT, metrics=metrics, native=own, lifted=lifted_score
             )
     native = _judge_native(case, metrics, above)
+    if native.passed:
+        native = _judge_factor(case, native, above)
     status, reason = _conclude(native, above, evidence)
     return Judgement(
         status=status,
@@ -590,6 +601,67 @@ def _judge_with_jumps(
     return outcome
 
 
+def _judge_factor(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | None) -> _RunOutcome:
+    """Judge the factor that all elements share, after every element has passed."""
+    evidence, arbiter = case.evidence, case.arbiter
+    is_shaky = outcome.shaky or (above is not None and above.shaky)
+    if arbiter is None or evidence.unit is None or is_shaky:
+        return outcome
+    found = criterion.whole_error(case.candidate, arbiter)
+    # No factor is larger than the error itself.
+    if found is None or found.size <= criterion.SHARED_USUAL * case.own_error:
+        return outcome
+    noise = _factor_noise(case, arbiter, evidence.unit, above)
+    if noise is None:
+        return outcome
+    runs, excess = 0, noise.excess(found, last=False)
+    least = evidence.least_spread() if excess > 1 else None
+    if least is not None:
+        noise = dataclasses.replace(noise, least=criterion.rms(least))
+        excess = noise.excess(found, last=False)
+    while excess > 1 and runs < MOST_RUNS:
+        spread = evidence.spread(evidence.unit, runs + 1)
+        runs = max(runs + 1, evidence.runs_made(evidence.unit))
+        whole = evidence.whole_errors(evidence.unit)
+        if spread is None or not whole:
+            return outcome
+        noise = dataclasses.replace(noise, runs=whole)
+        excess = noise.excess(found, last=runs >= MOST_RUNS)
+    if excess > 1 and not evidence.is_smooth:
+        jumps = evidence.jumps(evidence.unit, MOST_PAIRS)
+        if jumps is None:
+            return outcome
+        noise = dataclasses.replace(noise, jumps=criterion.shared_jumps(jumps, arbiter))
+        excess = noise.excess(found, last=True)
+    if excess <= 1:
+        return outcome
+    reason = (
+        f"all of it is off by one factor, {found.factor:+.2g}: {excess:.3g} times what {runs} "
+        "perturbed runs of the reference allow"
+    )
+    return dataclasses.replace(outcome, passed=False, reason=reason)
+
+
+def _factor_noise(
+    case: _FloatCase, arbiter: Tensor, unit: float, above: _RunOutcome | None
+) -> FactorNoise | None:
+    """What is known about the factor before any run is made."""
+    own = criterion.whole_error(case.reference, arbiter)
+    if own is None:
+        return None
+    typical = criterion.rms(arbiter)
+    dtypes = {case.reference.dtype, case.candidate.dtype}
+    rounding = max(unit, *map(criterion.unit_roundoff, dtypes))
+    step = max(map(criterion.smallest_step, dtypes))
+    return FactorNoise(
+        own=own,
+        rounding=rounding + (step / typical if typical else 0.0),
+        typical=typical,
+        cuts=not (case.reference.is_cpu and case.candidate.is_cpu),
+        slack=_native_slack(case, above),
+    )
+
+
 def _is_far_from_own(candidate: Tensor, truth: Tensor, noise: Noise) -> bool:
     """Whether an error is far above the reference's own."""
     if noise.reference is None:
@@ -633,7 +705,7 @@ def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
     right = right.to(left.device)
     if left.dtype.itemsize == 1 or right.dtype.itemsize == 1:  # float8 lacks the operators
         left, right = left.float(), right.float()
-    if _are_finite(left, right):
+    if are_surely_finite(left, right):
         return None
     differ = (
         (left.isnan() != right.isnan())
@@ -641,13 +713,6 @@ def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
         | (left.isneginf() != right.isneginf())
     )
     return differ if bool(differ.any()) else None
-
-
-def _are_finite(left: Tensor, right: Tensor) -> bool:
-    """Whether both surely are finite throughout, as nearly always: their sum is."""
-    is_half = left.dtype.itemsize == right.dtype.itemsize == 2  # noqa: PLR2004
-    dtype = torch.float32 if is_half else None  # the sums of float16 overflow soon
-    return math.isfinite(float(left.sum(dtype=dtype) + right.sum(dtype=dtype)))
 
 
 def _excused_by_arbiter(

@@ -19,6 +19,7 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import (
     MAX_Z,
     RMS_Z,
+    SHARED_USUAL,
     UNIT_F64,
     Noise,
     ScoreTotals,
@@ -71,7 +72,7 @@ ALL_GATES = frozenset(Gate)
 # A candidate has lost no accuracy if its errors are within these multiples of the reference's own,
 # in the worst element, in the mean square and in every slice.
 OWN_MAX = 1.5
-OWN_RMS = 1.25
+OWN_RMS = SHARED_USUAL
 OWN_SLICE = 2.0
 
 
@@ -80,9 +81,10 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
 
     Its errors to the arbiter may be 1.5 times the reference's own in the worst element, 1.25 times
     in the mean square, and twice in a slice. Sound for the mean square of the whole tensor: noise
-    is at least half of the reference's own error, so z is at most 2.5. Not sound for single
-    elements and slices: the full rule reports `degraded` if the worst errors of the two are at
-    different elements, and both are more than four times the typical error. Nothing is lost there.
+    is at least half of the reference's own error, so z is at most 2.5, and no factor that all
+    elements share is larger than the error. Not sound for single elements and slices: the full rule
+    reports `degraded` if the worst errors of the two are at different elements, and both are more
+    than four times the typical error. Nothing is lost there.
     """
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, _ = as_reals(candidate, arbiter, Noise(unit=0.0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paritas.numerics.automatic import MOST_RUNS, NoEvidence, judge_exact, judge_floats
-from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps, whole_error
 from paritas.results.findings import Status
 
 NAN, INF = math.nan, math.inf
@@ -378,6 +378,10 @@ class Sampled(NoEvidence):
     def runs_made(self, unit):
         return self.made
 
+    def whole_errors(self, unit):
+        runs = (TRUTH + draw * self._spread for draw in self._draws[: self.made])
+        return tuple(whole_error(run, TRUTH) for run in runs)
+
 
 def off_by(spreads, seed):
     """A candidate in float64 whose error is so many times the spread everywhere."""
@@ -408,6 +412,51 @@ def test_no_error_within_the_noise_fails_because_few_runs_showed_little_of_it():
         made += program.made
     assert set(found) == {Status.EQUIVALENT}
     assert made < 2 * len(found), "most of them need one run"
+
+
+# --- the factor that all elements share -----------------------------------------------------------
+
+
+# Errors of a program that is rounded ten times.
+TEN = 10 * SPREAD
+
+
+@pytest.mark.parametrize(("factor", "status"), [(24, Status.EQUIVALENT), (32, Status.DEGRADED)])
+def test_a_factor_for_all_elements_is_found_far_below_the_limit_of_each(factor, status):
+    # The limit is 1.25 times the usual error of 20 roundings, and two roundings of constants.
+    program = Sampled(TEN, 3)
+    program.is_smooth = True
+    reference = TRUTH + TEN * like(TRUTH, 5)
+    candidate = TRUTH * (1 + factor * UNIT_F32) + TEN * like(TRUTH, 6)
+    judgement = judge_floats(reference, candidate, program)
+    assert judgement.native.passed
+    assert judgement.status is status
+    if status is Status.DEGRADED:
+        assert judgement.reason.startswith(
+            "the same function when lifted, but natively all of it is off by one factor, +1.9e-06: "
+        )
+        assert judgement.reason.endswith("times what 12 perturbed runs of the reference allow")
+
+
+def test_decisions_explain_a_factor():
+    reference = TRUTH + TEN * like(TRUTH, 5)
+    candidate = TRUTH * (1 + 32 * UNIT_F32) + TEN * like(TRUTH, 6)
+    program = Sampled(TEN, 3)
+    program.jumps = lambda unit, pairs: Jumps(TEN, TEN > 0)
+    assert judge_floats(reference, candidate, program).status is Status.EQUIVALENT
+    program.is_smooth = True
+    assert judge_floats(reference, candidate, program).status is Status.DEGRADED
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_right_program_is_off_by_a_factor(shared):
+    """Errors like those of the runs, of elements that err alone or all together."""
+    for seed in range(100):
+        program = Sampled(SPREAD, seed, shared=shared)
+        program.is_smooth = True
+        draws = values(2, *(() if shared else TRUTH.shape), seed=1000 + seed)
+        reference, candidate = (TRUTH + draw * SPREAD for draw in draws.unbind())
+        assert judge_floats(reference, candidate, program).status is Status.EQUIVALENT
 
 
 def test_two_values_that_are_noise_around_zero_are_equivalent():
