@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import torch
 
 from paritas.numerics import criterion
-from paritas.numerics.bits import dtype_name, is_inexact
+from paritas.numerics.bits import are_surely_finite, dtype_name, is_inexact
 from paritas.numerics.criterion import (
     OWN_SHARE,
     OWN_SHARE_SETTLED,
@@ -706,7 +705,7 @@ def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
     right = right.to(left.device)
     if left.dtype.itemsize == 1 or right.dtype.itemsize == 1:  # float8 lacks the operators
         left, right = left.float(), right.float()
-    if _are_finite(left, right):
+    if are_surely_finite(left, right):
         return None
     differ = (
         (left.isnan() != right.isnan())
@@ -714,13 +713,6 @@ def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
         | (left.isneginf() != right.isneginf())
     )
     return differ if bool(differ.any()) else None
-
-
-def _are_finite(left: Tensor, right: Tensor) -> bool:
-    """Whether both surely are finite throughout, as nearly always: their sum is."""
-    is_half = left.dtype.itemsize == right.dtype.itemsize == 2  # noqa: PLR2004
-    dtype = torch.float32 if is_half else None  # the sums of float16 overflow soon
-    return math.isfinite(float(left.sum(dtype=dtype) + right.sum(dtype=dtype)))
 
 
 def _excused_by_arbiter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -227,6 +228,16 @@ _FITS_FLOAT64 = {
 def is_inexact(value: object) -> bool:
     """Whether a value is a floating or complex tensor."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def are_surely_finite(a: Tensor, b: Tensor) -> bool:
+    """Whether two float tensors of one device are finite throughout, as nearly always.
+
+    Then so is their sum, which takes one pass over each. False also where the sum overflows.
+    """
+    is_half = a.dtype.itemsize == b.dtype.itemsize == 2  # noqa: PLR2004
+    dtype = torch.float32 if is_half else None  # the sums of float16 overflow soon
+    return math.isfinite(float(a.sum(dtype=dtype) + b.sum(dtype=dtype)))
 
 
 def has_inexact(value: object) -> bool:
