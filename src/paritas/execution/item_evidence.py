@@ -140,8 +140,7 @@ class ItemEvidence:
         """The reference's value in float64."""
         if self.in_float64:
             return None
-        value = self._wide_value(self.evidence.arbiter())
-        native = self._native()
+        value, native = self._true_value(), self._native()
         if value is None or native is None:
             return None
         return value if value.shape == native.shape else None
@@ -149,7 +148,7 @@ class ItemEvidence:
     def lifted(self) -> Tensor | None:
         """The candidate's value in float64."""
         arbiter = self.arbiter()
-        value = None if arbiter is None else self._wide_value(self._lifted.runs())
+        value = None if arbiter is None else self._meant_value()
         if value is None or arbiter is None or value.shape != arbiter.shape:
             return None
         return value.to(arbiter.device)
@@ -283,20 +282,18 @@ class ItemEvidence:
 
         The lifted run shows which one the candidate means; without it, one that was seen is right.
         """
-        native, wide = self._native(), self._wide_value(self.evidence.arbiter())
+        native, wide = self._native(), self._true_value()
         if self.in_float64 or native is None or wide is None:
             return False
         seen = {native.shape, wide.shape, *self.evidence.shapes.get((self.call, self.item), ())}
         if len(seen) == 1:
             return False
-        lifted = self._wide_value(self._lifted.runs())
+        lifted = self._meant_value()
         return shape in seen if lifted is None else lifted.shape == wide.shape
 
     def wide_pair(self) -> tuple[Tensor, Tensor] | None:
         """The values of both in float64 where they have one shape."""
-        wide, lifted = (
-            self._wide_value(runs) for runs in (self.evidence.arbiter(), self._lifted.runs())
-        )
+        wide, lifted = self._true_value(), self._meant_value()
         if wide is None or lifted is None or wide.shape != lifted.shape:
             return None
         return wide, lifted.to(wide.device)
@@ -308,6 +305,14 @@ class ItemEvidence:
     def _complete(self, seen: Observation) -> Any:
         value = self.evidence.complete(seen, self.item)
         return self._lifted.initial(self.item) if value is MISSING else value
+
+    def _true_value(self) -> Tensor | None:
+        """The reference's value in float64, of any shape."""
+        return self._wide_value(self.evidence.arbiter())
+
+    def _meant_value(self) -> Tensor | None:
+        """The candidate's value in float64, of any shape."""
+        return self._wide_value(self._lifted.runs())
 
     def _wide_value(self, observations: list[Observation] | None) -> Tensor | None:
         if observations is None or len(observations) <= self.call:
@@ -339,11 +344,15 @@ class GivenItem(ItemEvidence):
 
     def arbiter(self) -> Tensor | None:
         """The reference's value."""
-        value = self._pair[0]
-        return value if isinstance(value, torch.Tensor) else None
+        return self._true_value()
 
     def lifted(self) -> Tensor | None:
         """The candidate's value."""
-        before, after = self._pair
-        both = isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor)
-        return after if both and after.shape == before.shape else None
+        pair = self.wide_pair()
+        return None if pair is None else pair[1]
+
+    def _true_value(self) -> Tensor | None:
+        return self._pair[0] if isinstance(self._pair[0], torch.Tensor) else None
+
+    def _meant_value(self) -> Tensor | None:
+        return self._pair[1] if isinstance(self._pair[1], torch.Tensor) else None

@@ -430,22 +430,22 @@ def _judge_blindly(case: _FloatCase, truth: Tensor, noise: Noise, unit: float) -
     noise = dataclasses.replace(noise, relative=min(RESHAPED_SLACK * relative, BLIND_SHARE))
     wider = criterion.score(case.candidate, truth, noise)
     fault = fault_in_float64(case.evidence)
-    if not wider.score.passed or fault:
-        return _RunOutcome(scored, passed=False, reason=fault)
+    if not wider.score.passed or fault is None or fault:
+        return _RunOutcome(scored, passed=False, reason=fault or "")
     reason = "the reference's own rounding decides how large this value is: its noise is unknown"
     return _RunOutcome(scored, passed=True, shaky=True, reason=reason)
 
 
-def fault_in_float64(evidence: JudgeEvidence) -> str:
-    """How the two differ in float64 where their shape is another one; empty if not, or unknown."""
+def fault_in_float64(evidence: JudgeEvidence) -> str | None:
+    """How the two differ in float64, whatever their native shape; empty if not, None if unknown."""
     pair = evidence.wide_pair()
     if pair is None:
-        return ""
+        return None
     arbiter, lifted = pair
     if not is_inexact(arbiter) or not is_inexact(lifted):
         return "" if bitwise_equal(arbiter, lifted) else "other values in float64"
     if evidence.spread(evidence.lift_unit, 1) is None:
-        return ""
+        return None
     case = _FloatCase(arbiter, lifted, arbiter, 0.0, evidence, ())
     outcome = _judge_lifted(case, arbiter, lifted)
     return "" if outcome.passed else _lifted_reason(outcome, same_bits=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from paritas.numerics.automatic import fault_in_float64
@@ -181,14 +182,7 @@ def check_pair(
             asked = checks.shape or reference.numel() != candidate.numel()
             reason = f"shape {list(candidate.shape)} instead of {list(reference.shape)}"
             if asked:
-                status = Status.DIFFERENT
-                if evidence.may_have_shape(candidate.shape):
-                    fault = fault_in_float64(evidence)
-                    status = Status.DIFFERENT if fault else Status.UNSTABLE
-                    decided = "the reference's own rounding decides how large it is"
-                    reason = f"{reason}: {fault or decided}"
-                found = Finding(**about, aspect=Aspect.SHAPE, status=status, reason=reason)
-                return [found], notes
+                return [_check_shape(about, candidate.shape, reason, evidence)], notes
             notes.append(f"{item}: {reason}; compared in memory order, as requested")
             candidate = candidate.reshape(reference.shape)
         if reference.dtype is not candidate.dtype:
@@ -215,6 +209,27 @@ def check_pair(
             Finding(**about, aspect=Aspect.STRUCTURE, status=Status.IDENTICAL, reason=reason)
         )
     return findings, notes
+
+
+def _check_shape(
+    about: dict[str, Any], shape: torch.Size, reason: str, evidence: JudgeEvidence
+) -> Finding:
+    """A finding about another shape: a fault, unless the reference's own rounding decides it."""
+    found = Finding(**about, aspect=Aspect.SHAPE, status=Status.DIFFERENT, reason=reason)
+    if not evidence.may_have_shape(shape):
+        return found
+    fault = fault_in_float64(evidence)
+    if fault:
+        return msgspec.structs.replace(found, reason=f"{reason}: {fault}")
+    reason = f"{reason}: the reference's own rounding decides how large it is"
+    if fault is None:
+        return msgspec.structs.replace(
+            found,
+            status=Status.UNVERIFIED,
+            reason=f"{reason}, and there is no lifted run in which values can be compared",
+            advice="compare the values from which the program selects these",
+        )
+    return msgspec.structs.replace(found, status=Status.UNSTABLE, reason=reason)
 
 
 def _check_value(
