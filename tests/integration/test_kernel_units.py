@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ def test_the_lifted_kernels_share_a_unit_and_still_show_a_fault(cache: Path) -> 
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
     verdict = verify([x], slightly_off, torch.compile(two_kernels), QUIET)
     assert libraries(cache) == [".main", ".main", ".unit"]
+    assert (cache / "paritas_stand_ins" / "libtorch_cpu.so").exists()
     (finding,) = [one for one in verdict.findings if not one.status.passes()]
     assert finding.status is Status.DIFFERENT
     assert "in float64" in finding.reason
@@ -60,3 +62,20 @@ def test_kernels_that_cannot_share_a_unit_are_built_by_torch(
         found = torch.compile(two_kernels)(x)
     assert libraries(cache) == [".main", ".main"]
     torch.testing.assert_close(found, two_kernels(x))
+
+
+def test_a_unit_that_cannot_be_loaded_is_linked_with_torchs_own_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+
+    def load(_: Any, options: str) -> None:
+        tried.append(options)
+        if options == "stand-ins":
+            raise ImportError("undefined symbol")
+
+    monkeypatch.setattr(kernel_units, "with_stand_ins", lambda _: "stand-ins")
+    monkeypatch.setattr(kernel_units, "_load_unit", load)
+    part: Any = SimpleNamespace(options="torch's own")
+    kernel_units._build_unit([part])
+    assert tried == ["stand-ins", "torch's own"]

@@ -2,7 +2,8 @@
 
 Inductor calls the C++ compiler once for each kernel. Three quarters of each call are the same: the
 compiler reads torch's headers and links torch's libraries. In one unit, with the same source files
-and the same flags, sixteen kernels take less than a third of the time.
+and the same flags, sixteen kernels take less than a third of the time. The linker does not read
+torch's libraries either: this process has loaded them.
 
 This only saves time. Where a kernel cannot share a unit, or torch builds kernels in another way
 than expected, torch builds it itself.
@@ -12,11 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import functools
 import inspect
 import logging
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,12 +194,22 @@ def _part_of(kernel: _Kernel) -> _Part | None:
 
 
 def _build_unit(parts: list[_Part]) -> None:
+    options = parts[0].options
+    try:
+        _load_unit(parts, with_stand_ins(options))
+    except ImportError as error:  # a name that the loader does not find
+        _log.debug("torch's libraries are linked: %s", error)
+        _load_unit(parts, options)
+
+
+def _load_unit(parts: list[_Part], options: Any) -> None:
     from torch._inductor import codecache as code
     from torch._inductor.cpp_builder import CppBuilder, get_name_and_dir_from_output_file_path
 
-    key, path = code.write(_unit_source(parts), "unit.cpp", extra=parts[0].command)
+    command = CppBuilder("o", "i", options).get_command_line()
+    key, path = code.write(_unit_source(parts), "unit.cpp", extra=command)
     name, folder = get_name_and_dir_from_output_file_path(path)
-    builder = CppBuilder(name=name, sources=path, BuildOption=parts[0].options, output_dir=folder)
+    builder = CppBuilder(name=name, sources=path, BuildOption=options, output_dir=folder)
     code._worker_compile_cpp(str(Path(code.get_lock_dir(), f"{key}.lock")), (builder,))
     for part in parts:
         bases = (code.CppPythonBindingsCodeCache,)
@@ -224,3 +240,51 @@ def _unit_source(parts: list[_Part]) -> str:
             "#undef PyInit_kernel",
         ]
     return "\n".join(lines) + "\n"
+
+
+# --- Linking --------------------------------------------------------------------------------------
+
+
+def with_stand_ins(options: Any) -> Any:
+    """The options of a build that links empty libraries with the names of torch's own.
+
+    A linker reads half a million names of torch's libraries. It writes none of this into a kernel's
+    library, only which libraries must be loaded; these are loaded already, and the loader finds the
+    names in them.
+    """
+    import torch
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    inside = Path(torch.__file__).with_name("lib")
+    own = [name for name in options._libraries if (inside / f"lib{name}.so").exists()]
+    if sys.platform != "linux" or not own:
+        return options
+    files = [_stand_in(f"lib{name}.so", options.get_compiler(), cache_dir()) for name in own]
+    if None in files:
+        return options
+    changed = copy.copy(options)
+    changed._libraries = [name for name in options._libraries if name not in own]
+    linked = ",".join(("Wl,--push-state,--no-as-needed", *map(str, files), "--pop-state"))
+    changed._ldflags = [*options._ldflags, linked]
+    return changed
+
+
+@functools.cache
+def _stand_in(name: str, compiler: str, cache: str) -> Path | None:
+    """An empty library of that name; None if it cannot be built."""
+    folder = Path(cache) / "paritas_stand_ins"
+    path = folder / name
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        made = Path(own) / name
+        command = [compiler, "-shared", "-nostdlib", f"-Wl,-soname,{name}", "-o", str(made)]
+        command += ["-x", "c", os.devnull]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            _log.debug("torch's libraries are linked: %s", error)
+            return None
+        made.replace(path)
+    return path

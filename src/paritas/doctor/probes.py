@@ -613,6 +613,13 @@ def inductor() -> None:
     expect("the same outside", current_settings()["max_fusion_size"], before["max_fusion_size"])
 
 
+def compile_time() -> None:
+    """Inductor's dtype rules can be collected once."""
+    from paritas._torch.compile_time import has_dtype_rules
+
+    expect("where Inductor keeps its dtype rules", has_dtype_rules())
+
+
 def kernel_units() -> None:
     """Inductor's C++ kernels can be built in one unit."""
     from paritas._torch.kernel_units import can_share_units

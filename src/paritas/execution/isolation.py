@@ -26,6 +26,7 @@ from paritas.execution.reachable import (
     UsedNames,
     attribute_table,
     is_own,
+    names_in,
     original_of,
     slots_of,
     walk_reachable,
@@ -140,7 +141,8 @@ class ProgramState:
                 self._alive.append(found.value)
                 if isinstance(found.value, types.FunctionType | type):
                     code.add(id(found.value))
-                self._shows_replacing &= _shows_replacing(found.value)
+                readers += _read_other_parts(found.value)
+                self._shows_replacing &= not isinstance(found.value, torch.jit.ScriptModule)
             pins |= _pins(found.value)
             if not isinstance(found.value, torch.Tensor | Opaque):
                 held = list(_hold_values(found))
@@ -491,39 +493,44 @@ def _module_values(module: nn.Module) -> Any:
     return read, write
 
 
-def _shows_replacing(value: Any) -> bool:
-    """Whether `_hold_values` and `_pins` read all that a container holds, or it cannot change."""
-    if type(value) in _FIXED or isinstance(value, UsedNames | types.CellType | type):
-        return True
-    if isinstance(value, torch.nn.Module):
-        return not isinstance(value, torch.jit.ScriptModule)
+def _read_other_parts(value: Any) -> list[Callable[[], list[Any]]]:
+    """How to read what `_hold_values` and `_pins` do not: slots of other classes, proxies."""
+    if type(value) in _FIXED or isinstance(value, _READ_OTHERWISE):
+        return []
     if type(value) in {dict, collections.OrderedDict, list, collections.deque}:
-        return True
-    if isinstance(value, types.FunctionType):
-        return True
+        return []
     table, read = attribute_table(value), parts(value)
-    return table is not None and read is not None and all(n[1:] in table for n, _ in read.items)
+    if table is not None and read is not None and all(n[1:] in table for n, _ in read.items):
+        return []
+
+    def read_parts() -> list[Any]:
+        known = parts(value)
+        return [] if known is None else [part for named in known.items for part in named]
+
+    return [read_parts]
 
 
+_READ_OTHERWISE = (UsedNames, types.CellType, types.FunctionType, type, torch.nn.Module)
 _FIXED = frozenset({tuple, slice, types.MethodType, functools.partial})
 
 
 def _pins(value: Any) -> dict[int, Callable[[], list[Any]]]:
     """How to read what a call may replace in code, which is not restored; by an id."""
     if isinstance(value, types.FunctionType) and is_own(value.__module__):
+        space, names = value.__globals__, names_in(value.__code__)
 
         def read() -> list[Any]:
             own = [value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__]
             table = attribute_table(value) or {}
-            return [*own, *table, *table.values()]
+            return [*own, *table, *table.values(), *sorted(names & space.keys())]
 
-        space = value.__globals__
-        return {id(value): read, id(space): lambda: list(space)}
+        return {id(value): read}
     if isinstance(value, type) and is_own(value.__module__):
         return {id(value): lambda: list(value.__bases__)}
     if isinstance(value, types.ModuleType) and is_own(value.__name__):
-        names = vars(value)
-        return {id(names): lambda: list(names)}
+        inside = vars(value)
+        # No walk looks for names like `__compiled_fn_1`, which Dynamo adds.
+        return {id(inside): lambda: [name for name in inside if not name.startswith("__")]}
     return {}
 
 

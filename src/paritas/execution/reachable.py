@@ -197,7 +197,7 @@ class _ReachWalk:
         found += [(f"variable {free}", cell, None, None) for free, cell in cells]
         own = (function.__defaults__, function.__kwdefaults__, attribute_table(function))
         found += [(f"{FUNCTION}{name}", what, None, None) for what in own if what]
-        names = _names_in(function.__code__)
+        names = names_in(function.__code__)
         for called in sorted(names & self.waiting.keys()):
             found += self.waiting.pop(called)
         self.used |= names
@@ -332,12 +332,12 @@ def is_own(module: Any) -> bool:
     return root not in _LIBRARIES and root not in sys.stdlib_module_names
 
 
-def _names_in(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
     """The names that code uses, including those in nested functions."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
+            names |= names_in(constant)
     return names
 
 

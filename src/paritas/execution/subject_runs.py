@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.compile_time import quick_compiles
 from paritas._torch.dynamo import (
     CountingBackend,
     count_graph_breaks,
@@ -22,7 +23,6 @@ from paritas._torch.dynamo import (
     run_as_it_is,
 )
 from paritas._torch.global_state import quietly, taking_stance
-from paritas._torch.kernel_units import one_unit
 from paritas._torch.kernels import true_sums_of_attention
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
@@ -269,7 +269,7 @@ class SubjectLift:
             with (
                 room_for_entries(),
                 taking_stance("default", backend=backend),
-                one_unit(),
+                quick_compiles(),
                 true_sums_of_attention(),
             ):
                 seen = self._run_wide()

@@ -54,6 +54,9 @@ _LONGEST_LOG, _LONGEST_REASON = 4000, 600
 # The share of the machine's memory for all runs together, if no limit is given.
 _SHARE_OF_MEMORY = 0.8
 _CHUNK = 1 << 16
+# Compilers make millions of objects, of which few are garbage, and a run ends soon. Looking for
+# garbage as often as Python does takes a second of each run.
+_COLLECT_RARELY = (20_000, 20, 20)
 
 
 class RunPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -326,15 +329,32 @@ def _prepare(place: RunPlace) -> bool:
         sys.modules["tqdm"].tqdm.monitor_interval = 0
         sys.modules["tqdm"].tqdm.get_lock()
     with contextlib.suppress(Exception):  # the runs report the error
-        # The first compile takes seconds longer: for imports, for the features of the processor,
-        # for precompiled headers.
-        torch.compile(torch.sin)(torch.ones(1, requires_grad=True)).backward()
-        torch.compiler.reset()
+        _compile_once()
     import gc
 
     gc.collect()
     gc.freeze()  # otherwise a collection in a forked process would copy all these objects
+    gc.set_threshold(*_COLLECT_RARELY)
     return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _compile_once() -> None:
+    """Compile a small program, with loops and sums that are vectorized.
+
+    The first compile takes seconds longer: for imports, for the features of the processor, for
+    precompiled headers, for the first simplifications of indices.
+    """
+    import torch
+    from torch.nn import functional
+
+    from paritas._torch.compile_time import quick_compiles
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(functional.layer_norm(x, x.shape[1:]) @ x).softmax(-1)
+
+    with quick_compiles():
+        torch.compile(program)(torch.ones(32, 32, requires_grad=True)).sum().backward()
+    torch.compiler.reset()
 
 
 def _start_anew(place: RunPlace, task: RunTask, write: int, log: int) -> int:
@@ -528,7 +548,15 @@ def _last_line(text: str) -> str:
 KERNELS = "kernels"
 # Modules that take long to import, for each kind of target.
 _LIBRARIES = {
-    "hf": ("transformers.modeling_utils", "transformers.modeling_outputs"),
+    "hf": (
+        "paritas.targets.hugging_face",
+        "transformers.generation.utils",
+        "transformers.modeling_layers",
+        "transformers.modeling_outputs",
+        "transformers.modeling_utils",
+        "transformers.models.auto.modeling_auto",
+        "transformers.processing_utils",
+    ),
     "timm": ("timm",),
     "torchvision": ("torchvision.models",),
     KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.calling"),
@@ -672,10 +700,10 @@ def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> _Mes
         tell("importing torch")
         import torch
 
-        from paritas._torch.kernel_units import one_unit
+        from paritas._torch.compile_time import quick_compiles
 
         torch.set_num_threads(place.threads)
-        with one_unit():  # the same kernels, built in a third of the time
+        with quick_compiles():  # the same code, in less time
             verdict, seen = verify_run(task.run, tell)
     except MemoryError as error:
         return _raised(RunEnd.OUT_OF_MEMORY, in_one_line(error), "use smaller inputs")

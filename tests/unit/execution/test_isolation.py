@@ -292,6 +292,13 @@ def test_a_change_in_code_is_told_wherever_it_is_kept(change, name, monkeypatch)
         vars(helper).clear()
 
 
+def test_objects_with_slots_and_names_that_dynamo_adds_need_no_walk(monkeypatch):
+    state = ProgramState({}, helper)
+    monkeypatch.setitem(globals(), "__compiled_fn_1", max)
+    monkeypatch.setattr(ProgramState, "_walk", lambda _: pytest.fail("it was walked again"))
+    assert state.changed() == {}
+
+
 def test_restoring_keeps_the_identity_of_parameters_and_buffers():
     module = Stateful()
     weight, seen, plain, history = module.linear.weight, module.seen, module.plain, module.history
