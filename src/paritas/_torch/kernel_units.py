@@ -34,8 +34,6 @@ _log = logging.getLogger(__name__)
 _asked = contextvars.ContextVar("paritas_one_unit", default=False)
 _PENDING = "_paritas_pending_kernels"
 _ARGUMENTS = ["self", "argtypes", "source_code"]
-# Fewer kernels than this are left to torch.
-_LEAST_KERNELS = 2
 # Beyond this, a unit takes more memory than it saves time.
 _MOST_KERNELS = 64
 _INCLUDE = re.compile(r"^\s*#\s*include\b.*$", re.MULTILINE)
@@ -160,8 +158,7 @@ def _build_together(kernels: list[_Kernel]) -> None:
         parts = [part for kernel in kernels if (part := _part_of(kernel)) is not None]
         for command in dict.fromkeys(part.command for part in parts):
             alike = {part.key: part for part in parts if part.command == command}
-            if len(alike) >= _LEAST_KERNELS:
-                _build_unit(list(alike.values()))
+            _build_unit(list(alike.values()))
     except Exception as error:  # noqa: BLE001  (torch builds the kernels, and reports its own errors)
         _log.debug("kernels are built one by one: %s", error)
 
@@ -269,7 +266,6 @@ def with_stand_ins(options: Any) -> Any:
     return changed
 
 
-@functools.cache
 def _stand_in(name: str, compiler: str, cache: str) -> Path | None:
     """An empty library of that name; None if it cannot be built."""
     folder = Path(cache) / "paritas_stand_ins"
