@@ -138,10 +138,14 @@ class WholeNoise:
         """The size of a right program's error."""
         return max(self.own.size, self.least, _root_mean_square([run.size for run in self.runs]))
 
+    @property
+    def _cut_off(self) -> float:
+        return CUT_OFF if self.cuts else 0.0
+
     def _most_size(self, *, last: bool) -> float:
         independent = self._independent() if last else self.numel
         most = WHOLE_SIZE * self._usual() * (1 + 2 / math.sqrt(independent))
-        return most + ROUNDED_RESULTS * self.rounding * self.typical
+        return most + (ROUNDED_RESULTS * self.rounding + self._cut_off) * self.typical
 
     def _independent(self) -> float:
         """How many errors are independent: as many as make the runs' mean squares vary so much.
@@ -161,7 +165,7 @@ class WholeNoise:
             spread /= most_shown(len(self.runs), ERROR_RATE)
         most = SHARED_FACTOR * max(spread, abs(self.own.factor) / 2)
         most = max(most, OWN_RMS * _over(self._usual(), self.typical))
-        return most + ROUNDED_CONSTANTS * self.rounding + (CUT_OFF if self.cuts else 0.0)
+        return most + ROUNDED_CONSTANTS * self.rounding + self._cut_off
 
     def reason(self, found: WholeError, excess: WholeError) -> str:
         """Why a value fails that passes element by element."""

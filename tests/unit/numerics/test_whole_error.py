@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paritas.numerics.criterion import rms
+from paritas.numerics.criterion import UNIT_F32, rms
 from paritas.numerics.whole_error import WholeError, WholeNoise, whole_error
 
 
@@ -54,3 +54,15 @@ def test_a_size_may_be_twice_the_usual_and_more_if_that_varies(runs, most):
 def test_results_may_be_rounded_once_more():
     noise = WholeNoise(own=WholeError(0.0, 0.0), rounding=1e-3, typical=10.0, numel=100)
     assert noise.excess(WholeError(0.01, 0.0), last=True).size == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("cuts", "passes"), [(True, True), (False, False)])
+def test_tensor_cores_may_cut_digits_off(cuts, passes):
+    # Attention in float32 by products in TF32 against the formula, as measured on an H200.
+    runs = (WholeError(3.3 * UNIT_F32, 0.3 * UNIT_F32),) * 12
+    noise = WholeNoise(
+        own=WholeError(1.2 * UNIT_F32, 0.1 * UNIT_F32), rounding=UNIT_F32, typical=1.0,
+        numel=10_000, runs=runs, cuts=cuts,
+    )  # fmt: skip
+    found = WholeError(9 * UNIT_F32, -7 * UNIT_F32)
+    assert (noise.excess(found, last=True).worst <= 1) is passes
