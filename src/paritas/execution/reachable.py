@@ -261,8 +261,9 @@ class _ReachWalk:
             return []  # restored as a whole, without looking inside
         if isinstance(value, GENERATORS) or _is_anothers(type(value)):
             return None
-        if type(value).__module__.startswith(_KERNELS):
-            return _below_kernel(path, value)
+        if is_kernel(value):
+            table = attribute_table(value)
+            return [(f"{path}.{key}", one, table, key) for key, one in given_to(value).items()]
         return self._below_parts(path, value)
 
     def _below_parts(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
@@ -288,11 +289,16 @@ class _ReachWalk:
         return found
 
 
-def _below_kernel(path: str, kernel: Any) -> list[tuple[str, Any, Any, Any]]:
+def is_kernel(value: Any) -> bool:
+    """Whether it is a kernel of Triton, or something that such a kernel holds."""
+    return type(value).__module__.startswith(_KERNELS)
+
+
+def given_to(kernel: Any) -> dict[str, Any]:
     """The attributes that the program has given to a kernel; those of its class are no state."""
-    table = attribute_table(kernel) or {}
     own = _fields_of(type(kernel))
-    return [(f"{path}.{key}", value, table, key) for key, value in table.items() if key not in own]
+    table = attribute_table(kernel) or {}
+    return {key: value for key, value in table.items() if key not in own}
 
 
 @functools.lru_cache(maxsize=256)
