@@ -25,6 +25,7 @@ from paritas.execution.reachable import (
     Reached,
     UsedNames,
     attribute_table,
+    give_to,
     given_to,
     is_kernel,
     is_own,
@@ -466,7 +467,7 @@ def _hold_values(found: Reached) -> Iterator[_Held]:
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         pairs.append(_array_content(value))
     elif is_kernel(value):
-        pairs.append(_kernel_values(value))
+        pairs.append(_given_values(value))
     elif parts(value) is not None or isinstance(value, set | bytearray):
         pairs += _object_values(value)
     for read, write in pairs:
@@ -558,16 +559,8 @@ def _object_values(
         yield _slot_value(value, slot)
 
 
-def _kernel_values(kernel: Any) -> Any:
-    """What the program gave to a kernel: what it has compiled stays."""
-
-    def write(items: list[Any]) -> None:
-        table, kept = attribute_table(kernel) or {}, _paired(items)
-        for key in given_to(kernel).keys() - kept.keys():
-            del table[key]
-        table.update(kept)
-
-    return lambda: _keys_and_values(given_to(kernel)), write
+def _given_values(kernel: Any) -> Any:
+    return lambda: _keys_and_values(given_to(kernel)), lambda given: give_to(kernel, _paired(given))
 
 
 def _mapping_items(table: dict[Any, Any]) -> Any:

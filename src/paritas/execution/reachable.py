@@ -301,6 +301,14 @@ def given_to(kernel: Any) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in own}
 
 
+def give_to(kernel: Any, given: dict[str, Any]) -> None:
+    """Give a kernel these attributes and no others; what it has compiled stays."""
+    table = attribute_table(kernel) or {}
+    for key in given_to(kernel).keys() - given.keys():
+        del table[key]
+    table.update(given)
+
+
 @functools.lru_cache(maxsize=256)
 def _fields_of(cls: type) -> frozenset[str]:
     """The attributes that the methods of a class assign."""
