@@ -25,6 +25,9 @@ from paritas.execution.reachable import (
     Reached,
     UsedNames,
     attribute_table,
+    give_to,
+    given_to,
+    is_kernel,
     is_own,
     names_in,
     original_of,
@@ -465,6 +468,8 @@ def _hold_values(found: Reached) -> Iterator[_Held]:
         pairs.append(_generator_draws(value))
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         pairs.append(_array_content(value))
+    elif is_kernel(value):
+        pairs.append(_given_values(value))
     elif parts(value) is not None or isinstance(value, set | bytearray):
         pairs += _object_values(value)
     for read, write in pairs:
@@ -495,23 +500,17 @@ def _module_values(module: nn.Module) -> Any:
 
 def _read_other_parts(value: Any) -> list[Callable[[], list[Any]]]:
     """How to read what `_hold_values` and `_pins` do not: slots of other classes, proxies."""
-    if type(value) in _FIXED or isinstance(value, _READ_OTHERWISE):
-        return []
-    if type(value) in {dict, collections.OrderedDict, list, collections.deque}:
+    if type(value) in _SHOWN or isinstance(value, _SHOWN_TOO) or is_kernel(value):
         return []
     table, read = attribute_table(value), parts(value)
-    if table is not None and read is not None and all(n[1:] in table for n, _ in read.items):
+    if read is None or (table is not None and all(n[1:] in table for n, _ in read.items)):
         return []
-
-    def read_parts() -> list[Any]:
-        known = parts(value)
-        return [] if known is None else [part for named in known.items for part in named]
-
-    return [read_parts]
+    return [lambda: [part for named in getattr(parts(value), "items", ()) for part in named]]
 
 
-_READ_OTHERWISE = (UsedNames, types.CellType, types.FunctionType, type, torch.nn.Module)
-_FIXED = frozenset({tuple, slice, types.MethodType, functools.partial})
+_SHOWN = {tuple, slice, types.MethodType, functools.partial, dict, list}
+_SHOWN |= {collections.OrderedDict, collections.deque}
+_SHOWN_TOO = (UsedNames, types.CellType, types.FunctionType, type, torch.nn.Module)
 
 
 def _pins(value: Any) -> dict[int, Callable[[], list[Any]]]:
@@ -559,6 +558,10 @@ def _object_values(
         yield _mapping_items(table)
     for slot in slots_of(value):
         yield _slot_value(value, slot)
+
+
+def _given_values(kernel: Any) -> Any:
+    return lambda: _keys_and_values(given_to(kernel)), lambda given: give_to(kernel, _paired(given))
 
 
 def _mapping_items(table: dict[Any, Any]) -> Any:

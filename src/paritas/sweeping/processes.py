@@ -205,6 +205,7 @@ def _stream(stream: Any) -> Any:
 def _environment(place: RunPlace) -> dict[str, str]:
     """The environment of the server: one thread and no compile workers, to allow forks."""
     usual = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": place.cache}
+    usual["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"  # see `_COLLECT_RARELY`
     # Set here because transformers reads them on import, perhaps before a target is built.
     usual |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     set_here = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(place.paths)}
