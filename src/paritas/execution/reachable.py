@@ -296,7 +296,8 @@ def is_kernel(value: Any) -> bool:
 
 def given_to(kernel: Any) -> dict[str, Any]:
     """The attributes that the program has given to a kernel; those of its class are no state."""
-    own = _fields_of(type(kernel))
+    cls: type = type(kernel)
+    own = _fields_of(cls)
     table = attribute_table(kernel) or {}
     return {key: value for key, value in table.items() if key not in own}
 
