@@ -57,7 +57,7 @@ CASES = [
     ("absolute", "", "positions one too far", CHUNKS),
     ("attention", "", "position of a chunk repeated", CHUNKS),
     ("attention", "", "padding token changes others", PADDING),
-    ("attention", "", "cache of the last call used", DECODING),
+    ("attention", "", "cache of the last call used", HISTORY),
     ("attention", "", "keeps the first positions", KEEP),
     ("attention", "", "keeps one position earlier", KEEP),
     ("attention", "", "kept positions scaled", KEEP),
