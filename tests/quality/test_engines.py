@@ -106,7 +106,7 @@ def test_the_fault_of_an_engine_is_named(fault, kind, sampling, settings):
         pytest.skip("a sample is enough; PARITAS_WHOLE_CORPUS=1 runs all")
     model, engine, older = faulty(fault, settings)
     top = 0 if fault == "shifted by one" else 3
-    count, tokens = (3, 8) if WHOLE else (2, 6)
+    count, tokens = (3, 8) if WHOLE else (1, 6)
     records = returned(engine, sampling, count=count, tokens=tokens, top=top)
     report = paritas.check_engine(model, records, older=older)
     assert report.exit_code == 1
