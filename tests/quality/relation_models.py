@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-VOCABULARY, WIDTH, HEADS, TOKENS, ROWS = 23, 16, 2, 11, 3
+VOCABULARY, WIDTH, HEADS, TOKENS, ROWS = 23, 16, 2, 8, 3
 SIZE = WIDTH // HEADS
 
 

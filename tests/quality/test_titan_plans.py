@@ -31,7 +31,6 @@ USUAL = {
 USUAL_MISTAKES = {
     "micro-batches summed",
     "norm of the own shards",
-    "experts, all-to-all: gradients of experts not divided",
 }
 ALL_RIGHT = [*titan_plans.RIGHT, *RIGHT_FURTHER]
 RIGHT = [run for run in ALL_RIGHT if WHOLE or run.name in USUAL]

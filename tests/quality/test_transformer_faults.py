@@ -44,12 +44,12 @@ SEEN_NATIVELY_IN_BFLOAT16 = {
 
 
 def in_columns(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Each in each column; in the usual run half of them in bfloat16, and a fourth scaled."""
-    each = {"float32": 1, "bfloat16": 2}
+    """Each in each column; in the usual run a third of them in bfloat16, and a sixth scaled."""
+    each = {"float32": 1, "bfloat16": 3}
     return [
         (column, name)
         for column in COLUMNS
-        for name in names[:: 1 if WHOLE else each.get(column, 4)]
+        for name in names[:: 1 if WHOLE else each.get(column, 6)]
     ]
 
 

@@ -173,7 +173,7 @@ def test_a_failing_finding_names_the_token_and_the_module_and_a_report_survives_
     first = report.row("cached-decoding").verdict.failures[0]
     assert first.item.graph == "cached-decoding"
     assert first.item.option == "token by token"
-    assert "first wrong at row 0, token 1 (from 0, of 11)" in first.reason
+    assert "first wrong at row 0, token 1 (from 0, of 8)" in first.reason
     assert first.origin.name == "layers.0.mixer"
     again = InvariantsReport.from_json(report.to_json())
     assert again.exit_code == report.exit_code == 1
