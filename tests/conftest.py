@@ -69,7 +69,7 @@ hypothesis.settings.register_profile(
     "paritas",
     deadline=None,
     derandomize=not WHOLE,
-    max_examples=100 if WHOLE else 25,
+    max_examples=100 if WHOLE else 16,
     database=None,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
@@ -127,12 +127,16 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(50_000, 20, 50)
     gc.enable()
     guards = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         # It empties the caches of the processor to measure, for a log, each program that is traced.
         guards.profile_guard_manager = lambda *_: 0.0
+    caches = sys.modules.get("torch._inductor.codecache")
+    if hasattr(caches, "FxGraphCachePickler"):
+        # They describe, for a log, each part of what a graph is looked up by.
+        caches.FxGraphCachePickler.debug_lines = lambda *_: []
     torch = sys.modules.get("torch")
     if torch is not None and not torch.accelerator.is_available():
         # `torch.manual_seed` describes its stack for each kind of device that is not here.
