@@ -51,6 +51,13 @@ BLOCKING = re.compile(
     r"^// NOLINTBEGIN.*\ninline std::tuple<.*> _get_factors\((?s:.)*?(?=^#else$)", re.MULTILINE
 )
 UNUSED_VECTORS = ["qint", "complex_float", "complex_double"]
+# What the bindings of each kernel include is compiled beforehand with the others.
+BINDINGS = """#if __has_include(<Python.h>)
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#endif
+#include <sstream>
+"""
 QUICK_LINKER = """#!/bin/sh
 case "$*" in
 *.main.so*|*.unit.so*) exec '{0}' -L'{1}' "$@" --no-as-needed {2} ;;
@@ -272,7 +279,7 @@ def _lean_headers(folder: Path) -> Path:
             (vectors / f"vec{size}_{kind}.h").touch()
     prefix = folder / PREFIX
     prefix.parent.mkdir(parents=True)
-    prefix.write_text(BLOCKING.sub("", (proper / PREFIX).read_text()))
+    prefix.write_text(BINDINGS + BLOCKING.sub("", (proper / PREFIX).read_text()))
     return folder
 
 

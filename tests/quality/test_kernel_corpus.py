@@ -28,7 +28,7 @@ assert kernel_candidates_process
 REFERENCES = kernel_references.__file__
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 # One of several is enough for most tests; the whole corpus has them all.
-_EVERY = 1 if WHOLE else 14
+_EVERY = 1 if WHOLE else 20
 
 
 def _sampled(table: dict[str, list[str]], every: int) -> list[tuple[str, str]]:

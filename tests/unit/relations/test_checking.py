@@ -92,6 +92,7 @@ def test_a_value_with_another_number_of_axes_is_different():
     )
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_values_without_a_further_axis_are_located():
     class Valued(_Continued):
         def changed(self, _, result):
@@ -264,6 +265,7 @@ def test_a_difference_that_buffers_do_not_change_is_a_fault_however_small(own):
     assert report.row("scaled").status is paritas.Status.DIFFERENT, str(report)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_the_command_writes_its_report_and_exits_by_it(tmp_path):
     written = tmp_path / "out.json"
     page = tmp_path / "out.html"
@@ -311,6 +313,7 @@ def test_equal_bits_in_any_batch_are_only_checked_if_named():
     assert not paritas.invariants(Mixed(), tokens(), only="batch-invariant")
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_relations_hold_in_bfloat16_and_a_fault_is_found_there():
     torch.manual_seed(0)
     assert paritas.invariants(Decoder().bfloat16(), tokens(), only="cached-decoding")
