@@ -1,12 +1,13 @@
-"""Right programs of zoo models against the limit of the factor that all elements share.
+"""Right programs of zoo models against the limits of the error as a whole.
 
     python -m benchmarks.zoo.rights OUT.jsonl --lists transformers timm --half measured --models 10
     python -m benchmarks.zoo.rights OUT.jsonl --summary
 
 A model is traced, forward and backward, and computed in other right ways: Inductor, and those of
 `ways.py`. Each is a JSON row: the error over eager's own, where that is largest (as `planted.py`
-measures faults), the factor as a share of its limit after 12 perturbed runs, without what decisions
-and the rounding of a last sum may add, and the verdict (of Inductor's program: natively only).
+measures faults), both figures of `WholeNoise` as shares of their limits after 12 perturbed runs,
+without what decisions and the rounding of a last sum may add, and the verdict (of Inductor's
+program: natively only).
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def inductor(program):
 
 
 def limits(measured):
-    """Item -> what is known about the factors of right programs."""
+    """Item -> what is known about the whole errors of right programs."""
     from paritas.numerics.automatic import MOST_RUNS
-    from paritas.numerics.criterion import FactorNoise, rms, unit_roundoff, whole_error
+    from paritas.numerics.criterion import rms, unit_roundoff
+    from paritas.numerics.whole_error import WholeNoise, whole_error
 
     evidence, found = measured.evidence, {}
     for item, known in measured.items.items():
@@ -56,10 +58,11 @@ def limits(measured):
         own = whole_error(native, known.truth)
         if own is None or evidence.spread(evidence.unit, 0, item, MOST_RUNS) is None:
             continue
-        found[item] = FactorNoise(
+        found[item] = WholeNoise(
             own=own,
             rounding=max(evidence.unit, unit_roundoff(native.dtype)),
             typical=rms(known.truth),
+            numel=known.truth.numel(),
             runs=evidence.whole_errors(evidence.unit, 0, item),
             cuts=not native.is_cpu,
         )
@@ -68,16 +71,17 @@ def limits(measured):
 
 def shares(found, measured, noise, least):
     """The largest figures of one program, and the items."""
-    from paritas.numerics.criterion import whole_error
+    from paritas.numerics.whole_error import whole_error
 
-    row = dict.fromkeys(("ratio", "factor"), (0.0, ""))
+    row = dict.fromkeys(("ratio", "size", "factor"), (0.0, ""))
     for item, known in noise.items():
         error = whole_error(found[item], measured.items[item].truth)
         # Of what has vanished only rounding is left; the judge allows four times as much.
         if error is None or known.typical < 1e-3 * known.own.size:
             continue
         ratio = error.size / max(known.own.size, least * known.typical, 1e-300)
-        own = {"ratio": ratio, "factor": known.excess(error, last=True)}
+        excess = known.excess(error, last=True)
+        own = {"ratio": ratio, "size": excess.size, "factor": excess.factor}
         for name, value in own.items():
             row[name] = max(row[name], (value, measured.names[item].text))
     return row
@@ -129,11 +133,13 @@ def show(rows):
             device = row["device"] + (" TF32" if row["tf32"] else "")
             groups[row["half"], device, row["dtype"], row["way"]].append(row)
     for name, own in sorted(groups.items()):
-        ratio, factor = (max(row[one][0] for row in own) for one in ("ratio", "factor"))
+        ratio, size, factor = (
+            max(row[one][0] for row in own) for one in ("ratio", "size", "factor")
+        )
         above = sum(row["ratio"][0] > truth.NO_FAULT for row in own)
         alarms = sum(row["status"] in {"different", "degraded"} for row in own)
         print(
-            *name, f"{len(own)} rows: at most {factor:.2f} of the limit;",
+            *name, f"{len(own)} rows: at most {size:.2f} and {factor:.2f} of the limits;",
             f"{alarms} alarms; {above} above {truth.NO_FAULT:g} times eager's error,",
             f"at most {ratio:.2f}",
         )  # fmt: skip

@@ -7,6 +7,8 @@ gradients it happens to be accurate. The noise of an item is the largest error o
 
 from __future__ import annotations
 
+import math
+
 import torch
 from benchmarks.zoo import truth
 from torch.nn import functional
@@ -14,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID251  (oth
 
 aten = torch.ops.aten
 _NARROW = {torch.bfloat16, torch.float16, torch.float32}
-# Of a long product, more parts take too long.
-_MOST_PARTS = 256
+# A product or sum is added term by term, unless that takes more than so many additions.
+_MOST_ADDITIONS = 200_000_000
+# It has at least so many parts then.
+_LEAST_PARTS = 256
 
 
 class Reversed(TorchDispatchMode):
@@ -34,9 +38,11 @@ class Reversed(TorchDispatchMode):
 
 
 class InParts(TorchDispatchMode):
-    """Products and convolutions in `parts` parts, added in float32, and sums term by term."""
+    """Products and convolutions in four parts, added in float32, and sums term by term."""
 
-    parts = 4
+    def parts(self, results, terms):
+        """The number of parts of so many results of so many terms."""
+        return min(4, terms)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -80,12 +86,11 @@ class InParts(TorchDispatchMode):
         return tuple(found)
 
     def _product(self, left, right):
-        parts = min(self.parts, left.shape[-1])
+        shape = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        results = math.prod(shape) * left.shape[-2] * right.shape[-1]
+        parts = self.parts(results, left.shape[-1])
         pairs = zip(left.float().chunk(parts, -1), right.float().chunk(parts, -2), strict=True)
-        first, *others = (a @ b for a, b in pairs)
-        for other in others:
-            first = first + other
-        return first
+        return _added(a @ b if a.shape[-1] > 1 else a * b for a, b in pairs)
 
 
 def _is_plain(weight, transposed, _, groups):
@@ -96,7 +101,22 @@ def _is_plain(weight, transposed, _, groups):
 class TermByTerm(InParts):
     """Products and sums one term after the other, in float32."""
 
-    parts = _MOST_PARTS
+    def parts(self, results, terms):
+        """One for each term, as a loop of one thread adds them."""
+        return _terms(results, terms)
+
+
+def _terms(results, terms):
+    """All terms, or as many parts as can be added in time."""
+    return min(terms, max(_LEAST_PARTS, _MOST_ADDITIONS // max(1, results)))
+
+
+def _added(parts):
+    first, *others = parts
+    total = first.clone()
+    for other in others:
+        total += other
+    return total
 
 
 def _term_by_term(value, dims, is_kept, dtype):
@@ -104,10 +124,8 @@ def _term_by_term(value, dims, is_kept, dtype):
     rest = [dim for dim in range(value.dim()) if dim not in dims]
     shape = [1 if dim in dims else size for dim, size in enumerate(value.shape)]
     rows = value.float().permute(*dims, *rest).flatten(0, len(dims) - 1)
-    first, *others = (part.sum(0) for part in rows.chunk(_MOST_PARTS))
-    for other in others:
-        first = first + other
-    return (first.reshape(shape) if is_kept else first).to(dtype or value.dtype)
+    total = _added(part.sum(0) for part in rows.chunk(_terms(rows[0].numel(), len(rows))))
+    return (total.reshape(shape) if is_kept else total).to(dtype or value.dtype)
 
 
 class Decomposed(TorchDispatchMode):

@@ -24,12 +24,11 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import (
     UNIT_F64,
     Jumps,
-    WholeError,
     rms_difference,
     sample,
     unit_roundoff,
-    whole_error,
 )
+from paritas.numerics.whole_error import WholeError, whole_error
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import DecisionLog, NoisePool, PerturbMode
 from paritas.results.progress import Progress

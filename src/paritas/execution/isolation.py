@@ -25,6 +25,9 @@ from paritas.execution.reachable import (
     Reached,
     UsedNames,
     attribute_table,
+    give_to,
+    given_to,
+    is_kernel,
     is_own,
     original_of,
     slots_of,
@@ -463,6 +466,8 @@ def _hold_values(found: Reached) -> Iterator[_Held]:
         pairs.append(_generator_draws(value))
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         pairs.append(_array_content(value))
+    elif is_kernel(value):
+        pairs.append(_given_values(value))
     elif parts(value) is not None or isinstance(value, set | bytearray):
         pairs += _object_values(value)
     for read, write in pairs:
@@ -499,7 +504,7 @@ def _shows_replacing(value: Any) -> bool:
         return not isinstance(value, torch.jit.ScriptModule)
     if type(value) in {dict, collections.OrderedDict, list, collections.deque}:
         return True
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, types.FunctionType) or is_kernel(value):
         return True
     table, read = attribute_table(value), parts(value)
     return table is not None and read is not None and all(n[1:] in table for n, _ in read.items)
@@ -552,6 +557,10 @@ def _object_values(
         yield _mapping_items(table)
     for slot in slots_of(value):
         yield _slot_value(value, slot)
+
+
+def _given_values(kernel: Any) -> Any:
+    return lambda: _keys_and_values(given_to(kernel)), lambda given: give_to(kernel, _paired(given))
 
 
 def _mapping_items(table: dict[Any, Any]) -> Any:

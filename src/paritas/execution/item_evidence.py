@@ -15,12 +15,12 @@ from paritas.numerics.criterion import (
     MAX_Z,
     UNIT_F64,
     Jumps,
-    WholeError,
     most_hidden,
     most_shown,
     unit_roundoff,
 )
 from paritas.numerics.metrics import promotable
+from paritas.numerics.whole_error import WholeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -42,6 +42,8 @@ _LIBRARIES = frozenset({"torch", "numpy", "triton", "paritas", "_paritas_pytest"
 # Libraries that torch's compilers use, and in which they leave locks and tables.
 _LIBRARIES |= {"filelock", "fsspec", "jinja2", "mpmath", "networkx", "sympy", "tqdm"}
 _TORCH_DATA = ("torch.optim", "torch.nn", "torch.distributions")
+# Kernels, tuners and compiled code: they hold caches, and the globals of the kernel's module.
+_KERNELS = ("triton.runtime", "triton.compiler", "triton.backends")
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -259,6 +261,9 @@ class _ReachWalk:
             return []  # restored as a whole, without looking inside
         if isinstance(value, GENERATORS) or _is_anothers(type(value)):
             return None
+        if is_kernel(value):
+            table = attribute_table(value)
+            return [(f"{path}.{key}", one, table, key) for key, one in given_to(value).items()]
         return self._below_parts(path, value)
 
     def _below_parts(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
@@ -282,6 +287,39 @@ class _ReachWalk:
         if is_own(type(value).__module__):
             found.append((f"{CLASS}{type(value).__qualname__}", type(value), None, None))
         return found
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether it is a kernel of Triton, or something that such a kernel holds."""
+    return type(value).__module__.startswith(_KERNELS)
+
+
+def given_to(kernel: Any) -> dict[str, Any]:
+    """The attributes that the program has given to a kernel; those of its class are no state."""
+    own = _fields_of(type(kernel))
+    table = attribute_table(kernel) or {}
+    return {key: value for key, value in table.items() if key not in own}
+
+
+def give_to(kernel: Any, given: dict[str, Any]) -> None:
+    """Give a kernel these attributes and no others; what it has compiled stays."""
+    table = attribute_table(kernel) or {}
+    for key in given_to(kernel).keys() - given.keys():
+        del table[key]
+    table.update(given)
+
+
+@functools.lru_cache(maxsize=256)
+def _fields_of(cls: type) -> frozenset[str]:
+    """The attributes that the methods of a class assign."""
+    methods = (method for base in cls.__mro__ for method in vars(base).values())
+    return frozenset(
+        step.argval
+        for method in methods
+        if isinstance(method, types.FunctionType)
+        for step in dis.get_instructions(method)
+        if step.opname == "STORE_ATTR"
+    )
 
 
 def _is_anothers(cls: type) -> bool:

@@ -15,14 +15,13 @@ from paritas.numerics.criterion import (
     OWN_SHARE_SETTLED,
     UNIT_F32,
     UNIT_F64,
-    FactorNoise,
     Jumps,
     Noise,
     Scored,
-    WholeError,
 )
-from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
+from paritas.numerics.gates import ALL_GATES, OWN_RMS, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
+from paritas.numerics.whole_error import WholeError, WholeNoise, whole_error, whole_jumps
 from paritas.results.findings import Score, Status
 from paritas.results.items import Metrics
 from paritas.results.wording import enumerated
@@ -296,7 +295,7 @@ def judge_floats(
             )
     native = _judge_native(case, metrics, above)
     if native.passed:
-        native = _judge_factor(case, native, above)
+        native = _judge_whole(case, native, above)
     status, reason = _conclude(native, above, evidence)
     return Judgement(
         status=status,
@@ -601,25 +600,25 @@ def _judge_with_jumps(
     return outcome
 
 
-def _judge_factor(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | None) -> _RunOutcome:
-    """Judge the factor that all elements share, after every element has passed."""
+def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | None) -> _RunOutcome:
+    """Judge the error as a whole, after every element has passed."""
     evidence, arbiter = case.evidence, case.arbiter
     is_shaky = outcome.shaky or (above is not None and above.shaky)
     if arbiter is None or evidence.unit is None or is_shaky:
         return outcome
-    found = criterion.whole_error(case.candidate, arbiter)
+    found = whole_error(case.candidate, arbiter)
     # No factor is larger than the error itself.
-    if found is None or found.size <= criterion.SHARED_USUAL * case.own_error:
+    if found is None or found.size <= OWN_RMS * case.own_error:
         return outcome
-    noise = _factor_noise(case, arbiter, evidence.unit, above)
+    noise = _whole_noise(case, arbiter, evidence.unit, above)
     if noise is None:
         return outcome
     runs, excess = 0, noise.excess(found, last=False)
-    least = evidence.least_spread() if excess > 1 else None
+    least = evidence.least_spread() if excess.worst > 1 else None
     if least is not None:
         noise = dataclasses.replace(noise, least=criterion.rms(least))
         excess = noise.excess(found, last=False)
-    while excess > 1 and runs < MOST_RUNS:
+    while excess.worst > 1 and runs < MOST_RUNS:
         spread = evidence.spread(evidence.unit, runs + 1)
         runs = max(runs + 1, evidence.runs_made(evidence.unit))
         whole = evidence.whole_errors(evidence.unit)
@@ -627,36 +626,33 @@ def _judge_factor(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | N
             return outcome
         noise = dataclasses.replace(noise, runs=whole)
         excess = noise.excess(found, last=runs >= MOST_RUNS)
-    if excess > 1 and not evidence.is_smooth:
+    if excess.worst > 1 and not evidence.is_smooth:
         jumps = evidence.jumps(evidence.unit, MOST_PAIRS)
         if jumps is None:
             return outcome
-        noise = dataclasses.replace(noise, jumps=criterion.shared_jumps(jumps, arbiter))
+        noise = dataclasses.replace(noise, jumps=whole_jumps(jumps, arbiter))
         excess = noise.excess(found, last=True)
-    if excess <= 1:
+    if excess.worst <= 1:
         return outcome
-    reason = (
-        f"all of it is off by one factor, {found.factor:+.2g}: {excess:.3g} times what {runs} "
-        "perturbed runs of the reference allow"
-    )
-    return dataclasses.replace(outcome, passed=False, reason=reason)
+    return dataclasses.replace(outcome, passed=False, reason=noise.reason(found, excess))
 
 
-def _factor_noise(
+def _whole_noise(
     case: _FloatCase, arbiter: Tensor, unit: float, above: _RunOutcome | None
-) -> FactorNoise | None:
-    """What is known about the factor before any run is made."""
-    own = criterion.whole_error(case.reference, arbiter)
+) -> WholeNoise | None:
+    """What is known about the error of a whole before any run is made."""
+    own = whole_error(case.reference, arbiter)
     if own is None:
         return None
     typical = criterion.rms(arbiter)
     dtypes = {case.reference.dtype, case.candidate.dtype}
     rounding = max(unit, *map(criterion.unit_roundoff, dtypes))
     step = max(map(criterion.smallest_step, dtypes))
-    return FactorNoise(
+    return WholeNoise(
         own=own,
         rounding=rounding + (step / typical if typical else 0.0),
         typical=typical,
+        numel=arbiter.numel(),
         cuts=not (case.reference.is_cpu and case.candidate.is_cpu),
         slack=_native_slack(case, above),
     )

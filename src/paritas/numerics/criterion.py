@@ -13,8 +13,8 @@ tensor or over one slice along an axis. Nothing here is an absolute tolerance: m
 output by any factor and every z stays as it was. A wide plateau of constants (8-24 and 1.5-4) gives
 the same verdicts; they are constants of the rule, not knobs.
 
-One figure of the whole tensor is judged more strictly, because perturbed runs show how large it is
-for this program: the factor that the errors of all elements share; see `FactorNoise`.
+Two figures of the whole tensor are judged more strictly, because perturbed runs show how large they
+are for this program: see `whole_error.py`.
 """
 
 from __future__ import annotations
@@ -453,117 +453,6 @@ def _unravelled(flat: int, shape: torch.Size) -> list[int]:
         flat, last = divmod(flat, size)
         where.append(last)
     return where[::-1]
-
-
-# --- The factor that all elements share -----------------------------------------------------------
-
-# An element's noise is known from few runs, so its limits are wide. Errors of many elements average
-# out, except for what they share: a factor, which is a single number. It may be as many times that
-# of the runs as the error of a tensor of one element may, ...
-SHARED_FACTOR = RMS_Z * 3
-# ... or this many times as large as the usual error of one element, which the gate `OWN_ERROR`
-# allows as well, whatever the elements share.
-SHARED_USUAL = 1.25
-# Beyond that, other programs round constants otherwise, which is one factor for all: 1 / n in a
-# mean, a scale, the coefficients of a function. Perturbed runs round elements, each by itself.
-ROUNDED_CONSTANTS = 2.0
-# Tensor cores cut digits off in their sums, which makes all of them too small: in attention in
-# float32, which is computed by products in TF32, most of an error of 6 to 10 roundings of float32.
-CUT_OFF = 8.0 * UNIT_F32
-
-
-@dataclasses.dataclass(frozen=True)
-class WholeError:
-    """The error of a whole tensor in two figures.
-
-    Attributes:
-        size: its root mean square.
-        factor: how much of it is the truth times one factor: <error, truth> / <truth, truth>.
-    """
-
-    size: float
-    factor: float
-
-
-def whole_error(value: Tensor, truth: Tensor) -> WholeError | None:
-    """The error of a tensor; None if it is empty, not dense, or not all of it is finite.
-
-    None also if rounding decides the number of elements, so that the two have different shapes.
-    """
-    if truth.layout is not torch.strided or not truth.numel() or value.shape != truth.shape:
-        return None
-    value, truth = real_view(value), real_view(truth)
-    scale = rms(truth) or 1.0
-    squares = shared = sizes = 0.0
-    for _, (true, mine) in chunks(truth, value):
-        scaled = (true.double() / scale).flatten()
-        error = (mine.double() / scale).flatten().sub_(scaled)
-        pairs = (error, error), (error, scaled), (scaled, scaled)
-        sums = torch.stack([torch.dot(left, right) for left, right in pairs]).tolist()
-        squares, shared, sizes = squares + sums[0], shared + sums[1], sizes + sums[2]
-    if not (math.isfinite(squares) and math.isfinite(sizes)):
-        return None
-    size = scale * math.sqrt(squares / truth.numel())
-    return WholeError(size, shared / sizes if sizes else 0.0)
-
-
-def shared_jumps(jumps: Jumps, truth: Tensor) -> float:
-    """How large a factor decisions can make, if all of them fall one way."""
-    scale = rms(truth) or 1.0
-    scaled = (truth.abs() / scale).double()
-    sizes = jumps.size.to(truth.device).double() / scale
-    return _over(float((sizes * scaled).sum()), float(scaled.square().sum()))
-
-
-@dataclasses.dataclass(frozen=True)
-class FactorNoise:
-    """What is known about the factors of right programs.
-
-    Attributes:
-        own: the reference's error.
-        rounding: unit roundoff of the coarsest dtype, and that around zero, as a share of the
-            typical value.
-        typical: the root mean square of the truth.
-        least: a size of the error that is known without a run.
-        runs: the errors of perturbed runs.
-        jumps: how large a factor decisions within rounding can make.
-        cuts: whether kernels may cut digits off: those of accelerators.
-        slack: multiplies the limit.
-    """
-
-    own: WholeError
-    rounding: float
-    typical: float
-    least: float = 0.0
-    runs: tuple[WholeError, ...] = ()
-    jumps: float = 0.0
-    cuts: bool = False
-    slack: float = 1.0
-
-    def excess(self, found: WholeError, *, last: bool) -> float:
-        """The factor of a candidate as a multiple of its limit.
-
-        Before the last run, only what passes for certain is within it.
-        """
-        spread = _root_mean_square([run.factor for run in self.runs])
-        if self.runs and not last:
-            spread /= most_shown(len(self.runs), ERROR_RATE)
-        sizes = self.own.size, self.least, _root_mean_square([run.size for run in self.runs])
-        usual = _over(max(sizes), self.typical)
-        most = SHARED_FACTOR * max(spread, abs(self.own.factor) / 2)
-        most = max(most, SHARED_USUAL * usual)
-        most += ROUNDED_CONSTANTS * self.rounding + (CUT_OFF if self.cuts else 0.0)
-        return _over(abs(found.factor), self.slack * math.hypot(most, RMS_Z * self.jumps))
-
-
-def _root_mean_square(numbers: list[float]) -> float:
-    return math.hypot(*numbers) / math.sqrt(len(numbers)) if numbers else 0.0
-
-
-def _over(figure: float, limit: float) -> float:
-    if figure == 0:
-        return 0.0
-    return figure / limit if limit else math.inf
 
 
 # --- How many perturbed runs a decision needs -----------------------------------------------------

@@ -498,6 +498,41 @@ def test_a_long_table_of_plain_values_is_put_back_though_it_is_not_looked_at():
     assert list(module.words)[5] == "word 5"
 
 
+class Kernel:
+    """Holds what Triton's kernels hold: the globals of a module, and compiled code."""
+
+    def __init__(self, function):
+        self.function, self.__globals__ = function, function.__globals__
+        self.compiled = {}
+
+    def run(self, x):
+        if not self.compiled:
+            self.compiler = compile
+        self.compiled[x.shape] = self.compiler
+        return self.function(x)
+
+
+Kernel.__module__ = "triton.runtime.jit"
+
+
+def test_what_a_kernel_compiles_is_no_state_but_what_a_program_keeps_in_it_is():
+    kernel = Kernel(lambda x: x + 1)
+
+    def program(x):
+        kernel.last, kernel.new = kernel.run(x), 1
+        return kernel.last
+
+    kernel.last = torch.zeros(2)
+    state = ProgramState({}, program)
+    assert not any("__globals__" in name or "compiled" in name for name in state.containers)
+    for _ in range(2):  # what was compiled is still there
+        program(torch.ones(3))
+        assert list(state.changed()) == ["variable kernel.last", "variable kernel.new"]
+        state.restore()
+        assert kernel.last.tolist() == [0.0, 0.0]
+        assert not hasattr(kernel, "new")
+
+
 # --- random numbers -------------------------------------------------------------------------------
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from paritas.numerics.automatic import MOST_RUNS, NoEvidence, judge_exact, judge_floats
-from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps, whole_error
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps
+from paritas.numerics.whole_error import whole_error
 from paritas.results.findings import Status
 
 NAN, INF = math.nan, math.inf
@@ -414,7 +415,7 @@ def test_no_error_within_the_noise_fails_because_few_runs_showed_little_of_it():
     assert made < 2 * len(found), "most of them need one run"
 
 
-# --- the factor that all elements share -----------------------------------------------------------
+# --- the error as a whole -------------------------------------------------------------------------
 
 
 # Errors of a program that is rounded ten times.
@@ -448,8 +449,27 @@ def test_decisions_explain_a_factor():
     assert judge_floats(reference, candidate, program).status is Status.DEGRADED
 
 
+@pytest.mark.parametrize(
+    ("times", "shared", "status"),
+    [
+        (1.7, False, Status.EQUIVALENT),
+        (2.3, False, Status.DEGRADED),
+        (2.3, True, Status.EQUIVALENT),
+    ],
+)
+def test_an_error_may_be_twice_as_large_as_the_usual_unless_the_usual_varies(times, shared, status):
+    # Below the limit of 2.5 for the elements. If all of them err together, the size varies.
+    program = Sampled(TEN, 3, shared=shared)
+    program.is_smooth = True
+    judgement = judge_floats(TRUTH + TEN * like(TRUTH, 5), off_by(10 * times, 6), program)
+    assert judgement.native.passed
+    assert judgement.status is status
+    if status is Status.DEGRADED:
+        assert "but natively its error as a whole is 1.0" in judgement.reason
+
+
 @pytest.mark.parametrize("shared", [False, True])
-def test_no_right_program_is_off_by_a_factor(shared):
+def test_no_right_program_fails_as_a_whole(shared):
     """Errors like those of the runs, of elements that err alone or all together."""
     for seed in range(100):
         program = Sampled(SPREAD, seed, shared=shared)

@@ -402,30 +402,3 @@ def test_the_more_runs_the_less_can_be_hidden():
 def test_a_nan_will_never_pass():
     score = criterion.Score(max_z=math.nan, max_limit=12.0, rms_z=1.0, rms_limit=2.5)
     assert not criterion.may_still_pass(score, torch.Size([4]), 1)
-
-
-# --- the factor that all elements share -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.0**-400, 2.0**400])
-def test_the_whole_error_is_its_size_and_the_factor_that_all_elements_share(scale):
-    generator = torch.Generator().manual_seed(0)
-    truth = scale * torch.randn(300, generator=generator, dtype=torch.float64)
-    found = criterion.whole_error(1.25 * truth, truth)
-    assert found.factor == pytest.approx(0.25, rel=1e-12)
-    assert found.size == pytest.approx(0.25 * rms(truth), rel=1e-12)
-    apart = torch.cat([truth[150:], -truth[:150]])  # orthogonal
-    assert criterion.whole_error(truth + apart, truth).factor == pytest.approx(0.0, abs=1e-15)
-
-
-def test_there_is_no_whole_error_of_nothing_of_another_shape_or_of_what_is_not_finite():
-    empty = torch.zeros(0)
-    assert criterion.whole_error(empty, empty) is None
-    for value in (math.nan, math.inf):
-        assert criterion.whole_error(torch.tensor([1.0, value]), torch.ones(2)) is None
-        assert criterion.whole_error(torch.ones(2), torch.tensor([1.0, value])) is None
-    assert criterion.whole_error(torch.ones(3), torch.ones(2)) is None
-    zero = criterion.whole_error(torch.ones(2), torch.zeros(2))
-    assert (zero.size, zero.factor) == (1.0, 0.0)
-    parts = criterion.whole_error(torch.tensor([2.0 + 2j]), torch.tensor([1.0 + 1j]))
-    assert (parts.size, parts.factor) == (1.0, 1.0)
