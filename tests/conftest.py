@@ -90,6 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set up what holds for the whole run."""
     _build_quickly(config)
     _outlive_commands(config)
+    # After each of thousands of compiles, torch would let Python collect what is young.
+    os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
     processes.make_folder()
     config.add_cleanup(processes.stop_server)
     if not WHOLE:
@@ -134,7 +136,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 20, 50)
     gc.enable()
     guards = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
