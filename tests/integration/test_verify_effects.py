@@ -764,7 +764,6 @@ class DropsLayers(nn.Module):
         return y * (drawn < 0.5) if self.training else y
 
 
-@pytest.mark.usefixtures("scalar_kernels")
 @pytest.mark.parametrize("training", [False, True])
 def test_other_random_numbers_matter_only_where_a_value_depends_on_them(training: bool) -> None:
     torch.manual_seed(0)  # with others, both sides may keep the layer
@@ -794,7 +793,6 @@ class DrawsAnOrder(nn.Module):
         return self.linear(x.index_select(0, order)).tanh().sum(0)
 
 
-@pytest.mark.usefixtures("scalar_kernels")
 def test_random_numbers_that_decide_an_order_alone_do_not_matter() -> None:
     torch.manual_seed(0)
     model = DrawsAnOrder().requires_grad_(requires_grad=False)
