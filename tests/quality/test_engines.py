@@ -58,8 +58,8 @@ FAULTS = [
     ("stale cache of the prompt", "stale weights", WARM, {}),
     ("stale weights in decoding", "stale weights", WARM, {}),
 ]
+# A temperature is named in unit/engines.
 SAMPLE = {
-    "temperature applied",
     "BOS added twice",
     "positions of decoding one too far",
     "one stale layer",
