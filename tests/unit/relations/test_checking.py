@@ -13,7 +13,7 @@ import paritas
 from paritas.cli import main
 from paritas.relations.relation import forget_relation
 from paritas.results.model_reports import InvariantsReport
-from quality.relation_models import Decoder, Trained, plant, tokens
+from quality.relation_models import TOKENS, Decoder, Trained, plant, tokens
 
 
 def decoder_and_tokens():
@@ -174,7 +174,7 @@ def test_a_failing_finding_names_the_token_and_the_module_and_a_report_survives_
     first = report.row("cached-decoding").verdict.failures[0]
     assert first.item.graph == "cached-decoding"
     assert first.item.option == "token by token"
-    assert "first wrong at row 0, token 1 (from 0, of 8)" in first.reason
+    assert f"first wrong at row 0, token 1 (from 0, of {TOKENS})" in first.reason
     assert first.origin.name == "layers.0.mixer"
     again = InvariantsReport.from_json(report.to_json())
     assert again.exit_code == report.exit_code == 1
