@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,13 +28,35 @@ if TYPE_CHECKING:
 
 # Where GCC looks for its compiler and linker first.
 PROGRAMS = "COMPILER_PATH"
+# A kernel that needs the headers whole is built with them, and without those compiled beforehand,
+# which do not fit another optimisation. A unit of several that fails is built again one by one.
 QUICK = """#!/bin/sh
 case "$*" in
-*--output-pch*) exec '{0}' "$@" ;;
-*" -O3 "*) exec '{0}' "$@" -O1 -g0 -w ;;
-*" -O0 "*) exec '{0}' "$@" -g0 -w ;;
+*C10_USING_CUSTOM_GENERATED_MACROS*) ;;
 *) exec '{0}' "$@" ;;
 esac
+case "$*" in
+*--output-pch*) '{0}' -I'{1}' "$@" 2>/dev/null || exec '{0}' "$@" ;;
+*.unit.cpp*" -O3 "*) exec '{0}' -I'{1}' "$@" -O1 -g0 -w ;;
+*" -O3 "*) '{0}' -I'{1}' "$@" -O1 -g0 -w 2>/dev/null || exec '{0}' "$@" -O0 -g0 -w ;;
+*" -O0 "*) exec '{0}' "$@" -g0 -w ;;
+*) exec '{0}' -I'{1}' "$@" ;;
+esac
+"""
+# Of torch's headers, what no kernel of a test needs: the blocking of products that are tuned, and
+# vectors of complex and quantized numbers. GCC makes all their templates anew for each kernel,
+# which takes a third of its time.
+PREFIX = "torch/csrc/inductor/cpp_prefix.h"
+BLOCKING = re.compile(
+    r"^// NOLINTBEGIN.*\ninline std::tuple<.*> _get_factors\((?s:.)*?(?=^#else$)", re.MULTILINE
+)
+UNUSED_VECTORS = ["qint", "complex_float", "complex_double"]
+# What the bindings of each kernel include is compiled beforehand with the others.
+BINDINGS = """#if __has_include(<Python.h>)
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#endif
+#include <sstream>
 """
 QUICK_LINKER = """#!/bin/sh
 case "$*" in
@@ -52,7 +76,7 @@ hypothesis.settings.register_profile(
     "paritas",
     deadline=None,
     derandomize=not WHOLE,
-    max_examples=100 if WHOLE else 25,
+    max_examples=100 if WHOLE else 16,
     database=None,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
@@ -66,6 +90,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set up what holds for the whole run."""
     _build_quickly(config)
     _outlive_commands(config)
+    # After each of thousands of compiles, torch would let Python collect what is young.
+    os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
     processes.make_folder()
     config.add_cleanup(processes.stop_server)
     if not WHOLE:
@@ -116,6 +142,10 @@ def pytest_collection_finish() -> None:
     if hasattr(guards, "profile_guard_manager"):
         # It empties the caches of the processor to measure, for a log, each program that is traced.
         guards.profile_guard_manager = lambda *_: 0.0
+    caches = sys.modules.get("torch._inductor.codecache")
+    if hasattr(caches, "FxGraphCachePickler"):
+        # They describe, for a log, each part of what a graph is looked up by.
+        caches.FxGraphCachePickler.debug_lines = lambda *_: []
     torch = sys.modules.get("torch")
     if torch is not None and not torch.accelerator.is_available():
         # `torch.manual_seed` describes its stack for each kind of device that is not here.
@@ -206,9 +236,10 @@ def _build_quickly(config: pytest.Config) -> None:
 
     Hundreds of them are built, each against the whole of torch. What a kernel computes is the same
     with little optimisation, which saves a fifth of a second; so does gold in place of the usual
-    linker, where it need not read the names in torch's libraries. Headers that are compiled
-    beforehand are not ours alone, and stay as they are. Which vectors this GCC can build is not
-    tried, which takes 12 seconds.
+    linker, where it need not read the names in torch's libraries, and so do headers without what
+    no kernel here needs. Inductor names headers that are compiled beforehand by what is in them,
+    so that these are not taken for others. Which vectors this GCC can build is not tried, which
+    takes 12 seconds.
     """
     compiler, gold = shutil.which("g++"), shutil.which("ld.gold")
     if compiler is None or gold is None or PROGRAMS in os.environ:
@@ -225,7 +256,7 @@ def _build_quickly(config: pytest.Config) -> None:
     proper = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if Path(proper).is_absolute():
         quick = Path(folder.name) / "cc1plus"
-        quick.write_text(QUICK.format(proper))
+        quick.write_text(QUICK.format(proper, _lean_headers(Path(folder.name) / "headers")))
         quick.chmod(0o755)
     os.environ[PROGRAMS] = folder.name
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -235,6 +266,23 @@ def _build_quickly(config: pytest.Config) -> None:
         folder.cleanup()
 
     config.add_cleanup(forget)
+
+
+def _lean_headers(folder: Path) -> Path:
+    """Write those of torch's headers that are read in place of its own, without what is unused."""
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    proper = Path(torch.origin).with_name("include")
+    for size in ("256", "512"):
+        vectors = folder / f"ATen/cpu/vec/vec{size}"
+        vectors.mkdir(parents=True)
+        for kind in UNUSED_VECTORS:
+            (vectors / f"vec{size}_{kind}.h").touch()
+    prefix = folder / PREFIX
+    prefix.parent.mkdir(parents=True)
+    prefix.write_text(BINDINGS + BLOCKING.sub("", (proper / PREFIX).read_text()))
+    return folder
 
 
 def _outlive_commands(config: pytest.Config) -> None:

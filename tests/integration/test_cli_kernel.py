@@ -91,11 +91,11 @@ def test_a_right_kernel_passes_and_has_a_row_for_each_case(files: Path) -> None:
 @pytest.mark.usefixtures("untried")
 def test_a_kernel_for_one_shape_fails_with_a_script_or_has_limits(files: Path) -> None:
     script = files / "show.py"
-    code, shown, found = run(files, "fixed", "--script", str(script))
+    code, shown, found = run(files, "fixed", "--script", str(script), "--cases", "8")
     assert code == 1, shown
     assert found["script"] == str(script)
     assert "does not compute what" in script.read_text()
-    code, shown, found = run(files, "fixed", "--fixed-shapes")
+    code, shown, found = run(files, "fixed", "--fixed-shapes", "--cases", "8")
     assert code == 0, shown
     assert any(row["is_limit"] for row in found["rows"])
     assert "limits of the kernel, not failures" in shown
@@ -109,7 +109,7 @@ def test_a_kernel_that_ends_its_process_is_a_row(files: Path) -> None:
 
 
 def test_a_forbidden_operator_is_seen(files: Path) -> None:
-    code, shown, _ = run(files, "relu", "--forbid", "torch.relu")
+    code, shown, _ = run(files, "relu", "--forbid", "torch.relu", "--cases", "2")
     assert code == 1, shown
     words = " ".join(shown.split())
     assert "the candidate calls aten.relu.default, which --forbid torch.relu rules out" in words
@@ -125,10 +125,10 @@ def test_gradients_are_compared_in_every_family_of_cases(files: Path) -> None:
     code, shown, found = run(files, "differentiable", "--gradients")
     assert code == 0, shown
     assert {"nonfinite", "layouts", "sizes", "weights"} <= {row["family"] for row in found["rows"]}
-    code, shown, found = run(files, "backward", "--gradients")
+    code, shown, found = run(files, "backward", "--gradients", "--cases", "4")
     assert code == 1, shown
     assert "gradient of weight: different" in shown
-    assert run(files, "backward")[0] == 0
+    assert run(files, "backward", "--cases", "4")[0] == 0
 
 
 STATEFUL = """
@@ -190,7 +190,7 @@ def test_what_a_kernel_keeps_for_itself_is_its_own_affair(tmp_path: Path) -> Non
         (tmp_path / f"{name}.py").write_text(text)
     code, shown, _ = run(tmp_path, "own", "--fixed-dtypes", "--fixed-shapes")
     assert code == 0, shown
-    code, shown, found = run(tmp_path, "folded", "--fixed-dtypes", "--fixed-shapes")
+    code, shown, found = run(tmp_path, "folded", "--fixed-dtypes", "--fixed-shapes", "--cases", "6")
     assert code == 1, shown
     rows = [row for row in found["rows"] if row["status"] == "different" and not row["is_limit"]]
     assert all("other parameters" in row["case"] for row in rows), shown
@@ -199,7 +199,7 @@ def test_what_a_kernel_keeps_for_itself_is_its_own_affair(tmp_path: Path) -> Non
     rows = [row for row in found["rows"] if row["status"] == "different" and not row["is_limit"]]
     assert [row["case"] for row in rows] == ["other parameters after a move, seed 2"], shown
     # The reference is constructed in training mode, and so must a kernel be.
-    code, shown, found = run(tmp_path, "evaluation", "--fixed-dtypes", "--fixed-shapes")
+    code, shown, found = run(tmp_path, "evaluation", "--fixed-dtypes", "--cases", "2")
     assert code == 1, shown
 
 

@@ -22,10 +22,14 @@ from paritas import guard
 from quality.guard_program_table import disagreements, inductor_settings, outside
 from quality.guard_programs_special import group_of_one
 
-pytestmark = pytest.mark.filterwarnings(
+pytestmark = [
     # Dynamo looks at the inputs of the graph after a break.
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
-)
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
+    # Layouts are asked for here, and kernels with vectors in `quality/test_guard_planted.py`.
+    pytest.mark.usefixtures("scalar_kernels"),
+]
 DEVICES = [
     "cpu",
     pytest.param(

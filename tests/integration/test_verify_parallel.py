@@ -45,7 +45,7 @@ CASES = [
     for name in PLANS
     for dtype in (torch.float32, torch.bfloat16, torch.float64)
     if WHOLE
-    or (name in {"tensor", "by hand"} and dtype is torch.float32)  # fsdp: quality/
+    or (name == "by hand" and dtype is torch.float32)  # others: quality/
     or (name in {"tensor", "ddp", "over samples"} and dtype is torch.bfloat16)
     or (name == "by hand" and dtype is torch.float64)
 ]
@@ -92,7 +92,9 @@ def test_a_fault_is_located_and_explained(fault, model, batch):
     assert sum(finding.origin is not None for finding in verdict.findings) == 1
 
 
-@pytest.mark.parametrize("fault", ["bias on every rank", "dropped", "norm not reduced"])
+@pytest.mark.parametrize(
+    "fault", ["bias on every rank", *(["dropped", "norm not reduced"] * WHOLE)]
+)
 def test_a_fault_is_located_in_bfloat16_and_on_four_ranks_as_well(fault, model, batch):
     module, pattern = FAULTS[fault]
     if fault == "norm not reduced":

@@ -17,7 +17,7 @@ from quality.spoiled_operators import FAULTS, record, rounding, spoil_one
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 SPOILED = 12 if WHOLE else 2
 NARROW = list(FAMILIES) if WHOLE else ["experts"]
-WIDE = list(FAMILIES) if WHOLE else ["convolutional", "attentive"]
+WIDE = list(FAMILIES) if WHOLE else ["attentive"]
 CASES = [
     *((name, torch.float32) for name in WIDE),
     *((name, torch.bfloat16) for name in NARROW),

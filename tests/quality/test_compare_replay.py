@@ -20,7 +20,7 @@ from paritas.dumps.survey import RecordedCalls, is_result
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scalar_kernels")]
 
 
 class Net(nn.Module):

@@ -58,8 +58,8 @@ FAULTS = [
     ("stale cache of the prompt", "stale weights", WARM, {}),
     ("stale weights in decoding", "stale weights", WARM, {}),
 ]
+# A temperature is named in unit/engines.
 SAMPLE = {
-    "temperature applied",
     "BOS added twice",
     "positions of decoding one too far",
     "one stale layer",
@@ -106,7 +106,7 @@ def test_the_fault_of_an_engine_is_named(fault, kind, sampling, settings):
         pytest.skip("a sample is enough; PARITAS_WHOLE_CORPUS=1 runs all")
     model, engine, older = faulty(fault, settings)
     top = 0 if fault == "shifted by one" else 3
-    count, tokens = (3, 8) if WHOLE else (2, 6)
+    count, tokens = (3, 8) if WHOLE else (1, 6)
     records = returned(engine, sampling, count=count, tokens=tokens, top=top)
     report = paritas.check_engine(model, records, older=older)
     assert report.exit_code == 1
@@ -151,7 +151,9 @@ def test_tokens_that_may_not_be_drawn_are_a_fault(fault, sampling):
 
 
 def test_a_coarser_dtype_is_degraded_and_named():
-    model = served(0, torch.float32)
+    # One layer: all that an engine may do otherwise is tried.
+    one = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    model = served(0, torch.float32, **one)
     records = returned(SmallEngine(copy.deepcopy(model).bfloat16()), count=1, tokens=4)
     report = paritas.check_engine(model, records)
     assert report.verdict.status == "degraded"

@@ -43,7 +43,6 @@ USUAL = (
         "complex_numbers",
         "convolution_batch_norm_relu_training",
         "custom_operator_that_writes",
-        "float64",
         "several_that_write_and_index",
         "shapes_that_turn_dynamic",
         "threshold_that_rounding_decides",
@@ -56,11 +55,14 @@ UNGUARDED = [
     *(["dropout_inside_a_model", "sgd_training", "random_numbers"] if WHOLE else []),
 ]
 # One is compiled in parts for more than a minute before it is named; the others have their like:
-# a wrong operator in `relu_codegen_behind_dropout` and `tiny_output_wrong`, a wrong pass over
-# lowered graphs in `post_grad_pass_in_backward`.
+# a wrong operator in `relu_codegen_behind_dropout` and `tiny_output_wrong`, a wrong pass in
+# `joint_pass`. Passes of each stage, forward and backward, and a mask that is drawn again are in
+# integration/test_guard_passes.py, without kernels.
 LEFT_OUT = {
+    "dropout_drawn_again_in_backward",
     "gradients_of_pooled_convolution",
     "log1p_codegen",
+    "post_grad_pass_in_backward",
     "post_grad_pass_in_forward",
     "relu_codegen",
 }
@@ -118,7 +120,7 @@ def test_a_fault_is_found_and_named(name: str) -> None:
         assert ("backward" in named[0].path) is fault.backward
 
 
-@pytest.mark.parametrize("name", USUAL_FAULTS if WHOLE else USUAL_FAULTS[::3])
+@pytest.mark.parametrize("name", USUAL_FAULTS if WHOLE else USUAL_FAULTS[::4])
 def test_the_same_program_without_the_fault_is_silent(name: str) -> None:
     fault = FAULTS[name]
     expected = run(fault.program, None)

@@ -28,7 +28,7 @@ assert kernel_candidates_process
 REFERENCES = kernel_references.__file__
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 # One of several is enough for most tests; the whole corpus has them all.
-_EVERY = 1 if WHOLE else 14
+_EVERY = 1 if WHOLE else 20
 
 
 def _sampled(table: dict[str, list[str]], every: int) -> list[tuple[str, str]]:
@@ -41,8 +41,8 @@ def _name(value: str) -> str:
 
 
 @functools.cache
-def judge_of(reference: str) -> KernelJudge:
-    cases = 40 if WHOLE else 24
+def judge_of(reference: str, cases: int = 24) -> KernelJudge:
+    cases = 40 if WHOLE else cases
     options = KernelOptions(call_seconds=600, seconds=600, cases=cases, stop_early=True)
     inputs = f"{REFERENCES}:{reference}_inputs"
     return KernelJudge(f"{REFERENCES}:{reference}", options, inputs=inputs)
@@ -50,7 +50,7 @@ def judge_of(reference: str) -> KernelJudge:
 
 @pytest.mark.parametrize(("reference", "kernel"), _sampled(HONEST, _EVERY), ids=_name)
 def test_an_honest_kernel_passes(reference: str, kernel: str) -> None:
-    report = judge_of(reference).judge(kernel)
+    report = judge_of(reference, cases=16).judge(kernel)
     assert report.passed, report
 
 
@@ -62,7 +62,7 @@ def test_a_kernel_that_cheats_is_caught(reference: str, kernel: str) -> None:
 
 @pytest.mark.parametrize("task", ["centred_single", "softmax_of_one", "saturated"])
 def test_a_task_that_accepts_a_constant_verifies_nothing(task: str) -> None:
-    report = judge_of(task).judge(f"{kernel_candidates_further.__file__}:{task}")
+    report = judge_of(task, cases=6).judge(f"{kernel_candidates_further.__file__}:{task}")
     assert report.status is Status.UNVERIFIED
     assert "a constant" in report.rating.accepts
     assert report.exit_code == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from quality import kinds_of_structures, kinds_of_tensors
 from quality.kinds_of_structures import STRUCTURES
 from quality.kinds_of_tensors import KINDS
 
+WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 QUIET = VerifyConfig(raise_on_mismatch=False)
 # torch announces that sparse compressed, masked and nested tensors are young.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -23,7 +26,10 @@ def cases(table, what):
     ]
 
 
-@pytest.mark.parametrize("gradients", [False, True], ids=["", "with gradients"])
+# With gradients all is compared that is compared without them.
+@pytest.mark.parametrize(
+    "gradients", [True, False] if WHOLE else [True], ids=lambda given: "with gradients" * given
+)
 @pytest.mark.parametrize(("reference", "twin"), cases(KINDS, "twins"))
 def test_a_tensor_of_the_same_kind_and_content_passes(reference, twin, gradients):
     x = kinds_of_tensors.example().requires_grad_(gradients)

@@ -30,17 +30,17 @@ WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 STEPS = 2 if WHOLE else 1
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 # What a run of all tests has time for: each kind of plan once, on four ranks what is quick there.
+# A vocabulary that is split is in test_titan_plans.py.
 USUAL_PLANS = {
     ("sequence parallel, 2 ranks", "float32"),
-    ("vocabulary parallel, 2 ranks", "bfloat16"),
     ("by hand, 4 ranks", "bfloat16"),
     ("by hand, tokens split, biased", "float32"),
     ("tensor parallel, a buffer that follows the data", "float32"),
 }
 # Those that everybody meets are planted in integration/, in a smaller model, in bfloat16 as well.
+# A reduction along another axis of the mesh is in unit/parallel/test_pipelines.py.
 USUAL_FAULTS = {
     "a dropped all-reduce, backward, in layers.1.mlp.up alone",
-    "a reduction along the data axis",
     "positions not shifted to the rank's tokens",
     "an exception on one rank",
 }

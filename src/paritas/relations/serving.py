@@ -492,13 +492,13 @@ def _causality(checked: CheckedModel) -> Iterator[Case]:
 # --- Earlier calls --------------------------------------------------------------------------------
 
 
-def _after(tokens: TokenModel, earlier: Callable[[Any, Inputs], Any]) -> Way:
-    """The plain call, after another one."""
+def _after(earlier: Callable[[Any, Inputs], Any], now: Way) -> Way:
+    """A way, after another call."""
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         with computing_nothing():
             earlier(model, inputs)
-        return tokens.whole(model, inputs)
+        return now(model, inputs)
 
     return way
 
@@ -513,19 +513,21 @@ def _history(checked: CheckedModel) -> Iterator[Case]:
     def shorter(model: Any, inputs: Inputs) -> Any:
         return tokens.call(model, inputs, tokens.ids(inputs)[:, :2])
 
-    earlier: dict[str, Callable[[Any, Inputs], Any]] = {
-        "after a longer call": longer,
-        "after a shorter call": shorter,
-    }
+    cases: list[tuple[str, Callable[[Any, Inputs], Any], Way]] = [
+        ("after a longer call", longer, tokens.whole),
+        ("after a shorter call", shorter, tokens.whole),
+    ]
     if has_cache(tokens):
-        earlier["after decoding"] = in_chunks(tokens, [tokens.size[1] // 2, 1])
-    for label, call in earlier.items():
+        decoding = in_chunks(tokens, [tokens.size[1] // 2, 1])
+        cases.append(("after decoding", decoding, tokens.whole))
+        cases.append(("decoding after decoding", decoding, decoding))
+    for label, earlier, now in cases:
         try:
             with torch.no_grad():
-                call(tokens.model, tokens.inputs)
+                earlier(tokens.model, tokens.inputs)
         except Exception:  # noqa: BLE001, S112  (it has a longest sequence; others report a cache)
             continue
-        yield plain_case(tokens, _after(tokens, call), label)
+        yield Case(now, _after(earlier, now), label, tokens.inputs, tokens.size)
 
 
 SERVING: tuple[Relation, ...] = (

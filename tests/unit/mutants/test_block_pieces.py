@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -52,6 +54,12 @@ def made(kinds=(Layer, Layer, Layer), seed=0):
 def cut(model, inputs, **options):
     known = {"patterns": None, "gradients": True, "autocast": None, "seed": 0, **options}
     return ModelInPieces(model, paritas.Inputs(tuple(inputs)), **known)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _young():
+    """After each piece all objects are collected: those of earlier tests are not looked at."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

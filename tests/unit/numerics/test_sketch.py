@@ -108,7 +108,7 @@ def test_a_sketch_is_as_defined_for_any_dtype_and_stride(dtype, shape, layout, d
     check(laid_out(data.draw(arrays(dtype, shape)), layout))
 
 
-@pytest.mark.parametrize("numel", [65_535, 65_536, 65_537, 131_071, 131_073, 140_001])
+@pytest.mark.parametrize("numel", [65_535, 65_537, 131_073])
 def test_a_sketch_is_as_defined_around_the_blocks_of_signs(numel):
     generator = torch.Generator().manual_seed(numel)
     check(torch.randn(numel, generator=generator))
