@@ -31,7 +31,7 @@ from paritas.relations.token_models import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -495,7 +495,7 @@ def _causality(checked: CheckedModel) -> Iterator[Case]:
 def _after(earlier: Callable[[Any, Inputs], Any], now: Way) -> Way:
     """A way, after another call."""
 
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+    def way(model: Any, inputs: Inputs) -> Mapping[str, Any]:
         with computing_nothing():
             earlier(model, inputs)
         return now(model, inputs)
