@@ -36,6 +36,8 @@ def cluster(distributed):
     """A scheduler in this process, and one worker, a process that is started anew if it dies."""
     options = {
         "distributed.scheduler.allowed-failures": 0,
+        # One that has died is not called for half a minute.
+        "distributed.comm.timeouts.connect": "4s",
         "distributed.nanny.environ.OMP_NUM_THREADS": 1,
         "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 1,
         "distributed.worker.multiprocessing-method": processes.context().get_start_method(),
