@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
+import hashlib
 import importlib.util
 import os
 import re
@@ -256,7 +258,7 @@ def _build_quickly(config: pytest.Config) -> None:
     proper = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if Path(proper).is_absolute():
         quick = Path(folder.name) / "cc1plus"
-        quick.write_text(QUICK.format(proper, _lean_headers(Path(folder.name) / "headers")))
+        quick.write_text(QUICK.format(proper, _lean_headers()))
         quick.chmod(0o755)
     os.environ[PROGRAMS] = folder.name
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
@@ -268,20 +270,32 @@ def _build_quickly(config: pytest.Config) -> None:
     config.add_cleanup(forget)
 
 
-def _lean_headers(folder: Path) -> Path:
-    """Write those of torch's headers that are read in place of its own, without what is unused."""
+def _lean_headers() -> Path:
+    """Write those of torch's headers that are read in place of its own, without what is unused.
+
+    They are always in the same place, which is a part of what Inductor names them by, so that they
+    are compiled beforehand once and not in every session.
+    """
     torch = importlib.util.find_spec("torch")
     assert torch is not None
     assert torch.origin is not None
     proper = Path(torch.origin).with_name("include")
-    for size in ("256", "512"):
-        vectors = folder / f"ATen/cpu/vec/vec{size}"
-        vectors.mkdir(parents=True)
-        for kind in UNUSED_VECTORS:
-            (vectors / f"vec{size}_{kind}.h").touch()
-    prefix = folder / PREFIX
-    prefix.parent.mkdir(parents=True)
-    prefix.write_text(BINDINGS + BLOCKING.sub("", (proper / PREFIX).read_text()))
+    source = BINDINGS + BLOCKING.sub("", (proper / PREFIX).read_text())
+    key = hashlib.sha256(f"{proper}\n{source}".encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir(), f"paritas-headers-{os.getuid()}-{key}")
+    if not folder.exists():
+        made = Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))
+        for size in ("256", "512"):
+            vectors = made / f"ATen/cpu/vec/vec{size}"
+            vectors.mkdir(parents=True)
+            for kind in UNUSED_VECTORS:
+                (vectors / f"vec{size}_{kind}.h").touch()
+        prefix = made / PREFIX
+        prefix.parent.mkdir(parents=True)
+        prefix.write_text(source)
+        with contextlib.suppress(OSError):  # another session was faster
+            made.rename(folder)
+        shutil.rmtree(made, ignore_errors=True)
     return folder
 
 
