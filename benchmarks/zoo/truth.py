@@ -70,32 +70,30 @@ def observe(run, model, args, kwargs, gradients, autocast=None):
     return found
 
 
+def grouped_product(left, right, offs=None, **_):
+    """Torch's grouped product by single ones, in any dtype."""
+    ends = offs.tolist()
+    starts = [0, *ends[:-1]]
+    if left.dim() == right.dim():
+        parts = [left[:, a:b] @ right[a:b] for a, b in zip(starts, ends, strict=True)]
+        return torch.stack(parts)
+    if left.dim() == 3:
+        return torch.cat(
+            [left[i] @ right[:, a:b] for i, (a, b) in enumerate(zip(starts, ends, strict=True))],
+            1,
+        )
+    return torch.cat(
+        [left[a:b] @ right[i] for i, (a, b) in enumerate(zip(starts, ends, strict=True))]
+    )
+
+
 @contextlib.contextmanager
 def grouped_products():
     """Mixtures of experts in float64: torch's grouped product takes narrower dtypes only."""
-
-    def grouped(left, right, offs=None, **_):
-        ends = offs.tolist()
-        starts = [0, *ends[:-1]]
-        if left.dim() == right.dim():
-            parts = [left[:, a:b] @ right[a:b] for a, b in zip(starts, ends, strict=True)]
-            return torch.stack(parts)
-        if left.dim() == 3:
-            return torch.cat(
-                [
-                    left[i] @ right[:, a:b]
-                    for i, (a, b) in enumerate(zip(starts, ends, strict=True))
-                ],
-                1,
-            )
-        return torch.cat(
-            [left[a:b] @ right[i] for i, (a, b) in enumerate(zip(starts, ends, strict=True))]
-        )
-
     homes = [(torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm")]
     homes = [(home, name, getattr(home, name)) for home, name in homes if hasattr(home, name)]
     for home, name, _ in homes:
-        setattr(home, name, grouped)
+        setattr(home, name, grouped_product)
     try:
         yield
     finally:
