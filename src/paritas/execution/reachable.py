@@ -312,15 +312,20 @@ def give_to(kernel: Any, given: dict[str, Any]) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _fields_of(cls: type) -> frozenset[str]:
-    """The attributes that the methods of a class assign."""
-    methods = (method for base in cls.__mro__ for method in vars(base).values())
-    return frozenset(
-        step.argval
-        for method in methods
-        if isinstance(method, types.FunctionType)
-        for step in dis.get_instructions(method)
-        if step.opname == "STORE_ATTR"
-    )
+    """The attributes that a class has, and those that its methods and properties assign."""
+    own: set[str] = set()
+    for base in cls.__mro__:
+        own |= vars(base).keys()
+        for member in vars(base).values():
+            both = (member.fget, member.fset) if isinstance(member, property) else (member,)
+            own |= {
+                step.argval
+                for method in both
+                if isinstance(method, types.FunctionType)
+                for step in dis.get_instructions(method)
+                if step.opname == "STORE_ATTR"
+            }
+    return frozenset(own)
 
 
 def _is_anothers(cls: type) -> bool:

@@ -512,9 +512,22 @@ class Kernel:
         self.function, self.__globals__ = function, function.__globals__
         self.compiled = {}
 
+    @functools.cached_property
+    def name(self):
+        return "kernel"
+
+    @property
+    def source(self):
+        return self._source
+
+    @source.setter
+    def source(self, text):
+        self._source = text
+
     def run(self, x):
         if not self.compiled:
             self.compiler = compile
+            self.source = self.name
         self.compiled[x.shape] = self.compiler
         return self.function(x)
 
