@@ -16,6 +16,7 @@ from paritas.numerics import criterion
 from paritas.numerics.automatic import LIFTED_SLACK
 from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.flattening import is_dense
+from paritas.numerics.pooling import NO_NOISE, populations
 from paritas.results.findings import Aspect, Diagnosis, Origin, OriginKind, Status
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _lifted_noise(
     small = evidence.lift_unit
     if not measured and small == criterion.UNIT_F64:
         size = _widen_tensor(arbiter).abs().nan_to_num(0.0, 0.0, 0.0)
-        return PLAIN_SHARE * (size + criterion.rms(arbiter))
+        return PLAIN_SHARE * (size + populations(criterion.real_view(arbiter)).scale(size))
     noise = _element_noise((arbiter, lifted), None, evidence.spread(small, 1), small)
     return None if noise is None else LIFTED_SLACK * noise
 
@@ -170,11 +171,16 @@ def _element_noise(
     truth, given = map(_widen_tensor, pair)
     size = torch.maximum(truth.abs(), given.abs().nan_to_num(0.0, 0.0, 0.0))
     local = torch.where(torch.isinf(spread), 0.0, spread).to("cpu", torch.float64)
-    local = local.clamp(min=criterion.rms(spread) / 2)
+    own = NO_NOISE
     if reference is not None:
-        own = (_widen_tensor(reference) - truth).abs().nan_to_num(0.0, 0.0, 0.0)
-        local = torch.maximum(local, own / 2)
-        local = local.clamp(min=criterion.rms_difference(reference, pair[0]) / 2)
+        error = (_widen_tensor(reference) - truth).abs().nan_to_num(0.0, 0.0, 0.0)
+        local = torch.maximum(local, error / 2)
+        own = criterion.own_noise(reference, pair[0])
+    _, plain, noise = criterion.as_reals(
+        pair[1], pair[0], criterion.Noise(unit=unit, own=own, spread=spread)
+    )
+    floors = criterion.NoiseFloors.of(plain, noise)
+    local = torch.maximum(local, floors.at(truth.abs(), truth.abs()))
     return local + unit * size / 2
 
 

@@ -26,9 +26,10 @@ from paritas.files.records import Record
 from paritas.numerics import criterion
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
 from paritas.numerics.bits import dtype_name, is_inexact
-from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise
+from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise, real_view
 from paritas.numerics.gates import bound_score
 from paritas.numerics.pair_figures import pair_figures, quick_figures
+from paritas.numerics.pooling import populations
 from paritas.numerics.sketch import sketch, sketch_distance
 from paritas.numerics.statistics import summarize
 from paritas.placement.assembly import Assembly
@@ -80,7 +81,7 @@ def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noi
         found = bound_score(
             metrics.max_abs,
             metrics.rmse,
-            metrics.rmse / metrics.rel_l2,
+            populations(real_view(reference)).least,
             noise,
             largest=max(ends, default=0.0),
             numel=metrics.numel,
@@ -549,7 +550,8 @@ def _judge_quickly(
     noise, words = noise_of(reference, candidate)
     passes = None
     if not found.nonfinite_mismatches:
-        passes = bound_score(found.max_abs, found.rmse, found.rms_reference, noise)
+        least = populations(real_view(reference)).least
+        passes = bound_score(found.max_abs, found.rmse, least, noise)
     if passes is None:
         return None
     facts |= {"score": passes, "judged_by": f"noise of {words}", "settled": False}

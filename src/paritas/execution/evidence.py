@@ -25,9 +25,9 @@ from paritas.numerics.criterion import (
     UNIT_F64,
     Jumps,
     rms_difference,
-    sample,
     unit_roundoff,
 )
+from paritas.numerics.pooling import sample
 from paritas.numerics.whole_error import WholeError, whole_error
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import DecisionLog, NoisePool, PerturbMode

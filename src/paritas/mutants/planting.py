@@ -34,6 +34,7 @@ from paritas.numerics.automatic import (
 )
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F64, Noise
+from paritas.numerics.pooling import NO_NOISE
 from paritas.results.items import CALL, Item
 
 if TYPE_CHECKING:
@@ -367,13 +368,13 @@ def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
     """The noise of one item, as the native judgement measures it."""
     evidence = ItemEvidence(runs, item)
     reference, arbiter = runs.native[0].value(item), evidence.arbiter()
-    own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
+    own = NO_NOISE if arbiter is None else criterion.own_noise(reference, arbiter)
     truth = reference if arbiter is None else arbiter
     unit = criterion.unit_roundoff(reference.dtype)
     noise = Noise(
         unit=unit,
         step=criterion.smallest_step(reference.dtype),
-        own_error=own_error,
+        own=own,
         reference=None if arbiter is None else reference,
         spread=evidence.spread(runs.unit, FEW_RUNS),
         factor=1.0 if arbiter is not None else 2.0,
@@ -382,7 +383,7 @@ def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
         coarsest = max(unit, runs.unit)  # a float32 result of bfloat16 values is as coarse
         noise = dataclasses.replace(noise, relative=min(BLIND_NOISE * coarsest, BLIND_SHARE))
     size = criterion.rms(truth)
-    blur = LIFTED_SLACK_SCALED * own_error * UNIT_F64 / runs.unit / size if size else 0.0
+    blur = LIFTED_SLACK_SCALED * own.whole * UNIT_F64 / runs.unit / size if size else 0.0
     return _ItemNoise(truth, noise, max(NO_EFFECT, blur))
 
 

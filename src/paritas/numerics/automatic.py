@@ -18,9 +18,11 @@ from paritas.numerics.criterion import (
     Jumps,
     Noise,
     Scored,
+    real_view,
 )
 from paritas.numerics.gates import ALL_GATES, OWN_RMS, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
+from paritas.numerics.pooling import NO_NOISE, Pooled, populations
 from paritas.numerics.whole_error import WholeError, WholeNoise, whole_error, whole_jumps
 from paritas.results.findings import Score, Status
 from paritas.results.items import Metrics
@@ -229,12 +231,12 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclasses.dataclass(frozen=True)
 class _FloatCase:
-    """A pair and its evidence; `own_error` is the native error of the reference."""
+    """A pair and its evidence; `own` is the native error of the reference."""
 
     reference: Tensor
     candidate: Tensor
     arbiter: Tensor | None
-    own_error: float
+    own: Pooled
     evidence: JudgeEvidence
     gates: Collection[Gate]
 
@@ -270,8 +272,8 @@ def judge_floats(
         return Judgement(status=Status.IDENTICAL)
     metrics = None if same else pair_metrics(reference, candidate)
     arbiter, lifted = evidence.arbiter(), evidence.lifted()
-    own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
-    case = _FloatCase(reference, candidate, arbiter, own_error, evidence, gates)
+    own = NO_NOISE if arbiter is None else criterion.own_noise(reference, arbiter)
+    case = _FloatCase(reference, candidate, arbiter, own, evidence, gates)
     above: _RunOutcome | None = None
     if arbiter is not None and lifted is not None:
         above = _judge_lifted(case, arbiter, lifted)
@@ -343,14 +345,15 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) -
 
 
 def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutcome:
-    evidence, own_error = case.evidence, case.own_error
+    evidence = case.evidence
     unit = evidence.lift_unit
     exact_inside = unit == UNIT_F64
-    own_error = 0.0 if evidence.unit is None else own_error * unit / evidence.unit
+    own = NO_NOISE if evidence.unit is None else case.own.times(unit / evidence.unit)
     mismatch = nonfinite_mismatch(arbiter, lifted)
     scaled = Noise(
         unit=unit,
-        own_error=own_error,
+        inner=unit,
+        own=own,
         factor=LIFTED_SLACK_SCALED if exact_inside else 1.0,
         source="the reference's own error, scaled to float64",
     )
@@ -369,7 +372,7 @@ def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutc
 def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None) -> _RunOutcome:
     """`above` is the outcome of the lifted run, which passed, if there was one."""
     reference, candidate, arbiter = case.reference, case.candidate, case.arbiter
-    own_error, evidence = case.own_error, case.evidence
+    evidence = case.evidence
     unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
     step = max(criterion.smallest_step(t.dtype) for t in (reference, candidate))
     truth = reference if arbiter is None else arbiter
@@ -378,7 +381,8 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     noise = Noise(
         unit=unit,
         step=step,
-        own_error=own_error,
+        inner=min(unit, UNIT_F32),
+        own=case.own,
         own_share=OWN_SHARE_SETTLED if is_settled else OWN_SHARE,
         reference=None if arbiter is None else reference,
         # Whatever rounding in float64 decides, rounding in a narrower dtype decides too.
@@ -445,7 +449,7 @@ def fault_in_float64(evidence: JudgeEvidence) -> str | None:
         return "" if bitwise_equal(arbiter, lifted) else "other values in float64"
     if evidence.spread(evidence.lift_unit, 1) is None:
         return None
-    case = _FloatCase(arbiter, lifted, arbiter, 0.0, evidence, ())
+    case = _FloatCase(arbiter, lifted, arbiter, NO_NOISE, evidence, ())
     outcome = _judge_lifted(case, arbiter, lifted)
     return "" if outcome.passed else _lifted_reason(outcome, same_bits=False)
 
@@ -454,7 +458,7 @@ def _native_slack(case: _FloatCase, above: _RunOutcome | None) -> float:
     """The factor of the native run's noise."""
     if case.arbiter is None:
         return 2.0  # the reference is itself off by as much as the candidate may be
-    vanished = criterion.rms(case.arbiter) < VANISHED * case.own_error
+    vanished = criterion.rms(case.arbiter) < VANISHED * case.own.whole
     return VANISHED_SLACK if above is not None and vanished else 1.0
 
 
@@ -476,7 +480,7 @@ def _pass_by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _
     More noise makes every z smaller, so perturbed runs could not turn this pass into a failure.
     They add information only where rounding decides values, and are made there.
     """
-    if noise.own_error > criterion.KNIFE_EDGE_SHARE * criterion.rms(arbiter):
+    if noise.own.whole > criterion.KNIFE_EDGE_SHARE * criterion.rms(arbiter):
         return None
     noise = dataclasses.replace(noise, source="the rounding of its last sum alone")
     scored = criterion.score(candidate, arbiter, noise)
@@ -606,17 +610,14 @@ def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | No
     is_shaky = outcome.shaky or (above is not None and above.shaky)
     if arbiter is None or evidence.unit is None or is_shaky:
         return outcome
-    found = whole_error(case.candidate, arbiter)
+    found, noise = whole_error(case.candidate, arbiter), _whole_noise(case, arbiter, above)
     # No factor is larger than the error itself.
-    if found is None or found.size <= OWN_RMS * case.own_error:
-        return outcome
-    noise = _whole_noise(case, arbiter, evidence.unit, above)
-    if noise is None:
+    if found is None or noise is None or found.size <= OWN_RMS * noise.own.size:
         return outcome
     runs, excess = 0, noise.excess(found, last=False)
     least = evidence.least_spread() if excess.worst > 1 else None
     if least is not None:
-        noise = dataclasses.replace(noise, least=criterion.rms(least))
+        noise = dataclasses.replace(noise, least=criterion.relative_rms(least, arbiter))
         excess = noise.excess(found, last=False)
     while excess.worst > 1 and runs < MOST_RUNS:
         spread = evidence.spread(evidence.unit, runs + 1)
@@ -637,21 +638,17 @@ def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | No
     return dataclasses.replace(outcome, passed=False, reason=noise.reason(found, excess))
 
 
-def _whole_noise(
-    case: _FloatCase, arbiter: Tensor, unit: float, above: _RunOutcome | None
-) -> WholeNoise | None:
+def _whole_noise(case: _FloatCase, arbiter: Tensor, above: _RunOutcome | None) -> WholeNoise | None:
     """What is known about the error of a whole before any run is made."""
     own = whole_error(case.reference, arbiter)
     if own is None:
         return None
-    typical = criterion.rms(arbiter)
     dtypes = {case.reference.dtype, case.candidate.dtype}
-    rounding = max(unit, *map(criterion.unit_roundoff, dtypes))
-    step = max(map(criterion.smallest_step, dtypes))
+    rounding = max(case.evidence.unit or 0.0, *map(criterion.unit_roundoff, dtypes))
+    step, least = max(map(criterion.smallest_step, dtypes)), populations(real_view(arbiter)).least
     return WholeNoise(
         own=own,
-        rounding=rounding + (step / typical if typical else 0.0),
-        typical=typical,
+        rounding=rounding + (step / least if least else 0.0),
         numel=arbiter.numel(),
         cuts=not (case.reference.is_cpu and case.candidate.is_cpu),
         slack=_native_slack(case, above),
@@ -662,8 +659,12 @@ def _is_far_from_own(candidate: Tensor, truth: Tensor, noise: Noise) -> bool:
     """Whether an error is far above the reference's own."""
     if noise.reference is None:
         return False
-    own = max(noise.own_error, noise.unit * criterion.rms(truth))
-    return criterion.rms_difference(candidate, truth) > FAR_FROM_OWN * own
+    wide = truth.to(torch.complex128 if truth.is_complex() else torch.float64)
+    own, error = (
+        criterion.relative_rms(side.to(wide.device) - wide, truth)
+        for side in (noise.reference, candidate)
+    )
+    return error > FAR_FROM_OWN * max(own, noise.unit)
 
 
 def _unexplained_reason(
@@ -679,8 +680,10 @@ def _unexplained_reason(
     rest = criterion.unexplained(candidate, truth, jumps.pairs)
     if rest is None:
         return ""
-    own = max(noise.own_error, noise.unit * criterion.rms(truth))
-    limit = criterion.RMS_Z * max(own, rest.most if last else rest.usual)
+    own = 0.0
+    if noise.reference is not None:
+        own = criterion.relative_rms(noise.reference.double() - truth, truth)
+    limit = criterion.RMS_Z * max(own, noise.unit, rest.most if last else rest.usual)
     if rest.error <= limit:
         return ""
     return (

@@ -3,10 +3,17 @@
 With `r` the arbiter, `c` the candidate, `s` the spread of the reference under its own rounding and
 `e - r` the reference's measured error, an element's noise is
 
-    d = max(s, rms(s) / 2, |e - r| / 2, rms(e - r) / 2) + u |r| / 2     and     z = |c - r| / d.
+    d = max(s, pool(s) / 2, |e - r| / 2, pool(e - r) / 2) + (u |r| + v t) / 2,   z = |c - r| / d.
 
-Once a lifted run has settled the meaning, 0.8 rms(e - r) replaces rms(e - r) / 2: only accuracy is
-left to judge, and twice the reference's own error is not a loss that anyone should look into.
+`pool` is the root mean square over elements of like magnitude (`pooling.py`), because few runs, and
+one error, measure the noise of one element roughly. It is never that of the whole tensor, which one
+large value decides. What is typical of the whole counts only up to a small share of the element
+itself, `borrowed_share`: too little to hide that the element is wrong. `t` is the typical value of
+those without a gap of many octaves to it, and `v` the rounding inside operators, in float32 at
+least: terms of that size may cancel there.
+
+Once a lifted run has settled the meaning, 0.8 pool(e - r) replaces pool(e - r) / 2: only accuracy
+is left to judge, and twice the reference's own error is not a loss that anyone should look into.
 
 The candidate fails where any z exceeds 12, or the root mean square of z exceeds 2.5 over the whole
 tensor or over one slice along an axis. Nothing here is an absolute tolerance: multiply a program's
@@ -25,6 +32,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from paritas.numerics.pooling import (
+    LEAST_SAMPLE,
+    NO_NOISE,
+    Pooled,
+    Populations,
+    pool,
+    pool_difference,
+    populations,
+    sample,
+)
 from paritas.results.findings import Score
 
 if TYPE_CHECKING:
@@ -123,19 +140,11 @@ class Jumps:
         return Jumps(change(self.size), change(self.decides))
 
 
-# Few elements are fitted by any few runs, and many are as good as all.
-LEAST_SAMPLE, MOST_SAMPLE = 64, 1 << 17
-
-
-def sample(tensor: Tensor) -> Tensor:
-    """Some elements of a tensor, always the same, evenly spread over it."""
-    step = max(1, tensor.numel() // MOST_SAMPLE)
-    return tensor.detach().reshape(-1)[:: step | 1].double().cpu()  # odd: in no step with rows
-
-
 @dataclasses.dataclass(frozen=True)
 class Unexplained:
     """What remains of an error after the best combination of what decisions did in other runs.
+
+    In multiples of the typical value.
 
     Attributes:
         error: the rms of the rest.
@@ -154,12 +163,16 @@ def unexplained(candidate: Tensor, truth: Tensor, pairs: Tensor) -> Unexplained 
     A decision that flips moves a value by a fixed pattern, however large. So a flip in the
     candidate is a combination of the movements of perturbed runs, and only rounding remains; other
     errors remain as they are. If there are too many decisions for that, a run is not explained by
-    the others either. None if there are too few elements to tell.
+    the others either. None if there are too few elements to tell. Errors count as shares of the
+    typical value of their population.
     """
-    error = sample(candidate) - sample(truth)
-    runs = pairs.flatten(0, 1)
+    true = sample(truth)
+    error = sample(candidate) - true
     if error.numel() < LEAST_SAMPLE or not bool(torch.isfinite(error).all()):
         return None
+    scale = nonzero(populations(truth).scale(true))
+    error, pairs = error / scale, pairs / scale
+    runs = pairs.flatten(0, 1)
     # The other run of a pair has the opposite noise and would explain it.
     rests = [
         _rest(moved, torch.cat([pairs[:place], pairs[place + 1 :]]).flatten(0, 1))
@@ -188,13 +201,16 @@ class Noise:
     Attributes:
         unit: unit roundoff of the compared values themselves (the u|r|/2 term).
         step: smallest representable step around zero: underflow is rounding too.
-        own_error: rms(e - r), or 0 without an arbiter.
+        inner: unit roundoff inside operators. Terms that cancel there, as in 1 + erf(x) of GELU, are
+            as large as typical values, and no perturbed run rounds them.
+        own: e - r, pooled; nothing without an arbiter.
         own_share: the share of it that counts as noise everywhere.
         reference: e, if its error counts element by element: rounding errors that add up with one
             sign, as on equal inputs, are larger than perturbed runs show.
         spread: s, one value per element, or None if the program was not perturbed.
         jumps: how far decisions within rounding move each element; None if not measured.
-        relative: noise per element as a share of |r| + rms(r), if only a dtype is known.
+        relative: noise per element as a share of |r| and of the typical value of its population, if
+            only a dtype is known.
         sets_aside: whether to skip values that are not finite in some perturbed run: only if the
             meaning of the program is settled otherwise.
         factor: multiplies everything (in lifted runs both sides are equally noisy).
@@ -203,7 +219,8 @@ class Noise:
 
     unit: float
     step: float = 0.0
-    own_error: float = 0.0
+    inner: float = 0.0
+    own: Pooled = NO_NOISE
     own_share: float = OWN_SHARE
     reference: Tensor | None = None
     spread: Tensor | None = None
@@ -234,12 +251,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     """Score `candidate` against `arbiter`; positions where either is not finite are left out."""
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, noise = as_reals(candidate, arbiter, noise)
-    scale = rms(arbiter)
-    floor = max(
-        rms(noise.spread) / 2 if noise.spread is not None else 0.0,
-        noise.own_error * noise.own_share,
-    )
-    usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
+    floors = NoiseFloors.of(arbiter, noise)
     total = ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
     own = arbiter if noise.reference is None else noise.reference
     tensors = [arbiter, candidate, own, *([] if noise.spread is None else [noise.spread])]
@@ -250,9 +262,10 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
         spread = None if noise.spread is None else parts[3]
         jumps = None if noise.jumps is None else Jumps(*parts[-2:])
         leaves: Tensor | None = None
-        rounding = r.abs().mul_(noise.unit / 2).add_(noise.step)
-        if noise.relative:
-            rounding += noise.relative * (r.abs() + scale)
+        size, scale = r.abs(), floors.populations.scale(r)
+        floor = floors.at(r, size)
+        rounding = (size * (noise.unit / 2 + noise.relative)).add_(noise.step)
+        rounding += (noise.inner / 2 + noise.relative) * scale
         if spread is None:
             local = (rounding + floor).mul_(noise.factor)
         else:
@@ -261,8 +274,9 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             spread = torch.where(torch.isinf(spread), 0.0, spread)
             spread = spread if jumps is None else torch.hypot(spread, jumps.size)
             # Perturbed runs keep exact results exact; another way to compute them rounds once.
-            once = ONE_ROUNDING * noise.unit * r.abs()
-            local = noise.factor * (rounding + torch.maximum(spread.clamp(min=floor), once))
+            once = ONE_ROUNDING * noise.unit * size
+            least = torch.maximum(floor, once)
+            local = noise.factor * (rounding + torch.maximum(spread, least))
         if noise.reference is not None:
             mine = ((parts[2].double() - r).abs() / 2).nan_to_num(0.0, 0.0, 0.0)
             local = torch.maximum(local, noise.factor * (rounding + mine))
@@ -277,27 +291,106 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             sums = SumsOfSquares.of(z)
         total.add(place, z, sums)
         if spread is not None:
-            wavers = (spread if jumps is None else jumps.size) > KNIFE_EDGE_SHARE * (
-                r.abs() + scale
-            )
+            wavers = (spread if jumps is None else jumps.size) > KNIFE_EDGE_SHARE * (size + scale)
             wavers = wavers if jumps is None else wavers & jumps.decides
             wavers = wavers if leaves is None else wavers | leaves
-            wavers &= error > MAX_Z * noise.factor * (rounding + usual)
+            wavers &= error > MAX_Z * noise.factor * (rounding + floors.usual(r))
             total.knife_edges += int(wavers.sum())
     return total.scored(noise.source)
 
 
-def _usual_spread(spread: Tensor | None, scale: float) -> float:
-    """The median spread; 0 if rounding decides most elements."""
-    if spread is None or not spread.numel():
-        return 0.0
-    middle = float(spread.median())
-    return middle if middle <= KNIFE_EDGE_SHARE * scale else 0.0
+def borrowed_share(unit: float) -> float:
+    """The share of an element up to which it may borrow noise that is typical of the whole.
+
+    Some noise is not that of like elements: the tail of a softmax by way of logarithms has more
+    than its size shows. In bfloat16 this is one rounding, in float32 16: 12 times that is far below
+    a fault that matters. In float64 it is a thousand times what is needed, and still no fault.
+    """
+    return unit**0.75 / 4
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseFloors:
+    """The least noise of each element of a tensor, by its magnitude.
+
+    Attributes:
+        pooled: by class of magnitudes.
+        whole: the same of the whole tensor, from which elements borrow up to `share` of their size.
+        populations: the typical values of the tensor.
+        median: the median spread, by which unusual errors are told.
+        own: the pooled error of the reference.
+    """
+
+    pooled: Tensor
+    whole: float
+    share: float
+    populations: Populations
+    median: float
+    own: Pooled
+
+    @classmethod
+    def of(cls, truth: Tensor, noise: Noise) -> Self:
+        """The floors of a real tensor."""
+        spread = NO_NOISE
+        if noise.spread is not None:
+            spread = pool(noise.spread, truth, rms(noise.spread)).times(0.5)
+        own = noise.own.times(noise.own_share)
+        return cls(
+            pooled=torch.maximum(spread.by_class, own.by_class),
+            whole=max(spread.whole, own.whole),
+            share=borrowed_share(noise.unit),
+            populations=populations(truth),
+            median=0.0 if noise.spread is None else _median(noise.spread),
+            own=noise.own,
+        )
+
+    def at(self, values: Tensor, sizes: Tensor) -> Tensor:
+        """The least noise of some elements, with their absolute values."""
+        floor = self.pooled.to(values.device)[self.populations.magnitudes.classes(values)]
+        if not self.whole:
+            return floor
+        return torch.maximum(floor, (sizes * self.share).clamp_(max=self.whole))
+
+    def usual(self, values: Tensor) -> Tensor:
+        """The usual noise of some elements; 0 if rounding decides most of them."""
+        classes = self.populations.magnitudes.classes(values)
+        own = self.own.by_class.to(values.device)[classes] / 2
+        most = KNIFE_EDGE_SHARE * self.populations.scale(values)
+        middle = torch.where(torch.as_tensor(self.median <= most, device=own.device), 1.0, 0.0)
+        return torch.maximum(own, middle * self.median)
+
+
+def _median(spread: Tensor) -> float:
+    return float(spread.median()) if spread.numel() else 0.0
 
 
 def rms(tensor: Tensor) -> float:
     """Root mean square over the finite elements, in float64; 0 for an empty tensor."""
     return root_mean_square(part.double() for _, (part,) in chunks(real_view(tensor)))
+
+
+def relative_rms(error: Tensor, truth: Tensor) -> float:
+    """Root mean square of errors, each as a share of the typical value of its population.
+
+    Over the finite ones; both are real, or complex.
+    """
+    error, truth = real_view(error), real_view(truth)
+    typical = populations(truth)
+    pairs = ((e.double(), r.double()) for _, (e, r) in chunks(error, truth))
+    return root_mean_square(e / nonzero(typical.scale(r)) for e, r in pairs)
+
+
+def nonzero(scale: Tensor | float) -> Tensor | float:
+    """A scale to divide by: 1 where there is none."""
+    if isinstance(scale, float):
+        return scale or 1.0
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def own_noise(reference: Tensor, arbiter: Tensor) -> Pooled:
+    """The error of the reference, pooled over elements of like magnitude."""
+    left, right = real_view(reference), real_view(arbiter)
+    return pool_difference(left, right, rms_difference(left, right))
 
 
 def rms_difference(left: Tensor, right: Tensor) -> float:

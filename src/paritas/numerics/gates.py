@@ -9,6 +9,7 @@ what it gives up, and for what.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from typing import TYPE_CHECKING, Any
@@ -18,18 +19,22 @@ import torch
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import (
     MAX_Z,
+    OWN_SHARE_SETTLED,
     RMS_Z,
     UNIT_F64,
     Noise,
+    NoiseFloors,
     ScoreTotals,
     SumsOfSquares,
     as_reals,
     chunks,
+    own_noise,
     real_view,
     rms,
     rms_difference,
     unit_roundoff,
 )
+from paritas.numerics.pooling import populations
 from paritas.results.findings import Score, Status
 
 if TYPE_CHECKING:
@@ -79,26 +84,34 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     """The gate `OWN_ERROR`: a candidate no less accurate than the reference, like for like.
 
     Its errors to the arbiter may be 1.5 times the reference's own in the worst element, 1.25 times
-    in the mean square, and twice in a slice. Sound for the mean square of the whole tensor: noise
-    is at least half of the reference's own error, so z is at most 2.5, and no factor that all
-    elements share is larger than the error. Not sound for single elements and slices: the full rule
-    reports `degraded` if the worst errors of the two are at different elements, and both are more
-    than four times the typical error. Nothing is lost there.
+    in the mean square, and twice in a slice. Errors count in multiples of the reference's error in
+    elements of like magnitude. Sound for the mean square of the whole tensor: noise is at least
+    0.8 times that, so z is at most 2.5, and no factor that all elements share is larger than the
+    error. Not sound for single elements and slices: the full rule reports `degraded` if the worst
+    errors of the two are at different elements, and both are more than four times the typical
+    error. Nothing is lost there.
     """
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, _ = as_reals(candidate, arbiter, Noise(unit=0.0))
     reference = real_view(reference)
+    noise = Noise(unit=unit_roundoff(reference.dtype), own=own_noise(reference, arbiter))
+    floors = NoiseFloors.of(arbiter, dataclasses.replace(noise, own_share=1.0))
     totals = [
         ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex, locates=is_candidate)
         for is_candidate in (True, False)
     ]
     for place, (r, c, e) in chunks(arbiter, candidate, reference):
         true = r.double()
-        errors = [(side.double() - true).abs_() for side in (c, e)]
+        usual = floors.at(true, true.abs())
+        errors = [(side.double() - true).abs_() / usual for side in (c, e)]
         sums = [SumsOfSquares.of(error) for error in errors]
         if not all(math.isfinite(one.total) for one in sums):
             finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
-            errors = [torch.where(finite, error, 0.0) for error in errors]
+            # An error where the reference has none is infinitely larger; equal values have none.
+            errors = [
+                torch.where(finite & (side != r), error, 0.0)
+                for side, error in zip((c, e), errors, strict=True)
+            ]
             sums = [SumsOfSquares.of(error) for error in errors]
         for total, error, one in zip(totals, errors, sums, strict=True):
             total.add(place, error, one)
@@ -114,10 +127,12 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
         if float(ratios[top]) > figures.get("slice_z", 0.0):
             figures = {"slice_axis": axis, "slice_index": top, "slice_z": float(ratios[top])}
             figures["slice_limit"] = OWN_SLICE
+    # Few errors that are far larger than usual raise the mean square: up to this much.
+    squares = min(own.squares, own.count * (RMS_Z * OWN_SHARE_SETTLED / OWN_RMS) ** 2)
     return Score(
         max_z=_error_ratio(mine.worst, own.worst),
         max_limit=OWN_MAX,
-        rms_z=math.sqrt(_error_ratio(mine.squares, own.squares)),
+        rms_z=math.sqrt(_error_ratio(mine.squares, squares)),
         rms_limit=OWN_RMS,
         index=mine.index,
         noise="the reference's own error, like for like",
@@ -166,9 +181,8 @@ def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None
     """The gate of a split's native run, once the lifted run is settled; None if it does not decide.
 
     A value passes if every element is within four roundings of the arbiter, which the full rule
-    allows if it knows only a dtype, or if its errors are as large as the reference's own. Not sound
-    if the measured noise is less than those roundings. Single elements and slices are checked even
-    less than by `own_error_score`.
+    allows if it knows only a dtype, or if its errors are as large as the reference's own, by
+    `own_error_score`. Not sound if the measured noise is less than those roundings.
     """
     tensors = (reference, candidate, arbiter)
     if not all(isinstance(value, torch.Tensor) for value in tensors):
@@ -179,21 +193,19 @@ def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None
         return Status.IDENTICAL
     if not is_inexact(reference) or arbiter.shape != reference.shape:
         return None
-    mine, own = (candidate - arbiter).abs(), (reference - arbiter).abs()
+    mine = (candidate - arbiter).abs()
     allowed = _roundings(arbiter, NATIVE_ROUNDINGS * unit_roundoff(reference.dtype))
     if bool((mine <= allowed).all()):
         return Status.EQUIVALENT
-    worst = float(mine.max()) <= OWN_MAX * float(own.max())
-    norm = torch.linalg.vector_norm
-    usual = float(norm(mine)) <= OWN_RMS * float(norm(own))
-    return Status.EQUIVALENT if worst and usual else None
+    passes = own_error_score(candidate, reference, arbiter).passed
+    return Status.EQUIVALENT if passes else None
 
 
 def _roundings(truth: Tensor, share: float) -> Tensor:
     """This share of each value plus the typical value."""
     size = truth.abs()
-    typical = float(torch.linalg.vector_norm(size)) / max(1, size.numel()) ** 0.5
-    return size.add_(typical).mul_(share)
+    typical = populations(real_view(truth)).scale(size.double())
+    return (size + typical).mul_(share)
 
 
 def gross_difference(whole: Tensor, split: Tensor, limit: Callable[[], float | None]) -> str | None:
@@ -349,13 +361,14 @@ def bound_score(
     """The gate of a comparison: a score that needs no other pass over the values, or None.
 
     Sound both ways, for noise of a dtype alone: every element's noise lies between that of a zero
-    and that of the largest value. A largest difference within 2.5 of the least noise leaves no z
-    above that; an rms difference beyond the limit for the most noise leaves the rms of z beyond it.
+    of the smallest population and that of the largest value. A largest difference within 2.5 of the
+    least noise leaves no z above that; an rms difference beyond the limit for the most noise leaves
+    the rms of z beyond it.
 
     Args:
         max_abs: the largest difference; all values must be finite or equal.
         rmse: the root mean square difference.
-        scale: root mean square of the reference.
+        scale: the typical value of the reference's smallest population.
         noise: must have no spread, own error or factor.
         largest: the largest absolute value of the reference; without it nothing is refused.
         numel: number of elements; without it the limit for very many applies.
@@ -365,7 +378,7 @@ def bound_score(
     least = noise.relative * scale + noise.step
     most = math.inf
     if largest is not None:
-        most = least + (noise.relative + noise.unit / 2) * largest
+        most = noise.step + (2 * noise.relative + noise.unit / 2) * largest
     if least > 0 and max_abs <= RMS_Z * least:
         divisor, word = least, "at most"
     elif most > 0 and rmse > rms_limit * most:

@@ -21,10 +21,12 @@ from paritas.numerics.criterion import (
     Jumps,
     chunks,
     most_shown,
+    nonzero,
     real_view,
     rms,
 )
 from paritas.numerics.gates import OWN_RMS
+from paritas.numerics.pooling import populations
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +53,8 @@ class WholeError:
     """The error of a whole tensor in two figures, or these as multiples of their limits.
 
     Attributes:
-        size: its root mean square.
+        size: its root mean square, as a share of the typical value. A population of large values
+            has its own, so that they do not hide the errors of the others.
         factor: how much of it is the truth times one factor: <error, truth> / <truth, truth>.
     """
 
@@ -72,27 +75,29 @@ def whole_error(value: Tensor, truth: Tensor) -> WholeError | None:
     if truth.layout is not torch.strided or not truth.numel() or value.shape != truth.shape:
         return None
     value, truth = real_view(value), real_view(truth)
-    scale = rms(truth) or 1.0
+    typical = populations(truth)
     squares = shared = sizes = 0.0
     for _, (true, mine) in chunks(truth, value):
-        scaled = (true.double() / scale).flatten()
+        wide = true.double()
+        scale = nonzero(typical.scale(wide))
+        scaled = (wide / scale).flatten()
         error = (mine.double() / scale).flatten().sub_(scaled)
         pairs = (error, error), (error, scaled), (scaled, scaled)
         sums = torch.stack([torch.dot(left, right) for left, right in pairs]).tolist()
         squares, shared, sizes = squares + sums[0], shared + sums[1], sizes + sums[2]
     if not (math.isfinite(squares) and math.isfinite(sizes)):
         return None
-    size = scale * math.sqrt(squares / truth.numel())
-    return WholeError(size, shared / sizes if sizes else 0.0)
+    return WholeError(math.sqrt(squares / truth.numel()), shared / sizes if sizes else 0.0)
 
 
 def whole_jumps(jumps: Jumps, truth: Tensor) -> WholeError:
     """How far decisions can move both figures, if all of them fall one way."""
-    scale = rms(truth) or 1.0
-    scaled = (truth.abs() / scale).double()
+    size = truth.abs().double()
+    scale = nonzero(populations(real_view(truth)).scale(size))
+    scaled = size / scale
     sizes = jumps.size.to(truth.device).double() / scale
     factor = _over(float((sizes * scaled).sum()), float(scaled.square().sum()))
-    return WholeError(rms(jumps.size), factor)
+    return WholeError(rms(sizes), factor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +108,6 @@ class WholeNoise:
         own: the reference's error.
         rounding: unit roundoff of the coarsest dtype, and that around zero, as a share of the
             typical value.
-        typical: the root mean square of the truth.
         numel: the number of elements.
         least: a size of the error that is known without a run.
         runs: the errors of perturbed runs.
@@ -114,7 +118,6 @@ class WholeNoise:
 
     own: WholeError
     rounding: float
-    typical: float
     numel: int
     least: float = 0.0
     runs: tuple[WholeError, ...] = ()
@@ -145,7 +148,7 @@ class WholeNoise:
     def _most_size(self, *, last: bool) -> float:
         independent = self._independent() if last else self.numel
         most = WHOLE_SIZE * self._usual() * (1 + 2 / math.sqrt(independent))
-        return most + (ROUNDED_RESULTS * self.rounding + self._cut_off) * self.typical
+        return most + ROUNDED_RESULTS * self.rounding + self._cut_off
 
     def _independent(self) -> float:
         """How many errors are independent: as many as make the runs' mean squares vary so much.
@@ -164,7 +167,7 @@ class WholeNoise:
         if self.runs and not last:
             spread /= most_shown(len(self.runs), ERROR_RATE)
         most = SHARED_FACTOR * max(spread, abs(self.own.factor) / 2)
-        most = max(most, OWN_RMS * _over(self._usual(), self.typical))
+        most = max(most, OWN_RMS * self._usual())
         return most + ROUNDED_CONSTANTS * self.rounding + self._cut_off
 
     def reason(self, found: WholeError, excess: WholeError) -> str:

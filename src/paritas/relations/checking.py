@@ -31,6 +31,7 @@ from paritas.numerics.automatic import LIFTED_SLACK_SCALED, nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 from paritas.numerics.criterion import UNIT_F64, Noise
+from paritas.numerics.pooling import NO_NOISE
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -732,10 +733,10 @@ def _differs(
         return False
     left, right = ours.value[both].double(), theirs.value[both].double()
     plain = native.values.get(key)
-    own_error = 0.0
+    own = NO_NOISE
     if plain is not None and plain.value.shape == ours.value.shape:
-        own_error = criterion.rms_difference(plain.value[both], left) * UNIT_F64 / unit
-    noise = Noise(unit=UNIT_F64, own_error=own_error, factor=LIFTED_SLACK_SCALED)
+        own = criterion.own_noise(plain.value[both], left).times(UNIT_F64 / unit)
+    noise = Noise(unit=UNIT_F64, own=own, factor=LIFTED_SLACK_SCALED)
     finite = torch.isfinite(left) == torch.isfinite(right)
     return not (criterion.score(right, left, noise).score.passed and bool(finite.all()))
 

@@ -18,6 +18,7 @@ from paritas.numerics.criterion import (
     slice_limit,
 )
 from paritas.numerics.gates import own_error_score
+from paritas.numerics.pooling import CLASSES, Pooled
 
 U32 = 2.0**-24
 SHAPES = [(), (1,), (7,), (64,), (5, 8), (3, 4, 6), (2, 1, 9)]
@@ -29,19 +30,44 @@ def plain_rms(values):
     return math.sqrt(sum(v * v for v in values) / len(values)) if values else 0.0
 
 
+def plain_pools(values, rs):
+    """For each element, the rms of normal values with the mean of those of like magnitude."""
+    typical = sorted(abs(r) for r in rs)[(len(rs) - 1) // 2] / math.sqrt(2)
+    octaves = [math.floor(math.log2(abs(r) / typical)) for r in rs]
+    pools = []
+    for octave in octaves:
+        for reach in (1, 2, 4):
+            near = [
+                v for v, other in zip(values, octaves, strict=True) if abs(other - octave) <= reach
+            ]
+            if len(near) >= 32:
+                break
+        pools.append(math.sqrt(math.pi / 2) * sum(near) / len(near))
+    return pools
+
+
 def plain_rule(c, r, noise):
     """z by z, in Python floats, straight from the docstring of the module."""
     cs, rs = c.double().flatten().tolist(), r.double().flatten().tolist()
     spread = None if noise.spread is None else noise.spread.flatten().tolist()
     scale = plain_rms(rs)
-    floor = max(plain_rms(spread) if spread else 0.0, noise.own_error) / 2
+    whole = max(plain_rms(spread) if spread else 0.0, noise.own.whole) / 2
+    own = float(noise.own.by_class[0])  # the same for all magnitudes
+    pools = plain_pools(spread, rs) if spread else [0.0] * len(rs)
+    share = noise.unit**0.75 / 4
     zs = []
     for i, (cv, rv) in enumerate(zip(cs, rs, strict=True)):
         s = spread[i] if spread else 0.0
-        d = max(s, floor) + noise.unit * abs(rv) / 2
+        d = max(s, pools[i] / 2, own / 2, min(whole, share * abs(rv)))
+        d += noise.unit * abs(rv) / 2 + noise.inner * scale / 2
         d += noise.step + noise.relative * (abs(rv) + scale)
         zs.append(abs(cv - rv) / (noise.factor * d) if cv != rv else 0.0)
     return torch.tensor(zs, dtype=torch.float64).reshape(r.shape)
+
+
+def evenly(noise):
+    """An error of the reference that is the same for all magnitudes."""
+    return Pooled(noise, torch.full((CLASSES,), noise, dtype=torch.float64))
 
 
 def worst_slice(z):
@@ -68,7 +94,7 @@ def drawn(shape, seed=0, noise_of=1.0):
     r = normal()
     spread = 1e-6 * (0.2 + normal().abs())
     c = r + noise_of * spread * normal()
-    return c, r, Noise(unit=U32, own_error=1e-6, spread=spread, source="the test")
+    return c, r, Noise(unit=U32, own=evenly(1e-6), spread=spread, source="the test")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -77,10 +103,11 @@ def drawn(shape, seed=0, noise_of=1.0):
     [
         {},
         {"spread": None},
-        {"spread": None, "own_error": 0.0},
+        {"spread": None, "own": evenly(0.0)},
         {"factor": 8.0},
         {"relative": 1e-5, "step": 1e-7},
-        {"own_error": 1e-3},
+        {"inner": 1e-5},
+        {"own": evenly(1e-3)},
     ],
 )
 def test_the_figures_are_those_of_the_rule(shape, changes):
@@ -122,9 +149,7 @@ def test_an_error_of_the_size_of_its_noise_passes_and_one_of_fifty_times_fails()
 def test_rescaling_everything_changes_nothing(factor, shape, relative):
     c, r, noise = drawn(shape, noise_of=30.0)
     noise = dataclasses.replace(noise, relative=relative)
-    scaled = dataclasses.replace(
-        noise, spread=noise.spread * factor, own_error=noise.own_error * factor
-    )
+    scaled = dataclasses.replace(noise, spread=noise.spread * factor, own=noise.own.times(factor))
     here, there = score(c, r, noise), score(c * factor, r * factor, scaled)
     for name in ("max_z", "rms_z", "slice_z"):
         left, right = getattr(here.score, name), getattr(there.score, name)
@@ -150,7 +175,7 @@ def test_one_bad_slice_among_many_is_seen_where_no_other_figure_sees_it(axis):
     r = torch.ones(24, 24, 24, dtype=torch.float64)
     c = r.clone()
     c.select(axis, 17).add_(9e-6)
-    result = score(c, r, Noise(unit=0.0, own_error=2e-6)).score
+    result = score(c, r, Noise(unit=0.0, own=evenly(2e-6))).score
     assert result.max_z == pytest.approx(9.0)
     assert result.max_z < result.max_limit
     assert result.rms_z < result.rms_limit
@@ -165,7 +190,7 @@ def test_the_same_error_spread_over_all_slices_is_no_finding():
     c = r.clone()
     c.reshape(-1)[::24] += 9e-6
     c = c.reshape(-1)[torch.randperm(c.numel(), generator=torch.Generator().manual_seed(0))]
-    assert score(c.reshape(r.shape), r, Noise(unit=0.0, own_error=2e-6)).score.passed
+    assert score(c.reshape(r.shape), r, Noise(unit=0.0, own=evenly(2e-6))).score.passed
 
 
 def test_the_limit_of_a_slice_grows_with_how_many_there_are_and_shrinks_with_their_length():
@@ -268,7 +293,7 @@ def test_an_infinite_spread_excuses_no_finite_error():
 def test_a_knife_edge_counts_only_where_it_saves_the_candidate():
     c, r, noise = drawn((8,))
     noise.spread[5] = 10.0  # rounding decides this element, yet the candidate is where it should be
-    noise = dataclasses.replace(noise, own_error=0.0)
+    noise = dataclasses.replace(noise, own=evenly(0.0))
     steady = dataclasses.replace(noise, spread=noise.spread.clamp(max=1e-6))
     assert score(c, r, steady).score.passed
     assert score(c, r, noise).knife_edges == 0
@@ -276,7 +301,7 @@ def test_a_knife_edge_counts_only_where_it_saves_the_candidate():
 
 def test_where_rounding_decides_every_element_every_wrong_one_is_a_knife_edge():
     r = torch.ones(8, 8, dtype=torch.float64)
-    result = score(r + 0.3, r, Noise(unit=U32, own_error=1e-7, spread=torch.full_like(r, 0.5)))
+    result = score(r + 0.3, r, Noise(unit=U32, own=evenly(1e-7), spread=torch.full_like(r, 0.5)))
     assert result.score.passed
     assert result.knife_edges == 64
 
@@ -296,7 +321,7 @@ def test_an_empty_tensor_passes_with_nothing_over(shape):
 
 def test_a_single_number_is_indexed_by_nothing():
     r = torch.tensor(2.0, dtype=torch.float64)
-    result = score(r + 1, r, Noise(unit=0.0, own_error=0.2)).score
+    result = score(r + 1, r, Noise(unit=0.0, own=evenly(0.2))).score
     assert result.index == ()
     assert result.max_z == pytest.approx(10.0)
     assert result.rms_limit == pytest.approx(7.5)
@@ -311,7 +336,7 @@ def test_the_index_is_an_index_of_the_complex_tensor(shape, part):
     where = tuple(length // 2 for length in shape)
     c = r.clone()
     getattr(c, part)[where] += 1.0
-    result = score(c, r, Noise(unit=U32, own_error=1e-6)).score
+    result = score(c, r, Noise(unit=U32, own=evenly(1e-6))).score
     assert not result.passed
     assert result.index == where
 

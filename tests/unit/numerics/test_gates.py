@@ -16,7 +16,7 @@ from paritas.numerics.automatic import (
     NoEvidence,
     judge_floats,
 )
-from paritas.numerics.criterion import RMS_Z, UNIT_F32, UNIT_F64, Noise
+from paritas.numerics.criterion import OWN_SHARE_SETTLED, RMS_Z, UNIT_F32, UNIT_F64, Noise
 from paritas.numerics.gates import (
     GROSS_SHAKES,
     MARGIN,
@@ -143,8 +143,8 @@ def test_by_its_own_errors_the_whole_passes_in_the_mean_square(program):
     truth = runs.arbiter()
     if not own_error_score(candidate, reference, truth).passed:
         return
-    own_error = criterion.rms_difference(reference, truth)
-    noise = Noise(unit=UNIT_F32, own_error=own_error, reference=reference)
+    own = criterion.own_noise(reference, truth)
+    noise = Noise(unit=UNIT_F32, own=own, own_share=OWN_SHARE_SETTLED, reference=reference)
     assert criterion.score(candidate, truth, noise).score.rms_z <= RMS_Z
 
 
@@ -164,12 +164,13 @@ def test_by_its_own_errors_a_worst_error_in_another_place_passes():
 def test_by_the_scaled_error_a_lifted_run_passes_that_passes_by_as_much_spread(program):
     reference, _, runs = program
     truth, lifted = runs.arbiter(), runs.lifted()
-    own = criterion.rms_difference(reference, truth) * UNIT_F64 / UNIT_F32
-    scaled = Noise(unit=UNIT_F64, own_error=own, factor=LIFTED_SLACK_SCALED)
+    own = criterion.own_noise(reference, truth).times(UNIT_F64 / UNIT_F32)
+    scaled = Noise(unit=UNIT_F64, own=own, factor=LIFTED_SLACK_SCALED)
     if not criterion.score(lifted, truth, scaled).score.passed:
         return
-    as_much = LIFTED_SLACK_SCALED / LIFTED_SLACK * (UNIT_F64 * truth.abs() + own) / 2
-    measured = Noise(unit=UNIT_F64, own_error=own, spread=as_much, factor=LIFTED_SLACK)
+    floors = criterion.NoiseFloors.of(truth, scaled).at(truth, truth.abs())
+    as_much = LIFTED_SLACK_SCALED / LIFTED_SLACK * (UNIT_F64 * truth.abs() / 2 + floors)
+    measured = Noise(unit=UNIT_F64, own=own, spread=as_much, factor=LIFTED_SLACK)
     assert criterion.score(lifted, truth, measured).score.passed
 
 
@@ -192,7 +193,11 @@ def test_what_is_near_natively_passes_by_its_dtype_or_by_the_mean_square_of_its_
     if near_natively(reference, candidate, truth) is not Status.EQUIVALENT:
         return
     by_dtype = Noise(unit=UNIT_F32, relative=BLIND_NOISE * UNIT_F32)
-    own = Noise(unit=UNIT_F32, own_error=criterion.rms_difference(reference, truth))
+    own = Noise(
+        unit=UNIT_F32,
+        own=criterion.own_noise(reference, truth),
+        own_share=OWN_SHARE_SETTLED,
+    )
     assert (
         criterion.score(candidate, truth, by_dtype).score.passed
         or criterion.score(candidate, truth, own).score.rms_z <= RMS_Z

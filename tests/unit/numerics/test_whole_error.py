@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paritas.numerics.criterion import UNIT_F32, rms
+from paritas.numerics.criterion import UNIT_F32
 from paritas.numerics.whole_error import WholeError, WholeNoise, whole_error
 
 
@@ -15,7 +15,7 @@ def test_the_whole_error_is_its_size_and_the_factor_that_all_elements_share(scal
     truth = scale * torch.randn(300, generator=generator, dtype=torch.float64)
     found = whole_error(1.25 * truth, truth)
     assert found.factor == pytest.approx(0.25, rel=1e-12)
-    assert found.size == pytest.approx(0.25 * rms(truth), rel=1e-12)
+    assert found.size == pytest.approx(0.25, rel=1e-12)
     apart = torch.cat([truth[150:], -truth[:150]])  # orthogonal
     assert whole_error(truth + apart, truth).factor == pytest.approx(0.0, abs=1e-15)
 
@@ -44,7 +44,7 @@ def test_there_is_no_whole_error_of_nothing_of_another_shape_or_of_what_is_not_f
 )
 def test_a_size_may_be_twice_the_usual_and_more_if_that_varies(runs, most):
     noise = WholeNoise(
-        own=WholeError(0.5, 0.0), rounding=0.0, typical=1.0, numel=10_000,
+        own=WholeError(0.5, 0.0), rounding=0.0, numel=10_000,
         runs=tuple(WholeError(size, 0.0) for size in runs),
     )  # fmt: skip
     assert noise.excess(WholeError(0.98 * most, 0.0), last=True).size <= 1
@@ -52,8 +52,8 @@ def test_a_size_may_be_twice_the_usual_and_more_if_that_varies(runs, most):
 
 
 def test_results_may_be_rounded_once_more():
-    noise = WholeNoise(own=WholeError(0.0, 0.0), rounding=1e-3, typical=10.0, numel=100)
-    assert noise.excess(WholeError(0.01, 0.0), last=True).size == pytest.approx(1.0)
+    noise = WholeNoise(own=WholeError(0.0, 0.0), rounding=1e-3, numel=100)
+    assert noise.excess(WholeError(0.001, 0.0), last=True).size == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("cuts", "passes"), [(True, True), (False, False)])
@@ -61,7 +61,7 @@ def test_tensor_cores_may_cut_digits_off(cuts, passes):
     # Attention in float32 by products in TF32 against the formula, as measured on an H200.
     runs = (WholeError(3.3 * UNIT_F32, 0.3 * UNIT_F32),) * 12
     noise = WholeNoise(
-        own=WholeError(1.2 * UNIT_F32, 0.1 * UNIT_F32), rounding=UNIT_F32, typical=1.0,
+        own=WholeError(1.2 * UNIT_F32, 0.1 * UNIT_F32), rounding=UNIT_F32,
         numel=10_000, runs=runs, cuts=cuts,
     )  # fmt: skip
     found = WholeError(9 * UNIT_F32, -7 * UNIT_F32)

@@ -1,0 +1,203 @@
+"""Figures pooled over elements of like origin, never over a whole tensor.
+
+Few perturbed runs measure the noise of one element roughly, so it is pooled with that of others. A
+mean over the whole tensor would let one value of 1e30, or two large activations, hide that all
+others are wrong. So elements are pooled with those of like magnitude: within a factor of two, and
+further only where these are few. The mean of absolute values is used, not of squares: a row that is
+a thousand times larger has one small value in a thousand, with a thousand times the noise, so that
+what it adds to the mean of the small ones stays bounded.
+
+A typical value, where one is needed, is that of the *population* of an element: values without a
+gap of many octaves between them. A mask of -1e30, or a few massive activations, are a population of
+their own, and so are the values beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+# Few elements are fitted by any few runs, and many are as good as all.
+LEAST_SAMPLE, MOST_SAMPLE = 64, 1 << 17
+
+# Magnitudes are classed by octaves: the exponents of float64, 0 for zero.
+CLASSES = 1 << 11
+_MANTISSA_BITS = 52
+# Octaves to each side that are pooled: the first, or, up to the last, as many as are needed for
+# this many elements.
+_REACHES = (1, 2, 4)
+_ENOUGH = 32
+# Numbers of one origin leave no gap of this many octaves, except by cancelling: that happens to one
+# or two of them. They belong to those above.
+_GAP = 8
+_FEW = 2
+# The root mean square of normal numbers, over the mean of their absolute values.
+_MEAN_TO_RMS = math.sqrt(math.pi / 2)
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """Some elements of a tensor, always the same, evenly spread over it."""
+    step = max(1, tensor.numel() // MOST_SAMPLE)
+    return tensor.detach().reshape(-1)[:: step | 1].double().cpu()  # odd: in no step with rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Magnitudes:
+    """The octaves of a tensor's elements, counted from a typical one: no scale is special."""
+
+    typical: float
+
+    @classmethod
+    def of(cls, values: Tensor) -> Magnitudes:
+        """Of a sample: from its median, which is an element, moved off the edge of its octave."""
+        sizes = values[torch.isfinite(values) & (values != 0)].abs()
+        return cls(float(sizes.median()) / math.sqrt(2) if sizes.numel() else 1.0)
+
+    def classes(self, values: Tensor) -> Tensor:
+        """The octave of each element of a real tensor in float64."""
+        return ((values / self.typical).view(torch.int64) >> _MANTISSA_BITS) & (CLASSES - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooled:
+    """A figure of noise for each class of magnitudes.
+
+    Attributes:
+        whole: its root mean square over the whole tensor.
+        by_class: its root mean square for elements of like magnitude, if it is normal; the classes
+            are those of `Populations` of the same tensor.
+    """
+
+    whole: float
+    by_class: Tensor
+
+    def times(self, factor: float) -> Pooled:
+        """All of it, multiplied."""
+        return Pooled(self.whole * factor, self.by_class * factor)
+
+
+NO_NOISE = Pooled(0.0, torch.zeros(CLASSES, dtype=torch.float64))
+
+
+def pool(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
+    """Pool the noise of elements with like truth; what is not finite is left out.
+
+    Args:
+        noise: one number for each element; its sign does not matter.
+        truth: the values, of the same shape, real.
+        whole: the root mean square of `noise`.
+    """
+    return _pool_samples(sample(noise), sample(truth), whole)
+
+
+def pool_difference(value: Tensor, truth: Tensor, whole: float) -> Pooled:
+    """Pool the error of a value; both are real, and `whole` is its root mean square."""
+    true = sample(truth)
+    return _pool_samples(sample(value) - true, true, whole)
+
+
+def _pool_samples(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
+    magnitudes = Magnitudes.of(truth)
+    finite = torch.isfinite(noise) & torch.isfinite(truth)
+    if not bool(finite.all()):
+        noise, truth = noise[finite], truth[finite]
+    if not truth.numel() or not whole:
+        return Pooled(whole, NO_NOISE.by_class)
+    classes = magnitudes.classes(truth)
+    counts = torch.bincount(classes, minlength=CLASSES).double()
+    # Divided first: a sum of the largest numbers would overflow.
+    totals = torch.bincount(classes, noise.abs() / truth.numel(), minlength=CLASSES)
+    return Pooled(whole, _mean_around(totals * truth.numel(), counts) * _MEAN_TO_RMS)
+
+
+def _mean_around(totals: Tensor, counts: Tensor) -> Tensor:
+    """The mean for each class, over as few classes around it as have enough elements."""
+    means = torch.zeros_like(totals)
+    is_known = torch.zeros_like(totals, dtype=torch.bool)
+    for reach in _REACHES:
+        around = _sum_around(counts, reach)
+        mean = _sum_around(totals, reach) / around.clamp(min=1)
+        is_last = reach == _REACHES[-1]
+        is_new = ~is_known & ((around > 0) if is_last else (around >= _ENOUGH))
+        means[is_new] = mean[is_new]
+        is_known |= is_new
+    return means
+
+
+def _sum_around(numbers: Tensor, reach: int) -> Tensor:
+    """Sums over neighbours; running sums would lose those next to far larger ones."""
+    padded = torch.nn.functional.pad(numbers, (reach, reach))
+    return padded.unfold(0, 2 * reach + 1, 1).sum(dim=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Populations:
+    """The populations of a tensor, by magnitude.
+
+    Attributes:
+        magnitudes: the classes of its elements.
+        scales: the root mean square of each population, the largest first.
+        by_class: the same by class; 0 for classes without elements.
+        is_whole: whether all elements were looked at, and not a sample.
+    """
+
+    magnitudes: Magnitudes
+    scales: tuple[float, ...]
+    by_class: Tensor
+    is_whole: bool
+
+    @property
+    def least(self) -> float:
+        """The smallest typical value; 0 if all are zero."""
+        return self.scales[-1] if self.scales else 0.0
+
+    def scale(self, values: Tensor) -> Tensor | float:
+        """The typical value of each element's population; `values` are real, in float64."""
+        if len(self.scales) <= 1 and self.is_whole:
+            return self.least
+        scales = self.by_class.to(values.device)[self.magnitudes.classes(values)]
+        # A few values that no sample has met are a population of their own.
+        return torch.where(scales == 0, values.abs(), scales)
+
+
+def populations(tensor: Tensor) -> Populations:
+    """The populations of the finite elements of a real tensor; zeros belong to the smallest."""
+    values = sample(tensor)
+    is_whole = values.numel() == tensor.numel()
+    values = values[torch.isfinite(values)].abs()
+    magnitudes = Magnitudes.of(values)
+    classes = magnitudes.classes(values)
+    by_class = torch.zeros(CLASSES, dtype=torch.float64)
+    scales = []
+    for group in _group_octaves(torch.bincount(classes, minlength=CLASSES)):
+        low, high = group[-1], group[0]
+        members = values[(classes >= low) & (classes <= high)]
+        top = float(members.max())
+        scale = top * float((members / top).square().mean().sqrt())
+        by_class[low : high + 1] = scale
+        scales.append(scale)
+    by_class[0] = scales[-1] if scales else 0.0
+    return Populations(magnitudes, tuple(scales), by_class, is_whole)
+
+
+def _group_octaves(counts: Tensor) -> Iterator[list[int]]:
+    """The octaves of each population, from the largest."""
+    octaves = counts[1:].nonzero().flatten().add_(1).tolist()[::-1]
+    numbers = counts.tolist()
+    group: list[int] = []
+    for octave in octaves:
+        is_apart = group and group[-1] - octave > _GAP
+        if is_apart and sum(numbers[low] for low in octaves if low <= octave) > _FEW:
+            yield group
+            group = []
+        group.append(octave)
+    if group:
+        yield group
