@@ -53,7 +53,7 @@ def slowly(x):
 @pytest.mark.parametrize("natively", [False, True], ids=["lifted", "natively"])
 def test_a_mask_hides_no_wrong_scores(fill, mask, natively):
     wrapped = only_natively if natively else lambda candidate: candidate
-    factor = 1.01 if natively else 1 + 1e-9
+    factor = 1.01 if natively else 1 + 1e-6
 
     def masked(scores):
         return lambda x: scores(x).masked_fill(mask, fill)

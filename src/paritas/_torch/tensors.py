@@ -186,9 +186,10 @@ def as_dense(value: Any) -> Any:
 
 def figures_of_pairs(
     candidates: Sequence[Tensor], references: Sequence[Tensor], dtype: torch.dtype | None = None
-) -> list[tuple[float, float, float]]:
-    """For each pair, the reference's norm, and the norm and largest magnitude of the difference.
+) -> list[tuple[float, float, float, float]]:
+    """For each pair, the reference's norm, and three figures of the difference.
 
+    They are its norm, its largest magnitude, and the sum of |d| / (|d| + |r|) over the elements.
     Takes real tensors on the CPU, none empty, each pair of one dtype and shape; `dtype` is that of
     the norms, by default the same as of the tensors.
     """
@@ -198,7 +199,13 @@ def figures_of_pairs(
     # The norm of order infinity is ten times slower on the CPU.
     torch._foreach_abs_(differences)
     most = torch._foreach_max(differences)
-    return [(float(a), float(b), float(c)) for a, b, c in zip(sizes, totals, most, strict=True)]
+    both = torch._foreach_abs(list(references))
+    torch._foreach_add_(both, differences)
+    torch._foreach_add_(both, torch.finfo(differences[0].dtype).tiny)  # 0 / 0 is 0 here
+    torch._foreach_div_(differences, both)
+    shares = torch._foreach_norm(differences, 1, dtype)
+    rows = zip(sizes, totals, most, shares, strict=True)
+    return [(float(a), float(b), float(c), float(d)) for a, b, c, d in rows]
 
 
 # --- Memory: how much is free, errors that say there was not enough, and copies that share it -----

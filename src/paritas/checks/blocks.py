@@ -513,8 +513,7 @@ class _OneCheck:
                 continue
             known = self.summed.get(id(parameter))
             total = torch.zeros_like(value, dtype=torch.float64) if known is None else known[0]
-            difference = criterion.rms_difference(total, value)
-            if difference <= _NEAR * criterion.rms(value):
+            if criterion.relative_rms(total - value, value) <= _NEAR:
                 continue
             spread = noise.spread(gradient(name), FEW_RUNS)
             near = criterion.Noise(unit=0.0, spread=spread, factor=2.0)
@@ -604,8 +603,8 @@ def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> boo
         return False
     if not value.shape == alone.shape == true.shape:
         return False
-    apart = criterion.rms_difference(value, alone)
-    return apart <= OWN_ERRORS * criterion.rms_difference(alone, true)
+    apart = criterion.relative_rms(value.to(true.dtype) - alone, true)
+    return apart <= OWN_ERRORS * criterion.relative_rms(alone - true, true)
 
 
 @contextlib.contextmanager

@@ -107,8 +107,8 @@ def foreach() -> None:
     """Many tensors are measured in one call."""
     from paritas._torch.tensors import figures_of_pairs
 
-    left, right = [torch.tensor([3.0, 4.5])], [torch.tensor([3.0, 4.0])]
-    expect("figures of a pair", figures_of_pairs(left, right), [(5.0, 0.5, 0.5)])
+    left, right = [torch.tensor([0.0, 4.0])], [torch.tensor([0.0, 2.0])]
+    expect("figures of a pair", figures_of_pairs(left, right), [(2.0, 2.0, 2.0, 0.5)])
 
 
 def hooks() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from paritas._torch.tensors import figures_of_pairs
 from paritas.numerics.bits import INTEGERS
-from paritas.numerics.gates import difference_figures, relative_sizes
+from paritas.numerics.gates import Sizes, difference_figures, relative_sizes
 from paritas.numerics.metrics import bitwise_equal, quickly_equal
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class PairDifference(NamedTuple):
     """Whether the bits of a pair are the same, and its relative difference."""
 
     identical: bool
-    sizes: tuple[float, float] | None
+    sizes: Sizes | None
 
 
 def waits_for_device(reference: Tensor, candidate: Tensor) -> bool:
@@ -98,9 +98,9 @@ def _measure_on_cpu(pairs: list[tuple[Tensor, Tensor]]) -> list[PairDifference]:
     return [
         PairDifference(
             not total > 0 and quickly_equal(candidate, reference),
-            relative_sizes(reference.numel(), size, total, most, most),
+            relative_sizes(reference.numel(), size, total, share, most, most),
         )
-        for (size, total, most), candidate, reference in zip(
+        for (size, total, most, share), candidate, reference in zip(
             figures_of_pairs(candidates, references, dtype), candidates, references, strict=True
         )
     ]

@@ -201,7 +201,7 @@ class Noise:
     Attributes:
         unit: unit roundoff of the compared values themselves (the u|r|/2 term).
         step: smallest representable step around zero: underflow is rounding too.
-        inner: unit roundoff inside operators. Terms that cancel there, as in 1 + erf(x) of GELU, are
+        inner: unit roundoff inside operators. Terms that cancel there, as 1 + erf(x) in GELU, are
             as large as typical values, and no perturbed run rounds them.
         own: e - r, pooled; nothing without an arbiter.
         own_share: the share of it that counts as noise everywhere.

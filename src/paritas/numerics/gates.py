@@ -240,7 +240,8 @@ MARGIN = 1.5
 # Errors above this many times the reference's own are measured again each time.
 MOST_LEARNED = 64.0
 
-Sizes = tuple[float, float]
+# The worst and the rms of a difference in multiples of the whole, and its mean share of the values.
+Sizes = tuple[float, float, float]
 
 
 class LearntNoise:
@@ -248,11 +249,12 @@ class LearntNoise:
 
     Distinguishing noise from a fault needs a float64 run, and sometimes perturbed runs, at many
     times the cost of the call. But the size of the noise, relative to the values or to the
-    reference's own error, is a property of the program. Not sound: two figures of the whole tensor,
-    the worst and the rms, represent all elements and slices, and a later call may have less noise
-    than the one that was judged. The gate gives up a fault that shows only in later calls and is at
-    most 1.5 times what the full rule has passed before, in the worst element and in the mean
-    square. It only passes values; it never fails one.
+    reference's own error, is a property of the program. Not sound: three figures of the whole
+    tensor represent all elements and slices, and a later call may have less noise than the one that
+    was judged. The worst and the rms follow the largest values; the third, the mean share that the
+    difference has of each value, follows all of them, so that a few large ones do not hide the
+    others. The gate gives up a fault that shows only in later calls and is at most 1.5 times what
+    the full rule has passed before, by all three. It only passes values; it never fails one.
     """
 
     def __init__(self) -> None:
@@ -276,18 +278,19 @@ class LearntNoise:
 
 def _grow_sizes(table: dict[Item, Sizes], item: Item, sizes: Sizes | None) -> None:
     if sizes is not None:
-        worst, rms = table.get(item, (0.0, 0.0))
-        table[item] = (max(worst, sizes[0]), max(rms, sizes[1]))
+        known = table.get(item, (0.0, 0.0, 0.0))
+        worst, rms, share = map(max, known, sizes)
+        table[item] = (worst, rms, share)
 
 
 def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
     if sizes is None or known is None:
         return False
-    return sizes[0] <= MARGIN * known[0] and sizes[1] <= MARGIN * known[1]
+    return all(size <= MARGIN * most for size, most in zip(sizes, known, strict=True))
 
 
-def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, float] | None:
-    """The worst and the rms difference, in multiples of the reference's rms.
+def relative_difference(candidate: Tensor, reference: Tensor) -> Sizes | None:
+    """The worst and the rms difference in multiples of the reference's rms, and its mean share.
 
     Cheap enough for every call; None if something is not finite or the reference is all zero.
     """
@@ -299,9 +302,9 @@ def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, fl
     whole = candidate, reference
     pieces = (pair for _, pair in chunks(*whole)) if reference.is_cpu else (whole,)
     parts = [difference_figures(c, r) for c, r in pieces]
-    sizes, totals, least, most = zip(*(map(float, part) for part in parts), strict=True)
-    ends = min(least), max(most)
-    return relative_sizes(reference.numel(), math.hypot(*sizes), math.hypot(*totals), *ends)
+    sizes, totals, shares, least, most = zip(*(map(float, part) for part in parts), strict=True)
+    norms = math.hypot(*sizes), math.hypot(*totals)
+    return relative_sizes(reference.numel(), *norms, sum(shares), min(least), max(most))
 
 
 def difference_figures(candidate: Tensor, reference: Tensor) -> list[Tensor]:
@@ -311,38 +314,48 @@ def difference_figures(candidate: Tensor, reference: Tensor) -> list[Tensor]:
     norm = torch.linalg.vector_norm
     # In the dtype itself, unless it is half precision: only the ratio matters.
     dtype = torch.float32 if reference.dtype.itemsize == 2 else None  # noqa: PLR2004
-    return [norm(reference, dtype=dtype), norm(apart, dtype=dtype), *torch.aminmax(apart)]
+    ends = torch.aminmax(apart)
+    share = norm(shares_of_values(apart, reference), 1, dtype=dtype)
+    return [norm(reference, dtype=dtype), norm(apart, dtype=dtype), share, *ends]
+
+
+def shares_of_values(error: Tensor, truth: Tensor) -> Tensor:
+    """|error| / (|error| + |truth|), element by element; 0 where both are 0."""
+    size = error.abs()
+    return size / (size + truth.abs()).add_(torch.finfo(error.dtype).tiny)
 
 
 def relative_sizes(
-    numel: int, size: float, total: float, least: float, most: float
-) -> tuple[float, float] | None:
-    """The worst and the rms relative difference, from norms and extremes of the difference."""
+    numel: int, size: float, total: float, share: float, least: float, most: float
+) -> Sizes | None:
+    """The relative difference, from its norm, the sum of its shares, and its extremes."""
     if not (math.isfinite(total) and math.isfinite(size) and size > 0):
         return None
-    return max(abs(least), abs(most)) * math.sqrt(numel) / size, total / size
+    worst = max(abs(least), abs(most)) * math.sqrt(numel) / size
+    return worst, total / size, share / numel
 
 
-def error_ratios(
-    candidate: Tensor, reference: Tensor, arbiter: Tensor
-) -> tuple[float, float] | None:
-    """The candidate's errors over the reference's own: the worst over the worst, rms over rms.
+def error_ratios(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sizes | None:
+    """The candidate's errors over the reference's own: the worst, the rms, and the mean share.
 
     None if something is not finite, or if the reference has no error to compare with.
     """
     worst: list[float] = []
     total: list[float] = []
+    shares: list[float] = []
     for side in (candidate, reference):
-        largest, squares = 0.0, 0.0
+        largest, squares, share = 0.0, 0.0, 0.0
         for _, (mine, true) in chunks(real_view(side), real_view(arbiter)):
             error = mine.to(torch.float64) - true
             largest = max(largest, float(torch.linalg.vector_norm(error, math.inf)))
             squares += float(torch.linalg.vector_norm(error)) ** 2
+            share += float(shares_of_values(error, true).sum())
         worst.append(largest)
         total.append(squares)
+        shares.append(share)
     if not all(map(math.isfinite, total)) or total[1] == 0:
         return None
-    return worst[0] / worst[1], math.sqrt(total[0] / total[1])
+    return worst[0] / worst[1], math.sqrt(total[0] / total[1]), shares[0] / shares[1]
 
 
 # --- Figures of the whole pair --------------------------------------------------------------------

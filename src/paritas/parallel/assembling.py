@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.errors import UsageError
+from paritas.numerics.criterion import real_view
+from paritas.numerics.pooling import populations
 from paritas.placement.assembly import (
     ReplicaDisagreement,
     Segment,
@@ -402,11 +404,13 @@ def _find_disagreement(
     other = int(owner[differ][0])
     shared = owner == other
     differ &= shared
-    gap = (value.double() - known.double()).abs()[differ] if not value.is_complex() else None
-    typical = float(known.abs().double().square().mean().sqrt())
-    largest = float(gap.max()) if gap is not None else float((value - known).abs()[differ].max())
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    gap, size = (value.to(wide) - known.to(wide)).abs(), known.to(wide).abs()
+    typical = torch.as_tensor(populations(real_view(known)).scale(size)).expand_as(size)
+    worst = int(torch.where(gap == 0, 0.0, gap / typical)[differ].argmax())
     counts = int(differ.sum()), int(shared.sum())
-    return ReplicaDisagreement(rank, other, *counts, max_abs=largest, typical=typical)
+    largest, usual = float(gap[differ][worst]), float(typical[differ][worst])
+    return ReplicaDisagreement(rank, other, *counts, max_abs=largest, typical=usual)
 
 
 # --- Everything that is compared in a training step -----------------------------------------------

@@ -238,8 +238,8 @@ class ReplicaDisagreement:
         rank: the rank that differs from `other`.
         mismatched: number of elements that differ; None if only statistics are known.
         numel: number of elements that both hold.
-        max_abs: largest absolute difference.
-        typical: root mean square of the values, where it is known.
+        max_abs: the difference that is largest in multiples of the typical value.
+        typical: the typical value at that element, where it is known.
     """
 
     rank: int

@@ -370,8 +370,8 @@ class _Check:
                 return False
             if nonfinite_mismatch(value, other) is not None:
                 return False
-            usual = max(criterion.rms_difference(run, value) for run in runs)
-            if not criterion.rms_difference(other, value) <= criterion.MAX_Z * usual:
+            usual = max(criterion.relative_rms(run - value, value) for run in runs)
+            if not criterion.relative_rms(other - value, value) <= criterion.MAX_Z * usual:
                 return False
         return self._depends_on_buffers(module, evidence, sides)
 
@@ -397,7 +397,7 @@ class _Check:
             if not all(map(is_inexact, values)):
                 continue
             before, after = values[1] - value, values[3] - values[2]
-            if criterion.rms_difference(after, before) > _CHANGED * criterion.rms(before):
+            if criterion.relative_rms(after - before, before) > _CHANGED:
                 return True
         return False
 
@@ -745,11 +745,12 @@ def first_wrong_token(
     expected: Tensor, native: Tensor, actual: Tensor, unit: float
 ) -> tuple[int, int] | None:
     """The row and the token of the earliest wrong value, both in float64; None if there is none."""
-    own_error = criterion.rms_difference(native, expected) * UNIT_F64 / unit
-    scale = criterion.rms(expected)
-    limit = criterion.MAX_Z * LIFTED_SLACK_SCALED * (own_error + UNIT_F64 * scale)
-    error = (expected.double() - actual.double()).abs().nan_to_num(torch.inf)
-    wrong = error.reshape(*error.shape[:2], -1).amax(dim=2) > limit
+    own, true = criterion.own_noise(native, expected).times(UNIT_F64 / unit), expected.double()
+    floors = criterion.NoiseFloors.of(true, Noise(unit=UNIT_F64, own=own, own_share=1.0))
+    noise = floors.at(true, true.abs()) + UNIT_F64 * floors.populations.scale(true)
+    error = (true - actual.double()).abs().nan_to_num(torch.inf)
+    over = error > criterion.MAX_Z * LIFTED_SLACK_SCALED * noise
+    wrong = over.reshape(*error.shape[:2], -1).any(dim=2)
     tokens = wrong.any(dim=0).nonzero()
     if not len(tokens):
         return None

@@ -54,12 +54,14 @@ def test_bits_tell_apart_what_subtraction_cannot():
 def test_a_difference_in_pieces_is_that_of_the_whole():
     torch.manual_seed(0)
     candidate, reference = noisy((3, 300_000), torch.float32)
-    worst, mean = relative_difference(candidate, reference) or (0.0, 0.0)
+    worst, mean, share = relative_difference(candidate, reference) or (0.0, 0.0, 0.0)
     apart = candidate.double() - reference.double()
     size = reference.double().square().mean().sqrt()
     # Norms are summed up in float32: it is the proportion that is asked for.
     assert worst == pytest.approx(float(apart.abs().max() / size), rel=1e-3)
     assert mean == pytest.approx(float(apart.square().mean().sqrt() / size), rel=1e-3)
+    shares = apart.abs() / (apart.abs() + reference.abs())
+    assert share == pytest.approx(float(shares.mean()), rel=1e-3)
 
 
 def test_pairs_are_equal_together_where_they_are_equal_alone():

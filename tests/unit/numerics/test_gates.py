@@ -237,10 +237,10 @@ def test_a_fault_of_one_in_a_million_is_not_near_and_one_in_a_hundred_is_gross()
 
 # --- what earlier calls taught --------------------------------------------------------------------
 
-PAIRS = st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0))
+SIZES_OF_NOISE = st.tuples(*[st.floats(0.0, 100.0)] * 3)
 
 
-@given(st.lists(PAIRS, max_size=5), PAIRS)
+@given(st.lists(SIZES_OF_NOISE, max_size=5), SIZES_OF_NOISE)
 def test_experience_explains_what_is_within_its_margin_and_nothing_else(learnt, later):
     known = LearntNoise()
     for sizes in learnt:
