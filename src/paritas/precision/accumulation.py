@@ -48,6 +48,23 @@ def accumulation(call: UnperturbedCall) -> Amplitudes:
     return rule(call)
 
 
+def rounded_parts(call: UnperturbedCall, accumulated: Amplitudes) -> list[Tensor | None]:
+    """For each result, the size of the partial sums that another program may round and add up.
+
+    In half precisions a sum is computed in float32 and rounded once. But ranks, micro-batches and
+    kernels that split it round each part. Where the parts cancel, they are larger than the result.
+    An amplitude has the squares of all partial sums in it. Twice their root mean square is what two
+    to four parts and their sums make, each rounded by up to a unit, and not by half of one.
+    """
+    lengths = _LENGTHS[call.name](call) if call.name in _LENGTHS else []
+    return [
+        amplitude * (2 / math.sqrt(length))
+        if isinstance(amplitude, torch.Tensor) and length
+        else None
+        for amplitude, length in zip(accumulated, lengths, strict=False)
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Squares:
     """Squares of a tensor divided by the square of `top`, which keeps them in float32's range."""
@@ -698,4 +715,35 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "gelu_backward": _gelu,
     "index_add": _indexed_sum,
     "scatter_add": _indexed_sum,
+}
+
+
+def _lengths_of_convolution_backward(call: UnperturbedCall) -> list[int]:
+    grad, _, weight, *rest = call.args
+    positions = grad.numel() // max(1, grad.shape[1])
+    return [
+        _terms_of_convolution(weight, transposed=not rest[4], groups=rest[6]),
+        positions,
+        positions,
+    ]
+
+
+def _lengths_of_norm_backward(call: UnperturbedCall) -> list[int]:
+    rows = call.args[0].numel() // max(1, math.prod(call.args[2]))
+    return [0, rows, rows]
+
+
+# How many terms each result of a plain sum has; 0 if it is not one.
+_LENGTHS: dict[str, Callable[[UnperturbedCall], list[int]]] = {
+    **dict.fromkeys(
+        ("mm", "bmm", "mv", "dot", "_grouped_mm"), lambda call: [call.args[0].shape[-1]]
+    ),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda call: [call.args[1].shape[-1]]),
+    **dict.fromkeys(("sum", "mean"), lambda call: [_count_terms(call.args[0], call.result)]),
+    "convolution": lambda call: [
+        _terms_of_convolution(call.args[1], transposed=call.args[6], groups=call.args[8])
+    ],
+    "convolution_backward": _lengths_of_convolution_backward,
+    "native_layer_norm_backward": _lengths_of_norm_backward,
+    "embedding_dense_backward": lambda call: [_count_most_frequent(call.args[1])],
 }

@@ -33,11 +33,14 @@ from paritas.precision.accumulation import (
     accumulation,
     errors_of_inner_sums,
     errors_of_written_statistics,
+    rounded_parts,
 )
 from paritas.precision.lifting import LiftMode
 from paritas.precision.summing import UnperturbedCall
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from paritas._torch.operators import Operator, Traits
@@ -434,7 +437,8 @@ class PerturbMode(LiftMode):
             share = self.gain * min(unit, UNIT_F32) / 2
             statistic.add_((share * amplitude * uniform).to(statistic.dtype))
         if self._cancelled is None or kind.mutates:
-            return self._perturb_results(kind, result, accumulated, unit)
+            parts = rounded_parts(call, accumulated) if unit > UNIT_F32 else []
+            return self._perturb_results(kind, result, accumulated, unit, parts)
         chained = self._cancelled.amplitude(call)
         lossy = chained is not None or (
             kind.name in _ADDING_UP and not is_exact_in_any_order(args[0], result)
@@ -449,10 +453,14 @@ class PerturbMode(LiftMode):
         result: Any,
         accumulated: Amplitudes,
         unit: float,
+        parts: Sequence[Tensor | None] = (),
         *,
         lossy: bool = False,
     ) -> Any:
-        """`lossy`: the result of the sum may be exact by chance, and inexact in another order."""
+        """Perturb by rounding, by the errors of sums, and by those of their rounded parts.
+
+        With `lossy`, the result of a sum may be exact by chance, and inexact in another order.
+        """
         if not isinstance(result, torch.Tensor | list | tuple):
             return result  # None, or an opaque object such as a profiler's marker
         single = isinstance(result, torch.Tensor)
@@ -481,6 +489,10 @@ class PerturbMode(LiftMode):
                     noisy.addcmul_(extra, uniform, value=share)
                 else:
                     noisy = noisy + share * extra * uniform.to(extra.dtype)
+            part = parts[position] if position < len(parts) else None
+            if part is not None:
+                uniform = self._uniform(self._place(tensor, repeats=repeats))
+                noisy = noisy + (self.gain * unit / 2 * part * uniform).to(noisy.dtype)
             if self.widths:
                 fits = _needs_no_rounding(tensor, unit)
                 if lossy and fits is not None and extra is not None:
