@@ -247,6 +247,8 @@ _UNIT_TF32 = 2.0**-10
 # Values fall into bins; exact ones, between exact boundaries, into the same bin in every run.
 _SORTING_INTO_BINS = frozenset({"histc", "histogram", "bucketize", "searchsorted"})
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
+# A sum cancels if its parts are this many times as large.
+_CANCELS = 2.0
 # They add one by one to values in memory, which are in the dtype of the program.
 _SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
 # Beside their result, in its dtype, they give the logarithms of the sums, in float32.
@@ -493,11 +495,12 @@ class PerturbMode(LiftMode):
             if part is not None:
                 uniform = self._uniform(self._place(tensor, repeats=repeats))
                 noisy = noisy + (self.gain * unit / 2 * part * uniform).to(noisy.dtype)
-            if self.widths:
-                fits = _needs_no_rounding(tensor, unit)
-                if lossy and fits is not None and extra is not None:
-                    fits &= extra.abs() * accumulator <= tensor.abs()
-                noisy = noisy if fits is None else torch.where(fits, tensor, noisy)
+            fits = _needs_no_rounding(tensor, unit) if self.widths else None
+            if fits is not None:
+                lost = extra.abs() * accumulator if lossy and extra is not None else None
+                for size in (lost, None if part is None else part / _CANCELS):
+                    fits = fits if size is None else fits & (size <= tensor.abs())
+                noisy = torch.where(fits, tensor, noisy)
             # In-place operators return their argument, which must keep its identity.
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         return results[0] if single else type(result)(results)
