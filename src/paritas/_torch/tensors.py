@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from paritas.errors import UnsupportedTorchError
+from paritas.errors import UnsupportedTorchError, chain_of_causes
 from paritas.results.items import REPLICATE, LocalPlacement, Partial, Shard, role_word
 
 if TYPE_CHECKING:
@@ -213,23 +213,21 @@ _TRIED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(B|KiB|MiB|GiB|bytes)")
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or one that caused it, says that memory ran out."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    for cause in () if error is None else chain_of_causes(error, _cause_of):
+        if isinstance(cause, torch.OutOfMemoryError | MemoryError):
             return True
         # The allocator of the CPU raises a plain RuntimeError.
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error):
+        if isinstance(cause, RuntimeError) and "DefaultCPUAllocator: " in str(cause):
             return True
-        error = _cause_of(error)
     return False
 
 
 def bytes_asked(error: BaseException | None) -> int | None:
     """The size of the allocation that failed, if the error names it."""
-    while error is not None:
-        found = _TRIED.search(str(error))
+    for cause in () if error is None else chain_of_causes(error, _cause_of):
+        found = _TRIED.search(str(cause))
         if found is not None:
             return int(float(found[1]) * _UNITS[found[2]])
-        error = _cause_of(error)
     return None
 
 

@@ -10,9 +10,9 @@ import torch
 
 from paritas._torch.dynamo import draws_like_eager
 from paritas.checks.failures import Explainer, likely_mixups
-from paritas.errors import in_one_line
+from paritas.errors import chain_of_causes, in_one_line
 from paritas.execution.evidence import NoiseNotYetMeasured
-from paritas.execution.isolation import MISSING
+from paritas.execution.held_values import MISSING
 from paritas.execution.item_evidence import NO_LIFT, ItemEvidence
 from paritas.execution.observation import (
     input_tensors,
@@ -321,7 +321,7 @@ class Comparer:
             if left is MISSING and right is MISSING:
                 continue  # gone on both sides: something else replaced it
             if not self._is_known_to_both(item, reference, candidate):
-                self._note_one_sided(item)
+                self._note_one_sided(item, candidate)
             else:
                 self._compare_effect(item, left, right)
         if not items:
@@ -388,9 +388,10 @@ class Comparer:
         return all(known) or self._is_shared(item)
 
     def _is_shared(self, item: Item) -> bool:
-        """Whether both sides share the object in which one of them left something.
+        """Whether both sides reach the object in which one of them left something.
 
-        Parameters of the same name count as shared: their `.grad` is read from either.
+        A global is reached by a side whose code names it. Parameters of the same name count as
+        shared: their `.grad` is read from either.
         """
         if not item.kind.is_state:
             return True  # inputs: both sides get the same
@@ -398,14 +399,17 @@ class Comparer:
         states = self.sides.reference.state, self.sides.candidate.state
         if name.endswith(".grad") and all(name[:-5] in state.tensors for state in states):
             return True
-        around = [state.container_of(name) for state in states]
-        return around[0] is not None and around[0] is around[1]
+        places = [state.places.get(name) for state in states]
+        return any(
+            place is not None and all(state.reaches(place) for state in states) for place in places
+        )
 
-    def _note_one_sided(self, item: Item) -> None:
+    def _note_one_sided(self, item: Item, candidate: Observation) -> None:
         """Skip a side's own bookkeeping; report a buffer of the model."""
         owned = self.sides.reference.state.owned | self.sides.candidate.state.owned
         if item.name not in owned:
-            self.out.skipped.append(f"{self._shown(item)}: only one side has it")
+            who = "candidate" if item in candidate.state else "reference"
+            self.out.skipped.append(f"{self._shown(item)}: only the {who} has it")
             return
         self.out.unmatched.append(self._shown(item).text)
         reason = "changed on one side and missing on the other"
@@ -711,9 +715,4 @@ def _describe_exception(error: Exception | None) -> str:
 
 def _same_kind(reference: Exception, candidate: Exception) -> bool:
     """Whether the candidate raised the same kind; compilers wrap it, so causes count too."""
-    kinds = []
-    cause: BaseException | None = candidate
-    while cause is not None:
-        kinds.append(cause)
-        cause = cause.__cause__
-    return any(isinstance(kind, type(reference)) for kind in kinds)
+    return any(isinstance(cause, type(reference)) for cause in chain_of_causes(candidate))

@@ -16,8 +16,8 @@ import torch
 from paritas._torch.global_state import taking_stance
 from paritas._torch.kernels import any_attention
 from paritas._torch.tensors import copy_hooks, is_out_of_memory, refuse_once_differentiable
+from paritas.execution.held_values import MISSING
 from paritas.execution.isolation import (
-    MISSING,
     copy_inputs,
     detached_copy,
     frozen_leaf,
@@ -680,6 +680,11 @@ def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, An
     return found
 
 
+# Of the outputs that share one memory, such as the rows that `unbind` returns, each is paired with
+# this many: with all others, ten thousand rows would be fifty million pairs.
+_MOST_SHARING = 64
+
+
 def find_aliases(outputs: dict[Item, Any], given: dict[Item, Any]) -> frozenset[tuple[Item, Item]]:
     """Which outputs share memory with inputs or state, or with each other."""
     known: dict[int, list[Item]] = {}
@@ -691,7 +696,7 @@ def find_aliases(outputs: dict[Item, Any], given: dict[Item, Any]) -> frozenset[
     for item, leaf in outputs.items():
         key = storage_address(leaf)
         if key:
-            pairs |= {(other, item) for other in known.get(key, [])}
+            pairs |= {(other, item) for other in known.get(key, [])[:_MOST_SHARING]}
             known.setdefault(key, []).append(item)
     return frozenset(pairs)
 

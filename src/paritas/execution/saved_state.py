@@ -16,6 +16,7 @@ import math
 import operator
 import pickle
 import random
+import sys
 import types
 import zlib
 from typing import TYPE_CHECKING, Any, Self
@@ -127,9 +128,19 @@ class Copier:
         tensors = [part for _, part in contents(leaf) if isinstance(part, torch.Tensor)]
         memo = {id(tensor): self.copy_tensor(tensor) for tensor in tensors}
         try:
-            return copy.deepcopy(leaf, memo)
+            return copy.deepcopy(leaf, dict(memo))  # it also keeps what it has not finished there
         except Exception:  # noqa: BLE001  (it may hold a lock, or a method may raise)
-            return self._rebuild(leaf, memo)
+            return self._rebuild_or_refuse(leaf, memo)
+
+    def _rebuild_or_refuse(self, value: Any, made: dict[int, Any]) -> Any:
+        try:
+            return self._rebuild(value, made)
+        except RecursionError:
+            kind = type(value).__name__
+            raise UsageError(
+                f"an input of class {kind} cannot be copied: its objects refer to each other more "
+                f"than {sys.getrecursionlimit()} levels deep"
+            ) from None
 
     def _rebuild(self, value: Any, made: dict[int, Any]) -> Any:
         """Copy an object attribute by attribute; values without contents stay shared."""

@@ -27,7 +27,7 @@ from paritas._torch.kernels import true_sums_of_attention
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
 from paritas.execution.evidence import Notes, WideDefault, completed, is_usable, run_quietly
-from paritas.execution.isolation import MISSING
+from paritas.execution.held_values import MISSING
 from paritas.execution.observation import (
     Observation,
     RunConditions,
