@@ -24,6 +24,7 @@ from paritas.execution.isolation import (
     is_same_leaf,
     unchanged_on_device,
 )
+from paritas.execution.leftovers import undoing_leftovers
 from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import contents, map_leaves, same_leaf
@@ -367,7 +368,7 @@ def _observe_call(
     subject.state.touch()
     process = ProcessState(seen.rng_before)
     try:
-        with conditions.options.around():
+        with conditions.options.around(), undoing_leftovers(seen.process):
             result = subject.call(*inputs.args, **inputs.kwargs)
     except Exception as error:
         if is_out_of_memory(error):  # it says nothing about the program
@@ -375,7 +376,7 @@ def _observe_call(
         seen.error = error
         return
     finally:
-        seen.process = process.put_back()
+        seen.process |= process.put_back()
     seen.rng_after = seen.rng_before.after_call()
     returned = flattened(result, OUTPUT)
     live = {output(path): leaf for path, leaf in returned.leaves.items()}
@@ -518,7 +519,11 @@ def _differentiate(
         seen.gradients |= dict.fromkeys(targets)
         return
     try:
-        with _no_autocast(outputs.values()), conditions.options.around():
+        with (
+            _no_autocast(outputs.values()),
+            conditions.options.around(),
+            undoing_leftovers(seen.process),
+        ):
             gradients = _first_gradients(outputs, targets, cotangents, conditions)
     except Exception as error:
         if is_out_of_memory(error):
@@ -534,7 +539,11 @@ def _differentiate(
             _note_least_noise(item, gradient, conditions.options.mode, seen)
     if conditions.second:
         try:
-            with _no_autocast(outputs.values()), conditions.options.around():
+            with (
+                _no_autocast(outputs.values()),
+                conditions.options.around(),
+                undoing_leftovers(seen.process),
+            ):
                 firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
             seen.further |= seconds
             seen.again = {
