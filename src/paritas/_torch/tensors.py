@@ -37,6 +37,12 @@ def accumulation_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
     return _registered_hooks(tensor, "_post_accumulate_grad_hooks")
 
 
+def hook_tables(tensor: Tensor) -> dict[str, dict[Any, Any]]:
+    """The hooks of a leaf by their kind, as the dicts that torch calls them from."""
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks") if tensor.is_leaf else ()
+    return {kind: table for kind in kinds if (table := getattr(tensor, kind, None)) is not None}
+
+
 def copy_hooks(source: Tensor, target: Tensor) -> None:
     """Register the hooks of one leaf on another."""
     for hook in gradient_hooks(source):

@@ -18,6 +18,7 @@ from paritas.execution.observation import (
     input_tensors,
     same_value,
 )
+from paritas.execution.subjects import ForeignProgram
 from paritas.numerics.contents import Opaque
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
@@ -172,6 +173,7 @@ class Comparer:
             written = list(dict.fromkeys((*reference.after, *candidate.after)))
             self._compare_after(ALL_INPUTS, written, reference, candidate)
             self._compare_written_flags(reference, candidate)
+        self._compare_set_flags(reference, candidate)
         if self.config.verify_state:
             self._compare_state(reference, candidate)
             self._compare_process(reference, candidate)
@@ -265,6 +267,17 @@ class Comparer:
         for item, left, right in matching.pairs:
             self._compare_item(item, left, right)
             self._compare_layout(item, reference, candidate)
+        self._compare_attributes(reference, candidate)
+
+    def _compare_attributes(self, reference: Observation, candidate: Observation) -> None:
+        """Compare the Python attributes that the programs give to the tensors they return."""
+        items = dict.fromkeys((*reference.attributes, *candidate.attributes))
+        if items and (self.sides.by_order or isinstance(self.sides.candidate.call, ForeignProgram)):
+            self.out.skipped.append("attributes of output tensors: another runtime returns values")
+            return
+        for item in items:
+            left, right = (seen.attributes.get(item, MISSING) for seen in (reference, candidate))
+            self._compare_effect(item, left, right)
 
     def _compare_layout(self, item: Item, reference: Observation, candidate: Observation) -> None:
         shown = self._shown(item)
@@ -335,6 +348,37 @@ class Comparer:
         for item in reference.after:
             if item in candidate.after:
                 self._compare_flags(item, reference, candidate)
+
+    def _compare_set_flags(self, reference: Observation, candidate: Observation) -> None:
+        """Compare `requires_grad` of inputs and state that one of the calls has set."""
+        for item in dict.fromkeys((*reference.flags, *candidate.flags)):
+            is_asked = (
+                self.config.verify_state if item.kind.is_state else self.config.verify_mutation
+            )
+            if not is_asked or not self.config.compares_requires_grad:
+                continue
+            initial = self._initial_flags(item)
+            left, right = (
+                seen.flags.get(item, flag)
+                for seen, flag in zip((reference, candidate), initial, strict=True)
+            )
+            if left is None or right is None:
+                continue  # only one side has it
+            self.out.compared += 1
+            status = Status.IDENTICAL if left is right else Status.DIFFERENT
+            reason = f"requires_grad is set to {right} on both sides"
+            if left is not right:
+                reason = f"requires_grad is {right} instead of {left}"
+            self.out.add(self._shown(item), Aspect.REQUIRES_GRAD, status, reason)
+
+    def _initial_flags(self, item: Item) -> list[bool | None]:
+        """What `requires_grad` of an input or of state is before the call, on either side."""
+        if not item.kind.is_state:
+            flag = dict(input_tensors(self.evidence.program.inputs))[item.name].requires_grad
+            return [flag, flag]
+        states = self.sides.reference.state, self.sides.candidate.state
+        known = [state.flags.get(item.name) for state in states]
+        return [None if flags is None else flags[1] for flags in known]
 
     def _compare_effect(self, item: Item, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and similar objects are not values."""

@@ -23,10 +23,10 @@ from paritas.execution.observation import (
     RunConditions,
     RunOptions,
     input_tensors,
-    running_subject,
     same_value,
     storage_address,
 )
+from paritas.execution.running import running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paritas._torch.tensors import hook_tables
 from paritas.execution.reachable import (
     GENERATORS,
     Reached,
@@ -29,7 +30,7 @@ from paritas.execution.reachable import (
     slots_of,
 )
 from paritas.execution.saved_state import generator_state, set_generator_state
-from paritas.numerics.contents import parts
+from paritas.numerics.contents import given_to_tensor, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,6 +95,34 @@ def hold_values(found: Reached) -> Iterator[HeldValues]:
         pairs += _object_values(value)
     for read, write in pairs:
         yield HeldValues(path, read, write, read())
+
+
+def hold_given_to(tensors: list[torch.Tensor]) -> HeldValues:
+    """How to restore the attributes that a program gives to tensors, and their hooks."""
+    before = [(tensor, given_to_tensor(tensor), _hooks_of(tensor)) for tensor in tensors]
+
+    def read() -> list[Any]:
+        found: list[Any] = []
+        for tensor in tensors:
+            for table in (given_to_tensor(tensor), *hook_tables(tensor).values()):
+                if table:
+                    found += [tensor, *_keys_and_values(table)]
+        return found
+
+    def write(_: list[Any]) -> None:
+        for tensor, given, hooks in before:
+            own = attribute_table(tensor) or {}
+            for name in given_to_tensor(tensor).keys() - given.keys():
+                del own[name]
+            own.update(given)
+            for kind, table in hook_tables(tensor).items():
+                _write_mapping(table, hooks.get(kind, []))
+
+    return HeldValues("attributes and hooks of tensors", read, write, read())
+
+
+def _hooks_of(tensor: torch.Tensor) -> dict[str, list[Any]]:
+    return {kind: _keys_and_values(table) for kind, table in hook_tables(tensor).items()}
 
 
 def _module_values(module: nn.Module) -> Any:

@@ -20,6 +20,7 @@ from paritas.execution.held_values import (
     MISSING,
     HeldValues,
     are_same_items,
+    hold_given_to,
     hold_values,
     read_code,
     read_other_parts,
@@ -35,7 +36,7 @@ from paritas.execution.reachable import (
     walk_reachable,
 )
 from paritas.execution.saved_state import Copier, generator_state, made_like
-from paritas.numerics.contents import Opaque, contents, same_leaf
+from paritas.numerics.contents import Opaque, contents, given_to_tensor, same_leaf
 from paritas.numerics.flattening import is_dense
 from paritas.numerics.metrics import bitwise_equal, equal_on_device
 
@@ -141,14 +142,13 @@ class ProgramState:
                 self._shows_replacing &= not isinstance(found.value, torch.jit.ScriptModule)
             pins |= read_code(found.value)
             if not isinstance(found.value, torch.Tensor | Opaque):
-                held = list(hold_values(found))
-                self._held += held
-                readers += [one.read for one in held]
+                self._held += hold_values(found)
+        self._held.append(hold_given_to([*self.tensors.values(), *self.lent.values()]))
         self._code = code
         self._may_differ = True
         self._is_wide = False
         self._now = self.tensors
-        self._readers = [*readers, *pins.values()]
+        self._readers = [*(held.read for held in self._held), *readers, *pins.values()]
         self._expected = [read() for read in self._readers]
 
     def _walk(self) -> Iterator[Reached]:
@@ -164,6 +164,7 @@ class ProgramState:
             self._named[id(found.table), found.key] = name
         if found.is_owned:
             self.owned.add(name)
+        self._reached.add(id(tensor))
         if name in self.tensors:
             return
         if self._lends and isinstance(tensor, torch.nn.Parameter):
@@ -273,6 +274,14 @@ class ProgramState:
                     self.unreadable[path] = f"it cannot be read: {in_one_line(error, 120)}"
         self._may_differ = bool(changed) or among is not None
         return changed
+
+    def changed_flags(self) -> dict[str, bool]:
+        """`requires_grad` of the tensors for which it was set since the beginning."""
+        return {
+            name: tensor.requires_grad
+            for name, tensor in self._now.items()
+            if tensor.is_leaf and self.flags[name] == (True, not tensor.requires_grad)
+        }
 
     def _is_nothing_replaced(self) -> bool:
         """Whether every object that was reached at the beginning still holds the same objects.
@@ -415,6 +424,9 @@ class ProgramState:
             if gradient is not None:
                 value.grad = _widen(gradient) if gradient.dtype in WIDE else gradient.clone()
             wide[name] = value
+        for name, value in wide.items():
+            for key, given in given_to_tensor(self.tensors[name]).items():
+                setattr(value, key, wide.get(self.names.get(id(given), ""), given))
         return wide
 
 

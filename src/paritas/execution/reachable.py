@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from paritas._torch.tensors import INTERNALS, tensor_slots
-from paritas.numerics.contents import Opaque, parts
+from paritas._torch.tensors import INTERNALS, hook_tables, tensor_slots
+from paritas.numerics.contents import Opaque, given_to_tensor, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,6 +140,7 @@ class _ReachWalk:
             reach = functools.partial(Reached, table=table, key=key, holder=holder)
             if isinstance(value, _ARRAYS):
                 yield reach(path, value, is_leaf=True, is_owned=id(table) in self.slots)
+                self.stack += self._below_tensor(path, value)
                 continue
             if isinstance(value, _CODE) and (table is not None or key is not None):
                 # Its identity, in addition to its contents: a program may replace it.
@@ -176,6 +177,21 @@ class _ReachWalk:
         if isinstance(value, types.ModuleType):
             return None
         return self._below_object(path, value)
+
+    def _below_tensor(self, path: str, tensor: Any) -> list[tuple[tuple[str, Any, Any, Any], Any]]:
+        """The attributes that the program has given to a tensor, and how many hooks it has."""
+        if not isinstance(tensor, torch.Tensor) or id(tensor) in self.seen:
+            return []
+        given, table = given_to_tensor(tensor), attribute_table(tensor)
+        path = self.known.get(id(tensor), path)
+        found: list[tuple[str, Any, Any, Any]] = [
+            (f"{path}.{name}", value, table, name) for name, value in given.items()
+        ]
+        hooks = hook_tables(tensor)
+        found += [(f"{path}.{kind}", len(hooks[kind]), None, None) for kind in hooks if hooks[kind]]
+        if found:
+            self.seen[id(tensor)] = tensor
+        return [(one, tensor) for one in reversed(found)]
 
     def _below_module(self, path: str, module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")

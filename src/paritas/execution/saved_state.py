@@ -27,7 +27,13 @@ from numpy.random import mtrand
 
 from paritas._torch.operators import WIDE
 from paritas.errors import UsageError
-from paritas.numerics.contents import attributes, contents, map_leaves, parts
+from paritas.numerics.contents import (
+    attributes,
+    contents,
+    given_to_tensor,
+    map_leaves,
+    parts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -86,6 +92,8 @@ class Copier:
         result.requires_grad_(tensor.requires_grad)
         if tensor.is_leaf and tensor.grad is not None:
             result.grad = self.copy_tensor(tensor.grad)
+        for name, value in given_to_tensor(tensor).items():
+            setattr(result, name, self._copy_leaf(value))
         return result
 
     def _copy_whole(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:

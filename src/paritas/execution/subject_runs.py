@@ -35,10 +35,10 @@ from paritas.execution.observation import (
     input_contents,
     input_tensors,
     named_like,
-    running_subject,
     same_value,
 )
 from paritas.execution.program import Program, count_dtypes
+from paritas.execution.running import running_subject
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
 from paritas.numerics.automatic import FEW_PAIRS, FEW_RUNS, MOST_PAIRS

@@ -373,6 +373,25 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
     ]
 
 
+# What torch itself sets on tensors: nn.Buffer, and Dynamo's marks.
+_OF_BUFFERS = frozenset({"persistent", "_is_buffer", "_is_param"})
+_OF_COMPILERS = ("_dynamo", "_torchdynamo", "_inductor")
+_OWN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def given_to_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that a program has given to a tensor of torch's own classes.
+
+    Those of other classes are their contents.
+    """
+    given = vars(tensor) if type(tensor) in _OWN_TENSORS else {}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in _OF_BUFFERS and not name.startswith(_OF_COMPILERS)
+    }
+
+
 def _stored_in(cls: type) -> tuple[list[tuple[int, str]], frozenset[str]]:
     """What an object of a class stores, by its place among the bases, and its cached properties.
 
