@@ -48,6 +48,10 @@ SECOND_ADVICE = (
     "if gradients are never differentiated, set verify_double_backward=False; mark a backward that "
     "cannot be differentiated with torch.autograd.function.once_differentiable: then it raises"
 )
+AGAIN_ADVICE = (
+    "do not overwrite in backward what forward has saved: with retain_graph=True, the next "
+    "backward pass computes from it; if that never happens, set verify_double_backward=False"
+)
 RANDOM_ADVICE = (
     "set torch._inductor.config.fallback_random = True before compiling: then the compiled program "
     "draws the same numbers as eager"
@@ -184,6 +188,7 @@ class Comparer:
         self._compare_put_off()
         if self.call == 0 and self.lifts:
             self._compare_second(reference, candidate)
+            self._compare_repeated(reference, candidate)
         return self.out
 
     def _shown(self, item: Item) -> Item:
@@ -564,6 +569,14 @@ class Comparer:
             if left is not None or right is None or not self._vanishes(item, right):
                 self._compare_gradient(item, left, right)
         self._compare_put_off()
+
+    def _compare_repeated(self, reference: Observation, candidate: Observation) -> None:
+        """Compare the gradients of a second backward pass that are not those of the first."""
+        differing = {self._shown(item) for item in candidate.again}
+        wrong = {finding.item for finding in self.out.findings if not finding.status.passes()}
+        if not candidate.again or differing & wrong:
+            return  # equal bits, or the first ones are wrong already
+        self.demand.unsettle()
         for item, right in candidate.again.items():
             self._compare_again(item, reference.again.get(item, reference.value(item)), right)
 
@@ -589,14 +602,20 @@ class Comparer:
 
         A differentiable formula may round differently, so this is judged like any value.
         """
-        if left is None or right is None:
+        some = left if left is not None else right
+        if some is None:
             return
-        self.demand.settled.discard((self.call, item))
+        left, right = (torch.zeros_like(some) if one is None else one for one in (left, right))
         evidence = ItemEvidence(self.evidence, item, self.call, demand=self.demand)
         again = item.of(ItemKind.GRADIENT_AGAIN)
         findings, _ = check_pair(again, left, right, self.checks, evidence)
         self.out.compared += 1
-        self._add_findings(findings)
+        self._add_findings(
+            finding
+            if finding.status.passes()
+            else msgspec.structs.replace(finding, advice=AGAIN_ADVICE)
+            for finding in findings
+        )
 
     def _compare_in_float64(self, item: Item, left: torch.Tensor | None) -> None:
         """Compare a gradient that only the lifted run of the compiled program computes."""

@@ -56,6 +56,7 @@ class Observation:
         further: item -> gradient that the caller's own call does not compute: of an input that
             does not require grad, or of gradients.
         again: item -> gradient from a second backward pass over the same graph, if it differs.
+        own_backward: backward functions that are not torch's took part, and no compiled code.
         gradient_layouts: item -> the original layout of a gradient.
         strides: item -> strides of the returned tensors.
         requires_grad: item -> flag of the returned tensors, and of inputs that were written to.
@@ -70,6 +71,7 @@ class Observation:
         error: what the call raised.
         gradient_error: what the backward pass raised.
         second_error: what computing the gradients of gradients raised.
+        again_error: what the second backward pass over the same graph raised.
     """
 
     outputs: dict[Item, Any] = dataclasses.field(default_factory=dict)
@@ -83,6 +85,7 @@ class Observation:
     gradients: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
     further: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
     again: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
+    own_backward: bool = False
     gradient_layouts: dict[Item, torch.layout] = dataclasses.field(default_factory=dict)
     strides: dict[Item, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     requires_grad: dict[Item, bool] = dataclasses.field(default_factory=dict)
@@ -97,6 +100,7 @@ class Observation:
     error: Exception | None = None
     gradient_error: Exception | None = None
     second_error: Exception | None = None
+    again_error: Exception | None = None
 
     @property
     def drew_random_numbers(self) -> bool:
@@ -249,6 +253,7 @@ class RunConditions:
         also: inputs to differentiate although the caller's do not require grad.
         written: inputs that a program writes to, which a leaf that requires grad does not allow.
         second: also differentiate the gradients.
+        repeats: also make a second backward pass over the same graph.
         accumulates: accumulate into `.grad`, to run the hooks on its accumulation.
         changing: the names of the state to compare after the call; None for all of it.
         holds: also keep the returned tensors themselves.
@@ -265,6 +270,7 @@ class RunConditions:
     also: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     second: bool = False
+    repeats: bool = False
     accumulates: bool = False
     changing: frozenset[str] | None = None
     holds: bool = False

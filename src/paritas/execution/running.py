@@ -11,7 +11,12 @@ import torch
 
 from paritas._torch.global_state import taking_stance
 from paritas._torch.kernels import any_attention
-from paritas._torch.tensors import copy_hooks, is_out_of_memory, refuse_once_differentiable
+from paritas._torch.tensors import (
+    copy_hooks,
+    has_own_backward,
+    is_out_of_memory,
+    refuse_once_differentiable,
+)
 from paritas.execution.held_values import MISSING
 from paritas.execution.isolation import (
     copy_inputs,
@@ -269,6 +274,7 @@ def _gradient_targets(
         and (
             conditions.options.wanted is None
             or conditions.second
+            or conditions.repeats
             or item in conditions.options.wanted
         )
     }
@@ -292,25 +298,25 @@ def _differentiate(
     if not outputs:
         seen.gradients |= dict.fromkeys(targets)
         return
+    if conditions.options.mode is None and not conditions.options.wide:
+        seen.own_backward = has_own_backward(outputs.values())
     try:
         with (
             _no_autocast(outputs.values()),
             conditions.options.around(),
             undoing_leftovers(seen.process),
         ):
-            gradients = _first_gradients(outputs, targets, cotangents, conditions)
+            gradients = _first_gradients(
+                outputs, targets, cotangents, conditions, retains=conditions.repeats
+            )
     except Exception as error:
         if is_out_of_memory(error):
             raise
         seen.gradient_error = error
         return
-    for item, gradient in gradients.items():
-        table = seen.further if item in also else seen.gradients
-        table[item] = keep_gradient(gradient) if conditions.sketches else keep_leaf(gradient)
-        if gradient is not None:
-            seen.gradient_layouts[item] = gradient.layout
-        if gradient is not None and conditions.options.mode is not None:
-            _note_least_noise(item, gradient, conditions.options.mode, seen)
+    _note_gradients(gradients, also, conditions, seen)
+    if conditions.repeats:
+        _differentiate_again(outputs, targets, cotangents, conditions, seen)
     if conditions.second:
         try:
             with (
@@ -320,13 +326,53 @@ def _differentiate(
             ):
                 firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
             seen.further |= seconds
-            seen.again = {
-                item: first
-                for item, first in firsts.items()
-                if not same_value(first, seen.value(item))
-            }
+            seen.again = _differing(firsts, seen) | seen.again
         except Exception as error:  # noqa: BLE001
             seen.second_error = error
+
+
+def _note_gradients(
+    gradients: dict[Item, Tensor | None],
+    also: set[Item],
+    conditions: RunConditions,
+    seen: Observation,
+) -> None:
+    for item, gradient in gradients.items():
+        table = seen.further if item in also else seen.gradients
+        table[item] = keep_gradient(gradient) if conditions.sketches else keep_leaf(gradient)
+        if gradient is not None:
+            seen.gradient_layouts[item] = gradient.layout
+        if gradient is not None and conditions.options.mode is not None:
+            _note_least_noise(item, gradient, conditions.options.mode, seen)
+
+
+def _differentiate_again(
+    outputs: dict[Item, Tensor],
+    targets: dict[Item, Any],
+    cotangents: dict[Item, Tensor],
+    conditions: RunConditions,
+    seen: Observation,
+) -> None:
+    """Make a second backward pass over the same graph, as with `retain_graph=True`."""
+    try:
+        with (
+            _no_autocast(outputs.values()),
+            conditions.options.around(),
+            undoing_leftovers(seen.process),
+        ):
+            gradients = _first_gradients(outputs, targets, cotangents, conditions, retains=False)
+        seen.again = _differing({item: keep_leaf(one) for item, one in gradients.items()}, seen)
+    except Exception as error:  # noqa: BLE001  (whoever does this gets it too, no wrong number)
+        seen.again_error = error
+
+
+def _differing(gradients: dict[Item, Any], seen: Observation) -> dict[Item, Any]:
+    """The gradients that have other bits than those of the first backward pass."""
+    return {
+        item: gradient
+        for item, gradient in gradients.items()
+        if not same_value(gradient, seen.value(item))
+    }
 
 
 def _cotangents(outputs: dict[Item, Tensor], conditions: RunConditions) -> dict[Item, Tensor]:
@@ -348,14 +394,17 @@ def _first_gradients(
     targets: dict[Item, Any],
     cotangents: dict[Item, Tensor],
     conditions: RunConditions,
+    *,
+    retains: bool,
 ) -> dict[Item, Tensor | None]:
     """The gradients from `torch.autograd.grad`, or accumulated into `.grad`."""
+    retains |= conditions.second
     if not conditions.accumulates:
         found = torch.autograd.grad(
             list(outputs.values()),
             list(targets.values()),
             list(cotangents.values()),
-            retain_graph=conditions.second,
+            retain_graph=retains,
             allow_unused=True,
         )
         return dict(zip(targets, found, strict=True))
@@ -367,7 +416,7 @@ def _first_gradients(
         torch.autograd.backward(
             list(outputs.values()),
             list(cotangents.values()),
-            retain_graph=conditions.second,
+            retain_graph=retains,
             inputs=list(leaves_of.values()),
         )
         return {item: leaf.grad for item, leaf in leaves_of.items()}

@@ -373,9 +373,11 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
     ]
 
 
-# What torch itself sets on tensors: nn.Buffer, and Dynamo's marks.
-_OF_BUFFERS = frozenset({"persistent", "_is_buffer", "_is_param"})
-_OF_COMPILERS = ("_dynamo", "_torchdynamo", "_inductor")
+# What torch itself sets on tensors: nn.Buffer, Inductor's freezing, and Dynamo's marks.
+_OF_TORCH = frozenset(
+    {"persistent", "_is_buffer", "_is_param", "_is_frozen_param", "_specialize_on"}
+)
+_DYNAMOS = "dynamo"
 _OWN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -388,7 +390,7 @@ def given_to_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     return {
         name: value
         for name, value in given.items()
-        if name not in _OF_BUFFERS and not name.startswith(_OF_COMPILERS)
+        if name not in _OF_TORCH and _DYNAMOS not in name and not _is_special(name)
     }
 
 
