@@ -461,6 +461,32 @@ def test_the_marks_of_dynamo_are_no_attributes_of_a_program(mark):
     assert given_to_tensor(x) == {}
 
 
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x * 2
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient * 2
+
+
+def test_a_backward_of_a_program_is_told_from_that_of_torch():
+    x = torch.ones(3, requires_grad=True)
+    assert tensors.has_own_backward([x.sin(), Doubling.apply(x.cos()).exp()])
+    assert not tensors.has_own_backward([x.sin()])
+    assert not tensors.has_own_backward([torch.ones(3)])
+
+
+def test_the_tables_of_hooks_are_those_that_torch_calls():
+    x = torch.ones(3, requires_grad=True)
+    assert tensors.hook_tables(x) == {}
+    x.register_hook(torch.neg)
+    tensors.hook_tables(x)["_backward_hooks"].clear()
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+
 def test_compiled_code_has_no_backward_of_its_own():
     x = torch.ones(3, requires_grad=True)
     compiled = torch.compile(lambda x: x.sin().exp(), backend="aot_eager")

@@ -313,7 +313,7 @@ def present_modes() -> tuple[list[Any], list[Any]]:
 
     Without the mode of `torch.set_default_device`, which is a setting.
     """
-    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # type: ignore[attr-defined]
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     functions = [mode for mode in _function_mode_stack() if mode is not default]
     return _dispatch_mode_stack(), functions
 
