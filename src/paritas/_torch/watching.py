@@ -359,22 +359,25 @@ def restore_saved_tensor_hooks(hooks: tuple[Any, Any] | None) -> None:
         torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
+_HOOK_TABLES = [
+    (owner, name)
+    for owner in (_modules, _optimizers)
+    for name, table in vars(owner).items()
+    if name.startswith("_global_") and isinstance(table, dict)
+]
+
+
 def module_hooks() -> dict[str, dict[Any, Any]]:
     """The hooks that all modules call, and all optimizers, by their kind: copies."""
-    return {
-        name: dict(table)
-        for owner in (_modules, _optimizers)
-        for name, table in vars(owner).items()
-        if name.startswith("_global_") and isinstance(table, dict)
-    }
+    return {name: dict(vars(owner)[name]) for owner, name in _HOOK_TABLES}
 
 
 def restore_module_hooks(hooks: dict[str, dict[Any, Any]]) -> None:
     """Make these the hooks that all modules and all optimizers call."""
-    for name, kept in hooks.items():
-        now = (vars(_modules) | vars(_optimizers))[name]
+    for owner, name in _HOOK_TABLES:
+        now = vars(owner)[name]
         now.clear()
-        now.update(kept)
+        now.update(hooks[name])
     if not hooks["_global_backward_hooks"]:
         _modules._global_is_full_backward_hook = None  # its kind, which excludes the other one
 

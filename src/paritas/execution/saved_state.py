@@ -548,6 +548,7 @@ _NAMESPACES: tuple[Any, ...] = (
 _MODULES: tuple[Any, ...] = tuple(
     one for one in vars(torch.nn).values() if isinstance(one, type) and "forward" in vars(one)
 )
+_MODULE_CONTENTS = [vars(module) for module in _MODULES]
 
 # Bound before a candidate can replace them.
 _all, _is, _len, _map, _zip = all, operator.is_, len, map, zip
@@ -566,7 +567,7 @@ class ProcessState:
         self._settings += [(_PYTHON_RANDOM, at.python), (_NUMPY_RANDOM, _comparable(at.numpy))]
         # As lists, which are quicker to make and to compare than dictionaries.
         self._names = [(space, [*vars(space)], [*vars(space).values()]) for space in _NAMESPACES]
-        self._forwards = [vars(module)["forward"] for module in _MODULES]
+        self._forwards = _forwards_now()
 
     def put_back(self) -> dict[str, str]:
         """Restore what has changed; returns name -> how it had changed."""
@@ -585,17 +586,22 @@ class ProcessState:
                 else:
                     delattr(space, name)  # it hides an inherited function
                 changed[_full_name(space, name)] = "replaced"
-        for module, forward in _zip(_MODULES, self._forwards):
-            now = vars(module).get("forward")
-            if now is not forward and not _is_put_by_compiler(now):
-                module.forward = forward
-                changed[_full_name(module, "forward")] = "replaced"
+        forwards = _forwards_now()
+        if not _all(_map(_is, forwards, self._forwards)):
+            for module, now, forward in _zip(_MODULES, forwards, self._forwards):
+                if now is not forward and not _is_put_by_compiler(now):
+                    module.forward = forward
+                    changed[_full_name(module, "forward")] = "replaced"
         for setting, value in self._settings:
             now = setting.read()
             if now != value:
                 setting.write(value)
                 changed[setting.name] = _describe_setting(now)
         return changed
+
+
+def _forwards_now() -> list[Any]:
+    return [names.get("forward") for names in _MODULE_CONTENTS]
 
 
 def _are_same_names(keys: list[str], values: list[Any], now: Mapping[str, Any]) -> bool:
