@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 class ParitasError(Exception):
@@ -87,6 +87,25 @@ def in_one_line(
     text = first_line(error, longest, whole=whole, cut=cut)
     kind = type(error).__name__
     return f"{kind}: {text}" if text else kind
+
+
+# A program may raise its errors in a circle: each the cause of the other.
+_MOST_CAUSES = 100
+
+
+def chain_of_causes(
+    error: BaseException,
+    cause_of: Callable[[BaseException], BaseException | None] = lambda error: error.__cause__,
+) -> list[BaseException]:
+    """An exception, what caused it, what caused that, and so on; each one once."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and len(chain) < _MOST_CAUSES:
+        if any(following is known for known in chain):
+            break
+        chain.append(following)
+        following = cause_of(following)
+    return chain
 
 
 def first_line(

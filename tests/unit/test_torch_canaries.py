@@ -12,6 +12,7 @@ from torch import nn
 
 from paritas._torch import dynamo, kernels, operators, tensors
 from paritas.errors import UnsupportedTorchError
+from paritas.numerics.contents import given_to_tensor
 from paritas.precision import accumulation, lifting, perturbing, widening
 
 ATEN = torch.ops.aten
@@ -439,3 +440,63 @@ def test_quantising_takes_float32_alone_and_its_codes_are_decided_by_what_is_rou
     decision = mode.decision_for(codes)
     assert decision.kind == "round"
     assert torch.equal(decision.left, values(3) / 0.5 + 1)
+
+
+# --- attributes and backward functions ------------------------------------------------------------
+
+MARKS = {
+    "dynamic": lambda x: torch._dynamo.mark_dynamic(x, 0),
+    "maybe dynamic": lambda x: torch._dynamo.maybe_mark_dynamic(x, 0),
+    "unbacked": lambda x: torch._dynamo.decorators.mark_unbacked(x, 0),
+    "static": lambda x: torch._dynamo.mark_static(x, 0),
+    "static address": torch._dynamo.mark_static_address,
+}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_the_marks_of_dynamo_are_no_attributes_of_a_program(mark):
+    x = torch.ones(4, 4)
+    MARKS[mark](x)
+    assert vars(x)
+    assert given_to_tensor(x) == {}
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x * 2
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient * 2
+
+
+def test_a_backward_of_a_program_is_told_from_that_of_torch():
+    x = torch.ones(3, requires_grad=True)
+    assert tensors.has_own_backward([x.sin(), Doubling.apply(x.cos()).exp()])
+    assert not tensors.has_own_backward([x.sin()])
+    assert not tensors.has_own_backward([torch.ones(3)])
+
+
+def test_the_tables_of_hooks_are_those_that_torch_calls():
+    x = torch.ones(3, requires_grad=True)
+    assert tensors.hook_tables(x) == {}
+    x.register_hook(torch.neg)
+    tensors.hook_tables(x)["_backward_hooks"].clear()
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_compiled_code_has_no_backward_of_its_own():
+    x = torch.ones(3, requires_grad=True)
+    compiled = torch.compile(lambda x: x.sin().exp(), backend="aot_eager")
+    assert not tensors.has_own_backward([compiled(x)])
+
+
+def test_the_backward_of_a_custom_operator_is_its_own():
+    @torch.library.custom_op("canaries::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled.register_autograd(lambda _, gradient: gradient * 2)
+    assert tensors.has_own_backward([doubled(torch.ones(3, requires_grad=True))])

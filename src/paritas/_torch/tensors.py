@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from paritas.errors import UnsupportedTorchError
+from paritas.errors import UnsupportedTorchError, chain_of_causes
 from paritas.results.items import REPLICATE, LocalPlacement, Partial, Shard, role_word
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ def gradient_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
 def accumulation_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
     """The hooks of `register_post_accumulate_grad_hook`; `torch.autograd.grad` ignores them."""
     return _registered_hooks(tensor, "_post_accumulate_grad_hooks")
+
+
+def hook_tables(tensor: Tensor) -> dict[str, dict[Any, Any]]:
+    """The hooks of a leaf by their kind, as the dicts that torch calls them from."""
+    places = ("_backward_hooks", "_post_accumulate_grad_hooks") if tensor.is_leaf else ()
+    tables = {place: _hook_table(tensor, place) for place in places}
+    return {place: table for place, table in tables.items() if table is not None}
 
 
 def copy_hooks(source: Tensor, target: Tensor) -> None:
@@ -63,13 +70,45 @@ def refuse_once_differentiable(tensors: Iterable[Tensor]) -> None:
         waiting += following
 
 
+# Functions with a backward of a user's, and those of compilers, by the module of their class.
+_WITH_USERS_BACKWARD = "torch._library"
+_COMPILED = ("torch._functorch", "torch._dynamo", "torch._inductor", "torch._higher_order_ops")
+
+
+def has_own_backward(tensors: Iterable[Tensor]) -> bool:
+    """Whether backward functions that are not torch's take part in the gradients of `tensors`.
+
+    That is a `torch.autograd.Function`, a custom operator or a function in C++. If compiled code
+    takes part too, it is False: most of it refuses to keep the graph for a second backward pass.
+    """
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(waiting)
+    is_found = False
+    while waiting:
+        node = waiting.pop()
+        # The class of a function's node knows the function.
+        made_by = str(getattr(getattr(node, "_forward_cls", None), "__module__", ""))
+        if made_by.startswith(_COMPILED):
+            return False
+        is_own = bool(made_by) and made_by.partition(".")[0] != "torch"
+        is_found |= is_own or made_by.startswith(_WITH_USERS_BACKWARD) or "CppNode" in node.name()
+        following = {behind for behind, _ in node.next_functions if behind is not None} - seen
+        seen |= following
+        waiting += following
+    return is_found
+
+
 def _registered_hooks(tensor: Tensor, place: str) -> tuple[Callable[..., Any], ...]:
+    return tuple((_hook_table(tensor, place) or {}).values())
+
+
+def _hook_table(tensor: Tensor, place: str) -> dict[Any, Any] | None:
     try:
-        hooks = getattr(tensor, place)
+        table: dict[Any, Any] | None = getattr(tensor, place)
     except AttributeError:
         message = f"torch {torch.__version__}: tensors have no {place}, so hooks cannot be read"
         raise UnsupportedTorchError(message) from None
-    return tuple(hooks.values()) if hooks else ()
+    return table
 
 
 # --- The tensors of a module ----------------------------------------------------------------------
@@ -220,23 +259,21 @@ _TRIED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(B|KiB|MiB|GiB|bytes)")
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or one that caused it, says that memory ran out."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    for cause in () if error is None else chain_of_causes(error, _cause_of):
+        if isinstance(cause, torch.OutOfMemoryError | MemoryError):
             return True
         # The allocator of the CPU raises a plain RuntimeError.
-        if isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error):
+        if isinstance(cause, RuntimeError) and "DefaultCPUAllocator: " in str(cause):
             return True
-        error = _cause_of(error)
     return False
 
 
 def bytes_asked(error: BaseException | None) -> int | None:
     """The size of the allocation that failed, if the error names it."""
-    while error is not None:
-        found = _TRIED.search(str(error))
+    for cause in () if error is None else chain_of_causes(error, _cause_of):
+        found = _TRIED.search(str(cause))
         if found is not None:
             return int(float(found[1]) * _UNITS[found[2]])
-        error = _cause_of(error)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,12 +12,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.fx
 import torch.nn.modules.module as _modules
+import torch.optim.optimizer as _optimizers
 from torch import library, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.distributed import is_available as distributed_is_available
+from torch.overrides import _get_current_function_mode_stack as _function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
+from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack as _dispatch_mode_stack,
+)
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
+from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
 from paritas._torch.operators import Operator, traits
 
@@ -300,18 +308,78 @@ def close_modes(depths: tuple[int, int]) -> None:
         _pop_function_mode()
 
 
+def present_modes() -> tuple[list[Any], list[Any]]:
+    """The dispatch modes and the function modes of this thread, the outermost first.
+
+    Without the mode of `torch.set_default_device`, which is a setting.
+    """
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    functions = [mode for mode in _function_mode_stack() if mode is not default]
+    return _dispatch_mode_stack(), functions
+
+
+def restore_modes(modes: tuple[list[Any], list[Any]]) -> None:
+    """Make these the modes of this thread."""
+    if not _are_same(_dispatch_mode_stack(), modes[0]):
+        while mode_depths()[0]:
+            _pop_dispatch_mode()
+        for mode in modes[0]:
+            _push_dispatch_mode(mode)
+    if not _are_same(present_modes()[1], modes[1]):
+        own = present_modes()[1]
+        default = [mode for mode in _function_mode_stack() if not any(mode is one for one in own)]
+        while mode_depths()[1]:
+            _pop_function_mode()
+        for mode in (*default, *modes[1]):
+            _push_function_mode(mode)
+
+
+def _are_same(left: list[Any], right: list[Any]) -> bool:
+    return len(left) == len(right) and all(map(operator.is_, left, right))
+
+
+# A program that never ends its `saved_tensors_hooks` has no more than this.
+_MOST_SAVED_HOOKS = 1000
+
+
+def saved_tensor_hooks() -> tuple[Any, Any] | None:
+    """The innermost `torch.autograd.graph.saved_tensors_hooks` of this thread: pack and unpack."""
+    hooks: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks
+
+
+def restore_saved_tensor_hooks(hooks: tuple[Any, Any] | None) -> None:
+    """End those inside of these; if these were ended, begin them again."""
+    for _ in range(_MOST_SAVED_HOOKS):
+        now = saved_tensor_hooks()
+        if now is None or (hooks is not None and _are_same([*now], [*hooks])):
+            break
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    if hooks is not None and saved_tensor_hooks() is None:
+        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+_HOOK_TABLES = [
+    (owner, name)
+    for owner in (_modules, _optimizers)
+    for name, table in vars(owner).items()
+    if name.startswith("_global_") and isinstance(table, dict)
+]
+
+
 def module_hooks() -> dict[str, dict[Any, Any]]:
-    """The hooks that all modules call, by their kind: copies."""
-    kinds = {name: one for name, one in vars(_modules).items() if name.startswith("_global_")}
-    return {name: dict(one) for name, one in kinds.items() if isinstance(one, dict)}
+    """The hooks that all modules call, and all optimizers, by their kind: copies."""
+    return {name: dict(vars(owner)[name]) for owner, name in _HOOK_TABLES}
 
 
 def restore_module_hooks(hooks: dict[str, dict[Any, Any]]) -> None:
-    """Make these the hooks that all modules call."""
-    for name, kept in hooks.items():
-        now = vars(_modules)[name]
+    """Make these the hooks that all modules and all optimizers call."""
+    for owner, name in _HOOK_TABLES:
+        now = vars(owner)[name]
         now.clear()
-        now.update(kept)
+        now.update(hooks[name])
+    if not hooks["_global_backward_hooks"]:
+        _modules._global_is_full_backward_hook = None  # its kind, which excludes the other one
 
 
 def library_kernels() -> frozenset[str]:

@@ -18,7 +18,7 @@ from paritas._torch.global_state import quietly
 from paritas._torch.inductor import compiled_package
 from paritas._torch.operators import default_dtype
 from paritas.candidates.loading import call, is_named, make, model_and_inputs, resolve
-from paritas.errors import UsageError
+from paritas.errors import UsageError, chain_of_causes
 from paritas.execution.isolation import ProgramState, copy_inputs
 from paritas.execution.subjects import (
     ForeignProgram,
@@ -271,9 +271,7 @@ def describe_error(error: BaseException) -> str:
         text = " ".join(_COLOUR.sub("", str(raised)).split())
         return f"{type(raised).__name__}: {text[:longest]}{' ...' if len(text) > longest else ''}"
 
-    cause = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = chain_of_causes(error)[-1]
     inner = describe(cause, _LONGEST_ERROR)
     if cause is error:
         return inner

@@ -10,14 +10,15 @@ import torch
 
 from paritas._torch.dynamo import draws_like_eager
 from paritas.checks.failures import Explainer, likely_mixups
-from paritas.errors import in_one_line
+from paritas.errors import chain_of_causes, in_one_line
 from paritas.execution.evidence import NoiseNotYetMeasured
-from paritas.execution.isolation import MISSING
+from paritas.execution.held_values import MISSING
 from paritas.execution.item_evidence import NO_LIFT, ItemEvidence
 from paritas.execution.observation import (
     input_tensors,
     same_value,
 )
+from paritas.execution.subjects import ForeignProgram
 from paritas.numerics.contents import Opaque
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
@@ -46,6 +47,10 @@ INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_g
 SECOND_ADVICE = (
     "if gradients are never differentiated, set verify_double_backward=False; mark a backward that "
     "cannot be differentiated with torch.autograd.function.once_differentiable: then it raises"
+)
+AGAIN_ADVICE = (
+    "do not overwrite in backward what forward has saved: with retain_graph=True, the next "
+    "backward pass computes from it; if that never happens, set verify_double_backward=False"
 )
 RANDOM_ADVICE = (
     "set torch._inductor.config.fallback_random = True before compiling: then the compiled program "
@@ -172,6 +177,7 @@ class Comparer:
             written = list(dict.fromkeys((*reference.after, *candidate.after)))
             self._compare_after(ALL_INPUTS, written, reference, candidate)
             self._compare_written_flags(reference, candidate)
+        self._compare_set_flags(reference, candidate)
         if self.config.verify_state:
             self._compare_state(reference, candidate)
             self._compare_process(reference, candidate)
@@ -182,6 +188,7 @@ class Comparer:
         self._compare_put_off()
         if self.call == 0 and self.lifts:
             self._compare_second(reference, candidate)
+            self._compare_repeated(reference, candidate)
         return self.out
 
     def _shown(self, item: Item) -> Item:
@@ -265,6 +272,17 @@ class Comparer:
         for item, left, right in matching.pairs:
             self._compare_item(item, left, right)
             self._compare_layout(item, reference, candidate)
+        self._compare_attributes(reference, candidate)
+
+    def _compare_attributes(self, reference: Observation, candidate: Observation) -> None:
+        """Compare the Python attributes that the programs give to the tensors they return."""
+        items = dict.fromkeys((*reference.attributes, *candidate.attributes))
+        if items and (self.sides.by_order or isinstance(self.sides.candidate.call, ForeignProgram)):
+            self.out.skipped.append("attributes of output tensors: another runtime returns values")
+            return
+        for item in items:
+            left, right = (seen.attributes.get(item, MISSING) for seen in (reference, candidate))
+            self._compare_effect(item, left, right)
 
     def _compare_layout(self, item: Item, reference: Observation, candidate: Observation) -> None:
         shown = self._shown(item)
@@ -321,7 +339,7 @@ class Comparer:
             if left is MISSING and right is MISSING:
                 continue  # gone on both sides: something else replaced it
             if not self._is_known_to_both(item, reference, candidate):
-                self._note_one_sided(item)
+                self._note_one_sided(item, candidate)
             else:
                 self._compare_effect(item, left, right)
         if not items:
@@ -335,6 +353,37 @@ class Comparer:
         for item in reference.after:
             if item in candidate.after:
                 self._compare_flags(item, reference, candidate)
+
+    def _compare_set_flags(self, reference: Observation, candidate: Observation) -> None:
+        """Compare `requires_grad` of inputs and state that one of the calls has set."""
+        for item in dict.fromkeys((*reference.flags, *candidate.flags)):
+            is_asked = (
+                self.config.verify_state if item.kind.is_state else self.config.verify_mutation
+            )
+            if not is_asked or not self.config.compares_requires_grad:
+                continue
+            initial = self._initial_flags(item)
+            left, right = (
+                seen.flags.get(item, flag)
+                for seen, flag in zip((reference, candidate), initial, strict=True)
+            )
+            if left is None or right is None:
+                continue  # only one side has it
+            self.out.compared += 1
+            status = Status.IDENTICAL if left is right else Status.DIFFERENT
+            reason = f"requires_grad is set to {right} on both sides"
+            if left is not right:
+                reason = f"requires_grad is {right} instead of {left}"
+            self.out.add(self._shown(item), Aspect.REQUIRES_GRAD, status, reason)
+
+    def _initial_flags(self, item: Item) -> list[bool | None]:
+        """What `requires_grad` of an input or of state is before the call, on either side."""
+        if not item.kind.is_state:
+            flag = dict(input_tensors(self.evidence.program.inputs))[item.name].requires_grad
+            return [flag, flag]
+        states = self.sides.reference.state, self.sides.candidate.state
+        known = [state.flags.get(item.name) for state in states]
+        return [None if flags is None else flags[1] for flags in known]
 
     def _compare_effect(self, item: Item, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and similar objects are not values."""
@@ -388,9 +437,10 @@ class Comparer:
         return all(known) or self._is_shared(item)
 
     def _is_shared(self, item: Item) -> bool:
-        """Whether both sides share the object in which one of them left something.
+        """Whether both sides reach the object in which one of them left something.
 
-        Parameters of the same name count as shared: their `.grad` is read from either.
+        A global is reached by a side whose code names it. Parameters of the same name count as
+        shared: their `.grad` is read from either.
         """
         if not item.kind.is_state:
             return True  # inputs: both sides get the same
@@ -398,14 +448,17 @@ class Comparer:
         states = self.sides.reference.state, self.sides.candidate.state
         if name.endswith(".grad") and all(name[:-5] in state.tensors for state in states):
             return True
-        around = [state.container_of(name) for state in states]
-        return around[0] is not None and around[0] is around[1]
+        places = [state.places.get(name) for state in states]
+        return any(
+            place is not None and all(state.reaches(place) for state in states) for place in places
+        )
 
-    def _note_one_sided(self, item: Item) -> None:
+    def _note_one_sided(self, item: Item, candidate: Observation) -> None:
         """Skip a side's own bookkeeping; report a buffer of the model."""
         owned = self.sides.reference.state.owned | self.sides.candidate.state.owned
         if item.name not in owned:
-            self.out.skipped.append(f"{self._shown(item)}: only one side has it")
+            who = "candidate" if item in candidate.state else "reference"
+            self.out.skipped.append(f"{self._shown(item)}: only the {who} has it")
             return
         self.out.unmatched.append(self._shown(item).text)
         reason = "changed on one side and missing on the other"
@@ -516,6 +569,14 @@ class Comparer:
             if left is not None or right is None or not self._vanishes(item, right):
                 self._compare_gradient(item, left, right)
         self._compare_put_off()
+
+    def _compare_repeated(self, reference: Observation, candidate: Observation) -> None:
+        """Compare the gradients of a second backward pass that are not those of the first."""
+        differing = {self._shown(item) for item in candidate.again}
+        wrong = {finding.item for finding in self.out.findings if not finding.status.passes()}
+        if not candidate.again or differing & wrong:
+            return  # equal bits, or the first ones are wrong already
+        self.demand.unsettle()
         for item, right in candidate.again.items():
             self._compare_again(item, reference.again.get(item, reference.value(item)), right)
 
@@ -541,14 +602,20 @@ class Comparer:
 
         A differentiable formula may round differently, so this is judged like any value.
         """
-        if left is None or right is None:
+        some = left if left is not None else right
+        if some is None:
             return
-        self.demand.settled.discard((self.call, item))
+        left, right = (torch.zeros_like(some) if one is None else one for one in (left, right))
         evidence = ItemEvidence(self.evidence, item, self.call, demand=self.demand)
         again = item.of(ItemKind.GRADIENT_AGAIN)
         findings, _ = check_pair(again, left, right, self.checks, evidence)
         self.out.compared += 1
-        self._add_findings(findings)
+        self._add_findings(
+            finding
+            if finding.status.passes()
+            else msgspec.structs.replace(finding, advice=AGAIN_ADVICE)
+            for finding in findings
+        )
 
     def _compare_in_float64(self, item: Item, left: torch.Tensor | None) -> None:
         """Compare a gradient that only the lifted run of the compiled program computes."""
@@ -711,9 +778,4 @@ def _describe_exception(error: Exception | None) -> str:
 
 def _same_kind(reference: Exception, candidate: Exception) -> bool:
     """Whether the candidate raised the same kind; compilers wrap it, so causes count too."""
-    kinds = []
-    cause: BaseException | None = candidate
-    while cause is not None:
-        kinds.append(cause)
-        cause = cause.__cause__
-    return any(isinstance(kind, type(reference)) for kind in kinds)
+    return any(isinstance(cause, type(reference)) for cause in chain_of_causes(candidate))

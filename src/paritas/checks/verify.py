@@ -23,10 +23,10 @@ from paritas.execution.observation import (
     RunConditions,
     RunOptions,
     input_tensors,
-    running_subject,
     same_value,
     storage_address,
 )
+from paritas.execution.running import running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import (
@@ -64,6 +64,10 @@ if TYPE_CHECKING:
 # memory of differentiating once; programs of this size (kernels, layers) take milliseconds.
 MOST_NUMBERS = 1 << 18
 _SECOND = "gradients of gradients"
+# A second backward pass over one graph keeps what the first one would free step by step: at most as
+# much as the gradients take.
+MOST_REPEATED = 1 << 30
+_AGAIN = "a second backward pass over one graph"
 
 
 class FurtherGradients:
@@ -105,8 +109,10 @@ class FurtherGradients:
             also=frozenset(self._inputs(written)),
             written=frozenset(written),
             second=self._differentiates_twice(reference, candidate),
+            repeats=self._repeats_backward(reference, candidate),
         )
         found = self._run_both(natives)
+        self.conditions = dataclasses.replace(self.conditions, repeats=False)  # shown by now
         return self._joined(reference, found[0]), self._joined(candidate, found[1])
 
     def _joined(self, native: Observation, seen: Observation) -> Observation:
@@ -135,7 +141,7 @@ class FurtherGradients:
 
     @property
     def _has_any(self) -> bool:
-        return bool(self.conditions.also) or self.conditions.second
+        return bool(self.conditions.also) or self.conditions.second or self.conditions.repeats
 
     def _is_asked(self, item: Item) -> bool:
         if item.kind is ItemKind.SECOND_GRADIENT:
@@ -194,6 +200,21 @@ class FurtherGradients:
             self._skip(_SECOND, why)
         return numbers <= MOST_NUMBERS
 
+    def _repeats_backward(self, reference: Observation, candidate: Observation) -> bool:
+        """Whether to make a second backward pass: where the candidate's own code computes it.
+
+        Torch's own functions leave what they have saved as it is.
+        """
+        if not candidate.own_backward or self.config.verify_double_backward is False:
+            return False
+        if any(seen.backward_changes_things for seen in (reference, candidate)):
+            self._skip(_AGAIN, "the backward pass changes inputs, state or the random generators")
+            return False
+        numbers = sum(one.nbytes for one in candidate.gradients.values() if one is not None)
+        if numbers > MOST_REPEATED:
+            self._skip(_AGAIN, f"the gradients take more than {size(MOST_REPEATED)}")
+        return numbers <= MOST_REPEATED
+
     def _runs_natively(self, side: Subject) -> bool:
         """Whether a side runs natively for this. A compiled one only lifts: it would recompile."""
         return not side.is_compiled or self.config.verify_double_backward is True
@@ -213,6 +234,8 @@ class FurtherGradients:
             self._skip(_SECOND, f"the {side.role} raises {in_one_line(error, 120)}")
             if self.config.verify_double_backward:
                 self.failures[side.role] = error
+        if seen.again_error is not None and side.role == "candidate":
+            self._skip(_AGAIN, f"the candidate raises {in_one_line(seen.again_error, 120)}")
         return seen
 
     def _observe(self, side: Subject) -> Observation:

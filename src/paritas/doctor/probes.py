@@ -468,15 +468,17 @@ def leftovers() -> None:
     """Modes, hooks of all modules and replaced kernels that a program leaves behind are seen."""
     from paritas._torch import watching as left
 
-    depths, kept = left.mode_depths(), left.module_hooks()
+    readers = left.mode_depths, left.saved_tensor_hooks, left.module_hooks
+    before: list[Any] = [left.present_modes(), *(read() for read in readers)]
     torch.overrides.TorchFunctionMode().__enter__()
+    torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()
     torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    expect("modes", left.mode_depths()[1], depths[1] + 1)
-    expect("whether a hook of all modules is seen", left.module_hooks() != kept)
-    left.close_modes(depths)
-    left.restore_module_hooks(kept)
-    expect("remaining modes", left.mode_depths(), depths)
-    expect("whether the hook is gone", left.module_hooks() == kept)
+    seen = [read() != kept for read, kept in zip(readers, before[1:], strict=True)]
+    left.restore_modes(before[0])
+    left.restore_saved_tensor_hooks(before[2])
+    left.restore_module_hooks(before[3])
+    expect("modes, saved_tensors_hooks and hooks of all modules", seen, [True, True, True])
+    expect("what is left of them", [read() for read in readers] == before[1:])
     expect("whether kernels are listed", left.replaced_kernels(left.library_kernels()) == [])
     expect("changed operators", left.put_back_operators(left.loaded_operators()), {})
 

@@ -24,7 +24,7 @@ from paritas._torch.graphs import (
 )
 from paritas.execution.differences import all_equal
 from paritas.execution.evidence import Evidence
-from paritas.execution.isolation import MISSING
+from paritas.execution.held_values import MISSING
 from paritas.execution.observation import (
     Observation,
     find_aliases,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import io
-import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -17,6 +15,16 @@ import torch
 
 from paritas._torch.operators import WIDE
 from paritas.errors import UsageError, in_one_line
+from paritas.execution.held_values import (
+    ATOMS,
+    MISSING,
+    HeldValues,
+    are_same_items,
+    hold_given_to,
+    hold_values,
+    read_code,
+    read_other_parts,
+)
 from paritas.execution.reachable import (
     CLASS,
     FUNCTION,
@@ -24,18 +32,11 @@ from paritas.execution.reachable import (
     GLOBAL,
     Reached,
     UsedNames,
-    attribute_table,
-    give_to,
-    given_to,
-    is_kernel,
-    is_own,
-    names_in,
     original_of,
-    slots_of,
     walk_reachable,
 )
-from paritas.execution.saved_state import Copier, generator_state, made_like, set_generator_state
-from paritas.numerics.contents import Opaque, contents, parts, same_leaf
+from paritas.execution.saved_state import Copier, generator_state, made_like
+from paritas.numerics.contents import Opaque, contents, given_to_tensor, same_leaf
 from paritas.numerics.flattening import is_dense
 from paritas.numerics.metrics import bitwise_equal, equal_on_device
 
@@ -43,19 +44,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from paritas.execution.subjects import Inputs
-
-
-class Missing:
-    """Marks a value that was deleted or does not exist yet."""
-
-    def __repr__(self) -> str:
-        return "nothing"
-
-    def __reduce__(self) -> str:
-        return "MISSING"
-
-
-MISSING = Missing()
 
 
 def copy_inputs(inputs: Inputs, *, widen: bool = False) -> Inputs:
@@ -67,13 +55,17 @@ def copy_inputs(inputs: Inputs, *, widen: bool = False) -> Inputs:
 
 def frozen_leaf(leaf: Any) -> Any:
     """An immutable, comparable form of a leaf that is not a tensor."""
-    if type(leaf) in _ATOMS:
+    if type(leaf) in ATOMS:
         return leaf
     if isinstance(leaf, GENERATORS):
         return generator_state(leaf)
     if isinstance(leaf, np.ndarray | bytearray):
         return leaf.copy()
     return leaf if isinstance(leaf, Opaque) else next(contents(leaf))[1]
+
+
+# What holds a value, an object or a namespace, and its key there.
+Place = tuple[Any, Any]
 
 
 class ProgramState:
@@ -90,6 +82,7 @@ class ProgramState:
         unreadable: name -> why it could not be read after a call.
         unseen: the names of objects whose changes cannot be detected: iterators.
         containers: name -> module, object or container that holds other values.
+        places: name -> what holds it, for code, and for what was added since.
         gradients: name -> the `.grad` of a tensor, and a copy of it.
         flags: name -> whether a tensor was a leaf, and required grad.
         lent: name -> a parameter that is not copied: it is neither compared nor restored.
@@ -120,9 +113,12 @@ class ProgramState:
         self.unreadable: dict[str, str] = {}
         self.unseen: list[str] = []
         self.containers: dict[str, Any] = {}
-        self._places: dict[str, list[tuple[Any, Any]]] = {}
+        self.places: dict[str, Place] = {}
+        self._reached: set[int] = set()
+        self._globals: dict[int, set[str]] = {}  # id of a namespace -> names
+        self._slots: dict[str, list[tuple[Any, Any]]] = {}
         self._named: dict[tuple[int, Any], str] = {}
-        self._held: list[_Held] = []
+        self._held: list[HeldValues] = []
         self._alive: list[Any] = []  # keeps objects alive that are identified by id
         self.flags: dict[str, tuple[bool, bool]] = {}
         self.gradients: dict[str, tuple[Tensor | None, Tensor | None]] = {}
@@ -139,23 +135,20 @@ class ProgramState:
             elif found.is_leaf:
                 self._keep_leaf(found)
             else:
-                self.containers.setdefault(found.path, found.value)
-                self.names.setdefault(id(found.value), found.path)
-                self._alive.append(found.value)
+                self._keep_object(found)
                 if isinstance(found.value, types.FunctionType | type):
                     code.add(id(found.value))
-                readers += _read_other_parts(found.value)
+                readers += read_other_parts(found.value)
                 self._shows_replacing &= not isinstance(found.value, torch.jit.ScriptModule)
-            pins |= _pins(found.value)
+            pins |= read_code(found.value)
             if not isinstance(found.value, torch.Tensor | Opaque):
-                held = list(_hold_values(found))
-                self._held += held
-                readers += [one.read for one in held]
+                self._held += hold_values(found)
+        self._held.append(hold_given_to([*self.tensors.values(), *self.lent.values()]))
         self._code = code
         self._may_differ = True
         self._is_wide = False
         self._now = self.tensors
-        self._readers = [*readers, *pins.values()]
+        self._readers = [*(held.read for held in self._held), *readers, *pins.values()]
         self._expected = [read() for read in self._readers]
 
     def _walk(self) -> Iterator[Reached]:
@@ -167,10 +160,11 @@ class ProgramState:
         if torch.nn.parameter.is_lazy(tensor):
             raise UsageError(f"{name} is not initialised yet; call the model once before verifying")
         if found.table is not None:
-            self._places.setdefault(name, []).append((found.table, found.key))
+            self._slots.setdefault(name, []).append((found.table, found.key))
             self._named[id(found.table), found.key] = name
         if found.is_owned:
             self.owned.add(name)
+        self._reached.add(id(tensor))
         if name in self.tensors:
             return
         if self._lends and isinstance(tensor, torch.nn.Parameter):
@@ -196,6 +190,15 @@ class ProgramState:
         except Exception as error:  # noqa: BLE001  (it was in a CUDA graph that has run since)
             self.unreadable[f"{name}.grad"] = f"it cannot be read: {in_one_line(error, 120)}"
 
+    def _keep_object(self, found: Reached) -> None:
+        value = found.value
+        self.containers.setdefault(found.path, value)
+        self.names.setdefault(id(value), found.path)
+        self._reached.add(id(value))
+        self._alive.append(value)
+        if isinstance(value, UsedNames):
+            self._globals.setdefault(id(value.namespace), set()).update(value.names)
+
     def _name(self, found: Reached) -> str:
         """The name of a tensor; tied weights have the name of their first place."""
         name = self.names.get(id(found.value))
@@ -210,11 +213,13 @@ class ProgramState:
 
     def _keep_leaf(self, found: Reached) -> None:
         value = frozen_leaf(found.value)
-        if isinstance(value, Opaque) and _is_consumed(found):
-            self.unseen.append(found.path)
+        if isinstance(value, Opaque):
+            self.places.setdefault(found.path, (found.holder, found.key))
+            if _is_consumed(found):
+                self.unseen.append(found.path)
         if found.path not in self._leaves:
             self._leaves[found.path] = value
-            if type(found.value) not in _ATOMS:
+            if type(found.value) not in ATOMS:
                 self._mutable.append((found.path, found.value))
 
     def is_of(self, function: Any, modules: dict[str, nn.Module]) -> bool:
@@ -226,15 +231,11 @@ class ProgramState:
 
     # --- Changes by a call ------------------------------------------------------------------------
 
-    def container_of(self, path: str) -> Any:
-        """The nearest object that holds the value of that name; None if unknown."""
-        while path not in self.containers:
-            if not path:
-                return None
-            cut = max(path.rfind("."), path.rfind("["), 0)
-            path = GLOBAL if not cut and path.startswith(GLOBAL) else path[:cut]
-        found = self.containers[path]
-        return found.namespace if isinstance(found, UsedNames) else found
+    def reaches(self, place: Place) -> bool:
+        """Whether the program reaches the object that holds a value, or names that global."""
+        holder, key = place
+        names = self._globals.get(id(holder))
+        return id(holder) in self._reached if names is None else key in names
 
     def initial(self, path: str) -> Any:
         """The value before any call; `MISSING` if there was none."""
@@ -274,6 +275,14 @@ class ProgramState:
         self._may_differ = bool(changed) or among is not None
         return changed
 
+    def changed_flags(self) -> dict[str, bool]:
+        """`requires_grad` of the tensors for which it was set since the beginning."""
+        return {
+            name: tensor.requires_grad
+            for name, tensor in self._now.items()
+            if tensor.is_leaf and self.flags[name] == (True, not tensor.requires_grad)
+        }
+
     def _is_nothing_replaced(self) -> bool:
         """Whether every object that was reached at the beginning still holds the same objects.
 
@@ -282,7 +291,7 @@ class ProgramState:
         return (
             self._shows_replacing
             and not self.failures
-            and all(map(_are_same_items, (read() for read in self._readers), self._expected))
+            and all(map(are_same_items, (read() for read in self._readers), self._expected))
         )
 
     def _in_place(self) -> dict[str, Any]:
@@ -298,8 +307,14 @@ class ProgramState:
         """Every present value, with the name it would have had at the beginning."""
         given: dict[int, str] = {}
         yielded: set[str] = set()
+        added: dict[int, Place] = {}  # id of a new object -> what holds it, and was there before
         for found in self._walk():
             value = found.value
+            place = added.get(id(found.holder), (found.holder, found.key))
+            if not found.is_leaf and id(value) not in self._reached:
+                added[id(value)] = place
+            elif found.is_leaf:
+                self.places.setdefault(found.path, place)
             if isinstance(value, torch.Tensor):
                 path = self._present_name(found, given)
                 if path not in yielded and self.lent.get(path) is not value:
@@ -373,7 +388,7 @@ class ProgramState:
         try:
             self._set_places(values)
             self._expected = [read() for read in self._readers]
-            self._now = self.tensors | {n: v for n, v in values.items() if n in self._places}
+            self._now = self.tensors | {n: v for n, v in values.items() if n in self._slots}
             yield
         finally:
             # Only if the run replaced something, each object is looked at.
@@ -384,10 +399,10 @@ class ProgramState:
                 self._set_places(self.tensors)
             self._restore_places()
             # It ran on other tensors, except for those that could not be replaced.
-            self._may_differ = self.tensors.keys() != self._places.keys()
+            self._may_differ = self.tensors.keys() != self._slots.keys()
 
     def _set_places(self, values: Mapping[str, Tensor]) -> None:
-        for name, places in self._places.items():
+        for name, places in self._slots.items():
             for table, key in places if name in values else ():
                 _set_item(table, key, values[name])
 
@@ -395,7 +410,7 @@ class ProgramState:
         """Copies of the saved state in float64; parameters stay parameters."""
         wide: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
-            if name not in self._places:
+            if name not in self._slots:
                 wide[name] = tensor
                 continue
             value = self.saved[name]
@@ -409,6 +424,9 @@ class ProgramState:
             if gradient is not None:
                 value.grad = _widen(gradient) if gradient.dtype in WIDE else gradient.clone()
             wide[name] = value
+        for name, value in wide.items():
+            for key, given in given_to_tensor(self.tensors[name]).items():
+                setattr(value, key, wide.get(self.names.get(id(given), ""), given))
         return wide
 
 
@@ -430,271 +448,11 @@ def _is_consumed(found: Reached) -> bool:
     return isinstance(found.value, Iterator) and not is_file and not is_shared
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class _Held:
-    """One mutable object and its saved contents, one level deep.
-
-    Attributes:
-        path: its name.
-        read: returns its contents as a list.
-        write: sets its contents from such a list.
-        before: the saved contents.
-    """
-
-    path: str
-    read: Callable[[], list[Any]]
-    write: Callable[[list[Any]], None]
-    before: list[Any]
-
-    def put_back(self) -> None:
-        """Restore the contents, if they changed."""
-        if not _are_same_items(self.read(), self.before):
-            self.write(self.before)
-
-
-def _hold_values(found: Reached) -> Iterator[_Held]:
-    """How to restore a container or object, by the methods of the built-in classes."""
-    value, path = found.value, found.path
-    pairs: list[tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]] = []
-    if isinstance(value, UsedNames):
-        pairs.append(_named_values(value))
-    elif isinstance(value, types.CellType):
-        pairs.append(_cell_value(value))
-    elif isinstance(value, type):
-        pairs += [_class_values(value)] if is_own(value.__module__) else []
-    elif isinstance(value, torch.nn.Module):
-        pairs.append(_module_values(value))
-    elif isinstance(value, GENERATORS):
-        pairs.append(_generator_draws(value))
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        pairs.append(_array_content(value))
-    elif is_kernel(value):
-        pairs.append(_given_values(value))
-    elif parts(value) is not None or isinstance(value, set | bytearray):
-        pairs += _object_values(value)
-    for read, write in pairs:
-        yield _Held(path, read, write, read())
-
-
-def _module_values(module: nn.Module) -> Any:
-    """All that a module holds: its attributes, and the contents of its tables."""
-    own = vars(module)
-    tables = [own]
-    if not isinstance(module, torch.jit.ScriptModule):
-        tables += [table for table in own.values() if isinstance(table, dict)]
-    before = [(table, _keys_and_values(table)) for table in tables]
-
-    def read() -> list[Any]:
-        found = _keys_and_values(own)
-        for table in own.values():
-            if isinstance(table, dict) and table:
-                found += _keys_and_values(table)
-        return found
-
-    def write(_: list[Any]) -> None:
-        for table, items in before:
-            _write_mapping(table, items)
-
-    return read, write
-
-
-def _read_other_parts(value: Any) -> list[Callable[[], list[Any]]]:
-    """How to read what `_hold_values` and `_pins` do not: slots of other classes, proxies."""
-    if type(value) in _SHOWN or isinstance(value, _SHOWN_TOO) or is_kernel(value):
-        return []
-    table, read = attribute_table(value), parts(value)
-    if read is None or (table is not None and all(n[1:] in table for n, _ in read.items)):
-        return []
-    return [lambda: [part for named in getattr(parts(value), "items", ()) for part in named]]
-
-
-_SHOWN = {tuple, slice, types.MethodType, functools.partial, dict, list}
-_SHOWN |= {collections.OrderedDict, collections.deque}
-_SHOWN_TOO = (UsedNames, types.CellType, types.FunctionType, type, torch.nn.Module)
-
-
-def _pins(value: Any) -> dict[int, Callable[[], list[Any]]]:
-    """How to read what a call may replace in code, which is not restored; by an id."""
-    if isinstance(value, types.FunctionType) and is_own(value.__module__):
-        space, names = value.__globals__, names_in(value.__code__)
-
-        def read() -> list[Any]:
-            own = [value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__]
-            table = attribute_table(value) or {}
-            return [*own, *table, *table.values(), *sorted(names & space.keys())]
-
-        return {id(value): read}
-    if isinstance(value, type) and is_own(value.__module__):
-        return {id(value): lambda: list(value.__bases__)}
-    if isinstance(value, types.ModuleType) and is_own(value.__name__):
-        inside = vars(value)
-        # No walk looks for names like `__compiled_fn_1`, which Dynamo adds.
-        return {id(inside): lambda: [name for name in inside if not name.startswith("__")]}
-    return {}
-
-
-def _object_values(
-    value: Any,
-) -> Iterator[tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]]:
-    if isinstance(value, dict):
-        yield _mapping_items(value)
-    elif isinstance(value, list | bytearray):
-        base: Any = list if isinstance(value, list) else bytearray
-        yield (
-            lambda: list(base.__iter__(value)),
-            lambda items: base.__setitem__(value, slice(None), items),
-        )
-    elif isinstance(value, set | collections.deque):
-        kind: Any = set if isinstance(value, set) else collections.deque
-        fill: Any = kind.update if kind is set else kind.extend
-
-        def write(items: list[Any]) -> None:
-            kind.clear(value)
-            fill(value, items)
-
-        yield lambda: list(kind.__iter__(value)), write
-    table = attribute_table(value)
-    if table is not None:
-        yield _mapping_items(table)
-    for slot in slots_of(value):
-        yield _slot_value(value, slot)
-
-
-def _given_values(kernel: Any) -> Any:
-    return lambda: _keys_and_values(given_to(kernel)), lambda given: give_to(kernel, _paired(given))
-
-
-def _mapping_items(table: dict[Any, Any]) -> Any:
-    return lambda: _keys_and_values(table), lambda items: _write_mapping(table, items)
-
-
-def _keys_and_values(table: dict[Any, Any]) -> list[Any]:
-    return [*dict.keys(table), *dict.values(table)]
-
-
-def _write_mapping(table: dict[Any, Any], items: list[Any]) -> None:
-    # An OrderedDict keeps its order separately: dict.clear would corrupt it.
-    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
-    now = dict(dict.items(table))
-    kept = _paired(items)
-    for key in now:
-        if key not in kept:
-            base.__delitem__(table, key)
-    in_order = [key for key in now if key in kept] == [key for key in kept if key in now]
-    if len(now.keys() & kept.keys()) != len(kept) or not in_order:
-        base.clear(table)
-    for key, value in kept.items():
-        if dict.get(table, key, MISSING) is not value:
-            base.__setitem__(table, key, value)
-
-
-def _paired(items: list[Any]) -> dict[Any, Any]:
-    """A dict from its keys, followed by its values."""
-    count = len(items) // 2
-    return dict(zip(items[:count], items[count:], strict=True))
-
-
-def _named_values(names: UsedNames) -> Any:
-    space = names.namespace
-
-    def write(items: list[Any]) -> None:
-        for name, value in zip(names.names, items, strict=True):
-            if value is MISSING:
-                space.pop(name, None)
-            elif space.get(name, MISSING) is not value:
-                space[name] = value
-
-    return lambda: [space.get(name, MISSING) for name in names.names], write
-
-
-def _cell_value(cell: types.CellType) -> Any:
-    def read() -> list[Any]:
-        try:
-            return [cell.cell_contents]
-        except ValueError:  # it is empty
-            return []
-
-    def write(items: list[Any]) -> None:
-        if items:
-            cell.cell_contents = items[0]
-        else:
-            del cell.cell_contents
-
-    return read, write
-
-
-def _class_values(cls: type) -> Any:
-    def read() -> list[Any]:
-        own = {key: value for key, value in vars(cls).items() if key not in _OF_CLASSES}
-        return [*own, *own.values()]
-
-    def write(items: list[Any]) -> None:
-        now, before = _paired(read()), _paired(items)
-        for key in now.keys() - before.keys():
-            type.__delattr__(cls, key)
-        for key, value in before.items():
-            if now.get(key, MISSING) is not value:
-                type.__setattr__(cls, key, value)
-
-    return read, write
-
-
-# Attributes that Python itself may set at any time.
-_OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl"})
-
-
-def _slot_value(value: Any, slot: types.MemberDescriptorType) -> Any:
-    def read() -> list[Any]:
-        try:
-            return [slot.__get__(value)]
-        except AttributeError:  # it is empty
-            return []
-
-    def write(items: list[Any]) -> None:
-        if items:
-            slot.__set__(value, items[0])
-        else:
-            slot.__delete__(value)
-
-    return read, write
-
-
-def _generator_draws(generator: Any) -> Any:
-    return (
-        lambda: [generator_state(generator)],
-        lambda items: set_generator_state(generator, items[0]),
-    )
-
-
-def _array_content(array: np.ndarray[Any, Any]) -> Any:
-    return lambda: [array.tobytes()], lambda items: np.copyto(
-        array, np.frombuffer(items[0], dtype=array.dtype).reshape(array.shape)
-    )
-
-
 # --- Comparing and copying ------------------------------------------------------------------------
 
 
 def _is_tensor(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, torch.Tensor)
-
-
-def _are_same_items(now: list[Any], before: list[Any]) -> bool:
-    # Almost always by identity, which is many times faster.
-    return len(now) == len(before) and (
-        all(map(operator.is_, now, before)) or all(map(_is_same_item, now, before))
-    )
-
-
-def _is_same_item(now: Any, before: Any) -> bool:
-    if now is before:
-        return True
-    if type(now) is tuple and type(before) is tuple and len(now) == len(before):
-        return all(map(_is_same_item, now, before))
-    return type(now) is type(before) and type(now) in _ATOMS and now == before
-
-
-_ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 def is_same_leaf(before: Any, now: Any, *, widened: bool = False) -> bool:

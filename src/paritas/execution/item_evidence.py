@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from paritas._torch.operators import COMPARISONS, WIDE
-from paritas.execution.isolation import MISSING
+from paritas.execution.held_values import MISSING
 from paritas.numerics.automatic import MOST_RUNS
 from paritas.numerics.criterion import (
     ERROR_RATE,

@@ -1,9 +1,8 @@
-"""Run one side once and record everything that a caller could observe."""
+"""What a caller can observe of one call, as data, and the conditions of a run."""
 
 from __future__ import annotations
 
 import array
-import collections
 import contextlib
 import copy
 import dataclasses
@@ -13,34 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paritas._torch.global_state import taking_stance
-from paritas._torch.kernels import any_attention
-from paritas._torch.tensors import copy_hooks, is_out_of_memory, refuse_once_differentiable
 from paritas.execution.isolation import (
-    MISSING,
-    copy_inputs,
     detached_copy,
     frozen_leaf,
     is_same_leaf,
-    unchanged_on_device,
 )
-from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.numerics.bits import is_inexact
-from paritas.numerics.contents import contents, map_leaves, same_leaf
-from paritas.numerics.flattening import Flat, as_plain, flattened
+from paritas.numerics.contents import contents, given_to_tensor, same_leaf
+from paritas.numerics.flattening import Flat, as_plain
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.sketch import sketch
-from paritas.results.items import Item, ItemKind, output
-from paritas.results.items import gradient as gradient_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
-    from paritas.execution.subjects import Inputs, Subject
+    from paritas.execution.saved_state import RandomState
+    from paritas.execution.subjects import Inputs
     from paritas.numerics.contents import ContainerKind
     from paritas.precision.lifting import Decision, LiftMode
+    from paritas.results.items import Item
 
 # Prefixes for the names of outputs and inputs.
 OUTPUT, INPUT = "output", "input"
@@ -52,6 +44,7 @@ class Observation:
 
     Attributes:
         outputs: item -> leaf of the returned value.
+        attributes: item -> part of a Python attribute of a returned tensor.
         kinds: path -> what held the leaves: containers, objects, sparse tensors ...
         cut_off: the paths of returned tensors that cannot be differentiated.
         after: item -> changed input after the call and after backward.
@@ -63,9 +56,11 @@ class Observation:
         further: item -> gradient that the caller's own call does not compute: of an input that
             does not require grad, or of gradients.
         again: item -> gradient from a second backward pass over the same graph, if it differs.
+        own_backward: backward functions that are not torch's took part, and no compiled code.
         gradient_layouts: item -> the original layout of a gradient.
         strides: item -> strides of the returned tensors.
         requires_grad: item -> flag of the returned tensors, and of inputs that were written to.
+        flags: item -> `requires_grad` of an input, a parameter or a buffer, if it was set.
         inference: the returned tensors that are inference tensors.
         aliases: pairs of items that share memory; the second one is an output.
         decisions: item -> what decided a discrete output (lifted runs only).
@@ -76,9 +71,11 @@ class Observation:
         error: what the call raised.
         gradient_error: what the backward pass raised.
         second_error: what computing the gradients of gradients raised.
+        again_error: what the second backward pass over the same graph raised.
     """
 
     outputs: dict[Item, Any] = dataclasses.field(default_factory=dict)
+    attributes: dict[Item, Any] = dataclasses.field(default_factory=dict)
     kinds: dict[str, ContainerKind] = dataclasses.field(default_factory=dict)
     cut_off: list[str] = dataclasses.field(default_factory=list)
     after: dict[Item, Any] = dataclasses.field(default_factory=dict)
@@ -88,9 +85,11 @@ class Observation:
     gradients: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
     further: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
     again: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
+    own_backward: bool = False
     gradient_layouts: dict[Item, torch.layout] = dataclasses.field(default_factory=dict)
     strides: dict[Item, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     requires_grad: dict[Item, bool] = dataclasses.field(default_factory=dict)
+    flags: dict[Item, bool] = dataclasses.field(default_factory=dict)
     inference: set[Item] = dataclasses.field(default_factory=set)
     aliases: frozenset[tuple[Item, Item]] = frozenset()
     decisions: dict[Item, Decision] = dataclasses.field(default_factory=dict)
@@ -101,6 +100,7 @@ class Observation:
     error: Exception | None = None
     gradient_error: Exception | None = None
     second_error: Exception | None = None
+    again_error: Exception | None = None
 
     @property
     def drew_random_numbers(self) -> bool:
@@ -150,6 +150,7 @@ class Observation:
     def items(self) -> Iterator[tuple[Item, Any]]:
         """Everything with a value: outputs, changed inputs and state, gradients."""
         yield from self.outputs.items()
+        yield from self.attributes.items()
         yield from self.after.items()
         yield from self.state.items()
         yield from self.gradients.items()
@@ -157,7 +158,8 @@ class Observation:
 
     def value(self, item: Item) -> Any:
         """The value of an item, or None."""
-        for table in (self.outputs, self.after, self.state, self.gradients, self.further):
+        tables = self.outputs, self.attributes, self.after, self.state, self.gradients, self.further
+        for table in tables:
             if item in table:
                 return table[item]
         return None
@@ -251,6 +253,7 @@ class RunConditions:
         also: inputs to differentiate although the caller's do not require grad.
         written: inputs that a program writes to, which a leaf that requires grad does not allow.
         second: also differentiate the gradients.
+        repeats: also make a second backward pass over the same graph.
         accumulates: accumulate into `.grad`, to run the hooks on its accumulation.
         changing: the names of the state to compare after the call; None for all of it.
         holds: also keep the returned tensors themselves.
@@ -267,6 +270,7 @@ class RunConditions:
     also: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     second: bool = False
+    repeats: bool = False
     accumulates: bool = False
     changing: frozenset[str] | None = None
     holds: bool = False
@@ -285,359 +289,6 @@ class RunConditions:
             if not output.is_cpu:
                 self.drawn[item] = known
         return known.to(output.device).to(output.dtype)
-
-
-@contextlib.contextmanager
-def running_subject(
-    subject: Subject, rng: RandomState, conditions: RunConditions
-) -> Iterator[Callable[[Inputs], Observation]]:
-    """Provide a function that calls `subject` and observes it; state carries over between calls.
-
-    An exception of the subject is stored in the observation. At the end its state is restored.
-    """
-    rng.restore()
-    with contextlib.ExitStack() as stack:
-        stack.callback(subject.state.restore)
-        values = {**subject.state.tensors, **subject.state.lent}
-        if conditions.options.wide:
-            values = subject.state.widened()
-            for name, value in values.items():
-                if value.requires_grad:
-                    copy_hooks(subject.state.tensors[name], value)
-            stack.enter_context(subject.state.swapped(values))
-            stack.enter_context(any_attention())
-        if conditions.options.mode is not None:
-            stack.enter_context(taking_stance("force_eager"))
-
-        def call(inputs: Inputs) -> Observation:
-            seen = Observation()
-            fresh = _requiring_grad(
-                copy_inputs(inputs, widen=conditions.options.wide), inputs, conditions
-            )
-            _observe_call(subject, fresh, values, conditions, seen)
-            if conditions.gradients and seen.state:
-                subject.state.detach()
-            return seen
-
-        yield call
-
-
-def _requiring_grad(fresh: Inputs, inputs: Inputs, conditions: RunConditions) -> Inputs:
-    """Set the `requires_grad` flags of the copies.
-
-    A leaf that requires grad cannot be written to. So inputs that are not leaves in the caller's
-    call, or that the program is known to write to, are made non-leaves by a clone.
-    """
-    if not conditions.gradients or not torch.is_grad_enabled():
-        return fresh
-    given = dict(input_tensors(inputs))
-    copies = dict(input_tensors(fresh))
-    for path in conditions.also:
-        copies[path].requires_grad_()
-    places = collections.Counter(storage_address(tensor) for tensor in copies.values())
-    made = {
-        id(tensor)
-        for path, tensor in copies.items()
-        if tensor.requires_grad
-        and (path in conditions.written or not given[path].is_leaf)
-        and places[storage_address(tensor)] == 1  # a clone would no longer share memory
-    }
-    if not made:
-        return fresh
-
-    def make(leaf: Any) -> Any:
-        return leaf.clone() if id(leaf) in made else leaf
-
-    args = map_leaves(list(fresh.args), make)
-    return dataclasses.replace(fresh, args=tuple(args), kwargs=map_leaves(fresh.kwargs, make))
-
-
-def _observe_call(
-    subject: Subject,
-    inputs: Inputs,
-    values: dict[str, Tensor],
-    conditions: RunConditions,
-    seen: Observation,
-) -> None:
-    named_inputs = dict(input_tensors(inputs))
-    targets = _gradient_targets(values, named_inputs, conditions)
-    # In-place changes are detected by comparison with a copy.
-    before = input_contents(inputs)
-    seen.rng_before = RandomState.now()
-    subject.state.touch()
-    process = ProcessState(seen.rng_before)
-    try:
-        with conditions.options.around():
-            result = subject.call(*inputs.args, **inputs.kwargs)
-    except Exception as error:
-        if is_out_of_memory(error):  # it says nothing about the program
-            raise
-        seen.error = error
-        return
-    finally:
-        seen.process = process.put_back()
-    seen.rng_after = seen.rng_before.after_call()
-    returned = flattened(result, OUTPUT)
-    live = {output(path): leaf for path, leaf in returned.leaves.items()}
-    seen.kinds, seen.cut_off = returned.kinds, returned.cut_off
-    given = {Item(ItemKind.INPUT, path): tensor for path, tensor in named_inputs.items()}
-    given |= {Item(ItemKind.STATE, name): tensor for name, tensor in values.items()}
-    seen.aliases = find_aliases(live, given)
-    del result, returned
-    _note_outputs(live, conditions, seen)
-    _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_CALL)
-    changed = subject.state.changed(conditions.changing)
-    for name, value in changed.items():
-        seen.state |= _values_after(Item(ItemKind.STATE_AFTER_CALL, name), value)
-    if conditions.gradients:
-        live |= {
-            Item(ItemKind.INPUT_AFTER_CALL, path): tensor
-            for path, tensor in named_inputs.items()
-            if tensor.grad_fn is not None
-        }
-        subject.state.touch()
-        try:
-            _differentiate(live, targets, conditions, seen)
-        finally:
-            seen.process |= process.put_back()
-        seen.rng_after_backward = seen.rng_before.after_call()
-        _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_BACKWARD)
-        _note_state_after_backward(subject, changed, conditions, seen)
-
-
-def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, kind: ItemKind) -> None:
-    """Record the inputs that differ from `before`, and update `before`."""
-    now = input_contents(inputs, copy_tensors=False)
-    same = unchanged_on_device(before, now)
-    for path in [*before, *(path for path in now if path not in before)]:
-        value = now.get(path, MISSING)
-        if path in same or is_same_leaf(before.get(path, MISSING), value):
-            continue
-        item = Item(kind, path)
-        seen.after |= _values_after(item, value)
-        before[path] = value
-        if isinstance(value, torch.Tensor):
-            before[path] = detached_copy(value)
-            seen.requires_grad[item] = value.requires_grad
-
-
-def _note_state_after_backward(
-    subject: Subject, changed: dict[str, Any], conditions: RunConditions, seen: Observation
-) -> None:
-    """Record the state that the backward pass itself changed."""
-    now = subject.state.changed(conditions.changing)
-    for name in dict.fromkeys((*changed, *now)):
-        first = subject.state.initial(name)
-        left, right = changed.get(name, first), now.get(name, first)
-        same = is_same_leaf(left, right, widened=conditions.options.wide)
-        if not same and not is_same_leaf(right, left, widened=conditions.options.wide):
-            seen.state |= _values_after(Item(ItemKind.STATE_AFTER_BACKWARD, name), right)
-
-
-def _values_after(item: Item, value: Any) -> dict[Item, Any]:
-    """A value after the call, or the parts of a tensor that is not dense."""
-    if not isinstance(value, torch.Tensor):
-        return {item: _keep_leaf(value)}
-    leaves = flattened(value.detach(), item.name).leaves
-    return {item.named(name): _keep_leaf(leaf) for name, leaf in leaves.items()}
-
-
-def _note_outputs(live: dict[Item, Any], conditions: RunConditions, seen: Observation) -> None:
-    """Copy the returned leaves, and release each one that is not differentiated."""
-    for item, leaf in live.items():
-        _note_output(item, leaf, conditions, seen)
-        if not conditions.gradients:
-            live[item] = None
-
-
-def _note_output(item: Item, leaf: Any, conditions: RunConditions, seen: Observation) -> None:
-    mode = conditions.options.mode
-    seen.outputs[item] = _keep_leaf(leaf)
-    if not isinstance(leaf, torch.Tensor):
-        return
-    seen.requires_grad[item] = leaf.requires_grad
-    if conditions.holds:
-        seen.live[item] = leaf.detach()
-    if leaf.is_inference():
-        seen.inference.add(item)
-    if leaf.layout is torch.strided and not leaf.is_nested:
-        seen.strides[item] = tuple(leaf.stride())
-    if mode is None:
-        return
-    if leaf.is_floating_point():
-        _note_least_noise(item, leaf, mode, seen)
-    else:
-        note_decisions(seen, {item: leaf}, mode)
-
-
-def _note_least_noise(item: Item, leaf: Tensor, mode: LiftMode, seen: Observation) -> None:
-    least = mode.least_noise_of(leaf)
-    if least is not None:
-        seen.least_noise[item] = least
-
-
-def _gradient_targets(
-    values: dict[str, Tensor], named_inputs: dict[str, Tensor], conditions: RunConditions
-) -> dict[Item, Any]:
-    """What to differentiate with respect to, collected before the call.
-
-    Non-leaves are identified by their gradient edge: the program may write to them.
-    """
-    if not conditions.gradients:
-        return {}
-    named = {gradient_of(name): t for name, t in values.items() if t.is_leaf}
-    named |= {gradient_of(path): t for path, t in named_inputs.items()}
-    return {
-        item: t if t.is_leaf else torch.autograd.graph.get_gradient_edge(t)
-        for item, t in named.items()
-        if t.requires_grad
-        and (
-            conditions.options.wanted is None
-            or conditions.second
-            or item in conditions.options.wanted
-        )
-    }
-
-
-def _differentiate(
-    live: dict[Item, Any], targets: dict[Item, Any], conditions: RunConditions, seen: Observation
-) -> None:
-    outputs = {
-        item: leaf
-        for item, leaf in live.items()
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    }
-    also = {gradient_of(path) for path in conditions.also}
-    if not outputs:  # no gradient flows back to them
-        seen.further |= {item: None for item in targets if item in also}
-    if not outputs or not targets:
-        return
-    cotangents = _cotangents(outputs, conditions)
-    outputs = {item: outputs[item] for item in cotangents}
-    if not outputs:
-        seen.gradients |= dict.fromkeys(targets)
-        return
-    try:
-        with _no_autocast(outputs.values()), conditions.options.around():
-            gradients = _first_gradients(outputs, targets, cotangents, conditions)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        seen.gradient_error = error
-        return
-    for item, gradient in gradients.items():
-        table = seen.further if item in also else seen.gradients
-        table[item] = keep_gradient(gradient) if conditions.sketches else _keep_leaf(gradient)
-        if gradient is not None:
-            seen.gradient_layouts[item] = gradient.layout
-        if gradient is not None and conditions.options.mode is not None:
-            _note_least_noise(item, gradient, conditions.options.mode, seen)
-    if conditions.second:
-        try:
-            with _no_autocast(outputs.values()), conditions.options.around():
-                firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
-            seen.further |= seconds
-            seen.again = {
-                item: first
-                for item, first in firsts.items()
-                if not same_value(first, seen.value(item))
-            }
-        except Exception as error:  # noqa: BLE001
-            seen.second_error = error
-
-
-def _cotangents(outputs: dict[Item, Tensor], conditions: RunConditions) -> dict[Item, Tensor]:
-    """The upstream gradients: the known ones, or random ones for all outputs."""
-    names = _names_of_first_run(outputs, conditions)
-    pairs = zip(names, outputs.items(), strict=True)
-    if conditions.upstream is not None:
-        known = conditions.upstream
-        return {
-            item: known[name].to(leaf.device, leaf.dtype)
-            for name, (item, leaf) in pairs
-            if name in known and known[name].shape == leaf.shape
-        }
-    return {item: conditions.cotangent(name, leaf) for name, (item, leaf) in pairs}
-
-
-def _first_gradients(
-    outputs: dict[Item, Tensor],
-    targets: dict[Item, Any],
-    cotangents: dict[Item, Tensor],
-    conditions: RunConditions,
-) -> dict[Item, Tensor | None]:
-    """The gradients from `torch.autograd.grad`, or accumulated into `.grad`."""
-    if not conditions.accumulates:
-        found = torch.autograd.grad(
-            list(outputs.values()),
-            list(targets.values()),
-            list(cotangents.values()),
-            retain_graph=conditions.second,
-            allow_unused=True,
-        )
-        return dict(zip(targets, found, strict=True))
-    leaves_of = {item: t for item, t in targets.items() if isinstance(t, torch.Tensor)}
-    kept = {item: leaf.grad for item, leaf in leaves_of.items()}
-    try:
-        for leaf in leaves_of.values():
-            leaf.grad = None
-        torch.autograd.backward(
-            list(outputs.values()),
-            list(cotangents.values()),
-            retain_graph=conditions.second,
-            inputs=list(leaves_of.values()),
-        )
-        return {item: leaf.grad for item, leaf in leaves_of.items()}
-    finally:
-        for item, leaf in leaves_of.items():
-            leaf.grad = kept[item]
-
-
-def _second_gradients(
-    outputs: dict[Item, Tensor],
-    targets: dict[Item, Any],
-    cotangents: dict[Item, Tensor],
-    conditions: RunConditions,
-) -> tuple[dict[Item, Tensor | None], dict[Item, Tensor | None]]:
-    """The gradients once more, and the gradients of their products with random cotangents.
-
-    The first cotangents are variables, too: most programs that differentiate twice need the
-    derivative of a gradient with respect to them.
-    """
-    for value in cotangents.values():
-        value.requires_grad_()
-    firsts = torch.autograd.grad(
-        list(outputs.values()),
-        list(targets.values()),
-        list(cotangents.values()),
-        create_graph=True,
-        allow_unused=True,
-    )
-    known = {
-        item: first
-        for item, first in zip(targets, firsts, strict=True)
-        if first is not None and first.requires_grad
-    }
-    if not known:
-        raise RuntimeError("none of the gradients requires grad, even with create_graph=True")
-    refuse_once_differentiable(known.values())
-    variables = {item.name: target for item, target in targets.items()}
-    variables |= {f"the cotangent of {item}": value for item, value in cotangents.items()}
-    drawn = [conditions.cotangent(item, first) for item, first in known.items()]
-    seconds = torch.autograd.grad(
-        list(known.values()), list(variables.values()), drawn, allow_unused=True
-    )
-    return dict(zip(targets, map(_keep_leaf, firsts), strict=True)), {
-        Item(ItemKind.SECOND_GRADIENT, name): _keep_leaf(second)
-        for name, second in zip(variables, seconds, strict=True)
-    }
-
-
-def _names_of_first_run(outputs: Iterable[Item], conditions: RunConditions) -> list[Item]:
-    """The names of the outputs in the first run, in order."""
-    names = list(outputs)
-    first = [item for item in conditions.precisions if item.kind is not ItemKind.GRADIENT]
-    return first if len(first) == len(names) and set(first) != set(names) else names
 
 
 def cotangent(item: Item, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
@@ -677,7 +328,17 @@ def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, An
             found[path] = detached_copy(leaf) if copy_tensors else leaf
             if leaf.is_leaf and leaf.grad is not None:
                 found[f"{path}.grad"] = leaf.grad.clone() if copy_tensors else leaf.grad
+            for name, value in given_to_tensor(leaf).items():
+                for place, part in contents(value, f"{path}.{name}"):
+                    is_tensor = isinstance(part, torch.Tensor)
+                    kept = part if is_tensor else frozen_leaf(part)
+                    found[place] = detached_copy(part) if is_tensor and copy_tensors else kept
     return found
+
+
+# Of the outputs that share one memory, such as the rows that `unbind` returns, each is paired with
+# this many: with all others, ten thousand rows would be fifty million pairs.
+_MOST_SHARING = 64
 
 
 def find_aliases(outputs: dict[Item, Any], given: dict[Item, Any]) -> frozenset[tuple[Item, Item]]:
@@ -691,7 +352,7 @@ def find_aliases(outputs: dict[Item, Any], given: dict[Item, Any]) -> frozenset[
     for item, leaf in outputs.items():
         key = storage_address(leaf)
         if key:
-            pairs |= {(other, item) for other in known.get(key, [])}
+            pairs |= {(other, item) for other in known.get(key, [])[:_MOST_SHARING]}
             known.setdefault(key, []).append(item)
     return frozenset(pairs)
 
@@ -713,7 +374,7 @@ def same_value(left: Any, right: Any) -> bool:
     return left is right or same_leaf(left, right) is True
 
 
-def _keep_leaf(leaf: Any) -> Any:
+def keep_leaf(leaf: Any) -> Any:
     """A copy that later runs cannot change."""
     plain = as_plain(leaf)
     if isinstance(plain, torch.Tensor):
@@ -729,7 +390,7 @@ def keep_gradient(gradient: Any) -> Any:
     """A copy of a small gradient, the sketch of a large one: its random sums, in float64."""
     kept = as_plain(gradient)
     if not isinstance(kept, torch.Tensor) or kept.numel() <= MOST_KEPT:
-        return _keep_leaf(gradient)
+        return keep_leaf(gradient)
     sums = sketch(kept, keeps_nonfinite=True).double()
     if bool(torch.isfinite(sums).all()):
         return sums
@@ -744,12 +405,3 @@ _WRITABLE = (bytearray, array.array, np.ndarray)
 
 def _stable_hash(text: str) -> int:
     return sum((position + 1) * ord(letter) for position, letter in enumerate(text)) % 1_000_003
-
-
-@contextlib.contextmanager
-def _no_autocast(outputs: Any) -> Iterator[None]:
-    """Switch autocast off for a backward pass, as torch's documentation requires."""
-    with contextlib.ExitStack() as stack:
-        for device in {output.device.type for output in outputs}:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield

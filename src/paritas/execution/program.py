@@ -6,7 +6,7 @@ import abc
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.graphs import as_traced
-from paritas.execution.isolation import MISSING
+from paritas.execution.held_values import MISSING
 from paritas.execution.observation import Observation, note_decisions
 from paritas.numerics.bits import is_inexact
 from paritas.results.items import Item, ItemKind

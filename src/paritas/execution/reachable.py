@@ -6,6 +6,7 @@ globals, defaults, data of classes, fields of objects. The walk calls no method 
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import dataclasses
@@ -20,8 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from paritas._torch.tensors import INTERNALS, tensor_slots
-from paritas.numerics.contents import Opaque, parts
+from paritas._torch.tensors import INTERNALS, hook_tables, tensor_slots
+from paritas.numerics.contents import Opaque, given_to_tensor, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Reached:
         key: its key or index in `table`.
         is_leaf: it holds no other values.
         is_owned: it is a parameter or a buffer of a module.
+        holder: the object that holds it, or the namespace; None for the callable and its modules.
     """
 
     path: str
@@ -68,6 +70,7 @@ class Reached:
     key: Any
     is_leaf: bool
     is_owned: bool = False
+    holder: Any = None
 
 
 # Prefixes for the names of objects that other programs may use as well.
@@ -75,7 +78,7 @@ GLOBAL, CLASS, FUNCTION = "global ", "class ", "function "
 
 
 class UsedNames(dict[str, Any]):
-    """Some names of a namespace: those that the program's code uses."""
+    """Some names of a namespace: those that the program's code uses, set or not."""
 
     def __init__(self, namespace: dict[str, Any], names: list[str]) -> None:
         """Values are read from the namespace, not copied."""
@@ -117,39 +120,46 @@ class _ReachWalk:
         self.used: set[str] = {"forward"}
         self.waiting: dict[str, list[tuple[str, Any, Any, Any]]] = {}
         self.slots: set[int] = set()
-        self.stack: list[tuple[str, Any, Any, Any]] = []
+        self.namespaces: set[int] = set()
+        # Each with what holds it.
+        self.stack: list[tuple[tuple[str, Any, Any, Any], Any]] = []
 
     def run(self, modules: dict[str, nn.Module], function: Any) -> Iterator[Reached]:
         roots = [(prefix.removesuffix("."), module) for prefix, module in modules.items()]
         for path, module in roots:
-            self.stack.append((path, module, None, None))
+            self.stack.append(((path, module, None, None), None))
             yield from self._empty_stack()
         if function is not None:
-            self.stack.append(("", function, None, None))
+            self.stack.append((("", function, None, None), None))
             yield from self._empty_stack()
 
     def _empty_stack(self) -> Iterator[Reached]:
         while self.stack:
-            path, value, table, key = self.stack.pop()
+            (path, value, table, key), holder = self.stack.pop()
             value = original_of(value)
+            reach = functools.partial(Reached, table=table, key=key, holder=holder)
             if isinstance(value, _ARRAYS):
-                owned = id(table) in self.slots
-                yield Reached(path, value, table, key, is_leaf=True, is_owned=owned)
+                yield reach(path, value, is_leaf=True, is_owned=id(table) in self.slots)
+                self.stack += self._below_tensor(path, value)
                 continue
             if isinstance(value, _CODE) and (table is not None or key is not None):
                 # Its identity, in addition to its contents: a program may replace it.
                 named = Opaque(value, "code is compared by identity", by_identity=True)
-                yield Reached(path, named, None, None, is_leaf=True)
+                yield reach(path, named, table=None, is_leaf=True)
             if id(value) in self.seen or len(self.seen) > _MOST_VALUES:
                 continue
             path = self.known.get(id(value), path)
             below = self._below(path, value)
             if below is None:
-                yield Reached(path, value, table, key, is_leaf=True)
+                yield reach(path, value, is_leaf=True)
                 continue
             self.seen[id(value)] = value
-            yield Reached(path, value, table, key, is_leaf=False)
-            self.stack += reversed(below)
+            yield reach(path, value, is_leaf=False)
+            # Nothing can be put into a tuple: what holds the tuple holds its contents.
+            holds = holder if isinstance(value, tuple) else value
+            self.stack += [
+                (one, one[2] if id(one[2]) in self.namespaces else holds) for one in reversed(below)
+            ]
 
     def _below(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
         """Its contents, each with path, table and key; None for a leaf."""
@@ -167,6 +177,21 @@ class _ReachWalk:
         if isinstance(value, types.ModuleType):
             return None
         return self._below_object(path, value)
+
+    def _below_tensor(self, path: str, tensor: Any) -> list[tuple[tuple[str, Any, Any, Any], Any]]:
+        """The attributes that the program has given to a tensor, and how many hooks it has."""
+        if not isinstance(tensor, torch.Tensor) or id(tensor) in self.seen:
+            return []
+        given, table = given_to_tensor(tensor), attribute_table(tensor)
+        path = self.known.get(id(tensor), path)
+        found: list[tuple[str, Any, Any, Any]] = [
+            (f"{path}.{name}", value, table, name) for name, value in given.items()
+        ]
+        hooks = hook_tables(tensor)
+        found += [(f"{path}.{kind}", len(hooks[kind]), None, None) for kind in hooks if hooks[kind]]
+        if found:
+            self.seen[id(tensor)] = tensor
+        return [(one, tensor) for one in reversed(found)]
 
     def _below_module(self, path: str, module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
@@ -198,28 +223,39 @@ class _ReachWalk:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         found += [(f"variable {free}", cell, None, None) for free, cell in cells]
         own = (function.__defaults__, function.__kwdefaults__, attribute_table(function))
-        found += [(f"{FUNCTION}{name}", what, None, None) for what in own if what]
+        found += [(f"{FUNCTION}{name}", what, None, None) for what in own if what is not None]
         names = names_in(function.__code__)
         for called in sorted(names & self.waiting.keys()):
             found += self.waiting.pop(called)
         self.used |= names
         # An attribute may have the name of a global that this code never reads.
-        known = names & function.__globals__.keys()
-        used = sorted(known & _globals_in(function.__code__)) if known else []
-        found += self._named(function.__globals__, used, GLOBAL)
+        space = function.__globals__
+        used = [
+            n for n in sorted(_globals_in(function.__code__)) if n in space or n not in _BUILT_IN
+        ]
+        found += self._named(space, used, GLOBAL)
         for key in used:
-            namespace = function.__globals__[key]
-            if isinstance(namespace, types.ModuleType) and is_own(namespace.__name__):
-                inside = sorted(names & vars(namespace).keys())
-                found += self._named(vars(namespace), inside, f"{GLOBAL}{key}.")
+            module = space.get(key)
+            if isinstance(module, types.ModuleType) and is_own(module.__name__):
+                # Other classes of modules import what they lack on first use.
+                is_lazy = type(module) is not types.ModuleType
+                inside = sorted(names & vars(module).keys() if is_lazy else names)
+                found += self._named(vars(module), inside, f"{GLOBAL}{key}.")
         return found
 
     def _named(
         self, namespace: dict[str, Any], names: list[str], prefix: str
     ) -> list[tuple[str, Any, Any, Any]]:
         names = [name for name in names if not name.startswith("__")]
-        found = [(f"{prefix}{name}", namespace[name], namespace, name) for name in names]
-        return [(prefix, UsedNames(namespace, names), None, None), *found] if names else []
+        if not names:
+            return []
+        self.namespaces.add(id(namespace))
+        found = [
+            (f"{prefix}{name}", namespace[name], namespace, name)
+            for name in names
+            if name in namespace
+        ]
+        return [(prefix, UsedNames(namespace, names), None, None), *found]
 
     def _below_class(self, cls: type) -> list[tuple[str, Any, Any, Any]]:
         """The data of a class, its methods, its bases."""
@@ -347,7 +383,8 @@ def attribute_table(value: Any) -> dict[str, Any] | None:
     """The real `__dict__` of an object, even if its class overrides that name."""
     for cls in type(value).__mro__:
         descriptor = vars(cls).get("__dict__")
-        if isinstance(descriptor, types.GetSetDescriptorType):
+        # A member in a class that is written in C: SimpleNamespace.
+        if isinstance(descriptor, types.GetSetDescriptorType | types.MemberDescriptorType):
             table = descriptor.__get__(value)
             return table if isinstance(table, dict) else None
     return None
@@ -385,6 +422,7 @@ def names_in(code: types.CodeType) -> set[str]:
     return names
 
 
+_BUILT_IN = frozenset(vars(builtins))
 _GLOBAL_OPERATIONS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 
 

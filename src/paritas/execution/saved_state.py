@@ -16,6 +16,7 @@ import math
 import operator
 import pickle
 import random
+import sys
 import types
 import zlib
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +27,13 @@ from numpy.random import mtrand
 
 from paritas._torch.operators import WIDE
 from paritas.errors import UsageError
-from paritas.numerics.contents import attributes, contents, map_leaves, parts
+from paritas.numerics.contents import (
+    attributes,
+    contents,
+    given_to_tensor,
+    map_leaves,
+    parts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -85,6 +92,8 @@ class Copier:
         result.requires_grad_(tensor.requires_grad)
         if tensor.is_leaf and tensor.grad is not None:
             result.grad = self.copy_tensor(tensor.grad)
+        for name, value in given_to_tensor(tensor).items():
+            setattr(result, name, self._copy_leaf(value))
         return result
 
     def _copy_whole(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -127,9 +136,19 @@ class Copier:
         tensors = [part for _, part in contents(leaf) if isinstance(part, torch.Tensor)]
         memo = {id(tensor): self.copy_tensor(tensor) for tensor in tensors}
         try:
-            return copy.deepcopy(leaf, memo)
+            return copy.deepcopy(leaf, dict(memo))  # it also keeps what it has not finished there
         except Exception:  # noqa: BLE001  (it may hold a lock, or a method may raise)
-            return self._rebuild(leaf, memo)
+            return self._rebuild_or_refuse(leaf, memo)
+
+    def _rebuild_or_refuse(self, value: Any, made: dict[int, Any]) -> Any:
+        try:
+            return self._rebuild(value, made)
+        except RecursionError:
+            kind = type(value).__name__
+            raise UsageError(
+                f"an input of class {kind} cannot be copied: its objects refer to each other more "
+                f"than {sys.getrecursionlimit()} levels deep"
+            ) from None
 
     def _rebuild(self, value: Any, made: dict[int, Any]) -> Any:
         """Copy an object attribute by attribute; values without contents stay shared."""
@@ -378,6 +397,22 @@ def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device == torch.device("cpu") else device)
 
 
+def _set_inference_mode(value: bool) -> None:  # noqa: FBT001
+    # It lasts as long as the context, and ends with it.
+    context = torch.inference_mode(value)
+    context.__enter__()
+    _ENTERED_FOR_GOOD.append(context)
+
+
+_ENTERED_FOR_GOOD: list[Any] = []
+_SMALLEST = [5e-324]  # in a list, so that Python does not multiply beforehand
+
+
+def _keeps_denormal() -> bool:
+    """Whether the processor keeps numbers that are too small to be normal; torch does not say."""
+    return _SMALLEST[0] * 1.0 != 0.0
+
+
 def _attribute_setting(owner: Any, name: str, label: str) -> _Setting:
     return _Setting(
         label, functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
@@ -416,9 +451,23 @@ def _set_numpy_state(state: Any) -> None:
 _SETTINGS: tuple[_Setting, ...] = (
     _Setting("torch.get_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
     _Setting("torch.get_default_device()", torch.get_default_device, _set_default_device),
+    # This one sets the grad mode too, so it comes first.
+    _Setting(
+        "torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled, _set_inference_mode
+    ),
     _Setting("torch.is_grad_enabled()", torch.is_grad_enabled, torch.set_grad_enabled),
     *_autocast_settings("cpu"),
     *_autocast_settings("cuda"),
+    _Setting(
+        "torch.is_autocast_cache_enabled()",
+        torch.is_autocast_cache_enabled,
+        torch.set_autocast_cache_enabled,
+    ),
+    _Setting(
+        "torch.set_flush_denormal",
+        lambda: not _keeps_denormal(),
+        torch.set_flush_denormal,
+    ),
     _Setting(
         "torch.use_deterministic_algorithms",
         lambda: (
@@ -443,6 +492,14 @@ _SETTINGS: tuple[_Setting, ...] = (
     _attribute_setting(
         torch.backends.cuda.matmul, "allow_tf32", "torch.backends.cuda.matmul.allow_tf32"
     ),
+    *(
+        _attribute_setting(torch.backends.cuda.matmul, name, f"torch.backends.cuda.matmul.{name}")
+        for name in (
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+            "allow_fp16_accumulation",
+        )
+    ),
     _attribute_setting(torch.backends.mkldnn, "enabled", "torch.backends.mkldnn.enabled"),
     _attribute_setting(torch.backends.opt_einsum, "enabled", "torch.backends.opt_einsum.enabled"),
     _Setting(
@@ -459,6 +516,11 @@ _SETTINGS: tuple[_Setting, ...] = (
         "torch.backends.cuda.enable_mem_efficient_sdp",
         torch.backends.cuda.mem_efficient_sdp_enabled,
         torch.backends.cuda.enable_mem_efficient_sdp,
+    ),
+    _Setting(
+        "torch.backends.cuda.enable_cudnn_sdp",
+        torch.backends.cuda.cudnn_sdp_enabled,
+        torch.backends.cuda.enable_cudnn_sdp,
     ),
     _Setting(
         "torch.backends.cuda.enable_math_sdp",
@@ -482,9 +544,14 @@ _NAMESPACES: tuple[Any, ...] = (
     math,
     builtins,
 )
+# Of these, only `forward` is compared: they are many.
+_MODULES: tuple[Any, ...] = tuple(
+    one for one in vars(torch.nn).values() if isinstance(one, type) and "forward" in vars(one)
+)
+_MODULE_CONTENTS = [vars(module) for module in _MODULES]
 
 # Bound before a candidate can replace them.
-_all, _is, _len, _map = all, operator.is_, len, map
+_all, _is, _len, _map, _zip = all, operator.is_, len, map, zip
 
 # Longer values, such as the state of a random generator, are shown as a checksum.
 _LONGEST_VALUE = 40
@@ -500,6 +567,7 @@ class ProcessState:
         self._settings += [(_PYTHON_RANDOM, at.python), (_NUMPY_RANDOM, _comparable(at.numpy))]
         # As lists, which are quicker to make and to compare than dictionaries.
         self._names = [(space, [*vars(space)], [*vars(space).values()]) for space in _NAMESPACES]
+        self._forwards = _forwards_now()
 
     def put_back(self) -> dict[str, str]:
         """Restore what has changed; returns name -> how it had changed."""
@@ -518,12 +586,22 @@ class ProcessState:
                 else:
                     delattr(space, name)  # it hides an inherited function
                 changed[_full_name(space, name)] = "replaced"
+        forwards = _forwards_now()
+        if not _all(_map(_is, forwards, self._forwards)):
+            for module, now, forward in _zip(_MODULES, forwards, self._forwards):
+                if now is not forward and not _is_put_by_compiler(now):
+                    module.forward = forward
+                    changed[_full_name(module, "forward")] = "replaced"
         for setting, value in self._settings:
             now = setting.read()
             if now != value:
                 setting.write(value)
                 changed[setting.name] = _describe_setting(now)
         return changed
+
+
+def _forwards_now() -> list[Any]:
+    return [names.get("forward") for names in _MODULE_CONTENTS]
 
 
 def _are_same_names(keys: list[str], values: list[Any], now: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from paritas._torch.kernels import true_sums_of_attention
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
 from paritas.execution.evidence import Notes, WideDefault, completed, is_usable, run_quietly
-from paritas.execution.isolation import MISSING
+from paritas.execution.held_values import MISSING
 from paritas.execution.observation import (
     Observation,
     RunConditions,
@@ -35,10 +35,10 @@ from paritas.execution.observation import (
     input_contents,
     input_tensors,
     named_like,
-    running_subject,
     same_value,
 )
 from paritas.execution.program import Program, count_dtypes
+from paritas.execution.running import running_subject
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
 from paritas.numerics.automatic import FEW_PAIRS, FEW_RUNS, MOST_PAIRS

@@ -68,7 +68,9 @@ class VerifyConfig:
             not require grad: the model may follow another one.
         verify_double_backward: gradients of these gradients; by default, if the reference has them
             and parameters, inputs and outputs are at most 2^18 numbers. If the candidate raises,
-            they are listed as not compared; with True, that is a failure.
+            they are listed as not compared; with True, that is a failure. Unless it is False, the
+            gradients of a second backward pass over the same graph are compared, too, where the
+            candidate has backward functions of its own.
         verify_mutation: inputs after the call and after backward.
         verify_state: the program's state after the call and after backward: parameters and
             buffers, their `.grad`, attributes, variables of closures, globals; also torch's

@@ -15,7 +15,8 @@ from paritas._torch.operators import DispatchMode
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.item_evidence import ItemEvidence
-from paritas.execution.observation import RunConditions, input_tensors, running_subject
+from paritas.execution.observation import RunConditions, input_tensors
+from paritas.execution.running import running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject

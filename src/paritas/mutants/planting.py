@@ -18,7 +18,8 @@ from paritas.checks.comparer import Comparer
 from paritas.errors import UsageError
 from paritas.execution.evidence import Evidence, WideDefault, run_quietly
 from paritas.execution.item_evidence import ItemEvidence
-from paritas.execution.observation import Observation, RunConditions, RunOptions, running_subject
+from paritas.execution.observation import Observation, RunConditions, RunOptions
+from paritas.execution.running import running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import Inputs, VerifyConfig, inspect_subject

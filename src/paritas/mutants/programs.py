@@ -18,8 +18,9 @@ from paritas.checks.cut_models import Rest, Side
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import Recorder
 from paritas.execution.blocks import find_blocks
-from paritas.execution.observation import OUTPUT, RunConditions, RunOptions, running_subject
+from paritas.execution.observation import OUTPUT, RunConditions, RunOptions
 from paritas.execution.reachable import reachable_modules
+from paritas.execution.running import running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import inspect_subject
 from paritas.numerics.contents import leaves, map_leaves

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paritas.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -371,6 +373,27 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
     ]
 
 
+# What torch itself sets on tensors: nn.Buffer, Inductor's freezing, and Dynamo's marks.
+_OF_TORCH = frozenset(
+    {"persistent", "_is_buffer", "_is_param", "_is_frozen_param", "_specialize_on"}
+)
+_DYNAMOS = "dynamo"
+_OWN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def given_to_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that a program has given to a tensor of torch's own classes.
+
+    Those of other classes are their contents.
+    """
+    given = vars(tensor) if type(tensor) in _OWN_TENSORS else {}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in _OF_TORCH and _DYNAMOS not in name and not _is_special(name)
+    }
+
+
 def _stored_in(cls: type) -> tuple[list[tuple[int, str]], frozenset[str]]:
     """What an object of a class stores, by its place among the bases, and its cached properties.
 
@@ -459,21 +482,50 @@ def children(tree: Any) -> list[tuple[str, Any]] | None:
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path, depth first, in container order."""
+    """Every leaf with its path, depth first, in container order.
+
+    Raises:
+        UsageError: a container contains itself, or too much.
+    """
+    yield from _leaves(tree, path, 0, iter(range(_MOST_LEAVES)))
+
+
+def _leaves(tree: Any, path: str, level: int, budget: Iterator[int]) -> Iterator[tuple[str, Any]]:
     below = children(tree)
     if below is None:
         yield path, tree
         return
+    _limit(tree, level, budget)
     for suffix, child in below:
-        yield from leaves(child, path + suffix)
+        yield from _leaves(child, path + suffix, level + 1, budget)
+
+
+def _limit(tree: Any, level: int, budget: Iterator[int]) -> None:
+    """Refuse a container that is too deep, or one too many: lists may contain each other."""
+    if level >= _MOST_LEVELS or next(budget, None) is None:
+        raise UsageError(
+            f"a {type(tree).__name__} cannot be read: it contains itself, or is nested more than "
+            f"{_MOST_LEVELS} levels deep, or is one of more than {_MOST_LEAVES:,} containers"
+        )
 
 
 def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Rebuild `tree` with `function` applied to each leaf; containers are always new objects."""
+    """Rebuild `tree` with `function` applied to each leaf; containers are always new objects.
+
+    Raises:
+        UsageError: a container contains itself, or too much.
+    """
+    return _map_leaves(tree, function, 0, iter(range(_MOST_LEAVES)))
+
+
+def _map_leaves(
+    tree: Any, function: Callable[[Any], Any], level: int, budget: Iterator[int]
+) -> Any:
     below = children(tree)
     if below is None:
         return function(tree)
-    mapped = [map_leaves(child, function) for _, child in below]
+    _limit(tree, level, budget)
+    mapped = [_map_leaves(child, function, level + 1, budget) for _, child in below]
     if isinstance(tree, Mapping):
         return _rebuild_mapping(tree, mapped)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

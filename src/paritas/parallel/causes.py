@@ -30,7 +30,7 @@ from paritas.placement.assembly import length, take
 from paritas.results.findings import Diagnosis, Finding, Origin, OriginKind, PatternKind, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from torch import Tensor
 
@@ -349,16 +349,22 @@ class _Way:
 
     def blamed(self, place: ValuePlace) -> ValuePlace:
         """The place where a wrong gradient starts."""
-        while wrong := [p for p in self.before(place) if self.relation(p) is Relation.WRONG]:
-            place = wrong[0]
+        place = self._follow(place, {Relation.WRONG})
         late = self._late(place)
         here, terms = self.related(place), [self._known[one] for one in late]
         before = [one for one in terms if one is not None]
         if here is not None and misreduced(self.seen, here, before, self.near):
             return place
-        while late:
-            place = late[0]
-            late = self._late(place)
+        return self._follow(place, _PENDING)
+
+    def _follow(self, place: ValuePlace, relations: Collection[Relation]) -> ValuePlace:
+        """The last place of a path; a tensor that was passed around may lead back to it."""
+        met = {place}
+        while ahead := [
+            p for p in self.before(place) if p not in met and self.relation(p) in relations
+        ]:
+            place = ahead[0]
+            met.add(place)
         return place
 
     def _late(self, place: ValuePlace) -> list[ValuePlace]:

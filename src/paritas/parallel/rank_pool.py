@@ -27,7 +27,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import distributed
 
-from paritas.errors import ParitasError, UsageError, first_line, in_one_line
+from paritas.errors import (
+    ParitasError,
+    UsageError,
+    chain_of_causes,
+    first_line,
+    in_one_line,
+)
 from paritas.results.graph_reports import Confirm as Backend
 
 if TYPE_CHECKING:
@@ -285,12 +291,12 @@ _NO_KERNEL = (
 
 def operator_without_kernel(error: BaseException | None) -> str:
     """The operator that torch does not have on a CPU, if that is why it raised; else empty."""
-    while error is not None:
+    chain = () if error is None else chain_of_causes(error, lambda e: e.__cause__ or e.__context__)
+    for cause in chain:
         for pattern in _NO_KERNEL:
-            found = pattern.search(str(error)) if isinstance(error, NotImplementedError) else None
+            found = pattern.search(str(cause)) if isinstance(cause, NotImplementedError) else None
             if found is not None:
                 return found[1]
-        error = error.__cause__ or error.__context__
     return ""
 
 

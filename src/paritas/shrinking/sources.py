@@ -13,7 +13,8 @@ from paritas._torch.dynamo import backends_of, dynamic_of, find_backend, is_regi
 from paritas._torch.graphs import copy_graph, placeholders
 from paritas.checks.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
 from paritas.errors import UsageError
-from paritas.execution.observation import RunConditions, running_subject
+from paritas.execution.observation import RunConditions
+from paritas.execution.running import running_subject
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import input_sets, inspect_subject
 from paritas.results.findings import Status
