@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import re
-import runpy
 import shlex
+import subprocess
 import sys
 import textwrap
 import types
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-import torch
 from click.testing import CliRunner
 
 from paritas.cli import main
@@ -86,7 +86,6 @@ def run_page(page, after=lambda block, printed: None):
     Args:
         after: told of each block of Python, and what it printed.
     """
-    sys.path.insert(0, str(Path.cwd()))
     try:
         with page_module() as namespace:
             printed = io.StringIO()
@@ -97,7 +96,7 @@ def run_page(page, after=lambda block, printed: None):
                 elif block.language == "python":
                     code = "\n" * block.line + block.text
                     printed = io.StringIO()
-                    with redirect_stdout(printed):
+                    with redirect_stdout(printed), current_folder_on_path():
                         exec(compile(code, str(page), "exec"), namespace)
                     after(block, printed.getvalue())
                 elif block.language == "output":
@@ -105,9 +104,18 @@ def run_page(page, after=lambda block, printed: None):
                 elif block.language == "console":
                     run_session(block.text)
     finally:
-        sys.path.remove(str(Path.cwd()))
         for block in blocks(page):
             sys.modules.pop(Path(block.file or "").stem, None)
+
+
+@contextmanager
+def current_folder_on_path():
+    """As in an interpreter; commands do without it."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(Path.cwd()))
 
 
 def run_session(session):
@@ -125,15 +133,11 @@ def run_session(session):
 def run_command(words):
     """Exit code and stdout of a command of a page."""
     if words[0] == "python":
-        out = io.StringIO()
-        try:
-            with redirect_stdout(out):
-                runpy.run_path(words[1], run_name="__main__")
-        except SystemExit as ended:
-            return ended.code, out.getvalue()
-        finally:
-            torch.set_printoptions(profile="default")
-        return 0, out.getvalue()
+        # As a user runs it: its own folder and what is installed are on its path, nothing else.
+        plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [sys.executable, *words[1:]]
+        ended = subprocess.run(command, env=plain, capture_output=True, text=True, check=False)
+        return ended.returncode, ended.stdout
     assert words[0] == "paritas", words
     result = CliRunner().invoke(main, words[1:])
     return result.exit_code, result.stdout

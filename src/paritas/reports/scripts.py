@@ -7,11 +7,16 @@ are stored in a file beside the script.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import math
 import os
 import subprocess
 import sys
+import sysconfig
+import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +27,7 @@ from paritas.errors import UsageError
 from paritas.reports.files import create_folder, replacing, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 class NoScriptError(UsageError):
@@ -361,21 +365,27 @@ class Script:
     run: str
     sides: tuple[str, str]
 
-    def text(self, data: str) -> str:
-        """The whole script; `data` is the name of the file with its values."""
+    def text(self, path: Path) -> str:
+        """The whole script, as it is written to a path; its values lie beside it."""
         heading = "\n".join((*self.heading, "", _EXIT_CODES))
         heading = heading.replace("\\", "\\\\").replace('"""', "'''")
-        loading = ["import json", "import sys", "from pathlib import Path"]
+        folders = _folders_of_modules(["\n".join(self.imports), self.function, self.run], path)
+        data, loading = data_path(path), ["import sys"]
+        if self.values or folders:
+            loading.append("from pathlib import Path")
+        if self.values:
+            loading.insert(0, "import json")
         dtypes = {value.dtype for value in self.values.values()}
         named = [f'"{name}": {dtype}' for dtype, name in _FILE_DTYPES.items() if dtype in dtypes]
         parts = [
             f'"""{heading}\n"""\n\n',
-            "\n".join(loading if self.values else ["import sys"]),
+            "\n".join(loading),
             "\n\nimport torch\n",
+            *(f"\nsys.path.append(str({place}))  # {names}\n" for place, names in folders.items()),
             *(f"{line}\n" for line in self.imports),
             self.function,
             f"\n\nSIDES = {self.sides!r}\n",
-            _LOADER.format(name=data, dtypes=", ".join(named)) if self.values else "",
+            _LOADER.format(name=data.name, dtypes=", ".join(named)) if self.values else "",
             _JUDGE,
             self.run,
             _END,
@@ -430,15 +440,15 @@ def write(script: Script, path: Path, seconds: float | None) -> WrittenScript:
     Raises:
         UsageError: it cannot be written.
     """
-    data_path = path.with_suffix(".safetensors")
+    data = data_path(path)
     create_folder(path.parent)
     if script.values:
-        with replacing(data_path) as unfinished:
+        with replacing(data) as unfinished:
             unfinished.write_bytes(save(dict(script.values)))
     _write_text(script, path)
     if not script.values:  # from an earlier script with this name
-        data_path.unlink(missing_ok=True)
-    written = WrittenScript(path, data_path if script.values else None)
+        data.unlink(missing_ok=True)
+    written = WrittenScript(path, data if script.values else None)
     if seconds is None:
         return written
     exit_code, output = run_script(path, seconds)
@@ -450,17 +460,69 @@ def write(script: Script, path: Path, seconds: float | None) -> WrittenScript:
     return written
 
 
+def data_path(path: Path) -> Path:
+    """The file with the values of a script."""
+    return path.with_suffix(".safetensors")
+
+
 def _write_text(script: Script, path: Path) -> None:
-    text = script.text(path.with_suffix(".safetensors").name)
-    write_whole(path, text.removesuffix("\n").encode())
+    write_whole(path, script.text(path).removesuffix("\n").encode())
+
+
+def _folders_of_modules(codes: Iterable[str], path: Path) -> dict[str, str]:
+    """The folders of modules that a script imports and Python does not find by itself.
+
+    A module beside the program that is checked is found from there only: `python bug/repro.py`
+    looks in `bug`. Folder, as code -> the modules in it. A folder above the script is written
+    relative to it, so that both can be moved.
+    """
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for code in codes for name in _imported_names(code)):
+        folder = _own_folder(name)
+        if folder is None:
+            continue
+        above = [parent.resolve() for parent in path.absolute().parents]
+        code = repr(str(folder))
+        if folder in above:
+            code = f"Path(__file__).resolve().parents[{above.index(folder)}]"
+        found.setdefault(code, []).append(name)
+    return {folder: ", ".join(names) for folder, names in found.items()}
+
+
+def _imported_names(code: str) -> Iterator[str]:
+    """The names of the packages and modules that code imports."""
+    for node in ast.walk(ast.parse(textwrap.dedent(code))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+            yield from (
+                str(given.value).partition(".")[0]
+                for given in node.args
+                if isinstance(given, ast.Constant)
+            )
+
+
+def _own_folder(name: str) -> Path | None:
+    """The folder in which a module of the user lies; None for what is installed."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # a module without a file, as that of a notebook
+        return None
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
+    files = [Path(place).resolve() for place in places if place and Path(place).exists()]
+    if not files:
+        return None
+    installed = {Path(folder).resolve() for folder in sysconfig.get_paths().values()}
+    if installed & set(files[0].parents):
+        return None
+    return files[0].parent
 
 
 def run_script(path: Path, seconds: float) -> tuple[int | None, str]:
-    """Run a script in a process: its exit code (None if it did not finish) and its output."""
-    environment = dict(os.environ)
-    # Modules of the user are found as in this process.
-    environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    """Run a script as a user does: its exit code (None if it did not finish) and its output."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
             [sys.executable, str(path.absolute())],
