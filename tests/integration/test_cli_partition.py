@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,6 +62,15 @@ def test_splits_that_the_library_knows_are_checked_and_the_exit_code_is_0():
     assert result.stdout.splitlines()[-1].startswith(
         "equivalent: the candidate differs by rounding"
     )
+
+
+def test_a_rule_that_the_user_registered_is_called_so(operators):
+    registered = "from paritas.partition.library import annotated\n\n\n"
+    path = Path("registering.py")
+    path.write_text(registered + '@annotated("m n -> m n")\ndef doubled(x):\n    return 2 * x\n')
+    result = partition("registering:doubled", "--arg", "4x4")
+    assert result.exit_code == 0, result.output
+    assert "registering.doubled over 2 ranks, rule registered:" in words(result)
 
 
 def test_a_wrong_annotation_is_different_and_the_exit_code_is_1():

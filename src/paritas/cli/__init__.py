@@ -82,6 +82,14 @@ _HOMES = {
 }
 
 
+# Options that people know from other tools. Click would suggest the one that is spelled alike.
+_OTHER_TOOLS_OPTIONS = dict.fromkeys(
+    ("--tolerance", "--atol", "--rtol", "--pcc"),
+    "the limit is measured, not given; for a fixed one call paritas.verify from Python with "
+    "VerifyConfig(value_checker=AllCloseValueChecker(rtol=..., atol=...))",
+)
+
+
 class _Refusal(click.ClickException):
     """One message on stderr, without a traceback."""
 
@@ -124,6 +132,11 @@ class LazyGroup(click.Group):
         try:
             with environment_set_aside():
                 return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            advice = _OTHER_TOOLS_OPTIONS.get(error.option_name)
+            if advice is None:
+                raise
+            raise click.UsageError(f"no option {error.option_name}: {advice}", error.ctx) from error
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except ParitasError as error:

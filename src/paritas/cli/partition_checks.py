@@ -18,7 +18,7 @@ from paritas.errors import UsageError
 from paritas.execution.subjects import usable_device
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import TensorInfo, VerifyConfig, make_call
-from paritas.partition.library import annotation_of_call
+from paritas.partition.library import annotation_of_call, is_registered
 from paritas.partition.recipe_checks import failed_split, labelled
 from paritas.partition.verify import CheckSettings, check_unsplit
 from paritas.placement.placement import Recipe, first_split, on_device
@@ -253,7 +253,10 @@ def _declared(call: OperatorCall, options: PartitionOptions) -> tuple[Annotation
     if options.discover:
         return None, "found by running"
     known = annotation_of_call(call)
-    return known, "found by running" if known is None else "from the library"
+    if known is None:
+        return known, "found by running"
+    names = [name for name in (call.name, call.function) if name]
+    return known, "registered" if any(map(is_registered, names)) else "from the library"
 
 
 def _by_annotation(

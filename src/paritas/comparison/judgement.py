@@ -434,6 +434,14 @@ def _judge_plain_values(case: _PairCase) -> Measured:
     mine = _as_text(case.my, case.my_values, case.my_facts)
     golden = _as_text(case.golden, case.golden_values, case.golden_facts)
     if mine is None or golden is None:
+        words = [
+            text or _tensor_words(side)
+            for text, side in ((mine, case.my_facts), (golden, case.golden_facts))
+        ]
+        if all(words):
+            return case.measured(
+                Status.DIFFERENT, reason=f"{words[0]} instead of {words[1]}", judged_by="equality"
+            )
         return case.measured(
             Status.UNVERIFIED,
             aspect=Aspect.HARNESS,
@@ -452,6 +460,11 @@ def _as_text(operand: Operand, values: Callable[[], Tensor], side: SideFacts) ->
         return side.value
     found = values()
     return repr(found.tolist()) if found.numel() <= _LONGEST_VALUE else None
+
+
+def _tensor_words(side: SideFacts) -> str:
+    """What a side is, if it is a tensor with values."""
+    return f"a tensor {side.dtype}{list(side.shape or ())}" if side.dtype else ""
 
 
 def _same_value(left: str, right: str) -> bool:

@@ -401,7 +401,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     scored = criterion.score(candidate, truth, noise)
     passed = scored.score.passed and mismatch is None
     if passed and (Gate.KNOWN_NOISE in case.gates or not _has_spread(evidence)):
-        reason = _overflow_reason(reference, candidate) if forgiven else ""
+        reason = _overflow_reason(reference, candidate, arbiter) if forgiven else ""
         return _RunOutcome(scored, passed=True, shaky=forgiven, reason=reason)
     least = evidence.least_spread() if arbiter is not None else None
     known = _with_least_spread(noise, least)
@@ -418,7 +418,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     noise = dataclasses.replace(known, source=f"perturbed {where} runs")
     outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
     if outcome.passed and forgiven:
-        reason = _overflow_reason(reference, candidate)
+        reason = _overflow_reason(reference, candidate, arbiter)
         return dataclasses.replace(outcome, shaky=True, reason=reason)
     return outcome
 
@@ -783,13 +783,17 @@ def _lifted_reason(outcome: _RunOutcome, *, same_bits: bool) -> str:
     return f"{reason} (the bits of the native results agree on this input)" if same_bits else reason
 
 
-def _overflow_reason(reference: Tensor, candidate: Tensor) -> str:
-    """One side overflows, and the true value is finite."""
+def _overflow_reason(reference: Tensor, candidate: Tensor, arbiter: Tensor | None) -> str:
+    """One side overflows, and the true value is finite; or it is what the candidate's is."""
     left, right = (int((~torch.isfinite(side)).sum()) for side in (reference, candidate))
-    return (
-        f"overflow of {dtype_name(reference.dtype)}: {left} of {reference.numel()} values of the "
-        f"reference and {right} of the candidate are not finite; in float64 they are finite"
+    sides = (
+        f"{left} of {reference.numel()} values of the reference and {right} of the candidate are "
+        "not finite"
     )
+    lost = 0 if arbiter is None else int((~torch.isfinite(arbiter)).sum())
+    if lost:
+        return f"{sides}, and {lost} in float64, where they are those of the candidate"
+    return f"overflow of {dtype_name(reference.dtype)}: {sides}; in float64 they are finite"
 
 
 def _nonfinite_reason(mismatch: Tensor) -> str:

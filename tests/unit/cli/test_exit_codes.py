@@ -216,3 +216,11 @@ def test_what_a_command_raises_becomes_the_same_code_in_every_command(
 @pytest.mark.parametrize("name", _HOMES)
 def test_an_unknown_option_is_wrong_usage_in_every_command(name):
     assert invoke(name, "--no-such-option").exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--tolerance", "--atol", "--pcc"])
+def test_a_tolerance_is_not_taken_for_an_option_that_is_spelled_alike(option):
+    result = invoke("verify", "package:factory", option, "1e-3")
+    assert result.exit_code == 2
+    assert f"no option {option}: the limit is measured, not given" in result.stderr
+    assert "Did you mean" not in result.stderr

@@ -232,6 +232,17 @@ def test_a_candidate_that_is_finite_and_right_where_the_reference_is_nan_is_unst
     )
 
 
+def test_an_infinity_that_float64_has_as_well_is_not_called_finite_there():
+    reference, candidate, truth = rounded(TRUTH), rounded(TRUTH, seed=2), TRUTH.clone()
+    reference[0, 5], candidate[0, 5], truth[0, 5] = -math.inf, math.inf, math.inf  # 1 / relu(-0.0)
+    judgement = judge_floats(reference, candidate, Program(truth, truth, spread=SPREAD))
+    assert judgement.status is Status.UNSTABLE
+    assert judgement.reason == (
+        "1 of 1024 values of the reference and 1 of the candidate are not finite, and 1 in "
+        "float64, where they are those of the candidate"
+    )
+
+
 def test_a_candidate_that_is_finite_and_wrong_where_the_reference_is_nan_fails():
     reference, candidate = rounded(TRUTH), rounded(TRUTH, seed=2)
     reference[0, 5], candidate[0, 5] = NAN, 7.0
