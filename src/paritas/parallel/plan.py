@@ -561,19 +561,35 @@ def apply_shipped_plan(model: nn.Module, mesh: DeviceMesh, *, experts: bool) -> 
         ep_size=sizes.get(TENSOR_AXIS, 1) if experts else None,
     )
     given: Any = model
+    _untie_weights(given)
     try:
         made: nn.Module = given.maybe_distribute_model(model, config, _meshes(mesh, config))
     except ValueError as error:  # sizes that do not divide, or styles that it does not know
         raise UnsupportedPlanError(
             f"transformers does not apply the plan of {type(model).__name__}: {error!s:.200}"
         ) from error
-    given.tie_weights()  # as transformers does once the weights of the shards are loaded
+    # As `from_pretrained` does once the weights of the shards are loaded.
+    given.tie_weights(recompute_mapping=False)
     if not any(_is_distributed(parameter) for parameter in made.parameters()):
         raise UnsupportedPlanError(
             f"no rule of the plan of {type(model).__name__} matches a parameter, so nothing is "
             "parallel"
         )
     return made
+
+
+def _untie_weights(model: Any) -> None:
+    """Give each name of a tied weight a parameter of its own.
+
+    `from_pretrained` makes the model so. It distributes the weights one by one and ties them again
+    in the end, so that a plan may name either of them.
+    """
+    for target, source in model.all_tied_weights_keys.items():
+        holder, _, name = target.rpartition(".")
+        held = getattr(model.get_submodule(holder), name)
+        if isinstance(held, nn.Parameter) and held is model.get_parameter_or_buffer(source):
+            own = nn.Parameter(held.detach().clone(), requires_grad=held.requires_grad)
+            setattr(model.get_submodule(holder), name, own)
 
 
 def _sizes(mesh: DeviceMesh) -> dict[str, int]:
@@ -600,15 +616,21 @@ def _import_distributed() -> Any:
 
 
 def _meshes(mesh: DeviceMesh, config: Any) -> Any:
-    """The meshes of transformers on the same ranks: of dense layers, and of experts."""
-    from torch.distributed.device_mesh import init_device_mesh
+    """The meshes of transformers on the same ranks: of dense layers, and of experts.
+
+    Transformers has its axes in one order; which ranks lie along each of them is the user's.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
 
     made: Any = importlib.import_module("transformers.distributed.utils").TransformersDeviceMesh
-    dense = (config.pp_size, config.fsdp_size, config.tp_size)
-    expert = (config.pp_size, config.efsdp_size, config.ep_size)
+    ranks, names = mesh.mesh, tuple(mesh.mesh_dim_names or ())
+    if names == (TENSOR_AXIS, DATA_AXIS):
+        ranks = ranks.T
+    dense = ranks.reshape(config.pp_size, config.fsdp_size, config.tp_size)
+    expert = ranks.reshape(config.pp_size, config.efsdp_size, config.ep_size)
     return made(
-        init_device_mesh(mesh.device_type, dense, mesh_dim_names=("pp", DATA_AXIS, TENSOR_AXIS)),
-        init_device_mesh(mesh.device_type, expert, mesh_dim_names=("pp", "efsdp", "ep")),
+        DeviceMesh(mesh.device_type, dense, mesh_dim_names=("pp", DATA_AXIS, TENSOR_AXIS)),
+        DeviceMesh(mesh.device_type, expert, mesh_dim_names=("pp", "efsdp", "ep")),
     )
 
 
