@@ -344,7 +344,7 @@ class _BlocksOfPlan:
             return Verdict(findings=(unusable(reference),), strict=self.strict)
         self.runs.tell(f"training on {program.ranks} ranks")
         record = Recording(tuple(self.blocks), on_ranks=True)
-        ranks = self.runs.ranks(off, record=record, abridge=abridge)
+        ranks = self.runs.split = self.runs.ranks(off, record=record, abridge=abridge)
         self._check_errors(ranks)
         raised = errors_of(ranks)
         if raised or not complete_steps(reference, ranks):
@@ -548,7 +548,7 @@ class _BlocksOfPlan:
         return Verdict(
             findings=tuple(self.findings),
             coverage=Coverage(compared=self.compared, unmatched=extra),
-            notes=(*self._notes(list(calls[0])),),
+            notes=(*self._notes(list(calls[0])), *dict.fromkeys(ranks[0].notes)),
             strict=self.strict,
         )
 

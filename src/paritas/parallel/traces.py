@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
+    from paritas._torch.ranks import Message
     from paritas.execution.block_runs import BlockCall
     from paritas.placement.assembly import Where
     from paritas.results.items import LocalPlacement
@@ -146,6 +147,9 @@ class Trace:
         equal: shares values with the other ranks of this process; None if there are none.
         abridge: makes of a parameter, a buffer or a gradient what is kept of it; None keeps it.
         uncut: block -> why the model cannot be cut there, if calls of blocks were recorded.
+        notes: what is to be said about the plan itself.
+        is_fsdp: whether a module of the model is under FSDP, which averages gradients.
+        messages: what the rank gave to collectives, if it was asked to listen.
     """
 
     rank: int = 0
@@ -164,6 +168,9 @@ class Trace:
     equal: EqualPieces | None = None
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
     uncut: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    is_fsdp: bool = False
+    messages: list[Message] = dataclasses.field(default_factory=list)
 
     def keep(self, kind: str, name: str, tensor: Tensor) -> RankPiece:
         """A copy of what the rank holds: before the first step, or after the current one."""
@@ -348,6 +355,15 @@ def _kind(module: nn.Module) -> str:
     if fsdp is not None and isinstance(module, fsdp.FSDPModule):
         return next((base.__name__ for base in own.__bases__ if base is not fsdp.FSDPModule), "")
     return own.__name__
+
+
+def is_fsdp(model: nn.Module) -> bool:
+    """Whether a module of the model is under FSDP, of either kind."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 class ModuleWatch:

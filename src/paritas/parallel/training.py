@@ -18,7 +18,7 @@ import torch
 from torch import distributed, nn
 
 from paritas._torch.operators import WIDE, default_dtype
-from paritas._torch.ranks import gradient_factors, run_in_threads
+from paritas._torch.ranks import gradient_factors, listening, run_in_threads
 from paritas._torch.tensors import copy_on_write, return_free_memory
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
@@ -34,6 +34,7 @@ from paritas.parallel.plan import (
     check_batches,
     parallel_model,
     part_of_batch,
+    plan_notes,
     samples_from,
     samples_of,
     to_device,
@@ -60,6 +61,7 @@ from paritas.parallel.traces import (
     ModuleWatch,
     StepTrace,
     Trace,
+    is_fsdp,
     merge_calls,
     named_pieces,
     piece_of,
@@ -98,6 +100,7 @@ class Manner:
         abridge: see `Trace`.
         load_from: a folder with a checkpoint to begin with; empty for none.
         save_to: a folder for a checkpoint at the end; empty for none.
+        listen: record what a rank gives to collectives.
     """
 
     wide: bool = False
@@ -110,6 +113,7 @@ class Manner:
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
     load_from: str = ""
     save_to: str = ""
+    listen: bool = False
 
     def running(self, native: torch.dtype) -> contextlib.AbstractContextManager[Any]:
         """The context around the program's own code."""
@@ -457,6 +461,7 @@ def train_as_rank(
     An exception is written into the trace and raised again.
     """
     try:
+        notes = plan_notes(program, built.model)
         parallel = parallel_model(program, built.model, manner.device)
         if manner.record is not None:
             _check_blocks_run(parallel)
@@ -470,7 +475,10 @@ def train_as_rank(
     except Exception as error:
         _note_failure(trace, error, manner, "while the plan was applied: ")
         raise
-    train(program, dataclasses.replace(built, model=parallel), manner, trace)
+    trace.notes, trace.is_fsdp = notes, is_fsdp(parallel)
+    heard = listening(trace.messages) if manner.listen else contextlib.nullcontext()
+    with heard:
+        train(program, dataclasses.replace(built, model=parallel), manner, trace)
 
 
 def _check_blocks_run(model: nn.Module) -> None:
@@ -520,6 +528,7 @@ def run_ranks(  # noqa: PLR0913
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
     load_from: str = "",
     save_to: str = "",
+    listen: bool = False,
 ) -> list[Trace]:
     """Train the model under its plan, and return the trace of each rank.
 
@@ -532,6 +541,7 @@ def run_ranks(  # noqa: PLR0913
         abridge: see `Manner`.
         load_from: see `Manner`.
         save_to: see `Manner`.
+        listen: see `Manner`.
         timeout: in seconds. The trace of a rank that raised, or did not finish in time, has the
             error and the steps before it.
 
@@ -553,6 +563,7 @@ def run_ranks(  # noqa: PLR0913
         abridge=abridge,
         load_from=load_from,
         save_to=save_to,
+        listen=listen,
     )
     if team == "here":
         return _run_here(program, manner, timeout)

@@ -18,6 +18,7 @@ from paritas.errors import UsageError
 from paritas.parallel.assembling import unmatched
 from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
+from paritas.parallel.dividing import find_undivided
 from paritas.parallel.judging import ADVICE, Judge, Judged, complete_steps
 from paritas.parallel.plan import KEYED, ParallelProgram, make_program
 from paritas.parallel.resuming import Resumption, new_folder
@@ -124,7 +125,7 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
     check_by(by, blocks)
     if by != "blocks" and blocks is None:
-        verdict = check_program(runs, strict=strict)
+        verdict = _with_undivided(check_program(runs, strict=strict), runs)
         if resume is None or not verdict.passed:
             return verdict
         resumption = Resumption(program, make(resume, least=1 if ranks == "here" else 2))
@@ -134,12 +135,28 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     from paritas.parallel.by_blocks import check_by_blocks
 
     try:
-        return check_by_blocks(runs, blocks, strict=strict)
+        return _with_undivided(check_by_blocks(runs, blocks, strict=strict), runs)
     except NotByBlocksError as error:
         reason = str(error)
-    verdict = check_program(runs, strict=strict)
+    verdict = _with_undivided(check_program(runs, strict=strict), runs)
     note = f"checked as a whole, since this plan cannot be checked by blocks: {reason}"
     return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
+
+
+@quietly()
+def _with_undivided(verdict: Verdict, runs: ProgramRuns) -> Verdict:
+    """The verdict; unverified if it passed, but nothing is divided along an axis of the mesh."""
+    if not verdict.passed:
+        return verdict
+
+    def listen(program: ParallelProgram) -> list[Trace]:
+        runs.tell("listening to what the ranks send")
+        return runs.ranks(program, listen=True)
+
+    finding = find_undivided(runs.program, runs.split, listen)
+    if finding is None:
+        return verdict
+    return msgspec.structs.replace(verdict, findings=(finding, *verdict.findings))
 
 
 def _check_resumption(resumption: Resumption, runs: ProgramRuns, *, strict: bool) -> Verdict:
@@ -324,7 +341,7 @@ def judge_traces(
     """
     errors = errors_of(ranks)
     judged: list[Judged] = []
-    noted = [*notes]
+    noted = [*notes, *(note for trace in ranks for note in trace.notes)]
     if complete_steps(reference, ranks) or not errors:
         judge = Judge(
             program, reference, ranks, lifted, run_reference if runs is None else runs.reference
