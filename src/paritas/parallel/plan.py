@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 SHIPPED_PLANS = ("hf", "hf-ep")
 PLAN_NAMES = ("ddp", "fsdp", *SHIPPED_PLANS)
 _AXES = ("outer", "inner")
+# By default: the first steps in full, and enough others for what happens every fourth step.
+FULL_STEPS, LATER_STEPS = 2, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,8 @@ class ParallelProgram:
         optimizer: a function of the parameters; None means SGD with momentum.
         step: a function of the model and the batch that runs forward and backward, as often as it
             likes, and returns the loss; None means once.
-        steps: how many.
+        steps: how many are compared in full.
+        later: how many follow, which are compared in float64 alone.
         first: how many steps were trained before, on other ranks.
         split: axes of the mesh along which ranks have different samples.
         seed: for making the model, for each step, and for the weights of that mean.
@@ -80,6 +83,7 @@ class ParallelProgram:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     step: Callable[..., Any] | None = None
     steps: int = 2
+    later: int = 0
     first: int = 0
     split: tuple[str, ...] = ()
     seed: int = 0
@@ -126,7 +130,7 @@ def make_program(  # noqa: PLR0913
     loss: Callable[..., Any] | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     step: Callable[..., Any] | None = None,
-    steps: int = 2,
+    steps: int | None = None,
     split: str | Sequence[str] | None = None,
     seed: int = 0,
     compute_dtype: torch.dtype | None = None,
@@ -137,6 +141,7 @@ def make_program(  # noqa: PLR0913
     Args:
         inputs: one batch as `[x, ...]` or `Inputs`, or several as a list of `Inputs`.
         mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
+        steps: how many are compared in full; by default 2, and 4 later ones in float64 alone.
         split: the axes along which ranks have different samples of a batch: by default all of them
             for `ddp` and `fsdp`, `fsdp` for `hf`, none otherwise. `()` gives every rank the whole
             batch.
@@ -165,7 +170,7 @@ def make_program(  # noqa: PLR0913
             raise UsageError(f"{name}={given!r:.80}: pass a function")
     if step is not None and loss is not None:
         raise UsageError("step= returns the loss itself: drop loss=")
-    if type(steps) is not int or steps < 1:
+    if steps is not None and (type(steps) is not int or steps < 1):
         raise UsageError(f"steps={steps!r}: pass an integer of 1 or more")
     if compute_dtype is not None and compute_dtype not in WIDE:
         raise UsageError(f"compute_dtype={compute_dtype!r:.80}: pass a floating dtype of torch")
@@ -180,7 +185,8 @@ def make_program(  # noqa: PLR0913
         loss=loss,
         optimizer=optimizer,
         step=step,
-        steps=steps,
+        steps=FULL_STEPS if steps is None else steps,
+        later=LATER_STEPS if steps is None else 0,
         split=parts,
         seed=seed,
         compute_dtype=compute_dtype,

@@ -100,7 +100,7 @@ class Resumption:
     def program(self) -> ParallelProgram:
         """What the ranks train from the checkpoint on; their model has other numbers at first."""
         made = _OtherNumbers(self.after)
-        return dataclasses.replace(self.after, model=made, first=self.before.steps)
+        return dataclasses.replace(self.after, model=made, first=self.before.steps, later=0)
 
     def reference(self, run: Callable[..., Trace], program: ParallelProgram, **how: Any) -> Trace:
         """The training on one device without an interruption; its trace from the checkpoint on."""

@@ -146,6 +146,7 @@ class Trace:
             one device does, even if the plan is right.
         equal: shares values with the other ranks of this process; None if there are none.
         abridge: makes of a parameter, a buffer or a gradient what is kept of it; None keeps it.
+        abridge_from: the first step of which less is kept; 0 is before the first.
         uncut: block -> why the model cannot be cut there, if calls of blocks were recorded.
         notes: what is to be said about the plan itself.
         is_fsdp: whether a module of the model is under FSDP, which averages gradients.
@@ -167,15 +168,21 @@ class Trace:
     random: bool = False
     equal: EqualPieces | None = None
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
+    abridge_from: int = 0
     uncut: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     is_fsdp: bool = False
     messages: list[Message] = dataclasses.field(default_factory=list)
 
+    @property
+    def is_abridged(self) -> bool:
+        """Whether less than everything is kept of the current step."""
+        return self.abridge is not None and len(self.steps) >= self.abridge_from
+
     def keep(self, kind: str, name: str, tensor: Tensor) -> RankPiece:
         """A copy of what the rank holds: before the first step, or after the current one."""
         piece = piece_of(tensor)
-        if self.abridge is not None:
+        if self.abridge is not None and self.is_abridged:
             piece = self.abridge(name, self.rank, piece)
         return (
             piece if self.equal is None else self.equal.shared((len(self.steps), kind, name), piece)

@@ -22,6 +22,7 @@ from paritas._torch.ranks import gradient_factors, listening, run_in_threads
 from paritas._torch.tensors import copy_on_write, return_free_memory
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
+from paritas.execution.observation import MOST_KEPT
 from paritas.execution.saved_state import RandomState
 from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.pieces import Piece, PieceNames
@@ -98,6 +99,7 @@ class Manner:
         record: makes a context around the forward pass of each step, of the names in the model and
             the trace.
         abridge: see `Trace`.
+        abridge_from: see `Trace`.
         load_from: a folder with a checkpoint to begin with; empty for none.
         save_to: a folder for a checkpoint at the end; empty for none.
         listen: record what a rank gives to collectives.
@@ -111,6 +113,7 @@ class Manner:
     alone: bool = True
     record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
+    abridge_from: int = 0
     load_from: str = ""
     save_to: str = ""
     listen: bool = False
@@ -218,7 +221,7 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
     else:
         names = ModelNames.within(model, built.original)
     watch = ModuleWatch(names, trace, keep=program.steps if manner.watch_modules else None)
-    trace.abridge = manner.abridge
+    trace.abridge, trace.abridge_from = manner.abridge, manner.abridge_from
     try:
         optimizer = _optimizer(program, model)
         if manner.load_from:
@@ -230,6 +233,8 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
             seed = program.seed + program.first + len(trace.steps)
             with _seeded(seed, manner, trace):
                 _one_step(program, names, optimizer, manner, trace, watch, running)
+            if manner.abridge_from and trace.is_abridged:
+                _drop_large(trace.steps[-1].outputs)
         if manner.save_to:
             save_state(model, optimizer, manner.save_to)
     except UnsupportedPlanError as error:
@@ -300,9 +305,15 @@ def _one_step(
     _tidy(trace)
 
 
+def _drop_large(outputs: dict[str, RankPiece]) -> None:
+    """Keep what is small: a large output shows in the loss, and in gradients."""
+    for path in [path for path, piece in outputs.items() if piece.local.numel() > MOST_KEPT]:
+        del outputs[path]
+
+
 def _tidy(trace: Trace) -> None:
     """After values were abridged: what the threads of ranks freed would stay with each of them."""
-    if trace.abridge is not None:
+    if trace.is_abridged:
         return_free_memory()
 
 
@@ -385,7 +396,7 @@ def _gradient_pieces(names: ModelNames, trace: Trace) -> dict[str, RankPiece | N
 # --- The program on one device --------------------------------------------------------------------
 
 
-def run_reference(
+def run_reference(  # noqa: PLR0913
     program: ParallelProgram,
     *,
     wide: bool = False,
@@ -394,6 +405,7 @@ def run_reference(
     device: torch.device | None = None,
     record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
+    abridge_from: int = 0,
 ) -> Trace:
     """Train the model without its plan; see `Manner` for the arguments.
 
@@ -408,6 +420,7 @@ def run_reference(
         mode=mode,
         record=record,
         abridge=abridge,
+        abridge_from=abridge_from,
     )
     with same_surroundings(manner):
         built = build_model(program, manner)
@@ -526,6 +539,7 @@ def run_ranks(  # noqa: PLR0913
     timeout: float = 120.0,
     record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
+    abridge_from: int = 0,
     load_from: str = "",
     save_to: str = "",
     listen: bool = False,
@@ -539,6 +553,7 @@ def run_ranks(  # noqa: PLR0913
         watch_modules: see `Manner`.
         record: see `Manner`.
         abridge: see `Manner`.
+        abridge_from: see `Manner`.
         load_from: see `Manner`.
         save_to: see `Manner`.
         listen: see `Manner`.
@@ -561,6 +576,7 @@ def run_ranks(  # noqa: PLR0913
         watch_modules=watch_modules,
         record=record,
         abridge=abridge,
+        abridge_from=abridge_from,
         load_from=load_from,
         save_to=save_to,
         listen=listen,
