@@ -19,7 +19,7 @@ from torch import distributed, nn
 
 from paritas._torch.operators import WIDE, default_dtype
 from paritas._torch.ranks import gradient_factors, listening, run_in_threads
-from paritas._torch.tensors import copy_on_write, return_free_memory
+from paritas._torch.tensors import copy_on_write, hold_shared, return_free_memory
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.observation import MOST_KEPT
@@ -602,12 +602,15 @@ def _run_threads(program: ParallelProgram, manner: Manner, timeout: float) -> li
         trace.equal = equal
     with same_surroundings(manner):
         models = _build_models(program, manner)
-        outcomes = run_in_threads(
-            lambda rank: train_as_rank(program, models[rank], manner, traces[rank]),
-            program.ranks,
-            timeout,
-        )
+        first = models[0].model
+        held = hold_shared(first.whole if isinstance(first, Piece) else first)
+
+        def work(rank: int, _held: list[Tensor] = held) -> None:  # also if it is never done
+            train_as_rank(program, models[rank], manner, traces[rank])
+
+        outcomes = run_in_threads(work, program.ranks, timeout)
     models.clear()
+    del first, held, work
     return_free_memory()
     failed = any(outcome.error is not None for outcome in outcomes)
     for trace in traces:
