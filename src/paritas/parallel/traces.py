@@ -137,6 +137,7 @@ class Trace:
         samples: begin and end of this rank's rows of the batch; None if it has all of them.
         data_rank: which part of the batch that is, out of `data_ranks`.
         initial: parameter or buffer -> value before the first step.
+        tied: names of one parameter, of those that have several.
         error: what was raised, in words; the steps before it are there.
         error_at: path of the module in which it was raised, if that is known.
         waited: whether it failed only because it waited for another rank.
@@ -159,6 +160,7 @@ class Trace:
     data_rank: int = 0
     data_ranks: int = 1
     initial: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    tied: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
     steps: list[StepTrace] = dataclasses.field(default_factory=list)
     error: str | None = None
     error_at: str = ""

@@ -227,6 +227,7 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
         if manner.load_from:
             load_state(model, optimizer, manner.load_from)
         trace.initial = {**_parameters(names, trace), **_buffers(names, trace)}
+        trace.tied = _tied_names(names)
         _tidy(trace)
         for _ in range(program.steps):
             trace.steps.append(StepTrace())
@@ -374,6 +375,13 @@ def _parameters(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:
         (name := names.of(path)): trace.keep("parameter", name, parameter)
         for path, parameter in names.model.named_parameters(remove_duplicate=False)
     }
+
+
+def _tied_names(names: ModelNames) -> list[tuple[str, ...]]:
+    groups: dict[nn.Parameter, list[str]] = {}
+    for path, parameter in names.model.named_parameters(remove_duplicate=False):
+        groups.setdefault(parameter, []).append(names.of(path))
+    return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
 def _buffers(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:

@@ -15,7 +15,7 @@ from torch import distributed
 from paritas._torch.global_state import quietly
 from paritas.checks.fitting import check_by
 from paritas.errors import UsageError
-from paritas.parallel.assembling import unmatched
+from paritas.parallel.assembling import broken_ties, unmatched
 from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
 from paritas.parallel.dividing import find_undivided
@@ -391,6 +391,11 @@ def judge_traces(
             watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
             cause = find_cause(judge, wrong, *watched) if wrong else None
             noted += _affected(judged, wrong)
+            noted += [
+                f"{' and '.join(tied)} are one parameter on one device, but not under the plan: "
+                "tie them again after it is applied"
+                for tied in broken_ties(reference, ranks)
+            ]
         findings = ordered_findings(judged, cause)
     else:
         findings = []
