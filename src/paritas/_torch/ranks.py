@@ -457,7 +457,7 @@ class Listener(TorchDispatchMode):
     """Notes the collectives of a process: those of torch.distributed and the functional ones."""
 
     def __init__(self, messages: list[Message]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.messages = messages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

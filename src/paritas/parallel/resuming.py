@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from paritas.errors import in_one_line
-from paritas.parallel.plan import PipelinedModel, UnsupportedPlanError
+from paritas.parallel.plan import PipelinedModel
+from paritas.parallel.shipped_plans import UnsupportedPlanError
 from paritas.parallel.traces import StepTrace
 from paritas.results.findings import Coverage, Verdict
 

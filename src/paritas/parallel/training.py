@@ -29,7 +29,6 @@ from paritas.parallel.pieces import Piece, PieceNames
 from paritas.parallel.plan import (
     PipelinedModel,
     StageNames,
-    UnsupportedPlanError,
     as_scalar,
     batch_size,
     check_batches,
@@ -56,6 +55,7 @@ from paritas.parallel.rank_pool import (
     warm_pool,
 )
 from paritas.parallel.resuming import load_state, save_state
+from paritas.parallel.shipped_plans import UnsupportedPlanError
 from paritas.parallel.traces import (
     EqualPieces,
     ModelNames,
