@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional
@@ -259,9 +260,10 @@ class Resharded:
         with torch.no_grad():
             for one in made.parameters():  # what is not loaded must not be right by chance
                 one.normal_(generator=torch.Generator().manual_seed(1))
+        everyone = init_device_mesh(mesh.device_type, (mesh.size(),))
         for layer in made.layers:
-            fully_shard(layer, mesh=mesh["dp"])
-        fully_shard(made, mesh=mesh["dp"])
+            fully_shard(layer, mesh=everyone)
+        fully_shard(made, mesh=everyone)
         state = made.state_dict()
         if self.spoil == "a weight left out":
             state.pop("layers.0.mlp.down.weight")
@@ -441,7 +443,7 @@ def torch_context(model: Llama, mesh: DeviceMesh) -> None:
 EP = {"ep": 2}
 EXPERTS = Run("experts, all-to-all", ExpertParallel(), EP, ("ep",), make=mixture)
 RING = Run("context parallel in a ring", Ring(), CP)
-LOADED = Run("a checkpoint of another mesh", Resharded(), DP_TP, ("dp",))
+LOADED = Run("a checkpoint of another mesh", Resharded(), DP_TP, ("dp", "tp"))
 IN_FLOAT8 = Run("float8, one scale for all ranks", Float8Parallel(), TP, make=in_float8)
 
 RIGHT_FURTHER = [

@@ -183,3 +183,11 @@ def test_fsdp_sums_and_divides_by_a_factor_on_simulated_ranks(device):
     for one in outcomes:
         assert one.value[1] == 4.0
         assert one.value[2] == distributed.ReduceOp.SUM
+
+
+def test_collectives_of_a_process_are_heard_where_torch_dispatches_them():
+    heard: list[ranks.Message] = []
+    with ranks.Listener(heard), pytest.raises(RuntimeError):  # there is no such group
+        torch.ops._c10d_functional.reduce_scatter_tensor(torch.ones(2), "sum", 2, "nowhere")
+    assert [message.kind for message in heard] == ["reducescattertensor"]
+    assert heard[0].scatters_a_sum

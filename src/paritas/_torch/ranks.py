@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import inspect
 import queue
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paritas.errors import UnsupportedTorchError, UsageError
 
@@ -147,6 +150,7 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         self.ranks = ranks
         self._threads: list[_RankThread] = []
         self._hook = sys.excepthook
+        self._join: Any = None
         self._loss_switches: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -187,6 +191,8 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         self._hook = sys.excepthook
         group._install_threaded_pg()
         _deliver_messages(group.ProcessLocalGroup)
+        self._join = group.Collective.join
+        group.Collective.join = _hearing(self._join)
         self._loss_switches = _count_loss_switches()
         isolate(True)  # otherwise threads share groups of the same name
         self._threads = [_RankThread(rank, self.ranks, store) for rank in range(self.ranks)]
@@ -207,6 +213,7 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         isolate(False)
         group.ProcessLocalGroup.reset()
         del group.ProcessLocalGroup.send, group.ProcessLocalGroup.recv
+        group.Collective.join = self._join
         for name, switch in self._loss_switches.items():
             setattr(sys.modules[_LOSS], name, switch)
         group._uninstall_threaded_pg()
@@ -259,7 +266,7 @@ class _RankThread(threading.Thread):
 
 def _threaded_group() -> Any:
     """The threaded process group of torch's own tests."""
-    names = ("ProcessLocalGroup", "_install_threaded_pg", "_uninstall_threaded_pg")
+    names = ("Collective", "ProcessLocalGroup", "_install_threaded_pg", "_uninstall_threaded_pg")
     return _import_private(_THREADED_GROUP, *names)
 
 
@@ -306,6 +313,7 @@ def _deliver_messages(group: Any) -> None:
             return self.arrived
 
     def send(self: Any, tensors: list[Tensor], to: int, tag: int) -> Any:
+        _hear("send", tensors)
         with mail.changed:
             parts = [tensor.detach().clone() for tensor in tensors]
             mail.sent.setdefault((self.pg_name, self._rank, to, tag), []).append(parts)
@@ -368,6 +376,98 @@ def _set_mode_flags(flags: dict[str, bool]) -> None:
     set_flag = getattr(module, "set_is_in_mode_without_ignore_compile_internals", None)
     if set_flag is not None:
         set_flag(flags.get("_is_in_any_mode_without_ignore_compile_internals", False))
+
+
+# --- What ranks send ------------------------------------------------------------------------------
+
+# Seen where it is sent. Only digests are kept: two ranks that always send the same have the same
+# list of them.
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """What a rank gave to one collective, or sent to another rank.
+
+    Attributes:
+        kind: the name of the collective, in small letters: `allreduce`, `reducescatter` ...
+        digest: of the bits of all tensors.
+    """
+
+    kind: str
+    digest: bytes
+
+    @property
+    def scatters_a_sum(self) -> bool:
+        """Whether each rank gets a part of a sum, as FSDP does with gradients."""
+        return "reducescatter" in self.kind
+
+
+def _message(name: str, tensors: Any) -> Message:
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in _pytree.tree_leaves(tensors):
+        if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+            digest.update(str((leaf.dtype, tuple(leaf.shape))).encode())
+            digest.update(_bits(leaf))
+    return Message(name.lower().replace("_", ""), digest.digest())
+
+
+def _bits(tensor: Tensor) -> Any:
+    with torch.no_grad():
+        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        return plain.view(torch.uint8).numpy()
+
+
+# Each rank listens to itself; ranks may be threads of one process.
+_HEARD = threading.local()
+
+
+@contextlib.contextmanager
+def listening(messages: list[Message]) -> Iterator[list[Message]]:
+    """Within it, what this rank gives to collectives is added to the list."""
+    if distributed.get_backend() != "threaded":
+        with Listener(messages):
+            yield messages
+        return
+    _HEARD.messages = messages
+    try:
+        yield messages
+    finally:
+        _HEARD.messages = None
+
+
+def _hear(name: str, tensors: Any) -> None:
+    """Note what this thread, which is a rank, gives to a collective."""
+    messages = getattr(_HEARD, "messages", None)
+    if messages is not None:
+        messages.append(_message(name, tensors))
+
+
+def _hearing(join: Callable[..., Any]) -> Callable[..., Any]:
+    """The method `join` of the threaded group's collectives, which also notes what it is given."""
+
+    def heard(self: Any, rank: int, data: Any) -> Any:
+        # A reduction or a broadcast has one list of tensors, all others have outputs and inputs.
+        _hear(type(self._collective).__name__, data[1] if isinstance(data, tuple) else data)
+        return join(self, rank, data)
+
+    return heard
+
+
+class Listener(TorchDispatchMode):
+    """Notes the collectives of a process: those of torch.distributed and the functional ones."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.messages = messages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in {"c10d", "_c10d_functional", "c10d_functional"}:
+            name = func.__name__.partition(".")[0]
+            if not name.startswith(("wait", "recv")):
+                named = zip(func._schema.arguments, args, strict=False)
+                given = [value for one, value in named if not one.name.startswith("out")]
+                self.messages.append(_message(name, given))
+        return func(*args, **(kwargs or {}))
 
 
 # --- Redistribution of arguments by DTensor -------------------------------------------------------

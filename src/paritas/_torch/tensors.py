@@ -350,6 +350,18 @@ def copy_on_write(module: M) -> M:
     return copy.deepcopy(module, memo)
 
 
+def hold_shared(module: nn.Module) -> list[Tensor]:
+    """Further references to the memory that parameters share with their copies.
+
+    Threads that write to copies must not give up the last two references at the same time: torch
+    (2.11 to 2.13) counts one down before it takes the lock, so the other thread frees the lock
+    first. That damages the heap, or a copy has wrong values. As long as one reference is held by
+    none of them, no thread has the last one.
+    """
+    held = (_lazy_clone(one) for one in module.parameters() if is_shared(one))
+    return [one for one in held if one is not None]
+
+
 def is_shared(tensor: Tensor) -> bool:
     """Whether the memory of a tensor is copied before it is written to."""
     bindings: Any = torch._C

@@ -755,16 +755,17 @@ def pipelines() -> None:
 
 
 def simulated_ranks() -> None:
-    """Threads can act as ranks in collectives."""
-    from paritas._torch.ranks import run_in_threads
+    """Threads can act as ranks in collectives, and what they give to these is heard."""
+    from paritas._torch.ranks import listening, run_in_threads
 
     def program(rank: int) -> Any:
         value = torch.tensor(float(rank + 1))
-        torch.distributed.all_reduce(value)
-        return float(value)
+        with listening([]) as heard:
+            torch.distributed.all_reduce(value)
+        return float(value), heard[0].kind
 
     values = [outcome.value for outcome in run_in_threads(program, 2, timeout=30)]
-    expect("a sum over ranks", values, [3.0, 3.0])
+    expect("a sum over ranks", values, [(3.0, "allreduce")] * 2)
 
 
 # --- Running the probes ---------------------------------------------------------------------------

@@ -91,12 +91,15 @@ def find_slots(
 
 
 def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
-    """Which of the equal parts is expected on a rank: its place on the last axis of that size."""
-    coordinate = program.coordinate(rank)
-    for size, place in reversed(list(zip(program.mesh.values(), coordinate, strict=True))):
-        if size == parts:
-            return place
-    return rank % parts if parts else 0
+    """Which of the equal parts is expected on a rank: its place on the last axis of that size.
+
+    Axes along which ranks have different samples come last: there, ranks hold the same parameters.
+    """
+    places = dict(zip(program.mesh, program.coordinate(rank), strict=True))
+    alike = [axis for axis in program.mesh if program.mesh[axis] == parts]
+    if not alike:
+        return rank % parts if parts else 0
+    return places[max(alike, key=lambda axis: (axis not in program.split, alike.index(axis)))]
 
 
 def find_slots_of_rank(
@@ -513,6 +516,19 @@ def unmatched(reference: Trace, ranks: list[Trace]) -> list[str]:
     """Names of parameters and buffers that the ranks have and the reference does not."""
     names = dict.fromkeys(name for trace in ranks for name in trace.initial)
     return [name for name in names if name not in reference.initial]
+
+
+def broken_ties(reference: Trace, ranks: list[Trace]) -> list[tuple[str, ...]]:
+    """Names of one parameter of the reference that are several parameters on a rank."""
+    return [
+        tied
+        for tied in reference.tied
+        if any(
+            len(held := [name for name in tied if name in trace.initial]) > 1
+            and not any(set(held) <= set(kept) for kept in trace.tied)
+            for trace in ranks
+        )
+    ]
 
 
 def _assemble_state(

@@ -23,15 +23,12 @@ from paritas.checks.failures import Explainer
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import ComposedNoise, Parked, Shaken, TrainingRecorder
 from paritas.execution.blocks import ReachedInsideError, find_blocks
-from paritas.execution.observation import MOST_KEPT, Observation
+from paritas.execution.observation import Observation
 from paritas.numerics import criterion
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.gates import Near
-from paritas.numerics.sketch import sketch
 from paritas.parallel.assembling import (
     find_slots,
-    find_slots_of_rank,
-    locate,
     reference_values,
     step_items,
     unmatched,
@@ -40,7 +37,8 @@ from paritas.parallel.boundaries import FormFinder, NotByBlocksError, RankRecord
 from paritas.parallel.causes import excuse_late_reductions
 from paritas.parallel.judging import Judge, complete_steps
 from paritas.parallel.pieces import PieceTask, piece_program, rest_reaches_inside
-from paritas.parallel.traces import RankPiece, watched_modules
+from paritas.parallel.sketches import Abridger
+from paritas.parallel.traces import watched_modules
 from paritas.parallel.training import Manner, build_model, dtype_of, same_surroundings
 from paritas.parallel.verify import (
     ProgramRuns,
@@ -49,15 +47,13 @@ from paritas.parallel.verify import (
     ordered_findings,
     unusable,
 )
-from paritas.placement.assembly import put
-from paritas.placement.assembly import whole as all_of
 from paritas.results.findings import Coverage, Verdict
-from paritas.results.items import Item, ItemKind, LocalPlacement, Shard
+from paritas.results.items import Item, ItemKind
 from paritas.results.progress import Progress
 from paritas.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -68,7 +64,6 @@ if TYPE_CHECKING:
     from paritas.parallel.judging import Judged
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import ModelNames, Trace
-    from paritas.placement.assembly import Where
     from paritas.results.findings import Finding
 
 
@@ -79,84 +74,6 @@ if TYPE_CHECKING:
 
 # For each step, (block, call) -> path of a result -> the error of the reference there.
 Errors = list[dict[tuple[str, int], dict[str, "Parked"]]]
-
-
-# --- Sketches -------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Abridger:
-    """Replaces what a rank holds of a large tensor by its part of the sketch.
-
-    Attributes:
-        program: the whole model under its plan.
-        wholes: parameter or buffer -> its initial value on one device.
-    """
-
-    program: ParallelProgram
-    wholes: Mapping[str, Tensor]
-    _slots: dict[tuple[str, int], Where | None] = dataclasses.field(default_factory=dict)
-
-    def __call__(self, name: str, rank: int, piece: RankPiece) -> RankPiece:
-        """The piece itself if it is small."""
-        whole = self.wholes.get(name)
-        if whole is None or whole.numel() <= MOST_KEPT or not is_inexact(piece.local):
-            return piece
-        shape, place = tuple(whole.shape), piece.placement
-        if place is None and piece.whole_shape == shape:
-            where = tuple(map(all_of, shape))
-            return RankPiece(_sums_of_part(piece.local, where, shape))
-        if place is None:
-            return self._part_by_hand(name, rank, piece, whole)
-        if place.global_shape != shape or not place.coordinate:
-            return piece
-        sums = _sums_of_part(piece.local, locate(rank, piece), shape)
-        roles = zip(place.placements, place.roles, strict=True)
-        # The sketches of shards are terms of the sketch of the whole.
-        words = tuple(_TERM if isinstance(role, Shard) else word for word, role in roles)
-        moved = msgspec.structs.replace(
-            place, placements=words, global_shape=tuple(sums.shape), global_offset=(0,)
-        )
-        return RankPiece(sums, moved)
-
-    def _part_by_hand(self, name: str, rank: int, piece: RankPiece, whole: Tensor) -> RankPiece:
-        """The sketch of a plain shard, whose place the initial values show."""
-        if (name, rank) not in self._slots:
-            slots = find_slots_of_rank(self.program, rank, whole, piece.local)
-            self._slots[name, rank] = None if slots is None else slots.where
-        where = self._slots[name, rank]
-        if where is None:
-            return piece
-        sums = _sums_of_part(piece.local, where, tuple(whole.shape))
-        # Ranks that hold the same part are at the same place of a mesh of parts.
-        part = sum(segment.target for segments in where for segment in segments)
-        term = LocalPlacement(
-            mesh=(part + 1,),
-            coordinate=(part,),
-            placements=(_TERM,),
-            global_shape=tuple(sums.shape),
-            global_offset=(0,),
-        )
-        return RankPiece(sums, term)
-
-
-_TERM = "partial(sum)"
-
-
-def _sums_of_part(local: Tensor, where: Where, shape: tuple[int, ...]) -> Tensor:
-    """A part's share of the sketch of the whole; NaN if it has values that are not finite.
-
-    In float64: rounded to float32, the terms of a small sum would have larger errors than the sum.
-    """
-    local = local.double()
-    if all(len(segments) == 1 for segments in where):
-        offset = [segments[0].target for segments in where]
-        sums = sketch(local, global_shape=shape, global_offset=offset)
-    else:
-        padded = torch.zeros(shape, dtype=local.dtype)
-        put(padded, where, local)
-        sums = sketch(padded)
-    return sums if bool(torch.isfinite(local).all()) else torch.full_like(sums, torch.nan)
 
 
 # --- The judge ------------------------------------------------------------------------------------
@@ -344,7 +261,7 @@ class _BlocksOfPlan:
             return Verdict(findings=(unusable(reference),), strict=self.strict)
         self.runs.tell(f"training on {program.ranks} ranks")
         record = Recording(tuple(self.blocks), on_ranks=True)
-        ranks = self.runs.ranks(off, record=record, abridge=abridge)
+        ranks = self.runs.split = self.runs.ranks(off, record=record, abridge=abridge)
         self._check_errors(ranks)
         raised = errors_of(ranks)
         if raised or not complete_steps(reference, ranks):
@@ -548,7 +465,7 @@ class _BlocksOfPlan:
         return Verdict(
             findings=tuple(self.findings),
             coverage=Coverage(compared=self.compared, unmatched=extra),
-            notes=(*self._notes(list(calls[0])),),
+            notes=(*self._notes(list(calls[0])), *dict.fromkeys(ranks[0].notes)),
             strict=self.strict,
         )
 

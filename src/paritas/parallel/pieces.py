@@ -98,6 +98,7 @@ def piece_program(task: PieceTask) -> ParallelProgram:
         model=PieceMaker(task),
         plan=PiecePlan(task),
         batches=batches,
+        later=0,
         loss=None,
     )
 

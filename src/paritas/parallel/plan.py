@@ -9,7 +9,6 @@ import contextlib
 import copy
 import dataclasses
 import fnmatch
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,11 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from paritas._torch.operators import WIDE
 from paritas._torch.ranks import pipeline_of
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import UsageError
 from paritas.execution.observation import Contexts
 from paritas.execution.subjects import Inputs, input_sets
 from paritas.numerics.contents import leaves, map_leaves
+from paritas.parallel.shipped_plans import DATA_AXIS, UnsupportedPlanError, apply_shipped_plan
 from paritas.parallel.traces import ModelNames
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 SHIPPED_PLANS = ("hf", "hf-ep")
 PLAN_NAMES = ("ddp", "fsdp", *SHIPPED_PLANS)
 _AXES = ("outer", "inner")
+# By default: the first steps in full, and enough others for what happens every fourth step.
+FULL_STEPS, LATER_STEPS = 2, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +65,8 @@ class ParallelProgram:
         optimizer: a function of the parameters; None means SGD with momentum.
         step: a function of the model and the batch that runs forward and backward, as often as it
             likes, and returns the loss; None means once.
-        steps: how many.
+        steps: how many are compared in full.
+        later: how many follow, which are compared in float64 alone.
         first: how many steps were trained before, on other ranks.
         split: axes of the mesh along which ranks have different samples.
         seed: for making the model, for each step, and for the weights of that mean.
@@ -79,6 +83,7 @@ class ParallelProgram:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     step: Callable[..., Any] | None = None
     steps: int = 2
+    later: int = 0
     first: int = 0
     split: tuple[str, ...] = ()
     seed: int = 0
@@ -125,7 +130,7 @@ def make_program(  # noqa: PLR0913
     loss: Callable[..., Any] | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     step: Callable[..., Any] | None = None,
-    steps: int = 2,
+    steps: int | None = None,
     split: str | Sequence[str] | None = None,
     seed: int = 0,
     compute_dtype: torch.dtype | None = None,
@@ -136,6 +141,7 @@ def make_program(  # noqa: PLR0913
     Args:
         inputs: one batch as `[x, ...]` or `Inputs`, or several as a list of `Inputs`.
         mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
+        steps: how many are compared in full; by default 2, and 4 later ones in float64 alone.
         split: the axes along which ranks have different samples of a batch: by default all of them
             for `ddp` and `fsdp`, `fsdp` for `hf`, none otherwise. `()` gives every rank the whole
             batch.
@@ -164,7 +170,7 @@ def make_program(  # noqa: PLR0913
             raise UsageError(f"{name}={given!r:.80}: pass a function")
     if step is not None and loss is not None:
         raise UsageError("step= returns the loss itself: drop loss=")
-    if type(steps) is not int or steps < 1:
+    if steps is not None and (type(steps) is not int or steps < 1):
         raise UsageError(f"steps={steps!r}: pass an integer of 1 or more")
     if compute_dtype is not None and compute_dtype not in WIDE:
         raise UsageError(f"compute_dtype={compute_dtype!r:.80}: pass a floating dtype of torch")
@@ -179,7 +185,8 @@ def make_program(  # noqa: PLR0913
         loss=loss,
         optimizer=optimizer,
         step=step,
-        steps=steps,
+        steps=FULL_STEPS if steps is None else steps,
+        later=LATER_STEPS if steps is None else 0,
         split=parts,
         seed=seed,
         compute_dtype=compute_dtype,
@@ -528,96 +535,6 @@ def with_dropout(
     return Contexts(running, DropoutMode(kind))
 
 
-# --- Apply a plan to a model, as a rank of the current process group ------------------------------
-
-# --- The plan that a model of transformers ships, applied as transformers applies it --------------
-
-TENSOR_AXIS, DATA_AXIS = "tp", "fsdp"
-
-
-class UnsupportedPlanError(ParitasError, RuntimeError):
-    """The plan is of a kind that cannot be checked, which says nothing about its correctness."""
-
-
-def apply_shipped_plan(model: nn.Module, mesh: DeviceMesh, *, experts: bool) -> nn.Module:
-    """Apply the tensor-parallel plan that a model's configuration has.
-
-    Args:
-        mesh: an axis `tp` and perhaps `fsdp`; a single axis without a name is `tp`.
-        experts: also apply the plan for experts, which then replaces that of their weights.
-
-    Raises:
-        UnsupportedPlanError: the model has no such plan, or the axes are others.
-    """
-    plan = getattr(model, "ep_plan" if experts else "tp_plan", None)
-    if not plan:
-        missing = "base_model_ep_plan" if experts else "base_model_tp_plan"
-        raise UnsupportedPlanError(f"{type(model).__name__} ships no plan ({missing})")
-    sizes = _sizes(mesh)
-    distributed = _import_distributed()
-    config = distributed.DistributedConfig(
-        tp_size=sizes.get(TENSOR_AXIS, 1),
-        fsdp_size=sizes.get(DATA_AXIS, 1),
-        ep_size=sizes.get(TENSOR_AXIS, 1) if experts else None,
-    )
-    given: Any = model
-    try:
-        made: nn.Module = given.maybe_distribute_model(model, config, _meshes(mesh, config))
-    except ValueError as error:  # sizes that do not divide, or styles that it does not know
-        raise UnsupportedPlanError(
-            f"transformers does not apply the plan of {type(model).__name__}: {error!s:.200}"
-        ) from error
-    given.tie_weights()  # as transformers does once the weights of the shards are loaded
-    if not any(_is_distributed(parameter) for parameter in made.parameters()):
-        raise UnsupportedPlanError(
-            f"no rule of the plan of {type(model).__name__} matches a parameter, so nothing is "
-            "parallel"
-        )
-    return made
-
-
-def _sizes(mesh: DeviceMesh) -> dict[str, int]:
-    names = tuple(mesh.mesh_dim_names or ())
-    if mesh.ndim == 1 and names not in {(TENSOR_AXIS,), (DATA_AXIS,)}:
-        names = (TENSOR_AXIS,)
-    unknown = set(names) - {TENSOR_AXIS, DATA_AXIS}
-    if unknown:
-        raise UnsupportedPlanError(
-            f"a plan of transformers has the axes {TENSOR_AXIS} and {DATA_AXIS}, not "
-            f"{', '.join(sorted(unknown))}"
-        )
-    return dict(zip(names, mesh.shape, strict=True))
-
-
-def _import_distributed() -> Any:
-    try:
-        found: Any = importlib.import_module("transformers.distributed.configuration_utils")
-    except ImportError as error:
-        raise UnsupportedPlanError(
-            f"the plans of transformers need a version with transformers.distributed: {error}"
-        ) from None
-    return found
-
-
-def _meshes(mesh: DeviceMesh, config: Any) -> Any:
-    """The meshes of transformers on the same ranks: of dense layers, and of experts."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    made: Any = importlib.import_module("transformers.distributed.utils").TransformersDeviceMesh
-    dense = (config.pp_size, config.fsdp_size, config.tp_size)
-    expert = (config.pp_size, config.efsdp_size, config.ep_size)
-    return made(
-        init_device_mesh(mesh.device_type, dense, mesh_dim_names=("pp", DATA_AXIS, TENSOR_AXIS)),
-        init_device_mesh(mesh.device_type, expert, mesh_dim_names=("pp", "efsdp", "ep")),
-    )
-
-
-def _is_distributed(tensor: Tensor) -> bool:
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
-
-
 # --- The stages of a rank as one module -----------------------------------------------------------
 
 
@@ -672,6 +589,8 @@ class StageNames(ModelNames):
 
 # --- Any plan -------------------------------------------------------------------------------------
 
+_MOST_LISTED = 5
+
 
 def parallel_model(
     program: ParallelProgram, model: nn.Module, device: torch.device | None
@@ -701,8 +620,14 @@ def apply_plan(
     if isinstance(plan, dict):
         from torch.distributed.tensor.parallel import parallelize_module
 
+        unmatched = unmatched_names(plan, model)
+        if len(unmatched) == len(plan):
+            raise UnsupportedPlanError(
+                f"no module matches {_listed(unmatched)} of the plan, so nothing is parallel"
+            )
+        matched = {name: style for name, style in plan.items() if name not in unmatched}
         # Styles keep state of their rank, so ranks that are threads must not share them.
-        return parallelize_module(model, mesh, copy.deepcopy(plan))
+        return parallelize_module(model, mesh, copy.deepcopy(matched))
     known = {module: name for name, module in model.named_modules()}
     made: Any = plan(model, mesh)
     pipeline = pipeline_of(made)
@@ -721,6 +646,22 @@ def apply_plan(
     return model if made is None else made
 
 
+def plan_notes(program: ParallelProgram, model: nn.Module) -> list[str]:
+    """What is to be said about a plan before it is applied to a model."""
+    unmatched = unmatched_names(program.plan, model) if isinstance(program.plan, dict) else []
+    return [f"no module matches {_listed(unmatched)} of the plan"] if unmatched else []
+
+
+def unmatched_names(plan: dict[str, Any], model: nn.Module) -> list[str]:
+    """The names and globs of a dict of parallel styles that match no module."""
+    paths = [_atoms(name) for name, _ in model.named_modules()]
+    return [name for name in plan if not any(_matches(path, _atoms(name)) for path in paths)]
+
+
+def _listed(names: list[str]) -> str:
+    return enumerated([repr(name) for name in names], _MOST_LISTED)
+
+
 def apply_styles(model: nn.Module, mesh: DeviceMesh, plan: dict[str, Any], block: str) -> None:
     """Apply the parallel styles of a plan to one block, and to the modules around and inside it.
 
@@ -733,12 +674,16 @@ def apply_styles(model: nn.Module, mesh: DeviceMesh, plan: dict[str, Any], block
         for name, module in list(model.named_modules()):
             path = _atoms(name)
             near = all(map(str.__eq__, path, _atoms(block)))
-            if near and len(path) == len(atoms) and all(map(fnmatch.fnmatch, path, atoms)):
+            if near and _matches(path, atoms):
                 parallelize_module(module, mesh, copy.deepcopy(style))
 
 
 def _atoms(name: str) -> list[str]:
     return name.split(".") if name else []
+
+
+def _matches(path: list[str], atoms: list[str]) -> bool:
+    return len(path) == len(atoms) and all(map(fnmatch.fnmatch, path, atoms))
 
 
 def _shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:

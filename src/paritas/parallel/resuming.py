@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from paritas.errors import in_one_line
-from paritas.parallel.plan import PipelinedModel, UnsupportedPlanError
+from paritas.parallel.plan import PipelinedModel
+from paritas.parallel.shipped_plans import UnsupportedPlanError
 from paritas.parallel.traces import StepTrace
 from paritas.results.findings import Coverage, Verdict
 
@@ -100,7 +101,7 @@ class Resumption:
     def program(self) -> ParallelProgram:
         """What the ranks train from the checkpoint on; their model has other numbers at first."""
         made = _OtherNumbers(self.after)
-        return dataclasses.replace(self.after, model=made, first=self.before.steps)
+        return dataclasses.replace(self.after, model=made, first=self.before.steps, later=0)
 
     def reference(self, run: Callable[..., Trace], program: ParallelProgram, **how: Any) -> Trace:
         """The training on one device without an interruption; its trace from the checkpoint on."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
+    from paritas._torch.ranks import Message
     from paritas.execution.block_runs import BlockCall
     from paritas.placement.assembly import Where
     from paritas.results.items import LocalPlacement
@@ -136,6 +137,7 @@ class Trace:
         samples: begin and end of this rank's rows of the batch; None if it has all of them.
         data_rank: which part of the batch that is, out of `data_ranks`.
         initial: parameter or buffer -> value before the first step.
+        tied: names of one parameter, of those that have several.
         error: what was raised, in words; the steps before it are there.
         error_at: path of the module in which it was raised, if that is known.
         waited: whether it failed only because it waited for another rank.
@@ -145,7 +147,11 @@ class Trace:
             one device does, even if the plan is right.
         equal: shares values with the other ranks of this process; None if there are none.
         abridge: makes of a parameter, a buffer or a gradient what is kept of it; None keeps it.
+        abridge_from: the first step of which less is kept; 0 is before the first.
         uncut: block -> why the model cannot be cut there, if calls of blocks were recorded.
+        notes: what is to be said about the plan itself.
+        is_fsdp: whether a module of the model is under FSDP, which averages gradients.
+        messages: what the rank gave to collectives, if it was asked to listen.
     """
 
     rank: int = 0
@@ -154,6 +160,7 @@ class Trace:
     data_rank: int = 0
     data_ranks: int = 1
     initial: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    tied: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
     steps: list[StepTrace] = dataclasses.field(default_factory=list)
     error: str | None = None
     error_at: str = ""
@@ -163,12 +170,21 @@ class Trace:
     random: bool = False
     equal: EqualPieces | None = None
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
+    abridge_from: int = 0
     uncut: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    is_fsdp: bool = False
+    messages: list[Message] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_abridged(self) -> bool:
+        """Whether less than everything is kept of the current step."""
+        return self.abridge is not None and len(self.steps) >= self.abridge_from
 
     def keep(self, kind: str, name: str, tensor: Tensor) -> RankPiece:
         """A copy of what the rank holds: before the first step, or after the current one."""
         piece = piece_of(tensor)
-        if self.abridge is not None:
+        if self.abridge is not None and self.is_abridged:
             piece = self.abridge(name, self.rank, piece)
         return (
             piece if self.equal is None else self.equal.shared((len(self.steps), kind, name), piece)
@@ -348,6 +364,15 @@ def _kind(module: nn.Module) -> str:
     if fsdp is not None and isinstance(module, fsdp.FSDPModule):
         return next((base.__name__ for base in own.__bases__ if base is not fsdp.FSDPModule), "")
     return own.__name__
+
+
+def is_fsdp(model: nn.Module) -> bool:
+    """Whether a module of the model is under FSDP, of either kind."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 class ModuleWatch:

@@ -18,22 +18,23 @@ import torch
 from torch import distributed, nn
 
 from paritas._torch.operators import WIDE, default_dtype
-from paritas._torch.ranks import gradient_factors, run_in_threads
-from paritas._torch.tensors import copy_on_write, return_free_memory
+from paritas._torch.ranks import gradient_factors, listening, run_in_threads
+from paritas._torch.tensors import copy_on_write, hold_shared, return_free_memory
 from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
+from paritas.execution.observation import MOST_KEPT
 from paritas.execution.saved_state import RandomState
 from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.pieces import Piece, PieceNames
 from paritas.parallel.plan import (
     PipelinedModel,
     StageNames,
-    UnsupportedPlanError,
     as_scalar,
     batch_size,
     check_batches,
     parallel_model,
     part_of_batch,
+    plan_notes,
     samples_from,
     samples_of,
     to_device,
@@ -54,12 +55,14 @@ from paritas.parallel.rank_pool import (
     warm_pool,
 )
 from paritas.parallel.resuming import load_state, save_state
+from paritas.parallel.shipped_plans import UnsupportedPlanError
 from paritas.parallel.traces import (
     EqualPieces,
     ModelNames,
     ModuleWatch,
     StepTrace,
     Trace,
+    is_fsdp,
     merge_calls,
     named_pieces,
     piece_of,
@@ -96,8 +99,10 @@ class Manner:
         record: makes a context around the forward pass of each step, of the names in the model and
             the trace.
         abridge: see `Trace`.
+        abridge_from: see `Trace`.
         load_from: a folder with a checkpoint to begin with; empty for none.
         save_to: a folder for a checkpoint at the end; empty for none.
+        listen: record what a rank gives to collectives.
     """
 
     wide: bool = False
@@ -108,8 +113,10 @@ class Manner:
     alone: bool = True
     record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
+    abridge_from: int = 0
     load_from: str = ""
     save_to: str = ""
+    listen: bool = False
 
     def running(self, native: torch.dtype) -> contextlib.AbstractContextManager[Any]:
         """The context around the program's own code."""
@@ -214,18 +221,21 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
     else:
         names = ModelNames.within(model, built.original)
     watch = ModuleWatch(names, trace, keep=program.steps if manner.watch_modules else None)
-    trace.abridge = manner.abridge
+    trace.abridge, trace.abridge_from = manner.abridge, manner.abridge_from
     try:
         optimizer = _optimizer(program, model)
         if manner.load_from:
             load_state(model, optimizer, manner.load_from)
         trace.initial = {**_parameters(names, trace), **_buffers(names, trace)}
+        trace.tied = _tied_names(names)
         _tidy(trace)
         for _ in range(program.steps):
             trace.steps.append(StepTrace())
             seed = program.seed + program.first + len(trace.steps)
             with _seeded(seed, manner, trace):
                 _one_step(program, names, optimizer, manner, trace, watch, running)
+            if manner.abridge_from and trace.is_abridged:
+                _drop_large(trace.steps[-1].outputs)
         if manner.save_to:
             save_state(model, optimizer, manner.save_to)
     except UnsupportedPlanError as error:
@@ -296,9 +306,15 @@ def _one_step(
     _tidy(trace)
 
 
+def _drop_large(outputs: dict[str, RankPiece]) -> None:
+    """Keep what is small: a large output shows in the loss, and in gradients."""
+    for path in [path for path, piece in outputs.items() if piece.local.numel() > MOST_KEPT]:
+        del outputs[path]
+
+
 def _tidy(trace: Trace) -> None:
     """After values were abridged: what the threads of ranks freed would stay with each of them."""
-    if trace.abridge is not None:
+    if trace.is_abridged:
         return_free_memory()
 
 
@@ -361,6 +377,13 @@ def _parameters(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:
     }
 
 
+def _tied_names(names: ModelNames) -> list[tuple[str, ...]]:
+    groups: dict[nn.Parameter, list[str]] = {}
+    for path, parameter in names.model.named_parameters(remove_duplicate=False):
+        groups.setdefault(parameter, []).append(names.of(path))
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
 def _buffers(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:
     return {
         (name := names.of(path)): trace.keep("buffer", name, buffer)
@@ -381,7 +404,7 @@ def _gradient_pieces(names: ModelNames, trace: Trace) -> dict[str, RankPiece | N
 # --- The program on one device --------------------------------------------------------------------
 
 
-def run_reference(
+def run_reference(  # noqa: PLR0913
     program: ParallelProgram,
     *,
     wide: bool = False,
@@ -390,6 +413,7 @@ def run_reference(
     device: torch.device | None = None,
     record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
+    abridge_from: int = 0,
 ) -> Trace:
     """Train the model without its plan; see `Manner` for the arguments.
 
@@ -404,6 +428,7 @@ def run_reference(
         mode=mode,
         record=record,
         abridge=abridge,
+        abridge_from=abridge_from,
     )
     with same_surroundings(manner):
         built = build_model(program, manner)
@@ -457,6 +482,7 @@ def train_as_rank(
     An exception is written into the trace and raised again.
     """
     try:
+        notes = plan_notes(program, built.model)
         parallel = parallel_model(program, built.model, manner.device)
         if manner.record is not None:
             _check_blocks_run(parallel)
@@ -470,7 +496,10 @@ def train_as_rank(
     except Exception as error:
         _note_failure(trace, error, manner, "while the plan was applied: ")
         raise
-    train(program, dataclasses.replace(built, model=parallel), manner, trace)
+    trace.notes, trace.is_fsdp = notes, is_fsdp(parallel)
+    heard = listening(trace.messages) if manner.listen else contextlib.nullcontext()
+    with heard:
+        train(program, dataclasses.replace(built, model=parallel), manner, trace)
 
 
 def _check_blocks_run(model: nn.Module) -> None:
@@ -518,8 +547,10 @@ def run_ranks(  # noqa: PLR0913
     timeout: float = 120.0,
     record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
     abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
+    abridge_from: int = 0,
     load_from: str = "",
     save_to: str = "",
+    listen: bool = False,
 ) -> list[Trace]:
     """Train the model under its plan, and return the trace of each rank.
 
@@ -530,8 +561,10 @@ def run_ranks(  # noqa: PLR0913
         watch_modules: see `Manner`.
         record: see `Manner`.
         abridge: see `Manner`.
+        abridge_from: see `Manner`.
         load_from: see `Manner`.
         save_to: see `Manner`.
+        listen: see `Manner`.
         timeout: in seconds. The trace of a rank that raised, or did not finish in time, has the
             error and the steps before it.
 
@@ -551,8 +584,10 @@ def run_ranks(  # noqa: PLR0913
         watch_modules=watch_modules,
         record=record,
         abridge=abridge,
+        abridge_from=abridge_from,
         load_from=load_from,
         save_to=save_to,
+        listen=listen,
     )
     if team == "here":
         return _run_here(program, manner, timeout)
@@ -575,12 +610,15 @@ def _run_threads(program: ParallelProgram, manner: Manner, timeout: float) -> li
         trace.equal = equal
     with same_surroundings(manner):
         models = _build_models(program, manner)
-        outcomes = run_in_threads(
-            lambda rank: train_as_rank(program, models[rank], manner, traces[rank]),
-            program.ranks,
-            timeout,
-        )
+        first = models[0].model
+        held = hold_shared(first.whole if isinstance(first, Piece) else first)
+
+        def work(rank: int, _held: list[Tensor] = held) -> None:  # also if it is never done
+            train_as_rank(program, models[rank], manner, traces[rank])
+
+        outcomes = run_in_threads(work, program.ranks, timeout)
     models.clear()
+    del first, held, work
     return_free_memory()
     failed = any(outcome.error is not None for outcome in outcomes)
     for trace in traces:

@@ -15,10 +15,12 @@ from torch import distributed
 from paritas._torch.global_state import quietly
 from paritas.checks.fitting import check_by
 from paritas.errors import UsageError
-from paritas.parallel.assembling import unmatched
+from paritas.parallel.assembling import broken_ties, unmatched
 from paritas.parallel.boundaries import NotByBlocksError
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
+from paritas.parallel.dividing import find_undivided
 from paritas.parallel.judging import ADVICE, Judge, Judged, complete_steps
+from paritas.parallel.later_steps import LaterSteps
 from paritas.parallel.plan import KEYED, ParallelProgram, make_program
 from paritas.parallel.resuming import Resumption, new_folder
 from paritas.parallel.traces import Trace
@@ -50,7 +52,7 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     loss: Callable[..., Any] | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     step: Callable[..., Any] | None = None,
-    steps: int = 2,
+    steps: int | None = None,
     split: str | Sequence[str] | None = None,
     ranks: Team = "simulated",
     seed: int = 0,
@@ -79,7 +81,9 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
         optimizer: a function of the parameters; by default SGD with momentum.
         step: a function of the model and the batch that runs forward and backward itself, in
             micro-batches or with clipping of gradients, and returns the loss.
-        steps: how many.
+        steps: how many are compared in full, each with its native values. By default the first 2
+            are, and 4 more are compared in float64 alone; if these are not plainly equal, all 6
+            are compared in full.
         split: axes of the mesh along which ranks have different samples; by default all of them
             for `"ddp"` and `"fsdp"`, none otherwise.
         ranks: `"simulated"` for threads of this process, `"gloo"` for processes, `"here"` if this
@@ -124,7 +128,7 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
     check_by(by, blocks)
     if by != "blocks" and blocks is None:
-        verdict = check_program(runs, strict=strict)
+        verdict = _with_undivided(check_program(runs, strict=strict), runs)
         if resume is None or not verdict.passed:
             return verdict
         resumption = Resumption(program, make(resume, least=1 if ranks == "here" else 2))
@@ -134,12 +138,29 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     from paritas.parallel.by_blocks import check_by_blocks
 
     try:
-        return check_by_blocks(runs, blocks, strict=strict)
+        verdict = _with_undivided(check_by_blocks(runs, blocks, strict=strict), runs)
+        return _without_later_steps(verdict, program)
     except NotByBlocksError as error:
         reason = str(error)
-    verdict = check_program(runs, strict=strict)
+    verdict = _with_undivided(check_program(runs, strict=strict), runs)
     note = f"checked as a whole, since this plan cannot be checked by blocks: {reason}"
     return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
+
+
+@quietly()
+def _with_undivided(verdict: Verdict, runs: ProgramRuns) -> Verdict:
+    """The verdict; unverified if it passed, but nothing is divided along an axis of the mesh."""
+    if not verdict.passed:
+        return verdict
+
+    def listen(program: ParallelProgram) -> list[Trace]:
+        runs.tell("listening to what the ranks send")
+        return runs.ranks(program, listen=True)
+
+    finding = find_undivided(runs.program, runs.split, listen)
+    if finding is None:
+        return verdict
+    return msgspec.structs.replace(verdict, findings=(finding, *verdict.findings))
 
 
 def _check_resumption(resumption: Resumption, runs: ProgramRuns, *, strict: bool) -> Verdict:
@@ -164,7 +185,34 @@ def check_program(runs: ProgramRuns, *, strict: bool = False) -> Verdict:
         runs.program, runs.native, traces, runs.lifted, strict=strict, runs=runs, notes=tuple(notes)
     )
     verdict = runs.agreed(verdict)
+    if runs.program.later and verdict.passed:
+        verdict = _with_later_steps(verdict, runs)
     return _with_dropout(verdict, runs) if drops else verdict
+
+
+def _without_later_steps(verdict: Verdict, program: ParallelProgram) -> Verdict:
+    """The verdict, with a note that later steps were not trained."""
+    if not program.later or not verdict.passed:
+        return verdict
+    note = f"{program.steps} steps were compared; pass steps= to compare more"
+    return msgspec.structs.replace(verdict, notes=(*verdict.notes, note))
+
+
+def _with_later_steps(verdict: Verdict, runs: ProgramRuns) -> Verdict:
+    """The verdict about later steps, too: of them alone if they are plainly equal, or of all."""
+    first, later = runs.program.steps, runs.program.later
+    if runs.are_later_near is None:
+        return _without_later_steps(verdict, runs.program)
+    if runs.agreed(runs.are_later_near):
+        note = (
+            f"{first + later} steps were compared: the first {first} in full, {later} more in "
+            "float64"
+        )
+    else:
+        longer = dataclasses.replace(runs.program, steps=first + later, later=0)
+        verdict = check_program(runs.like(longer), strict=verdict.strict)
+        note = f"{first + later} steps were compared in full"
+    return msgspec.structs.replace(verdict, notes=(*verdict.notes, note))
 
 
 class ProgramRuns:
@@ -174,6 +222,7 @@ class ProgramRuns:
         native: on one device.
         split: natively on the ranks.
         lifted: on one device and on the ranks, in float64; None if there are no such runs.
+        are_later_near: whether later steps are plainly equal in float64; None if that is unknown.
     """
 
     def __init__(
@@ -186,6 +235,7 @@ class ProgramRuns:
         self.native = Trace()
         self.split: list[Trace] = []
         self.lifted: tuple[Trace, list[Trace]] | None = None
+        self.are_later_near: bool | None = None
 
     def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
         """Train on one device: that of this rank, if this process is one."""
@@ -324,7 +374,7 @@ def judge_traces(
     """
     errors = errors_of(ranks)
     judged: list[Judged] = []
-    noted = [*notes]
+    noted = [*notes, *(note for trace in ranks for note in trace.notes)]
     if complete_steps(reference, ranks) or not errors:
         judge = Judge(
             program, reference, ranks, lifted, run_reference if runs is None else runs.reference
@@ -341,6 +391,11 @@ def judge_traces(
             watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
             cause = find_cause(judge, wrong, *watched) if wrong else None
             noted += _affected(judged, wrong)
+            noted += [
+                f"{' and '.join(tied)} are one parameter on one device, but not under the plan: "
+                "tie them again after it is applied"
+                for tied in broken_ties(reference, ranks)
+            ]
         findings = ordered_findings(judged, cause)
     else:
         findings = []
@@ -376,18 +431,23 @@ def _lifted(
     """Both sides in float64, or a note that says why not."""
     if any(trace.error is not None for trace in natively):
         return None, []
-    if _all_float64(runs.native):
+    later = LaterSteps.after(runs.program, runs.native, natively)
+    is_wide = not _all_float64(runs.native)
+    if not is_wide and not runs.program.later:
         return (runs.native, natively), []
     runs.tell("training on one device, in float64")
-    reference = runs.reference(wide=True)
-    if reference.error is not None:
-        return None, [f"no run in float64: on one device {reference.error}; judged natively"]
+    reference = runs.reference(later.program, wide=is_wide, **later.how)
+    whole = later.begin(reference)
+    if whole.error is not None:
+        return None, [f"no run in float64: on one device {whole.error}; judged natively"]
     runs.tell("training on ranks, in float64")
-    ranks = runs.ranks(wide=True)
-    failed = next((trace for trace in ranks if trace.error is not None), None)
+    ranks = runs.ranks(later.program, wide=is_wide, **later.how)
+    split = [later.begin(trace) for trace in ranks]
+    failed = next((trace for trace in split if trace.error is not None), None)
     if failed is not None:
         return None, [f"no run in float64: rank {failed.rank} {failed.error}; judged natively"]
-    return (reference, ranks), []
+    runs.are_later_near = later.are_near(reference, ranks)
+    return ((whole, split) if is_wide else (runs.native, natively)), []
 
 
 def _all_float64(trace: Trace) -> bool:

@@ -7,6 +7,7 @@ from paritas._torch.tensors import (
     bytes_asked,
     copy_on_write,
     free_bytes,
+    hold_shared,
     is_out_of_memory,
     is_shared,
 )
@@ -71,6 +72,20 @@ def test_a_copy_shares_memory_until_one_side_writes():
     assert torch.equal(copies[0][0].weight, before + 1)
     assert not model[0].bias.eq(7).any()
     assert is_shared(copies[1][0].weight)
+
+
+def test_what_is_held_keeps_the_memory_that_every_copy_leaves():
+    model = nn.Linear(8, 8)
+    copies = [model, copy_on_write(model), copy_on_write(model)]
+    before = model.weight.detach().clone()
+    held = hold_shared(model)
+    with torch.no_grad():
+        for number, made in enumerate(copies, start=1):
+            made.weight.fill_(number)
+    assert [made.weight.sum().item() for made in copies] == [64.0, 128.0, 192.0]
+    assert all(is_shared(one) for one in held)
+    assert torch.equal(held[0], before)
+    assert hold_shared(nn.Linear(2, 2)) == []  # no copy shares its memory
 
 
 def test_what_cannot_be_shared_is_copied():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from paritas.parallel.assembling import assemble, find_slots, step_items
+from paritas.parallel.assembling import assemble, find_slots, natural_chunk, step_items
 from paritas.parallel.plan import make_program
 from paritas.parallel.traces import RankPiece, StepTrace, Trace
 from paritas.parallel.verify import verify_parallel
@@ -242,4 +242,13 @@ def test_a_factor_of_fsdp_on_a_mesh_of_one_rank_is_no_fault_in_float64():
     model = torch.nn.Linear(4, 4)
     mesh = {"dp": 1, "same": 2}
     verdict = verify_parallel(model, plan, [torch.ones(2, 4)], mesh=mesh, steps=1)
-    assert verdict.passed, str(verdict)
+    # The two ranks are copies of each other, which is all that there is to say.
+    assert [finding.path for finding in verdict.failures] == ["plan"], str(verdict)
+
+
+@pytest.mark.parametrize("axes", [("dp", "tp"), ("tp", "dp")])
+def test_parts_lie_along_the_axis_whose_ranks_have_the_same_samples(axes):
+    mesh = dict.fromkeys(axes, 2)
+    program = make_program(torch.nn.Linear(2, 6), "fsdp", [torch.ones(4, 2)], mesh, split="dp")
+    places = [program.coordinate(rank)[axes.index("tp")] for rank in range(4)]
+    assert [natural_chunk(program, rank, 2) for rank in range(4)] == places

@@ -5,11 +5,14 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from paritas.parallel.plan import make_program
 from paritas.parallel.traces import RankPiece
 from paritas.parallel.training import run_reference
-from paritas.parallel.verify import judge_traces
+from paritas.parallel.verify import judge_traces, verify_parallel
 from paritas.results.findings import Aspect, OriginKind, Status
 
 
@@ -170,3 +173,38 @@ def test_without_a_run_in_float64_it_is_judged_natively(program):
     for trace in ranks:
         changed(trace, "gradients", "0.bias", lambda g: g * 1.01)
     assert judge_traces(program, reference, ranks, None).status is Status.DIFFERENT
+
+
+class TiedEnds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(8, 8), nn.Linear(8, 8, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+TIED_STYLES = {
+    "embedding": RowwiseParallel(input_layouts=Replicate()),
+    "head": ColwiseParallel(output_layouts=Replicate()),
+}
+
+
+def tie_again(model, mesh):
+    parallelize_module(model, mesh, copy.deepcopy(TIED_STYLES))
+    model.head.weight = model.embedding.weight
+
+
+def test_a_plan_that_breaks_a_tie_is_told_so():
+    """`parallelize_module` makes a parameter of its own of each name."""
+    tokens = torch.arange(8).reshape(2, 4)
+    broken = verify_parallel(TiedEnds(), TIED_STYLES, [tokens], 2, steps=1)
+    assert broken.status is Status.DIFFERENT
+    assert broken.notes[-1] == (
+        "embedding.weight and head.weight are one parameter on one device, but not under the plan: "
+        "tie them again after it is applied"
+    )
+    right = verify_parallel(TiedEnds(), tie_again, [tokens], 2, steps=1)
+    assert right.passed, str(right)
+    assert right.notes == ()

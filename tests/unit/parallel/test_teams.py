@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from paritas._torch.tensors import hold_shared, is_shared
 from paritas.errors import UsageError
 from paritas.parallel import training
 from paritas.parallel.plan import make_program
@@ -236,3 +237,23 @@ def test_fork_is_for_processes_without_other_threads():
     finally:
         waiting.set()
         thread.join()
+
+
+@pytest.mark.parametrize("plan", ["ddp", "fsdp"])
+def test_no_rank_takes_over_the_memory_that_ranks_share(plan, monkeypatch):
+    """Two threads that give up the last references at once damage the heap (torch 2.13)."""
+    kept = []
+
+    def hold(module):
+        kept.extend(hold_shared(module))
+        return kept
+
+    monkeypatch.setattr(training, "hold_shared", hold)
+    program = make_program(tower, plan, [batch()], 2)
+    ranks = run_ranks(program)
+    assert [trace.error for trace in ranks] == [None, None]
+    model = tower()
+    assert len(kept) == len(list(model.parameters()))
+    for held, initial in zip(kept, model.parameters(), strict=True):
+        assert is_shared(held)
+        assert torch.equal(held, initial)
