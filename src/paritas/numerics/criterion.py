@@ -306,7 +306,7 @@ def borrowed_share(unit: float) -> float:
     than its size shows. In bfloat16 this is one rounding, in float32 16: 12 times that is far below
     a fault that matters. In float64 it is a thousand times what is needed, and still no fault.
     """
-    return unit**0.75 / 4
+    return math.pow(unit, 0.75) / 4
 
 
 @dataclasses.dataclass(frozen=True)
