@@ -214,9 +214,11 @@ def comparison_headline(comparison: Comparison) -> str:
     failing = sum(not row.status.passes(strict=comparison.strict) for row in comparison.rows)
     if not compared:
         return "Nothing was compared, so nothing is verified."
+    lost = len(comparison.my.losses) + len(comparison.golden.losses)
+    incomplete = f" The dumps are incomplete: {counted(lost, 'problem')}." if lost else ""
     if failing:
         verb = "does" if failing == 1 else "do"
-        return f"{failing:,} of {counted(rows, 'row')} {verb} not pass."
+        return f"{failing:,} of {counted(rows, 'row')} {verb} not pass.{incomplete}"
     few, unread = comparison.of_summaries, comparison.by_digest
     weaker = (
         f" For {counted(few, 'row')}, only statistics or sketches were compared." if few else ""
@@ -224,10 +226,10 @@ def comparison_headline(comparison: Comparison) -> str:
     if unread:
         weaker += f" For {counted(unread, 'row')}, only digests were compared, not the data."
     same = "the same except for rounding"
-    if comparison.status is Status.IDENTICAL:
+    if all(row.status is Status.IDENTICAL for row in comparison.rows):
         same = "the same in everything recorded" if few or unread else "equal bit for bit"
     subject = "The one row is" if rows == 1 else f"All {rows:,} rows are"
-    return f"{subject} {same}.{weaker}"
+    return f"{subject} {same}.{weaker}{incomplete}"
 
 
 def work_done(comparison: Comparison) -> str:

@@ -216,7 +216,12 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class DumpFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the two dumps."""
+    """One of the two dumps.
+
+    Attributes:
+        problems: what is damaged, missing or doubtful.
+        losses: what the dump lacks of the compared steps and ranks; with one, nothing passes.
+    """
 
     path: str
     kind: str
@@ -228,6 +233,7 @@ class DumpFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sources: tuple[str, ...] = ()
     fusion: str = ""
     problems: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -260,9 +266,9 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def verdict(self) -> Verdict:
-        """All rows as findings."""
+        """All rows as findings, then a finding for each thing that a dump lacks."""
         return Verdict(
-            findings=tuple(map(finding_of, self.rows)),
+            findings=(*map(finding_of, self.rows), *losses_of(self)),
             coverage=self.coverage,
             notes=self.notes,
             strict=self.strict,
@@ -270,9 +276,9 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def status(self) -> Status:
-        """The gravest status of all rows; nothing compared is `unverified`."""
+        """The gravest status of all rows; nothing compared, or a loss, is `unverified`."""
         found = {row.status for row in self.rows}
-        if self.coverage.compared == 0 or not found:
+        if self.coverage.compared == 0 or not found or self.my.losses or self.golden.losses:
             found.add(Status.UNVERIFIED)
         return max(found, key=lambda status: status.gravity)
 
@@ -345,6 +351,21 @@ def finding_of(row: ComparisonRow) -> Finding:
         source=row.line or None,
         origin=_origin_of_row(row) if row.made == "here" else None,
         diagnosis=row.detail.diagnosis if row.detail else None,
+    )
+
+
+def losses_of(comparison: Comparison) -> tuple[Finding, ...]:
+    """What the dumps lack, as findings: what is lost on both sides was not compared."""
+    return tuple(
+        Finding(
+            item=Item(ItemKind.HARNESS, whose),
+            aspect=Aspect.HARNESS,
+            status=Status.UNVERIFIED,
+            reason=f"it is incomplete: {loss}",
+            advice="copy or record it again, or select what is complete with --ranks and --steps",
+        )
+        for whose, dump in (("my dump", comparison.my), ("the golden dump", comparison.golden))
+        for loss in dump.losses
     )
 
 
