@@ -300,25 +300,46 @@ def _find_first(
     """The row that comes first in the order of its own rank."""
     counts: dict[tuple[int, int | None], int] = {}
     ran: set[tuple[int, int | None]] = set()  # where a call has already returned something
+    doubtful: Counter[tuple[int, int | None]] = Counter()  # rows without a certain counterpart
+    begun: dict[tuple[int, int | None, str], int] = {}  # how many of them when a call began
     best: tuple[tuple[int, int], Divergence] | None = None
     for row in rows:
         key = (row.step, row.rank)
         counts[key] = counts.get(key, 0) + 1
         is_result = row.side == "output" and row.op != "placeholder"
         if row.status in _FAILS and row.made != "before" and wanted(row):
-            found = _make_divergence(row, at_the_start=key not in ran and not is_result)
+            before = begun.get((*key, row.call), 0) if row.made == "here" else 0
+            found = _make_divergence(
+                row,
+                at_the_start=key not in ran and not is_result,
+                unmatched=doubtful[key] - before,
+            )
             order = (row.step, counts[key])
             if best is None or order < best[0]:
                 best = (order, found)
         if is_result:
             ran.add(key)
+        begun.setdefault((*key, row.call), doubtful[key])
+        doubtful[key] += row.status is Status.UNVERIFIED and row.aspect is Aspect.STRUCTURE
     return None if best is None else best[1]
 
 
-def _make_divergence(row: ComparisonRow, *, at_the_start: bool) -> Divergence:
+def _make_divergence(row: ComparisonRow, *, at_the_start: bool, unmatched: int) -> Divergence:
+    """What a row shows.
+
+    Args:
+        unmatched: how many values that it may come from have no certain counterpart.
+    """
     if row.op == "placeholder" or at_the_start:
         reason = "the two programs received different inputs, so later values cannot agree"
         return Divergence(kind="given", row=row.index, reason=reason)
+    is_number = row.golden is not None and row.golden.value is not None
+    is_certain = row.attributed == "replayed" or is_number
+    # A module may have made it anywhere inside.
+    if unmatched and not is_certain and (row.made != "here" or row.level == "module"):
+        values, have = ("value", "has") if unmatched == 1 else ("values", "have")
+        reason = f"{unmatched} {values} before it {have} no certain counterpart in the other dump"
+        return Divergence(kind="unmatched", row=row.index, reason=reason)
     if row.made == "here":
         reason = "its inputs agree or have a smaller error: the rest was added here"
         return Divergence(kind="made", row=row.index, reason=reason)

@@ -8,10 +8,9 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from paritas.files.trees import natural_key
-from paritas.results.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     from paritas.comparison.operands import Book, GraphKey, MatchItem, Scope
     from paritas.comparison.rules import Renaming
@@ -346,7 +345,15 @@ def _find_anchors(
     places = _find_unique(first, begin, end)
     there = _find_unique(second, other, last)
     pairs = [(at, there[member]) for member, at in places.items() if member in there]
-    # The longest increasing subsequence; `pairs` already ascend on the first side.
+    return increasing(pairs)
+
+
+def increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest part of the pairs that ascends on both sides.
+
+    Args:
+        pairs: ascending on the first side.
+    """
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []
@@ -398,79 +405,6 @@ def _align_piecewise(
         else:
             begin, other = begin + _PIECE // 2, other + _PIECE // 2
     return found
-
-
-# --- Order and shape ------------------------------------------------------------------------------
-
-_ATEN = re.compile(r"(?:aten|prims)\.")
-
-
-def match_order(book: Book) -> None:
-    """Link the rest in order, by operator, shape and dtype; then by fewer of these.
-
-    Shapes must be equal. Operators must be equal too, unless the sides name them differently.
-    """
-    strange = _naming_schemes(book.my).isdisjoint(_naming_schemes(book.golden))
-    groups: defaultdict[tuple[object, ...], tuple[list[MatchItem], list[MatchItem]]] = defaultdict(
-        lambda: ([], [])
-    )
-    for mine in (True, False):
-        for item in book.left(mine=mine):
-            site = item.site
-            if item.shape is not None:
-                group = (item.scope, site.phase, site.side, _order_class(item, strange=strange))
-                groups[group][not mine].append(item)
-    if not any(my and golden for my, golden in groups.values()):
-        return
-    before = len(book.links)
-    keys: list[Callable[[MatchItem], Hashable]] = [
-        lambda item: (_plain_operator(item), item.shape, _item_dtype(item)),
-        lambda item: (_plain_operator(item), item.shape),
-    ]
-    if strange:
-        keys += [lambda item: (item.shape, _item_dtype(item)), lambda item: item.shape]
-    for my, golden in groups.values():
-        for key in keys:
-            ours = [one for one in my if one.is_left]
-            theirs = [one for one in golden if one.is_left]
-            if not ours or not theirs:
-                break
-            for at, there in align([key(one) for one in ours], [key(one) for one in theirs]):
-                book.link(ours[at], theirs[there], "order")
-    guessed = len(book.links) - before
-    if guessed:
-        book.notes.append(
-            f"{counted(guessed, 'pair')} matched by order and shape only, because the names are "
-            f"unrelated: check these rows with care"
-        )
-
-
-def _order_class(item: MatchItem, *, strange: bool) -> str:
-    """Only items of the same class are matched by order."""
-    site = item.site
-    if site.level == "buffer" and site.kernel:
-        return "kernel"
-    if site.level not in ("op", "node", "buffer"):
-        return site.level
-    # With the same operator names, eager code and graphs still differ in the number of operators.
-    return "operator" if strange or site.level != "op" else "operator of eager code"
-
-
-def _item_dtype(item: MatchItem) -> str:
-    return "" if item.record.tensor is None else item.record.tensor.dtype
-
-
-def _plain_operator(item: MatchItem) -> str:
-    """The same for `aten.add.Tensor`, `Add` and `add`."""
-    parts = item.site.op.split(".")
-    name = parts[1] if len(parts) > 2 else parts[-1]  # noqa: PLR2004  (namespace and overload)
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _naming_schemes(items: Iterable[MatchItem]) -> set[str]:
-    """How the operators of one side are named."""
-    named = (item.site for item in items if item.site.op)
-    return {"aten" if _ATEN.match(site.op) else site.level for site in named}
 
 
 # --- Values of captured graphs, by node -----------------------------------------------------------

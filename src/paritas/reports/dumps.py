@@ -364,11 +364,13 @@ _KINDS = {
     "made": "made here",
     "given": "not made here: it was in the inputs of the program",
     "unclear": "the first row that fails; it is unknown whether it was made here",
+    "unmatched": "the first row that fails; it may have been made before",
 }
 _NEXT = {
     "made": "look at this operator first: later ones inherit the error",
     "given": "compare what made the inputs, or give both programs the same inputs",
     "unclear": "record the inputs of this call on both sides, and compare again",
+    "unmatched": "map the names of the values before it with --rename, and compare again",
 }
 
 

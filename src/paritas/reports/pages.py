@@ -181,6 +181,7 @@ _NEXT = {
     "made": "Look at that line. The row's panel below shows where in the tensor it is off.",
     "given": "Look at where that value comes from: the programs got different inputs.",
     "unclear": "Also record the inputs of this call on both sides, and compare again.",
+    "unmatched": "Map the names of the values before it with --rename, and compare again.",
 }
 _FUSED = (
     "Record the candidate with fusion off and compare again: if it is right then, the fusion"
@@ -272,7 +273,7 @@ def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fa
     diagnosis = row.detail.diagnosis if row.detail else None
     if diagnosis is not None and diagnosis.sentence:
         yield Fact("what kind of wrong", diagnosis.sentence)
-    if divergence.reason and divergence.kind != "unclear":
+    if divergence.reason and divergence.kind not in ("unclear", "unmatched"):
         yield Fact("why this one", divergence.reason)
     if row.own is not None or row.inherited is not None:
         yield Fact("error", _error_words(row))

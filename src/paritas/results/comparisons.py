@@ -27,7 +27,7 @@ from paritas.results.report import Report, json_of_each, spell_nonfinite
 FORMAT = 1
 
 # How the two sides of a row were matched; "" if one of them is missing.
-MatchedBy = Literal["id", "node", "module", "rename", "order", ""]
+MatchedBy = Literal["id", "node", "module", "rename", "value", "order", ""]
 # How an error was divided into an inherited and an added part.
 Attributed = Literal["replayed", "estimated", ""]
 # What begins to differ: values, NaNs and infinities, or both at once.
@@ -206,11 +206,12 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         kind: "made": this call made the difference; its inputs are right. "given": the program's
             inputs already differ. "unclear": the first failing row; it is unknown whether it made
-            the difference, and `reason` says why.
+            the difference, and `reason` says why. "unmatched": the same, because values before it
+            have no certain counterpart.
         row: the index of that row.
     """
 
-    kind: Literal["made", "given", "unclear"]
+    kind: Literal["made", "given", "unclear", "unmatched"]
     row: int
     reason: str = ""
 
