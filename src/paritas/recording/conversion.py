@@ -512,7 +512,7 @@ class _RankConversion:
         """How many records the index of a closed dump lacks; empty if none."""
         written = self.rank.header.records
         known = self.rewriter.records + len(self.rewriter.problems) + len(self.rank.losses)
-        if not (self._converter.is_ours and self.finished and written > known):
+        if not (self._converter.is_ours and self.finished and written != known):
             return ""
         return f"{written} records were written, but {known} can be read"
 
