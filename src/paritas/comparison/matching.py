@@ -39,14 +39,40 @@ def match_ids(book: Book) -> None:
     known: dict[tuple[object, ...], MatchItem] = {}
     for item in book.left(mine=False):
         known.setdefault((item.scope, item.record.id), item)
+    unequal = _find_unequal(
+        [(item, item.site.name) for item in book.left(mine=True)],
+        [(item, item.site.name) for item in book.left(mine=False)],
+    )
     my_code, golden_code = _collect_code(book.my), _collect_code(book.golden)
     same_code = {key for key, code in my_code.items() if golden_code.get(key) == code}
     for item in book.left(mine=True):
         other = known.get((item.scope, item.record.id))
-        if other is None or other.found:
+        if other is None or other.found or _call_name(item, item.site.name) in unequal:
             continue
         if (item.scope, item.graph) in same_code or _same_value(item, other):
             book.link(item, other, "id")
+
+
+def _find_unequal(
+    mine: Iterable[tuple[MatchItem, str]], golden: Iterable[tuple[MatchItem, str]]
+) -> set[tuple[object, ...]]:
+    """Operators that a module calls more often on one side: their calls cannot match by number.
+
+    Another implementation of a module calls the same operators in another order.
+    """
+    counts: list[defaultdict[tuple[object, ...], set[int]]] = []
+    for side in (mine, golden):
+        calls: defaultdict[tuple[object, ...], set[int]] = defaultdict(set)
+        for item, name in side:
+            if item.site.level == "op" and item.site.side == "output":
+                calls[_call_name(item, name)].add(item.site.call)
+        counts.append(calls)
+    first, second = counts
+    return {name for name in first.keys() & second.keys() if first[name] != second[name]}
+
+
+def _call_name(item: MatchItem, name: str) -> tuple[object, ...]:
+    return item.scope, item.site.phase, item.site.level, name
 
 
 def _collect_code(items: list[MatchItem]) -> dict[tuple[object, ...], set[tuple[object, ...]]]:
@@ -230,10 +256,15 @@ def match_prefixed(book: Book) -> None:
     known: dict[tuple[object, ...], MatchItem] = {}
     for item, name in golden:
         known.setdefault(_name_key(item, name.removeprefix(other_prefix)), item)
+    unequal = _find_unequal(
+        [(item, name.removeprefix(prefix)) for item, name in my],
+        [(item, name.removeprefix(other_prefix)) for item, name in golden],
+    )
     linked = 0
-    for item, name in my:
-        other = known.get(_name_key(item, name.removeprefix(prefix)))
-        if other is not None and not other.found:
+    for item, full in my:
+        name = full.removeprefix(prefix)
+        other = known.get(_name_key(item, name))
+        if other is not None and not other.found and _call_name(item, name) not in unequal:
             book.link(item, other, "module")
             linked += 1
     if linked and (prefix or other_prefix):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _ATEN = re.compile(r"(?:aten|prims)\.")
 _COMPOSITE = "composite"
+_MODULES = ("module",)
+_INSIDE = ("op", "node", "buffer", "parameter", "tensor")
 
 
 def match_order(book: Book) -> None:
@@ -31,9 +33,9 @@ def match_order(book: Book) -> None:
         return
     _match_values(book, mine, golden)
     before = len(book.links)
-    # Modules first: what is inside two modules is then matched between them.
-    for levels in (("module",), ("op", "node", "buffer", "parameter", "tensor")):
-        _match_between(book, _select(mine, levels), _select(golden, levels))
+    _match_between(book, *(_select(calls, _MODULES) for calls in (mine, golden)))
+    _confine_operators(book, mine, golden)
+    _match_between(book, *(_select(calls, _INSIDE) for calls in (mine, golden)))
     guessed = len(book.links) - before
     if guessed:
         book.notes.append(
@@ -230,6 +232,24 @@ def _select(calls: list[_Call], levels: Sequence[str]) -> dict[Hashable, list[_C
         if call.level in levels and call.is_left:
             found[call.stretch].append(call)
     return found
+
+
+def _confine_operators(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
+    """Let operators of eager code match only inside modules that match."""
+    levels = [{item.site.level for item in items} for items in (book.my, book.golden)]
+    if not all("module" in found for found in levels):
+        return
+    modules = {
+        (link.my.scope, link.my.site.name): link.golden.site.name
+        for link in book.links
+        if link.my.site.level == "module"
+    }
+    for calls, known in ((mine, modules), (golden, {})):
+        for call in calls:
+            item = next(iter(call.items.values()))
+            if call.level == "op":
+                module = item.site.module
+                call.kind = (call.kind, known.get((item.scope, module), module))
 
 
 def _match_between(
