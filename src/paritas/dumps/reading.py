@@ -68,8 +68,6 @@ if TYPE_CHECKING:
 # Everything here is arithmetic on Python integers, before any memory is allocated or file is read.
 
 _MOST_ELEMENTS = 2**63 - 1
-# Values with repeated dimensions may be far larger than their file; comparing takes minutes here.
-_MOST_REPEATED = 2**36
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -142,11 +140,6 @@ def check_payload(record: Record, files: DumpFiles, layout: Layout) -> Path:
     )
     if not fits or math.prod(facts.shape) > _MOST_ELEMENTS:
         raise UsageError(f"the stored shape {payload.shape} does not expand to {facts.shape}")
-    if math.prod(facts.shape) > max(math.prod(payload.shape), _MOST_REPEATED):
-        raise UsageError(
-            f"its stored shape {payload.shape} is repeated to {facts.shape}, more than "
-            f"{_MOST_REPEATED} elements"
-        )
     return files.find(payload.file, payload.begin + payload.nbytes)
 
 

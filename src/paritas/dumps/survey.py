@@ -15,6 +15,7 @@ import msgspec
 from paritas.dumps.completeness import list_problems, missing_ranks
 from paritas.errors import ParitasError
 from paritas.files.records import Header, Observed, Phase, Record, Site, State
+from paritas.files.tensor_bytes import check_repeats
 from paritas.numerics.statistics import Statistics, summarize
 from paritas.results.wording import joined_ranges
 
@@ -486,7 +487,9 @@ class DumpSurvey:
         key = (record.rank, record.payload, record.tensor.dtype, record.tensor.shape)
         if key not in self._read:
             try:
-                self._read[key] = summarize(self._dump.read(record))
+                values = self._dump.read(record)
+                check_repeats(values)
+                self._read[key] = summarize(values)
             except ParitasError as error:
                 self._read[key] = None
                 self._problems.append(f"rank {record.rank}, step {record.step}: {error}")

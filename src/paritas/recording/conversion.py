@@ -22,6 +22,7 @@ from paritas.files.records import LOCK, Entry, discard, is_locked, rank_folders,
 from paritas.files.tensor_bytes import (
     as_stored,
     bytes_needed,
+    check_repeats,
     digest,
     known_dtype,
     stored_dtype,
@@ -165,6 +166,7 @@ class Rewriter:
         if record.sketch is not None and record.statistics is not None:
             return msgspec.structs.replace(entry, sketch=source.read_sketch(record))
         values, part = _read_values(record, source), record.placement
+        check_repeats(values)
         drawn = sketch(
             values,
             global_shape=None if part is None else part.global_shape,
