@@ -208,6 +208,60 @@ def _argument_named(node: Node, name: str) -> Any:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get(name)
 
 
+# Functions of torch that draw, and whose name is not that of an operator that does.
+_DRAWING_FUNCTIONS = ("dropout", "fractional", "gumbel", "rrelu", "multi_head_attention")
+# Where a function is told whether to draw: position, name, default.
+_SWITCHES = {
+    "dropout": (2, "training", True),
+    "scaled_dot_product_attention": (4, "dropout_p", 0.0),
+}
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_HARMLESS_HOMES = frozenset({"_operator", "builtins", "math"})
+
+
+def captured_graph_may_draw(module: GraphModule) -> bool:
+    """Whether running a graph as Dynamo captured it may advance torch's random generators."""
+    graphs = [one for one in module.modules() if isinstance(one, GraphModule)]
+    return any(_may_draw(node) for one in graphs for node in one.graph.nodes)
+
+
+def _may_draw(node: Node) -> bool:
+    if node.op == "call_method":
+        return _is_drawn_by_operator(str(node.target))
+    if node.op == "call_module":
+        return not isinstance(_attribute_of(node), GraphModule)
+    if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
+        return False  # the graphs that such an operator runs are looked at themselves
+    if isinstance(node.target, OpOverload):
+        return node_draws(node) or traits(node.target).namespace not in {"aten", "prims"}
+    name = getattr(node.target, "__name__", "")
+    home = str(getattr(node.target, "__module__", None) or "torch")
+    if home in _HARMLESS_HOMES:
+        return False
+    if name in _SWITCHES:
+        place, switch, default = _SWITCHES[name]
+        return bool(dict(enumerate(node.args)).get(place, node.kwargs.get(switch, default)))
+    drawing = any(part in name for part in _DRAWING_FUNCTIONS) or name in _RECURRENT
+    return drawing or home.partition(".")[0] != "torch" or _is_drawn_by_operator(name)
+
+
+def _attribute_of(node: Node) -> Any:
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+@functools.cache
+def _is_drawn_by_operator(name: str) -> bool:
+    """Whether torch has an operator of this name that draws random numbers."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if not isinstance(packet, OpOverloadPacket):
+        return False
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+
+
 def ancestors(nodes: list[Any]) -> set[str]:
     """The names of these nodes and of all nodes that they are computed from."""
     found: set[str] = set()
