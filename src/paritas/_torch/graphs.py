@@ -209,10 +209,11 @@ def _argument_named(node: Node, name: str) -> Any:
 
 
 # Functions of torch that draw, and whose name is not that of an operator that does.
-_DRAWING_FUNCTIONS = ("dropout", "fractional", "gumbel", "rrelu", "multi_head_attention")
+_DRAWING_FUNCTIONS = ("dropout", "fractional", "gumbel", "rrelu")
 # Where a function is told whether to draw: position, name, default.
 _SWITCHES = {
-    "dropout": (2, "training", True),
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), (2, "training", True)),
+    "multi_head_attention_forward": (13, "training", True),
     "scaled_dot_product_attention": (4, "dropout_p", 0.0),
 }
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})

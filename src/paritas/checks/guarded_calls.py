@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from paritas.execution.evidence import Evidence
     from paritas.execution.program import Program
+    from paritas.execution.saved_state import RandomState
     from paritas.execution.threads import ThreadTimes
     from paritas.numerics.gates import Sizes
 
@@ -406,9 +407,9 @@ class CallComparer:
                 other, Aspect.ALIAS, f"does not share memory with {one}; in the graph it does"
             )
 
-    def compare_random(self, reference: Observation, candidate: Observation) -> None:
+    def compare_random(self, expected: RandomState | None, found: RandomState | None) -> None:
         """Compare the states of the random generators after the call."""
-        if has_other_random_state(reference, candidate):
+        if are_other_states(expected, found):
             reason = "the compiled code leaves torch's random generators in another state"
             self._add(RANDOM_NUMBERS, Aspect.RNG, reason)
 
@@ -437,10 +438,9 @@ class CallComparer:
         self.out.add(item.in_graph(self.label), aspect, Status.DIFFERENT, reason)
 
 
-def has_other_random_state(reference: Observation, candidate: Observation) -> bool:
-    """Whether torch's generators are in other states after the candidate's call."""
-    left, right = reference.rng_after, candidate.rng_after
-    return left is not None and right is not None and not left.same_torch(right)
+def are_other_states(expected: RandomState | None, found: RandomState | None) -> bool:
+    """Whether torch's generators are in other states than expected."""
+    return expected is not None and found is not None and not expected.same_torch(found)
 
 
 def _are_comparable(reference: Any, candidate: Any) -> bool:
@@ -514,21 +514,22 @@ class GuardedCode:
         self.journal.note_skipped(self.entry, part, reason)
 
     def is_disturbed(
-        self, reference: Observation, candidate: Observation, threads: ThreadTimes, *, draws: bool
+        self,
+        expected: RandomState | None,
+        found: RandomState | None,
+        threads: ThreadTimes,
+        *,
+        draws: bool,
     ) -> bool:
         """Whether generators differ, and other threads may have caused it; notes that.
 
         The generators belong to all threads. If the graph draws from them, too, its values cannot
         be compared either.
         """
-        if not has_other_random_state(reference, candidate) or not threads.others_ran():
+        if not are_other_states(expected, found) or not threads.others_ran():
             return False
-        if draws:
-            self.journal.others_draw = True
-            self.skip(OTHERS_DRAW)
-        else:
-            self.skip(OTHERS_DRAW, RANDOM_PART)
-            candidate.rng_after = None  # nothing to compare
+        self.journal.others_draw |= draws
+        self.skip(OTHERS_DRAW, "" if draws else RANDOM_PART)
         return True
 
     def comparer(self, runs: Evidence[Program]) -> CallComparer:

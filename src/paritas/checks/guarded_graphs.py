@@ -210,16 +210,18 @@ class GuardedGraph(GuardedCode):
             results = self.compiled(args)
         except Exception as error:  # noqa: BLE001  (it becomes a finding, then it is raised)
             candidate.error = error
-        candidate.rng_after = RandomState.of_torch()
+        after = candidate.rng_after = RandomState.of_torch()
         if candidate.error is None:
             self.reference.name_results(candidate, list(results), given)
         for position in _changed_arguments(given, before):
             kept[position] = before[position]
         before.clear()  # free the memory before the reference runs
-        after = candidate.rng_after
         runs = GraphProgram.evidence(self.reference, kept, rng, self.settings.seed)
-        if self.is_disturbed(runs.native[0], candidate, threads, draws=draws) and draws:
-            return _return_or_raise(results, candidate.error)
+        if self.is_disturbed(runs.native[0].rng_after, after, threads, draws=draws):
+            if draws:
+                after.restore()
+                return _return_or_raise(results, candidate.error)  # type: ignore[no-any-return]
+            candidate.rng_after = None  # nothing to compare
         verdict = None
         try:
             verdict = self._judge(runs, candidate, given)
@@ -313,7 +315,7 @@ class GuardedGraph(GuardedCode):
             f"{item.in_graph(self.entry.label)}, which is not defined" for item in self._undefined
         ]
         same |= self._undefined
-        comparer.compare_random(reference, candidate)
+        comparer.compare_random(reference.rng_after, candidate.rng_after)
         comparer.compare_values(
             _leave_out(reference.outputs, same), _leave_out(candidate.outputs, same)
         )
@@ -474,19 +476,22 @@ class GuardedCapture(GuardedCode):
         watch = GradientWatch(self, program)
         entered = watch.entering(list(args), reference)
         program.restore_random()
+        candidate = Observation(rng_before=program.rng)
         if not draws:  # what other threads did until now does not matter
             threads = ThreadTimes.now()
-            reference.rng_after = RandomState.of_torch()
-        candidate = Observation(rng_before=program.rng)
+            candidate.rng_before = RandomState.of_torch()
         results: Any = ()
         try:
             results = self.compiled(*entered)
         except Exception as error:  # noqa: BLE001  (it becomes a finding, then it is raised)
             candidate.error = error
         after = candidate.rng_after = RandomState.now() if draws else RandomState.of_torch()
-        if self.is_disturbed(reference, candidate, threads, draws=draws) and draws:
-            watch.give_up(OTHERS_DRAW)
-            return _return_or_raise(results, candidate.error)
+        expected = self._expected_state(reference, candidate)
+        if self.is_disturbed(expected, after, threads, draws=draws):
+            if draws:
+                watch.give_up(OTHERS_DRAW)
+                return _return_or_raise(results, candidate.error)
+            candidate.rng_after = None  # nothing to compare
         try:
             if candidate.error is None:
                 self.reference.name_results(candidate, results, list(args), kept)
@@ -534,7 +539,7 @@ class GuardedCapture(GuardedCode):
         reference = runs.native[0]
         if self.judge_errors(comparer.out, reference.error, candidate.error):
             return self.rolled_up(comparer.out, runs)
-        comparer.compare_random(reference, candidate)
+        comparer.compare_random(self._expected_state(reference, candidate), candidate.rng_after)
         comparer.compare_values(reference.outputs, candidate.outputs)
         written = sorted(reference.after.keys() | candidate.after.keys(), key=str)
         comparer.compare_values(
@@ -553,6 +558,10 @@ class GuardedCapture(GuardedCode):
                 shown = item.in_graph(self.entry.label)
                 comparer.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
         return self.rolled_up(comparer.out, runs)
+
+    def _expected_state(self, reference: Observation, candidate: Observation) -> RandomState | None:
+        """The generators after a right call: if the graph does not draw, those before it."""
+        return reference.rng_after if self.reference.draws else candidate.rng_before
 
     def _run_reference(self, args: tuple[Any, ...], program: CapturedProgram) -> Any:
         """Run the reference on the caller's own arguments, to let gradients flow through it."""
@@ -586,9 +595,7 @@ class GuardedCapture(GuardedCode):
             runs = Evidence(program, seed=self.settings.seed)
             comparer = code.comparer(runs)
             reference = runs.native[0]
-            if draws and code.is_disturbed(
-                reference, Observation(rng_after=rng_after), threads, draws=draws
-            ):
+            if draws and code.is_disturbed(reference.rng_after, rng_after, threads, draws=draws):
                 return found
             if not code.judge_errors(comparer.out, reference.error, None):
                 for item, value in found.items():
