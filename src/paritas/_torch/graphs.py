@@ -218,6 +218,7 @@ _SWITCHES = {
 }
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _HARMLESS_HOMES = frozenset({"_operator", "builtins", "math"})
+_DRAWING_HOMES = ("torch.nn.init", "torch.random", "torch.cuda.random")
 
 
 def captured_graph_may_draw(module: GraphModule) -> bool:
@@ -233,12 +234,13 @@ def _may_draw(node: Node) -> bool:
         return not isinstance(_attribute_of(node), GraphModule)
     if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
         return False  # the graphs that such an operator runs are looked at themselves
-    if isinstance(node.target, OpOverload):
-        return node_draws(node) or traits(node.target).namespace not in {"aten", "prims"}
+    if isinstance(node.target, OpOverload | OpOverloadPacket):
+        is_known = str(node.target).partition(".")[0] in {"aten", "prims"}
+        return not is_known or _is_drawn_by_operator(str(node.target).split(".")[1])
     name = getattr(node.target, "__name__", "")
     home = str(getattr(node.target, "__module__", None) or "torch")
-    if home in _HARMLESS_HOMES:
-        return False
+    if home in _HARMLESS_HOMES or home.startswith(_DRAWING_HOMES):
+        return home not in _HARMLESS_HOMES
     if name in _SWITCHES:
         place, switch, default = _SWITCHES[name]
         return bool(dict(enumerate(node.args)).get(place, node.kwargs.get(switch, default)))

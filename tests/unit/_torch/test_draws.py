@@ -29,6 +29,7 @@ QUIET = {
     "arithmetic": lambda x: (x @ x.mT).softmax(-1)[0, 1:].float().sum(),
     "losses and norms": lambda x: F.cross_entropy(F.layer_norm(x, (4,)), x),
     "dropout in evaluation": lambda x: F.dropout(x, 0.5, training=False),
+    "operators": lambda x: torch.ops.aten.sin(torch.ops.aten.cos.default(x)),
     "attention": lambda x: attend(x, 0.0),
     "a layer in evaluation": NETS[False],
     "a checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=False),
@@ -45,6 +46,9 @@ DRAWING = {
     "another dropout": lambda x: F.alpha_dropout(x, training=True),
     "channels": lambda x: F.dropout2d(x[None], training=True),
     "in a checkpoint": lambda x: checkpoint(F.dropout, x, use_reentrant=False),
+    "an operator": lambda x: torch.ops.aten.bernoulli(x) + 1,
+    "weights": lambda x: nn.init.normal_(x.clone()),
+    "a distribution": lambda x: torch.distributions.Gamma(x, x).rsample(),
     "an unknown function": lambda x: unknown(x) + 1,
 }
 
