@@ -93,6 +93,31 @@ def copy_graph(module: GraphModule) -> GraphModule:
     return result
 
 
+def lift_tensors(module: GraphModule) -> dict[str, torch.Tensor]:
+    """Make inputs of the tensors that a graph has as attributes; returns these by name, in order.
+
+    A compiled step of an optimizer has its parameters and states there, and writes to them.
+    """
+    lifted: dict[str, torch.Tensor] = {}
+    inputs: dict[str, Node] = {}
+    last: Node | None = next(reversed(placeholders(module)), None)
+    for node in module.graph.find_nodes(op="get_attr"):
+        name, value = str(node.target), _attribute_of(node)
+        if not isinstance(value, torch.Tensor):
+            continue
+        if name not in inputs:
+            place = module.graph.inserting_before if last is None else module.graph.inserting_after
+            with place(last):
+                last = inputs[name] = module.graph.placeholder(name.replace(".", "_"))
+            last.meta = dict(node.meta)
+            lifted[name] = value
+        node.replace_all_uses_with(inputs[name])
+        module.graph.erase_node(node)
+    if lifted:
+        module.recompile()
+    return lifted
+
+
 def placeholders(module: GraphModule) -> list[Node]:
     """The inputs of a graph, in order."""
     return module.graph.find_nodes(op="placeholder")

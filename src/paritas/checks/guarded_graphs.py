@@ -468,7 +468,8 @@ class GuardedCapture(GuardedCode):
         draws = self.reference.draws
         if not self.is_due(args, draws=draws):
             return self.compiled(*args)
-        kept = copy_arguments(args)
+        given = [*args, *self.reference.held]
+        kept = copy_arguments(given)
         threads = ThreadTimes.now()
         program = CapturedProgram(self.reference, kept, RandomState.now(), Surroundings.now())
         runs = Evidence(program, seed=self.settings.seed)
@@ -494,7 +495,7 @@ class GuardedCapture(GuardedCode):
             candidate.rng_after = None  # nothing to compare
         try:
             if candidate.error is None:
-                self.reference.name_results(candidate, results, list(args), kept)
+                self.reference.name_results(candidate, results, given, kept)
             reused = [] if candidate.error else self._reused(results, reference)
             verdict = self._judge(runs, candidate, reused)
             verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
@@ -508,7 +509,7 @@ class GuardedCapture(GuardedCode):
             verdict,
             results,
             candidate.error,
-            lambda: self._run_reference(args, program),
+            lambda: self._run_reference(given, program),
             (self.reference.module, kept),
         )
 
@@ -563,7 +564,7 @@ class GuardedCapture(GuardedCode):
         """The generators after a right call: if the graph does not draw, those before it."""
         return reference.rng_after if self.reference.draws else candidate.rng_before
 
-    def _run_reference(self, args: tuple[Any, ...], program: CapturedProgram) -> Any:
+    def _run_reference(self, args: list[Any], program: CapturedProgram) -> Any:
         """Run the reference on the caller's own arguments, to let gradients flow through it."""
         with torch.no_grad():
             for value, before in zip(args, program.kept, strict=True):

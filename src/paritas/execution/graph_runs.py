@@ -18,6 +18,7 @@ from paritas._torch.graphs import (
     captured_graph_may_draw,
     captured_input_names,
     copy_graph,
+    lift_tensors,
     node_dtypes,
     placeholders,
     returned,
@@ -345,25 +346,33 @@ class CapturedReference:
     """A graph as Dynamo captured it, made of torch functions that autograd records.
 
     Attributes:
-        module: a copy that no backend has changed.
+        module: a copy that no backend has changed, with inputs for the tensors it holds.
         inputs: a name for each input.
+        held: the tensors that the graph itself holds; they are the last inputs.
         dtypes: counts of the floating dtypes it computes in.
         draws: whether it may draw random numbers.
     """
 
     module: GraphModule
     inputs: tuple[str, ...]
+    held: tuple[Tensor, ...]
     dtypes: dict[torch.dtype, int]
     draws: bool
 
     @classmethod
     def of(cls, module: GraphModule) -> CapturedReference:
         """Copy a graph."""
-        names = _make_unique(captured_input_names(module))
         mine = copy_graph(module)
         use_twins(mine)
-        draws = captured_graph_may_draw(module)
-        return cls(mine, tuple(names), node_dtypes(module), draws)
+        held = lift_tensors(mine)
+        names = _make_unique([*captured_input_names(module), *held])
+        return cls(
+            module=mine,
+            inputs=tuple(names),
+            held=tuple(held.values()),
+            dtypes=node_dtypes(module),
+            draws=captured_graph_may_draw(module),
+        )
 
     def named(self, args: list[Any]) -> dict[str, Any]:
         """The arguments by name."""
