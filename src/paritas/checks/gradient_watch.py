@@ -118,13 +118,14 @@ class GradientWatch:
         handed_out = {item for pair in reference.aliases for item in pair}
         positions = []
         names = self.code.reference.inputs
-        for position, (name, value) in enumerate(zip(names, args, strict=False)):
-            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        given = enumerate(zip(names, (*args, *self.code.reference.held), strict=False))
+        for position, (name, value) in given:
+            if not _is_recorded(value):
                 continue
             if input_of(name) in handed_out or after_call(name) in reference.after:
-                label = self.code.entry.label
-                reason = "is not checked, because the graph writes to it or returns it"
-                self.code.journal.add((), [f"{label}: the gradient of {name} {reason}"])
+                self._leave_out(name, "the graph writes to it or returns it")
+            elif position >= len(args):
+                self._leave_out(name, "the graph holds it itself, and does not get it as an input")
             else:
                 positions.append(position)
         if not positions:
@@ -137,6 +138,10 @@ class GradientWatch:
         for position, value in zip(positions, replaced, strict=True):
             args[position] = value
         return args
+
+    def _leave_out(self, name: str, why: str) -> None:
+        note = f"{self.code.entry.label}: the gradient of {name} is not checked, because {why}"
+        self.code.journal.add((), [note])
 
     def give_up(self, reason: str) -> None:
         """Do not check the gradients of this call."""
