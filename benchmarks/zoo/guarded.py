@@ -199,8 +199,8 @@ def main():
                 rows.append(row)
                 out.write(json.dumps(row) + "\n")
                 out.flush()
-                alarm = " ALARM" if row.get("status") in _ALARMS else ""
-                print(row["target"], row["backend"], row["stage"], row.get("status", ""), alarm)
+                about = [row["target"], row["backend"], row["stage"], row.get("status", "")]
+                print(*about, "ALARM" if row.get("status") in _ALARMS else "", flush=True)
 
             run_all((job for job in jobs(asked) if key(job) not in known), limits, write, check)
     summarise(rows)
