@@ -183,7 +183,8 @@ class _Comparison:
             if kind == "same" and local[0] != local[1] and local != whole:
                 return Failure("on a rank, sizes that must be equal are not")
             if kind == "keep" and local != whole:
-                return Failure("a rank has another size where the operator depends on it")
+                changed = f"{shown_index(whole[0])} is {shown_index(local[0])} on a rank"
+                return Failure(f"{changed}, and how the operator depends on it is not written out")
         return None
 
     # --- elements ---------------------------------------------------------------------------------
