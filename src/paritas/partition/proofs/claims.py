@@ -77,10 +77,15 @@ class Claims:
             tensors[name] = (whole, _role_words(role, name))
         numbers = self._numbers(recipe, split, tensors)
         outputs = []
+        count = sum(output.written is None for output in self.definition.outputs)
+        if len(recipe.outputs) != count:
+            raise OutsideTheoryError(
+                f"a rule for {len(recipe.outputs)} results of an operator that returns {count}"
+            )
         roles = iter(recipe.outputs)
         for output in self.definition.outputs:
             if output.written is None:
-                outputs.append((output, _role_words(next(roles, Replicate()), "a result")))
+                outputs.append((output, _role_words(next(roles), "a result")))
                 continue
             role = recipe.placement(
                 int(output.written) if output.written.isdigit() else output.written

@@ -141,7 +141,7 @@ class SymbolicCall:
 
     def tensor(self, name: str) -> Array | None:
         """A tensor argument."""
-        value = self.get(name)
+        value = self.bound.get(name)
         if not isinstance(value, torch.Tensor):
             return None
         return _argument(str(self.places(name)[0]), value)
@@ -218,12 +218,15 @@ class SymbolicCall:
         """The operator depends on a size in a way that is not written out."""
         self.requires.append(("keep", size))
 
-    def assume(self, words: str, holds: Callable[[], bool] = lambda: True) -> bool:
-        """Whether to take something for granted about the values: if it holds for those given.
+    def assume(self, words: str, holds: Callable[[], bool] | None = None) -> bool:
+        """Whether to take something for granted: always, or if it holds for the values given.
 
         A call that is rebuilt from a certificate has no values; the certificate says it.
         """
-        taken = holds() if self._assumed is None else words in self._assumed
+        if holds is None:
+            taken = True
+        else:
+            taken = holds() if self._assumed is None else words in self._assumed
         if taken:
             self.assumes.append(words)
         return taken

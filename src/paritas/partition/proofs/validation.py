@@ -193,9 +193,14 @@ class _Run:
         if not real.requires_grad or not real.is_floating_point():
             return
         leaves = {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
-        torch_own = torch.autograd.grad(
-            real, list(leaves.values()), retain_graph=True, allow_unused=True
-        )
+        try:
+            torch_own = torch.autograd.grad(
+                real, list(leaves.values()), retain_graph=True, allow_unused=True
+            )
+        except RuntimeError as error:
+            raise OutsideTheoryError(
+                f"a call whose gradient fails: {in_one_line(error, 120)}"
+            ) from error
         ours: tuple[torch.Tensor | None, ...] = (None,) * len(leaves)
         if found.requires_grad:
             ours = torch.autograd.grad(
