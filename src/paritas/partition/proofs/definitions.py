@@ -231,6 +231,12 @@ class SymbolicCall:
             self.assumes.append(words)
         return taken
 
+    def count_results(self) -> int:
+        """How many tensors it returns, if that depends on lengths: it is assumed for others."""
+        count = len(self.result)
+        self.assume(f"it returns {count} tensors")
+        return count
+
     def fresh(self) -> str:
         """A name for an index."""
         return f"%g{next(self._count)}"

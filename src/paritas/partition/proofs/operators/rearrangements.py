@@ -278,7 +278,7 @@ def _stack(call: SymbolicCall) -> list[Array]:
 
 @defines("chunk split split_with_sizes tensor_split")
 def _cut(call: SymbolicCall) -> list[Array]:
-    return along(call, [call.get("dim", 0)], len(call.result))
+    return along(call, [call.get("dim", 0)], call.count_results())
 
 
 def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
@@ -291,7 +291,7 @@ def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
 
 @defines("unbind")
 def _unbind(call: SymbolicCall) -> list[Array]:
-    return _removed(call, call.get("dim", 0), len(call.result))
+    return _removed(call, call.get("dim", 0), call.count_results())
 
 
 @defines("select")
