@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def _symbolic_numbers(expansion: Expansion) -> dict[tuple[Place, int | None], Poly | None]:
+def symbolic_numbers(expansion: Expansion) -> dict[tuple[Place, int | None], Poly | None]:
     """The numbers that depend on lengths, and their values on the whole."""
     found: dict[tuple[Place, int | None], Poly | None] = {}
     call = expansion.call
@@ -59,7 +59,7 @@ class Claims:
     ) -> None:
         self.call = call
         self.expansion = expand(annotation.signature, call)
-        self.numbers = _symbolic_numbers(self.expansion)
+        self.numbers = symbolic_numbers(self.expansion)
         self.definition: Definition = define(call, self.numbers, assumed)
 
     def claim(self, recipe: Recipe) -> Claim:

@@ -472,6 +472,12 @@ def defines_unless(name: str, function: Define) -> None:
 
 def definition_of(name: str) -> Define | None:
     """The definition of an operator."""
+    key = definition_key(name)
+    return None if key is None else _DEFINITIONS[key]
+
+
+def definition_key(name: str) -> str | None:
+    """The ending of an operator's name under which its definition is registered."""
     # Importing the families registers their definitions; here, because they import this module.
     from paritas.partition.proofs.operators import (
         contractions,
@@ -482,11 +488,8 @@ def definition_of(name: str) -> Define | None:
 
     del contractions, elementwise, norms_and_losses, rearrangements
     parts = name.split(".")
-    for begin in range(len(parts)):
-        found = _DEFINITIONS.get(".".join(parts[begin:]))
-        if found is not None:
-            return found
-    return None
+    endings = (".".join(parts[begin:]) for begin in range(len(parts)))
+    return next((ending for ending in endings if ending in _DEFINITIONS), None)
 
 
 @dataclasses.dataclass(frozen=True)
