@@ -145,16 +145,27 @@ def _role_words(role: list[Any]) -> str:
     return f"{role[0]}({role[1]})" if len(role) > 1 else str(role[0])
 
 
+# --- The command ----------------------------------------------------------------------------------
+
+
+def check_files(paths: list[str], check: Callable[[Any], str]) -> int:
+    """Check files and print their theorems; the exit code is 0 if all are accepted."""
+    if not paths:
+        print("name the certificates to check: python -m paritas.partition.proofs.checker FILE ...")
+        return 2
+    refused = 0
+    for path in paths:
+        try:
+            words = check(json.loads(pathlib.Path(path).read_text("utf-8")))
+        except (Refused, OSError, ValueError, RecursionError) as error:
+            words, refused = f"refused: {error}", refused + 1
+        print(f"{path}: {words}")
+    return 1 if refused else 0
+
+
 def main() -> int:
     """Check the files that are given."""
-    for path in sys.argv[1:]:
-        try:
-            words = Checker(json.loads(pathlib.Path(path).read_text("utf-8"))).check()
-        except (Refused, ValueError) as error:
-            print(f"{path}: refused: {error}")
-            return 1
-        print(f"{path}: {words}")
-    return 0
+    return check_files(sys.argv[1:], lambda data: Checker(data).check())
 
 
 if __name__ == "__main__":

@@ -9,14 +9,18 @@ program that was checked, with the placement of each value.
 
 from __future__ import annotations
 
-import json
-import pathlib
 import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 from paritas.partition.proofs.certificates import GRAPH_VERSION, describe_tensor
-from paritas.partition.proofs.checker import MALFORMED, Checker, as_text, call_words
+from paritas.partition.proofs.checker import (
+    MALFORMED,
+    Checker,
+    as_text,
+    call_words,
+    check_files,
+)
 from paritas.partition.proofs.kernel import Refused
 from paritas.results.graph_reports import assuming
 
@@ -284,18 +288,15 @@ def _described_tensors(call: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def check_any(data: Any) -> str:
+    """The theorem of a certificate of a graph, or of a single call."""
+    is_graph = isinstance(data, dict) and "paritas graph certificate" in data
+    return GraphChecker(data).check() if is_graph else Checker(data).check()
+
+
 def main() -> int:
     """Check the files that are given."""
-    for path in sys.argv[1:]:
-        try:
-            data = json.loads(pathlib.Path(path).read_text("utf-8"))
-            kind = GraphChecker if "paritas graph certificate" in data else Checker
-            words = kind(data).check()
-        except (Refused, TypeError, ValueError) as error:
-            print(f"{path}: refused: {error}")
-            return 1
-        print(f"{path}: {words}")
-    return 0
+    return check_files(sys.argv[1:], check_any)
 
 
 if __name__ == "__main__":

@@ -650,12 +650,15 @@ class _Decision:
         return terms if len(results) == 1 else (terms,) * len(results)
 
     def _proved(self, call: OperatorCall, annotation: Annotation, option: Option) -> RuleProof:
-        """The proof of an option; layers that are alike share it."""
+        """The proof of an option; layers that are alike share it, unless values count."""
         described = repr(fx.node.map_aggregate((call.args, call.kwargs), _described))
         key = (_name(call), described, annotation.text, option)
-        if key not in self.proofs:
-            self.proofs[key] = Prover(call, annotation, self.ranks).decide(option)
-        return self.proofs[key]
+        if key in self.proofs:
+            return self.proofs[key]
+        proof = Prover(call, annotation, self.ranks).decide(option)
+        if not proof.assumes:
+            self.proofs[key] = proof
+        return proof
 
     def _collective(self, step: GraphStep) -> _Value:
         source = step.args[0].name

@@ -138,7 +138,7 @@ class Prover:
         return bool(self._split_length(recipe) % self.ranks)
 
     def _split_length(self, recipe: Recipe) -> int:
-        return expand(self.annotation.signature, self.call).lengths[recipe.identifier]
+        return expand(self.annotation.signature, self.call).lengths.get(recipe.identifier, 0)
 
     def _only_for_equal_parts(self, found: RuleProof, recipe: Recipe) -> RuleProof:
         """The parts of this call are unequal, for which the split is wrong."""

@@ -220,6 +220,24 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path, monkeypatch, capsys)
             assert f"{path}: refused: " in capsys.readouterr().out
 
 
+def test_all_files_are_checked_and_none_is_not_success(tmp_path, monkeypatch, capsys):
+    right, wrong = tmp_path / "right.json", tmp_path / "wrong.json"
+    data = SINGLE["view"].certificate()
+    right.write_text(json.dumps(data), "utf-8")
+    wrong.write_text(json.dumps({**data, "outputs": []}), "utf-8")
+    files = [str(wrong), str(tmp_path / "missing.json"), str(right)]
+    for program in (checker, graph_checker):
+        monkeypatch.setattr("sys.argv", ["checker", *files])
+        assert program.main() == 1
+        first, second, third = capsys.readouterr().out.splitlines()
+        assert "refused: " in first
+        assert "refused: " in second
+        assert "proved over the reals" in third
+        monkeypatch.setattr("sys.argv", ["checker"])
+        assert program.main() == 2
+        assert "name the certificates to check" in capsys.readouterr().out
+
+
 # --- graphs ---------------------------------------------------------------------------------------
 
 
