@@ -234,7 +234,7 @@ class SymbolicCall:
     def count_results(self) -> int:
         """How many tensors it returns, if that depends on lengths: it is assumed for others."""
         count = len(self.result)
-        self.assume(f"it returns {count} tensors")
+        self.assume(f"{operator_word(self.call)} returns {count} tensors")
         return count
 
     def fresh(self) -> str:

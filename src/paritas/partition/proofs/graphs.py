@@ -402,7 +402,8 @@ class _Decision:
         if step.function in COLLECTIVES.values():
             self.values[step.name] = self._collective(step)
             return
-        first = self._get(step.args[0].name) if step.args and _refs(step.args[0]) else None
+        source = step.args[0] if step.args else None
+        first = self._get(source.name) if isinstance(source, Ref) else None
         if step.function is operator.getitem and first is not None:
             if not isinstance(first.whole, torch.Tensor):
                 self.values[step.name] = self._item(step, step.args[0].name, step.args[1])

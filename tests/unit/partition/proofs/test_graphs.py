@@ -193,6 +193,31 @@ def test_an_item_of_a_tensor_is_a_call_and_not_a_part_of_a_result():
         GraphChecker(certificate).check()
 
 
+def test_a_call_of_a_list_of_tensors_is_proved():
+    inputs = draw(x=(4, 6), y=(4, 2))
+    placements = {"x": "shard(0)", "y": "shard(0)"}
+    proof = prove_graph(lambda x, y: torch.cat([x, y], 1), inputs, placements, "shard(0)")
+    assert proof.status == "proved", proof.words
+    checked = GraphChecker(json.loads(json.dumps(proof.certificate))).check()
+    assert "cat = torch.cat((x, y), 1): shard(0)" in checked
+
+
+def test_what_a_call_assumes_is_said_about_the_graph():
+    inputs = {**draw(x=(6, 4), weight=(5, 4)), "target": torch.tensor([0, 4, 1, 2, 2, 0])}
+    placements = {"x": "shard(0)", "target": "shard(0)"}
+
+    def loss(x, weight, target):
+        return all_reduce(F.cross_entropy(F.linear(x, weight), target), "avg")
+
+    proof = prove_graph(loss, inputs, placements)
+    assert proof.assumes == ("no target is ignore_index (-100)",)
+    said = "parts of equal size, if no target is ignore_index (-100)"
+    assert said in proof.words
+    assert said in GraphChecker(json.loads(json.dumps(proof.certificate))).check()
+    inputs["target"][:2] = -100
+    assert prove_graph(loss, inputs, placements).status == "refuted"
+
+
 def packed(x, qkv, out):
     pieces = F.linear(x, qkv).chunk(3, -1)
     q, k, v = (heads_of(pieces[at]) for at in range(3))

@@ -181,7 +181,7 @@ def test_what_is_assumed_about_values_is_said():
         "proved over the reals, forward and backward, for all lengths and ranks, parts of equal "
         "size, if no target is ignore_index (-100)"
     )
-    assert halves.assumes == ("it returns 2 tensors",)
+    assert halves.assumes == ("chunk returns 2 tensors",)
 
 
 @pytest.mark.usefixtures("undiagnosed")
