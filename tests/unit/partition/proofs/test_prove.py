@@ -159,6 +159,9 @@ def test_a_number_that_is_the_length_that_is_split_is_not_left_out_of_the_proof(
     assert proof.status == "refuted"  # by shorter batches; on 8 x 3 x 3, nothing is cut off
     clamped = decide(torch.clamp, (10 * drawn(8, 3),), "b n -> b n ; max=b", max=8)
     assert (clamped["b"].status, clamped["n"].status) == ("refuted", "proved")
+    assert clamped["b"].reason == (
+        "argument max is N, on a rank m(%r); how the operator depends on it is not written out"
+    )
     moved = decide(torch.transpose, (drawn(2, 3, 4), 1, 2), "a b c, ?, ? -> a c b ; 2=a")
     assert moved["b"].status != "proved"  # for other lengths of a, it swaps other dimensions
 
