@@ -23,9 +23,9 @@ from paritas.partition.proofs.checker import Checker
 from paritas.partition.proofs.definitions import flat
 from paritas.partition.proofs.prove import Prover, resized
 from paritas.partition.recipe_checks import check_recipe
+from paritas.partition.resolving import resolve_operator
 from paritas.placement.placement import OperatorCall
 from paritas.results.findings import Status
-from quality.test_partition_library import function_of
 
 RIGHT = (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE)
 LENGTHS = {"a": 4, "b": 6, "c": 8}
@@ -119,7 +119,8 @@ def tie(case: Tied, draw: random.Random) -> tuple[OperatorCall, Annotation]:
     inputs, arrow, outputs = case.rule.partition(" ->")
     rule = f"{inputs}{', ?' * len(case.args)}{arrow}{outputs} ; {place}={identifier}"
     kwargs = {key: fill(one) for key, one in case.kwargs.items()}
-    call = OperatorCall(function_of(case.name), (x, *fill(case.args)), kwargs, case.name)
+    function = resolve_operator(case.name.replace("aten.", "torch.ops.aten."))
+    call = OperatorCall(function, (x, *fill(case.args)), kwargs, case.name)
     return call, Annotation.parse(rule)
 
 
