@@ -526,7 +526,7 @@ def define(
         raise OutsideTheoryError(f"no definition of {call.name or key}")
     named = dataclasses.replace(call, name=key)
     symbolic_call = SymbolicCall(named, bound, symbolic, assumed)
-    symbolic_call.result = run_quietly(named)
+    symbolic_call.result, changed = run_quietly(named)
     try:
         arrays = written(symbolic_call)
         found = [arrays] if isinstance(arrays, Array) else list(arrays)
@@ -536,6 +536,8 @@ def define(
         raise OutsideTheoryError(
             f"a call of {key} that its definition does not cover: {in_one_line(error, 80)}"
         ) from error
+    for name in changed - symbolic_call.writes.keys():
+        raise OutsideTheoryError(f"an operator that writes to its argument {name}")
     symbolic_call.keep_unused_lengths()
     tensors = tensors_by_name(call)
     read = {name for output in outputs for name in _tensors_read(output.term)}
@@ -557,12 +559,17 @@ def _output(array: Array, written: str | None) -> DefinedOutput:
     return DefinedOutput(array.shape, index, array[tuple(map(symbol, index))], written)
 
 
-def run_quietly(call: OperatorCall) -> list[torch.Tensor]:
-    """The results of the call; its arguments and the random numbers stay as they are."""
+def run_quietly(call: OperatorCall) -> tuple[list[torch.Tensor], set[str]]:
+    """The results of the call, and the names of arguments that it writes to.
+
+    The arguments themselves and the random numbers stay as they are.
+    """
     copied = call.map_tensors(lambda tensor: tensor.detach().clone())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(call.seed)
-        return flat(call.function(*copied.args, **copied.kwargs))
+        results = flat(call.function(*copied.args, **copied.kwargs))
+    tensors = tensors_by_name(copied)
+    return results, {name for name, one in tensors.items() if one._version}  # noqa: SLF001
 
 
 def tensors_by_name(call: OperatorCall) -> dict[str, torch.Tensor]:

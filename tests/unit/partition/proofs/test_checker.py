@@ -185,6 +185,15 @@ def test_a_forged_label_is_refused(name, field, other):
         Checker({**data, field: other}).check()
 
 
+def test_a_call_that_writes_to_its_argument_is_refused():
+    data = Example(OperatorCall(F.relu, (drawn(6, 4), False)), "a", "a b, ? -> a b").certificate()
+    text = json.dumps(data).replace("inplace=False", "inplace=True")
+    forged = json.loads(text)
+    forged["call"]["args"][1] = True
+    with pytest.raises(Refused, match="an operator that writes to its argument 0"):
+        Checker(forged).check()
+
+
 def test_a_term_set_to_zero_and_a_bias_left_out_are_refused():
     data = SINGLE["linear"].certificate()
     (result,) = data["outputs"]
