@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,13 +24,15 @@ from paritas.kernels.comparing import (
     outside_findings,
     setting_findings,
     stand_in,
+    without_own_memory,
 )
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
+from paritas.kernels.time_limit import OutOfTime
+from paritas.kernels.weights import fitting, match_weights
 from paritas.kernels.wire import WireError, decode, encode
-from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.items import Item, ItemKind, harness
+from paritas.results.items import Item, ItemKind, harness, output
 from paritas.results.model_reports import (
     CaseEnd,
     CaseFamily,
@@ -57,18 +58,18 @@ if TYPE_CHECKING:
 _MOST_RESTARTS = 3
 # Only the first failing cases are diagnosed: that takes longer than judging them.
 _MOST_EXPLAINED = 2
+# A construction, or the first call of a process, may take longer than another call.
+_TIMES_TO_BUILD = 3
+# Of the time limit: for what the task is worth, and for each further step that is asked for.
+_SHARE_OF_RATING, _SHARE_OF_STEP = 0.05, 0.2
 
 
 class Judgement:
     """One candidate: its process, its calls, and a row for each."""
 
-    def __init__(
-        self, judge: KernelJudge, name: SideName, cases: list[JudgedCase], began: float
-    ) -> None:
-        """`began` is when the time limit began, by the monotonic clock."""
+    def __init__(self, judge: KernelJudge, name: SideName, cases: list[JudgedCase]) -> None:
         self.judge, self.name, self.cases = judge, name, list(cases)
-        self.options, self.task = judge.options, judge.task
-        self.began = began
+        self.options, self.task, self.limit = judge.options, judge.task, judge.limit
         self.config = VerifyConfig(
             raise_on_mismatch=False,
             verify_gradients=self.options.gradients,
@@ -98,6 +99,9 @@ class Judgement:
         # restored after each call; so the candidate is constructed again for each.
         self._memory = sorted({name for one in self.cases for name in _left(one, self.task)})
         self._counts = 0
+        self._is_cut_short = self._is_built = False
+        # Results in memory that is used again in another call.
+        self._used_again: dict[str, None] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -112,13 +116,21 @@ class Judgement:
         for case, reason in self.judge.unjudged.items():
             advice = "fix the reference, or its inputs"
             self._unverified(case, CaseFamily.GIVEN, reason, advice, role="reference")
+        for family in self.judge.unmade:
+            if family not in {PROMISES[one] for one in self.options.fixed}:
+                self._is_cut_short = True
+                reason = "no case of this family was made before the time limit"
+                advice = "raise the time limit, or promise what the task promises"
+                self._unverified(f"cases of {family}", family, reason, advice, role="reference")
         if self.judge.broken:
             case, reason = next(iter(self.judge.broken.items()))
             count = counted(len(self.judge.broken), "made case")
             self.notes.append(f"{count} not judged: {reason}; the first is {case!r}")
-        if self.cases and self._load():
-            self._call_all()
-            self._check_registrations()
+        with self.limit.reserving(self._time_after_cases()):
+            if self.cases and self._load():
+                self._call_all()
+        self._note_used_again()
+        self._note_coverage()
         self._require_unchanged([role for role in files if _content(files[role]) != before[role]])
         rating = self._rate()
         timing = self._time() if self.options.timing else None
@@ -135,7 +147,23 @@ class Judgement:
             smallest=smallest,
             script=script,
             strict=self.options.strict,
-            seconds=round(time.monotonic() - self.began, 3),
+            seconds=round(self.limit.seconds - self.limit.left, 3),
+        )
+
+    def _time_after_cases(self) -> float:
+        """What the steps after the cases may need."""
+        asked = [self.options.rate_task, self.options.timing, self.options.script is not None]
+        return self.limit.seconds * (_SHARE_OF_RATING + _SHARE_OF_STEP * sum(map(bool, asked)))
+
+    def _note_coverage(self) -> None:
+        """What was judged, and what was not, if the time limit was reached."""
+        if not self._is_cut_short:
+            return
+        judged = [row for row in self.rows if row.ended is not CaseEnd.NOT_CALLED]
+        families = dict.fromkeys(str(row.family) for row in judged)
+        self.notes.append(
+            f"the time limit was reached after {counted(len(judged), 'case')}"
+            + (f" ({', '.join(families)})" if families else "")
         )
 
     @property
@@ -160,8 +188,18 @@ class Judgement:
         from paritas.kernels.references import plant_faults, rate_task
 
         rating = TaskRating()
-        if not self._failed or self.options.rate_task:
-            rating = rate_task(self.cases)
+        judged = [one for one in self.cases if one.row is not None]
+        if judged and (not self._failed or self.options.rate_task):
+            try:
+                rating = rate_task(judged)
+            except OutOfTime:
+                self._unverified(
+                    "what the task accepts",
+                    CaseFamily.GIVEN,
+                    "the time limit was reached before it was known whether zeros would pass, too",
+                    "raise the time limit",
+                    role="task",
+                )
             only_given = [one for one in rating.given_accepts if one not in rating.accepts]
             if only_given:
                 self.notes.append(
@@ -169,7 +207,7 @@ class Judgement:
                 )
         if self.options.rate_task:
             self.judge.tell("planting faults in the reference")
-            rating = plant_faults(rating, self.cases, self.options.seed)
+            rating = plant_faults(rating, self.cases, self.options.seed, self.limit.left)
         return rating
 
     def _check_registrations(self) -> None:
@@ -179,7 +217,7 @@ class Judgement:
             return
         order = {"do": "opcheck", "inputs": encode_inputs(case.inputs)}
         try:
-            found = self.process.ask(order, self.options.call_seconds * 3)["results"]
+            found = self.process.ask(order, self.options.call_seconds * _TIMES_TO_BUILD)["results"]
         except CandidateEnded as ended:
             found = {"opcheck": ended.how}
         if not found:
@@ -209,6 +247,8 @@ class Judgement:
                 found = timed(theirs, ours, given, is_cold=self.options.timing == "cold")
         except (CandidateEnded, _CannotConstructError) as error:
             found = str(error) or "a side ended its process"
+        except OutOfTime:
+            found = "the time limit was reached"
         if isinstance(found, str):
             self.notes.append(f"there is no timing: {found}")
             return None
@@ -220,12 +260,15 @@ class Judgement:
             self.judge.nursery,
             device=self.options.device,
             seconds=max(60.0, self.options.call_seconds * 10),
+            limit=self.limit,
             is_candidate=is_candidate,
         )
         if process.loaded["error"]:
             process.close()
             raise _CannotConstructError(process.loaded["error"])
-        made = process.construct(self.task.init, self.options.seed, self.options.call_seconds * 3)
+        made = process.construct(
+            self.task.init, self.options.seed, self.options.call_seconds * _TIMES_TO_BUILD
+        )
         if made["error"]:
             process.close()
             raise _CannotConstructError(made["error"])
@@ -241,7 +284,9 @@ class Judgement:
         if failing is None:
             return "", ""
         self.judge.tell("making the failing case smaller")
-        case = smallest_failing(failing.case, self._still_fails, self.options.seconds / 2)
+        # Some of the time is for the script itself, which is run once.
+        with self.limit.reserving(self.limit.left / 2):
+            case = smallest_failing(failing.case, self._still_fails)
         key = self.task.key(case)
         try:
             facts = FailingCase(
@@ -256,7 +301,7 @@ class Judgement:
                 gradients=self.options.gradients,
             )
             script = case_script(facts)
-            written = write(script, self.options.script, seconds=120.0)
+            written = write(script, self.options.script, seconds=max(self.limit.left, 1.0))
         except NoScriptError as error:
             self.notes.append(f"there is no script: {error}")
             return f"{case.name}; {case.shapes}", ""
@@ -271,7 +316,7 @@ class Judgement:
             self._set_weights(case)
             record = self._call(case)
             collected = self._compare(JudgedCase(case, run), record)
-        except RefusedCase:
+        except (RefusedCase, OutOfTime):
             return False
         except (CandidateEnded, WireError, _CannotConstructError):
             self.restarts += 1
@@ -295,6 +340,13 @@ class Judgement:
             return self._failed_to_load(ended.how)
         except _CannotConstructError as error:
             return self._failed_to_load(str(error))
+        except OutOfTime:
+            self._is_cut_short = True
+            reason = "the time limit was reached before the candidate was loaded"
+            self._unverified(
+                "loading the candidate", CaseFamily.LOADING, reason, "raise the time limit"
+            )
+            return False
         self.notes += collected.notes
         if collected.findings:
             verdict = collected.verdict(strict=self.options.strict)
@@ -309,8 +361,10 @@ class Judgement:
             device=self.options.device,
             memory=self.options.memory,
             seconds=max(60.0, self.options.call_seconds * 10),
+            limit=self.limit,
         )
         self._made = self._weights = None
+        self._is_built = False
         return self.process.loaded
 
     def _end(self) -> None:
@@ -335,7 +389,7 @@ class Judgement:
         made = self.process.construct(
             self.task.init,
             self.options.seed + case.construction,
-            self.options.call_seconds * 3,
+            self.options.call_seconds * _TIMES_TO_BUILD,
             case.dtype if self.task.side.is_module_class else "",
             moves=case.is_moved,
         )
@@ -346,7 +400,7 @@ class Judgement:
         reference = self.task.state((case.construction, case.dtype, 0, None))
         self._names = match_weights(reference, own, reshapes=not self.options.gradients)
         self._fit = {
-            name: _fitting(reference[theirs], own[name]) for name, theirs in self._names.items()
+            name: fitting(reference[theirs], own[name]) for name, theirs in self._names.items()
         }
         self._own_values = [
             name for name, v in own.items() if name not in self._names and v.is_floating_point()
@@ -395,36 +449,76 @@ class Judgement:
     # --- The cases --------------------------------------------------------------------------------
 
     def _call_all(self) -> None:
-        for number, judged in enumerate(self.cases):
-            self.judge.tell(Progress("judging cases", number, len(self.cases)))
-            if time.monotonic() - self.began > self.options.seconds:
-                left = counted(len(self.cases) - number, "case")
-                self.notes.append(f"{left} not judged: the time limit was reached")
-                self._require_families([one.case for one in self.cases[number:]])
-                break
-            if self.restarts > _MOST_RESTARTS:
-                self._not_called(judged.case)
-                continue
-            row = self._judge_case(judged)
-            self.cases[number] = dataclasses.replace(judged, row=row)
-            failing = not row.status.passes(strict=self.options.strict) and not row.is_limit
-            if failing and self.options.stop_early:
-                self.notes.append("ended at the first case that fails")
-                return
+        """Call it on every case, or on as many as the time limit allows, and for every caller."""
+        left, is_called = list(range(len(self.cases))), False
+        began, makes_haste = self.limit.left, False
+        try:
+            while left and self.restarts <= _MOST_RESTARTS:
+                done = len(self.cases) - len(left)
+                self.judge.tell(Progress("judging cases", done, len(self.cases)))
+                self.limit.require()
+                # At this pace, will there be time for all of them?
+                pace = (began - self.limit.left) / max(done, 1)
+                makes_haste = makes_haste or pace * (len(left) + 8) > self.limit.left
+                number = self._most_urgent(left) if makes_haste else left[0]
+                if makes_haste and not is_called and self._is_judged(self.cases[number].case):
+                    is_called = True
+                    self._call_otherwise()
+                    continue
+                row = self._judge_case(self.cases[number])
+                left.remove(number)
+                self.cases[number] = dataclasses.replace(self.cases[number], row=row)
+                failing = not row.status.passes(strict=self.options.strict) and not row.is_limit
+                if failing and self.options.stop_early:
+                    self.notes.append("ended at the first case that fails")
+                    return
+            for number in left:
+                self._not_called(self.cases[number].case)
+            if not is_called and self.restarts <= _MOST_RESTARTS:
+                self._call_otherwise()
+            self._check_registrations()
+        except OutOfTime:
+            self._is_cut_short = True
+            self._require_families([self.cases[number].case for number in left])
+
+    def _most_urgent(self, left: list[int]) -> int:
+        """The given inputs, then cases of families of which none is judged, then any."""
+
+        def urgency(number: int) -> tuple[bool, bool, int]:
+            case = self.cases[number].case
+            return not case.is_given, self._is_judged(case), number
+
+        return min(left, key=urgency)
+
+    def _is_judged(self, case: KernelCase) -> bool:
+        """Whether a case of its family was called."""
+        return any(one.row is not None and one.case.family is case.family for one in self.cases)
+
+    def _call_otherwise(self) -> None:
+        """Call it in filled memory, and as other callers do."""
         given = next((one for one in self.cases if one.case.is_given), None)
-        if given is not None and self.restarts <= _MOST_RESTARTS:
+        if given is not None:
             self._watched(given)
             self._from_other_callers(given)
 
     def _require_families(self, left: list[KernelCase]) -> None:
         """A slow candidate does not choose what it is asked: one case of each family is judged."""
-        judged = {row.family for row in self.rows} | {PROMISES[one] for one in self.options.fixed}
-        for case in left:
-            if case.family not in judged:
-                judged.add(case.family)
-                reason = "not called: the time limit was reached before any case of its family"
-                advice = "raise the time limit, or choose fewer cases"
-                self._unverified(case.name, case.family, reason, advice, case=case)
+        judged = {one.case.family for one in self.cases if one.row is not None}
+        judged |= {row.family for row in self.rows if row.family is CaseFamily.CALLERS}
+        judged |= {PROMISES[one] for one in self.options.fixed}
+        wanted = {one.family: one for one in reversed(left)}
+        reason = "not called: the time limit was reached before any case of its family"
+        advice = "raise the time limit, promise what the task promises, or choose fewer cases"
+        for family, case in wanted.items():
+            if family not in judged:
+                self._unverified(case.name, family, reason, advice, case=case)
+        given = next((one for one in left if one.is_given), None)
+        if given is not None and CaseFamily.GIVEN in judged:
+            reason = "not called: the time limit was reached before the given inputs were compared"
+            self._unverified(given.name, given.family, reason, advice, case=given)
+        if CaseFamily.CALLERS not in judged and self._other_callers():
+            name = f"as given, {self._other_callers()[0]}"
+            self._unverified(name, CaseFamily.CALLERS, reason, advice)
 
     def _not_called(self, case: KernelCase) -> None:
         reason = f"not called: the candidate ended its process {self.restarts} times"
@@ -476,6 +570,9 @@ class Judgement:
             collected.take(compare(judged, record))
         except CandidateEnded as ended:
             return self._ended(case, ended)
+        except OutOfTime:
+            self.judge.renew(judged)
+            raise
         except _CannotConstructError as error:
             how, problem = CaseEnd.NOT_CALLED, f"the candidate cannot be constructed: {error}"
         except WireError as error:
@@ -516,7 +613,11 @@ class Judgement:
             "wide": None,
             **further,
         }
-        return self.process.ask(order, self.options.call_seconds)
+        # The first call may build a kernel, and tune it.
+        seconds = self.options.call_seconds * (1 if self._is_built else _TIMES_TO_BUILD)
+        record = self.process.ask(order, seconds)
+        self._is_built = True
+        return record
 
     def _compare(self, judged: JudgedCase, record: dict[str, Any]) -> CollectedFindings:
         case, run = judged.case, judged.run
@@ -532,6 +633,9 @@ class Judgement:
                 self.restarts += 1
                 return None
 
+        if not self.options.fresh_outputs:
+            record, kept = without_own_memory(record, self._names)
+            self._used_again |= dict.fromkeys(kept)
         lift = RemoteLift(
             run.evidence,
             self._stand,
@@ -583,6 +687,7 @@ class Judgement:
     def _watched(self, given: JudgedCase) -> None:
         """Call it again with poisoned memory, and look at what it calls."""
         for pattern in (0, 1):
+            self.limit.require()
             # A caller may have gradients on without asking for any: as most do.
             grad_mode = bool(pattern) and not self.options.gradients
             case = dataclasses.replace(
@@ -593,20 +698,24 @@ class Judgement:
             order = {"watch": True, "profile": True, "pattern": pattern, "grad_mode": grad_mode}
             self._judge_call(JudgedCase(case, given.run), self._compare, **order)
 
-    def _from_other_callers(self, given: JudgedCase) -> None:
-        """Call it as programs do: with the given inputs, it computes the same for every caller."""
+    def _other_callers(self) -> list[str]:
         wanted = self.options.families
         if self.options.gradients or (wanted is not None and CaseFamily.CALLERS not in wanted):
-            return
-        callers = callers_on(
+            return []
+        return callers_on(
             self.options.device,
             is_compiled=self.options.compiled,
             keeps_state=bool(self._memory),
         )
+
+    def _from_other_callers(self, given: JudgedCase) -> None:
+        """Call it as programs do: with the given inputs, it computes the same for every caller."""
+        callers = self._other_callers()
         if STREAM in callers and not has_streams(self.options.device):
             callers.remove(STREAM)
             self.notes.append(f"not called {STREAM}: {self.options.device} has no streams")
         for caller in callers:
+            self.limit.require()
             case = dataclasses.replace(
                 given.case, name=f"as given, {caller}", family=CaseFamily.CALLERS
             )
@@ -616,6 +725,23 @@ class Judgement:
                 self._judge_call(judged, compare, caller=caller)
             except RefusedCase as refusal:
                 self.refused.append(f"{case.name}: {refusal}")
+
+    def _note_used_again(self) -> None:
+        """A kernel that returns its own buffer is right; a caller that keeps results must know."""
+        if not self._used_again:
+            return
+        collected = CollectedFindings(compared=len(self._used_again))
+        for path in self._used_again:
+            reason = "is in memory of the kernel's own, which a later call writes to again"
+            advice = "copy a result before the next call; --fresh-outputs makes this a failure"
+            collected.add(output(path), Aspect.ALIAS, Status.DIFFERENT, reason, advice)
+        name = "a result that is kept until the next call"
+        verdict = collected.verdict(strict=self.options.strict)
+        self._add(name, CaseFamily.MEMORY, verdict, is_limit=True)
+        self.notes.append(
+            "the kernel returns memory of its own, and uses it again in the next call: copy a "
+            "result that is kept; --fresh-outputs makes this a failure"
+        )
 
     def _compare_for(
         self, caller: str, judged: JudgedCase, record: dict[str, Any]
@@ -636,10 +762,11 @@ class Judgement:
         case: KernelCase | None = None,
         ended: CaseEnd = CaseEnd.RETURNED,
         seconds: float = 0.0,
+        is_limit: bool = False,
     ) -> KernelRow:
         status = verdict.status
         promised = {PROMISES[one] for one in self.options.fixed}
-        is_limit = family in promised
+        is_limit |= family in promised
         if case is not None:
             is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in promised
             # Refusing a tensor without elements, or a caller, harms nobody; a wrong result does.
@@ -692,67 +819,6 @@ def _no_counterpart(missing: list[str]) -> Verdict:
     from paritas.results.findings import Coverage
 
     return Verdict(findings=(finding,), coverage=Coverage(compared=1))
-
-
-def match_weights(
-    reference: dict[str, Tensor], own: dict[str, Tensor], *, reshapes: bool = True
-) -> dict[str, str]:
-    """The candidate's name of each parameter -> the reference's: by name, or by value.
-
-    With `reshapes`, a parameter may have another shape, or be the transpose of a matrix.
-    """
-    names = {
-        name: name
-        for name, value in own.items()
-        if name in reference
-        and (
-            reference[name].shape == value.shape
-            or (reshapes and _has_reshaped_values(reference[name], value, fewest=1))
-        )
-    }
-    for fits in (_has_same_values, _has_reshaped_values) if reshapes else (_has_same_values,):
-        left = {name: value for name, value in reference.items() if name not in names.values()}
-        for name, value in own.items():
-            same = [theirs for theirs, one in left.items() if fits(one, value)]
-            # Of several equal ones, such as zeros, the one with the same last name.
-            last = [one for one in same if one.rpartition(".")[2] == name.rpartition(".")[2]]
-            same = last if len(same) > 1 else same
-            if name not in names and len(same) == 1:
-                names[name] = same[0]
-                del left[same[0]]
-    return names
-
-
-def _has_same_values(reference: Tensor, own: Tensor) -> bool:
-    return (
-        reference.shape == own.shape
-        and reference.dtype is own.dtype
-        and bitwise_equal(reference.detach().cpu(), own.detach().cpu())
-    )
-
-
-def _has_reshaped_values(reference: Tensor, own: Tensor, fewest: int = 2) -> bool:
-    if reference.numel() != own.numel() or own.numel() < fewest:
-        return False
-    return is_transpose(reference, own) or _has_same_values(reference.reshape(own.shape), own)
-
-
-def is_transpose(reference: Tensor, own: Tensor) -> bool:
-    """Whether a parameter is kept as the transpose of a matrix."""
-    return reference.dim() == 2 and _has_same_values(reference.mT.contiguous(), own)  # noqa: PLR2004
-
-
-def _fitting(reference: Tensor, own: Tensor) -> Callable[[Tensor], Tensor]:
-    """Brings a parameter of the reference into the form in which the candidate keeps it."""
-    if reference.shape == own.shape and not _is_other_transpose(reference, own):
-        return lambda value: value
-    if is_transpose(reference, own):
-        return lambda value: value.mT.contiguous()
-    return lambda value: value.reshape(own.shape)
-
-
-def _is_other_transpose(reference: Tensor, own: Tensor) -> bool:
-    return is_transpose(reference, own) and not _has_same_values(reference, own)
 
 
 def _left(judged: JudgedCase, task: KernelTask) -> list[str]:

@@ -10,6 +10,7 @@ each call: what else a candidate keeps must fit what it remembers elsewhere.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import os
@@ -207,15 +208,18 @@ class Observer:
 
     def rehearse(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one call and forget its result: what matters is that this process survives it."""
-        args, kwargs = decode(order["inputs"], self.device)
+        args, kwargs = decode(order["inputs"], order["device"])
         if order["train"] is not None and self.module is not None:
             self.module.train(order["train"])
+        call = self.call
+        if self.module is not None and order["device"] != self.device:
+            call = copy.deepcopy(self.module).to(order["device"])
         found: dict[str, Any] = {"error": "", "is_usable": True, "lazy": [], "written": []}
         inputs = Inputs(tuple(args), kwargs)
         versions = _versions(inputs)
         try:
             with torch.set_grad_enabled(order["grad"]):
-                result = self.call(*args, **kwargs)
+                result = call(*args, **kwargs)
                 found["lazy"] = _lazy(flattened(result, OUTPUT).leaves)
                 found["written"] = _written(inputs, versions)
                 if order["grad"]:

@@ -532,7 +532,8 @@ def kernel_headline(report: KernelReport) -> str:
     words = f"{status.value}: {MEANING[status]}"
     if report.failures:
         count = len(report.failures)
-        words += f"; {count} of {cases} {'fails' if count == 1 else 'fail'}"
+        fail = "fails" if count == 1 else "fail"
+        words += f"; {count} of {cases} {'not judged' if status is Status.UNVERIFIED else fail}"
     else:
         words += f"; {cases}"
     if report.limits:
