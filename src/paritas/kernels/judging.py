@@ -11,6 +11,7 @@ from paritas.checks.comparer import CollectedFindings
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs, VerifyConfig
 from paritas.kernels import PROMISES
+from paritas.kernels.called import CalledCandidate, CannotConstructError
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
     RemoteLift,
@@ -23,14 +24,12 @@ from paritas.kernels.comparing import (
     is_of_compiler,
     outside_findings,
     setting_findings,
-    stand_in,
     without_own_memory,
 )
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
 from paritas.kernels.time_limit import OutOfTime
-from paritas.kernels.weights import fitting, match_weights
-from paritas.kernels.wire import WireError, decode, encode
+from paritas.kernels.wire import WireError
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import Item, ItemKind, harness, output
 from paritas.results.model_reports import (
@@ -47,19 +46,14 @@ from paritas.results.wording import counted, enumerated
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.judge import KernelJudge
-    from paritas.kernels.references import KernelTask
     from paritas.kernels.sides import SideName
 
 # A candidate that ends its process this often is not called again.
 _MOST_RESTARTS = 3
 # Only the first failing cases are diagnosed: that takes longer than judging them.
 _MOST_EXPLAINED = 2
-# A construction, or the first call of a process, may take longer than another call.
-_TIMES_TO_BUILD = 3
 # Of the time limit: for what the task is worth, and for each further step that is asked for.
 _SHARE_OF_RATING, _SHARE_OF_STEP = 0.05, 0.2
 
@@ -85,21 +79,9 @@ class Judgement:
         self.notes: list[str] = []
         # The cases of other callers that the reference refuses.
         self.refused: list[str] = []
-        self.process: CandidateProcess | None = None
+        self.called = CalledCandidate(judge, name, self.cases)
         self.restarts = 0
-        self._made: tuple[int, str, bool] | None = None
-        self._weights: Any = None
-        self._fit: dict[str, Callable[[Tensor], Tensor]] = {}
-        self._stand: Any = None
-        self._names: dict[str, str] = {}
-        self._own_values: list[str] = []
-        # The mode in which the candidate was constructed: a case before may have changed it.
-        self._own_mode: bool | None = None
-        # What a call leaves in the reference, apart from parameters and buffers. The reference is
-        # restored after each call; so the candidate is constructed again for each.
-        self._memory = sorted({name for one in self.cases for name in _left(one, self.task)})
-        self._counts = 0
-        self._is_cut_short = self._is_built = False
+        self._is_cut_short = False
         # Results in memory that is used again in another call.
         self._used_again: dict[str, None] = {}
 
@@ -107,7 +89,7 @@ class Judgement:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self.called.end()
 
     def run(self) -> KernelReport:
         """Load it, call it on every case, and judge each call."""
@@ -213,11 +195,12 @@ class Judgement:
     def _check_registrations(self) -> None:
         """Check what a custom operator registers beside its kernel."""
         case = next((one.case for one in self.cases if one.case.is_given), None)
-        if case is None or self.process is None or self.process.is_gone:
+        process = self.called.process
+        if case is None or process is None or process.is_gone:
             return
         order = {"do": "opcheck", "inputs": encode_inputs(case.inputs)}
         try:
-            found = self.process.ask(order, self.options.call_seconds * _TIMES_TO_BUILD)["results"]
+            found = process.ask(order, self.called.seconds_to_build)["results"]
         except CandidateEnded as ended:
             found = {"opcheck": ended.how}
         if not found:
@@ -245,7 +228,7 @@ class Judgement:
             ):
                 given = encode_inputs(case.inputs)
                 found = timed(theirs, ours, given, is_cold=self.options.timing == "cold")
-        except (CandidateEnded, _CannotConstructError) as error:
+        except (CandidateEnded, CannotConstructError) as error:
             found = str(error) or "a side ended its process"
         except OutOfTime:
             found = "the time limit was reached"
@@ -265,13 +248,12 @@ class Judgement:
         )
         if process.loaded["error"]:
             process.close()
-            raise _CannotConstructError(process.loaded["error"])
-        made = process.construct(
-            self.task.init, self.options.seed, self.options.call_seconds * _TIMES_TO_BUILD
-        )
+            raise CannotConstructError(process.loaded["error"])
+        seconds = self.called.seconds_to_build
+        made = process.construct(self.task.init, self.options.seed, seconds)
         if made["error"]:
             process.close()
-            raise _CannotConstructError(made["error"])
+            raise CannotConstructError(made["error"])
         return process
 
     def _shrink(self) -> tuple[str, str]:
@@ -295,7 +277,7 @@ class Judgement:
                 candidate=self.name,
                 init=self.task.init,
                 state=self.task.state(key),
-                names=self._names,
+                names=self.called.names,
                 seed=self.options.seed,
                 reason=_worst(failing.row),
                 gradients=self.options.gradients,
@@ -312,13 +294,13 @@ class Judgement:
     def _still_fails(self, case: KernelCase) -> bool:
         try:
             run = self.task.run(case, gradients=self.options.gradients)
-            self._construct_again(case)
-            self._set_weights(case)
-            record = self._call(case)
+            self._construct(case)
+            self.called.set_weights(case)
+            record = self.called.call(case)
             collected = self._compare(JudgedCase(case, run), record)
         except (RefusedCase, OutOfTime):
             return False
-        except (CandidateEnded, WireError, _CannotConstructError):
+        except (CandidateEnded, WireError, CannotConstructError):
             self.restarts += 1
             return self.restarts <= _MOST_RESTARTS
         return not collected.passes
@@ -330,7 +312,7 @@ class Judgement:
         self.judge.tell("loading the candidate")
         collected = CollectedFindings()
         try:
-            loaded = self._start()
+            loaded = self.called.start()
             if loaded["error"]:
                 return self._failed_to_load(loaded["error"])
             collected.take(setting_findings(loaded["settings"], "importing the candidate"))
@@ -338,7 +320,7 @@ class Judgement:
             self._construct(self.cases[0].case)
         except CandidateEnded as ended:
             return self._failed_to_load(ended.how)
-        except _CannotConstructError as error:
+        except CannotConstructError as error:
             return self._failed_to_load(str(error))
         except OutOfTime:
             self._is_cut_short = True
@@ -353,25 +335,6 @@ class Judgement:
             self._add("loading the candidate", CaseFamily.LOADING, verdict)
         return True
 
-    def _start(self) -> dict[str, Any]:
-        self._end()
-        self.process = CandidateProcess(
-            self.name,
-            self.judge.nursery,
-            device=self.options.device,
-            memory=self.options.memory,
-            seconds=max(60.0, self.options.call_seconds * 10),
-            limit=self.limit,
-        )
-        self._made = self._weights = None
-        self._is_built = False
-        return self.process.loaded
-
-    def _end(self) -> None:
-        if self.process is not None:
-            self.process.close()
-            self.process = None
-
     def _failed_to_load(self, reason: str) -> bool:
         collected = CollectedFindings(compared=1)
         words = f"the candidate cannot be loaded: {reason}"
@@ -381,70 +344,11 @@ class Judgement:
         return False
 
     def _construct(self, case: KernelCase) -> None:
-        """Make the candidate's module for a case, unless it is there already."""
-        key = case.construction, case.dtype, case.is_moved
-        if self._made == key and not self._memory:
-            return
-        assert self.process is not None  # noqa: S101  (for the type checker)
-        made = self.process.construct(
-            self.task.init,
-            self.options.seed + case.construction,
-            self.options.call_seconds * _TIMES_TO_BUILD,
-            case.dtype if self.task.side.is_module_class else "",
-            moves=case.is_moved,
-        )
-        if made["error"]:
-            raise _CannotConstructError(made["error"])
-        own: dict[str, Tensor] = decode(made["state"])
-        self._own_mode = made["train"]
-        reference = self.task.state((case.construction, case.dtype, 0, None))
-        self._names = match_weights(reference, own, reshapes=not self.options.gradients)
-        self._fit = {
-            name: fitting(reference[theirs], own[name]) for name, theirs in self._names.items()
-        }
-        self._own_values = [
-            name for name, v in own.items() if name not in self._names and v.is_floating_point()
-        ]
-        self._stand = stand_in({self._names.get(name, name): v for name, v in own.items()})
-        self._made, self._weights = key, None
-        changed = setting_findings(made["settings"], "constructing the candidate")
+        """Start the candidate again if need be, and make its module for a case."""
+        changed = self.called.construct(case)
         if changed.findings:
-            self._add(
-                "constructing the candidate",
-                CaseFamily.LOADING,
-                changed.verdict(strict=self.options.strict),
-            )
-
-    def _set_weights(self, case: KernelCase) -> CollectedFindings:
-        """Give the candidate the parameters of the reference of this case."""
-        collected = CollectedFindings()
-        key = self.task.key(case)
-        if self._weights == (key[0], key[1], key[2]) or self.process is None:
-            return collected
-        state = self.task.state(key)
-        values = {
-            name: self._fit[name](state[theirs].detach()) for name, theirs in self._names.items()
-        }
-        answer = {"error": None}
-        if values:
-            order = {"do": "state", "state": encode(values)}
-            answer = self.process.ask(order, self.options.call_seconds)
-        self._weights = (key[0], key[1], key[2])
-        if answer["error"]:
-            collected.compared += 1
-            reason = f"the candidate's parameters cannot be set: {answer['error']}"
-            collected.add(harness("candidate"), Aspect.STRUCTURE, Status.DIFFERENT, reason)
-        return collected
-
-    def _without_counterpart(self, case: KernelCase) -> list[str]:
-        """Floating parameters of the reference that the candidate does not have."""
-        if not case.weights:
-            return []
-        known = set(self._names.values())
-        state = self.task.state(self.task.key(case))
-        return [
-            name for name, one in state.items() if name not in known and one.is_floating_point()
-        ]
+            verdict = changed.verdict(strict=self.options.strict)
+            self._add("constructing the candidate", CaseFamily.LOADING, verdict)
 
     # --- The cases --------------------------------------------------------------------------------
 
@@ -458,7 +362,8 @@ class Judgement:
                 self.judge.tell(Progress("judging cases", done, len(self.cases)))
                 self.limit.require()
                 # At this pace, will there be time for all of them?
-                pace = (began - self.limit.left) / max(done, 1)
+                so_far = began - self.limit.left if done else self.limit.seconds - began
+                pace = so_far / (done or len(self.cases))
                 makes_haste = makes_haste or pace * (len(left) + 8) > self.limit.left
                 number = self._most_urgent(left) if makes_haste else left[0]
                 if makes_haste and not is_called and self._is_judged(self.cases[number].case):
@@ -542,7 +447,7 @@ class Judgement:
 
     def _judge_case(self, judged: JudgedCase) -> KernelRow:
         case = judged.case
-        missing = self._without_counterpart(case)
+        missing = self.called.without_counterpart(case)
         if missing:
             verdict = _no_counterpart(missing)
             return self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
@@ -562,9 +467,9 @@ class Judgement:
         case, collected = judged.case, CollectedFindings()
         how, seconds, problem = CaseEnd.RETURNED, 0.0, ""
         try:
-            self._construct_again(case)
-            collected.take(self._set_weights(case))
-            record = self._call(case, **order)
+            self._construct(case)
+            collected.take(self.called.set_weights(case))
+            record = self.called.call(case, **order)
             how = CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED
             seconds = float(record.get("seconds", 0.0))
             collected.take(compare(judged, record))
@@ -573,7 +478,7 @@ class Judgement:
         except OutOfTime:
             self.judge.renew(judged)
             raise
-        except _CannotConstructError as error:
+        except CannotConstructError as error:
             how, problem = CaseEnd.NOT_CALLED, f"the candidate cannot be constructed: {error}"
         except WireError as error:
             problem = f"the candidate's process sent a record that cannot be read: {error}"
@@ -584,72 +489,36 @@ class Judgement:
         verdict = collected.verdict(strict=self.options.strict)
         return self._add(case.name, case.family, verdict, case=case, ended=how, seconds=seconds)
 
-    def _construct_again(self, case: KernelCase) -> None:
-        if self.process is None or self.process.is_gone:
-            loaded = self._start()
-            if loaded["error"]:
-                raise _CannotConstructError(loaded["error"])
-        self._construct(case)
-
-    def _call(self, case: KernelCase, **further: Any) -> dict[str, Any]:
-        assert self.process is not None  # noqa: S101  (for the type checker)
-        self._counts += 1
-        # A candidate that sees that it is watched only sometimes behaves only then.
-        is_imported = self.task.side.file in self.process.loaded["files"]
-        order = {
-            "do": "call",
-            "watch": bool(self.options.forbid) and not further.get("wide"),
-            "profile": is_imported and self.task.side.file != self.name.file,
-            "inputs": encode_inputs(case.inputs),
-            "seed": (self.options.seed * 7919 + self._counts * 104729) % (1 << 31),
-            "pattern": self._counts % 2,
-            "train": case.train if case.train is not None else self._own_mode,
-            "shared": list(self._names),
-            "attributes": self._memory,
-            "reuse": case.reuse,
-            "grad": self.options.gradients,
-            "grad_mode": False,
-            "cotangents": self.options.seed,
-            "wide": None,
-            **further,
-        }
-        # The first call may build a kernel, and tune it.
-        seconds = self.options.call_seconds * (1 if self._is_built else _TIMES_TO_BUILD)
-        record = self.process.ask(order, seconds)
-        self._is_built = True
-        return record
-
     def _compare(self, judged: JudgedCase, record: dict[str, Any]) -> CollectedFindings:
-        case, run = judged.case, judged.run
-        assert self.process is not None  # noqa: S101  (for the type checker)
+        case, run, called = judged.case, judged.run, self.called
 
         def ask(inputs: Inputs, wide: dict[str, Any]) -> dict[str, Any] | None:
             try:
-                if self._memory:
+                if called.memory:
                     self._construct(case)
-                    self._set_weights(case)
-                return self._call(dataclasses.replace(case, inputs=inputs, reuse=""), wide=wide)
+                    called.set_weights(case)
+                return called.call(dataclasses.replace(case, inputs=inputs, reuse=""), wide=wide)
             except CandidateEnded:
                 self.restarts += 1
                 return None
 
         if not self.options.fresh_outputs:
-            record, kept = without_own_memory(record, self._names)
+            record, kept = without_own_memory(record, called.names)
             self._used_again |= dict.fromkeys(kept)
         lift = RemoteLift(
             run.evidence,
-            self._stand,
+            called.stand,
             ask,
-            self._names,
-            self.process.loaded["extensions"],
-            self._own_values,
+            called.names,
+            called.loaded["extensions"],
+            called.own_values,
         )
         failed = sum(not row.status.passes() for row in self.rows)
         collected = compare_call(
             run,
             record,
             lift,
-            self._names,
+            called.names,
             self.config,
             explains=failed < _MOST_EXPLAINED,
             nearby=functools.partial(self.task.run_nearby, case) if case.is_uniform else None,
@@ -660,7 +529,6 @@ class Judgement:
         return collected
 
     def _outside(self, record: dict[str, Any], *, is_load: bool = False) -> CollectedFindings:
-        assert self.process is not None  # noqa: S101  (for the type checker)
         own = self.name.file
         if is_load:  # builds write files, and start compilers
             built = {"writes", "deletes", "renames", "starts"}
@@ -670,7 +538,7 @@ class Judgement:
             record,
             reference_file=self.task.side.file,
             own_file=own or self.task.side.file,
-            temporary=self.process.temporary,
+            temporary=self.called.temporary,
         )
 
     def _ended(self, case: KernelCase, ended: CandidateEnded) -> KernelRow:
@@ -705,7 +573,7 @@ class Judgement:
         return callers_on(
             self.options.device,
             is_compiled=self.options.compiled,
-            keeps_state=bool(self._memory),
+            keeps_state=bool(self.called.memory),
         )
 
     def _from_other_callers(self, given: JudgedCase) -> None:
@@ -751,7 +619,7 @@ class Judgement:
         if caller != AUTOCAST:
             return self._compare(judged, record)
         cast = self.task.run_below_autocast(judged.case)
-        return compare_below_autocast(judged.run.native, cast, record, self._names)
+        return compare_below_autocast(judged.run.native, cast, record, self.called.names)
 
     def _add(
         self,
@@ -787,10 +655,6 @@ class Judgement:
         return row
 
 
-class _CannotConstructError(Exception):
-    """The candidate's constructor raises."""
-
-
 def _content(file: str) -> bytes:
     """What is in a file; nothing if there is none."""
     try:
@@ -819,9 +683,3 @@ def _no_counterpart(missing: list[str]) -> Verdict:
     from paritas.results.findings import Coverage
 
     return Verdict(findings=(finding,), coverage=Coverage(compared=1))
-
-
-def _left(judged: JudgedCase, task: KernelTask) -> list[str]:
-    """What a call leaves in the reference, apart from parameters and buffers."""
-    known = task.state(task.key(judged.case))
-    return [item.name for item in judged.run.native.state if item.name not in known]

@@ -46,6 +46,7 @@ from paritas.kernels.calling import (
     called_by,
     modes_of,
     poison_free_memory,
+    poisoned,
     stream_of,
 )
 from paritas.kernels.cases import NEW_TENSORS
@@ -121,6 +122,20 @@ class Held:
     sizes: set[int] = dataclasses.field(default_factory=set)
     junk: list[Tensor] = dataclasses.field(default_factory=list)
     chance: random.Random = dataclasses.field(default_factory=random.Random)
+    # Results of the last call in memory that another call has returned, or will.
+    used_again: list[Tensor] = dataclasses.field(default_factory=list)
+
+    def write_to_results(self, pattern: int) -> None:
+        """Write to results as their caller may, where a kernel that remembers them would show."""
+        for leaf in self.used_again:
+            with contextlib.suppress(RuntimeError), torch.no_grad():
+                poisoned(leaf, pattern)
+        storages = {one.untyped_storage().data_ptr() for one in self.used_again}
+        for results in self.results:
+            for path, each in results.items():
+                if each.leaf.untyped_storage().data_ptr() in storages:
+                    results[path] = HeldResult(each.leaf, _copied(each.leaf))
+        self.used_again = []
 
 
 class Observer:
@@ -163,6 +178,7 @@ class Observer:
     def observe(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one call as ordered, and return its record."""
         with self._audit.aside():
+            self.held.write_to_results(order["pattern"])
             inputs = self._make_inputs(order)
             before, beside = input_contents(inputs), MemoryBeside(inputs)
             versions = _versions(inputs)
@@ -430,6 +446,8 @@ class Observer:
         ]
         record["values"] = _encoded(copies, after, changed, gradients)
         record["shared"] = self._in_memory_of_earlier(flat.leaves)
+        kept = {*record["shared"], *(path for _, _, path in self._own(record["aliases"], order))}
+        self.held.used_again = [flat.leaves[path].detach() for path in kept]
         if not order["wide"]:
             self._hold(
                 {
@@ -489,6 +507,12 @@ class Observer:
             # Results may be parts of one buffer.
             if other not in live or _overlap(live[other], live[item])
         ]
+
+    @staticmethod
+    def _own(aliases: list[list[str]], order: dict[str, Any]) -> list[list[str]]:
+        """Those with a parameter or buffer that the reference does not have."""
+        state = ItemKind.STATE.value
+        return [one for one in aliases if one[0] == state and one[1] not in order["shared"]]
 
     def _put_back(self, state: dict[str, Tensor], flags: dict[str, bool]) -> None:
         with torch.no_grad():
