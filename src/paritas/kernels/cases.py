@@ -146,25 +146,40 @@ def _structure(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
 # --- Drawing --------------------------------------------------------------------------------------
 
 
-def drawn_like(given: Tensor, shape: tuple[int, ...], generator: Generator) -> Tensor:
+# More values than this are drawn once and repeated: a prime, so that rows of the usual lengths
+# differ.
+_MOST_DRAWN = 1048573
+
+
+def drawn_like(
+    given: Tensor, shape: tuple[int, ...], character: Character, generator: Generator
+) -> Tensor:
     """Other values of the same range and kind; floats lie between two of the given ones."""
-    pool = as_computable(given.detach()).reshape(-1).cpu()
-    count = math.prod(shape)
+    pool = as_computable(given.detach()).reshape(-1)
+    total = math.prod(shape)
+    count = min(total, _MOST_DRAWN)
     if pool.numel() == 0:
         drawn = torch.zeros(shape, dtype=given.dtype)
         if is_number(given.dtype):
             drawn = stored_as(torch.randn(shape, generator=generator), given.dtype)
         return drawn.to(given.device)
-    character = character_of(given)
-    first = pool[torch.randint(pool.numel(), (count,), generator=generator)]
+
+    def picked() -> Tensor:
+        places = torch.randint(pool.numel(), (count,), generator=generator)
+        return pool[places.to(pool.device)].cpu()
+
+    first = picked()
     if character.kind == "free":
-        second = pool[torch.randint(pool.numel(), (count,), generator=generator)]
+        second = picked()
         share = torch.rand(count, generator=generator, dtype=torch.float64)
         wide = first.double() + share * (second.double() - first.double())
         if pool.numel() == 1:
             wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
         first = wide.to(pool.dtype)
-    drawn = first.reshape(shape).to(given.device)
+    first = first.to(given.device)
+    if total > count:
+        first = first.repeat(-(-total // count))[:total]
+    drawn = first.reshape(shape)
     return stored_as(drawn if character.keep is None else character.keep(drawn), given.dtype)
 
 
@@ -262,8 +277,11 @@ class CaseMaker:
                 return made
         self._generator.manual_seed(self.seed + 7919 * seed)
         return self.changed(
-            lambda _, t: drawn_like(t, tuple(t.shape), self._generator) if t.numel() else None
+            lambda path, t: self._drawn(path, t, tuple(t.shape)) if t.numel() else None
         )
+
+    def _drawn(self, path: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return drawn_like(tensor, shape, self._characters[path], self._generator)
 
     def _free(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
         """Change every input that may be any float."""
@@ -428,9 +446,7 @@ class CaseMaker:
                 continue
             inputs = self.changed(
                 lambda path, t, shapes=shapes: (  # type: ignore[misc]
-                    drawn_like(t, shapes[path], self._generator)
-                    if shapes[path] != tuple(t.shape)
-                    else None
+                    self._drawn(path, t, shapes[path]) if shapes[path] != tuple(t.shape) else None
                 )
             )
             if inputs is not None:

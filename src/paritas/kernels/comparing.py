@@ -499,8 +499,12 @@ def is_far_off(reference: Any, candidate: Any) -> bool:
 
 def relative_distance(reference: Tensor, other: Tensor) -> float:
     """The relative L2 distance; infinity if one is finite where the other is not."""
+    is_complex = reference.is_complex() or other.is_complex()
     left, right = (
-        as_computable(one.detach().cpu()).to(torch.complex128) for one in (reference, other)
+        as_computable(one.detach()).to(
+            reference.device, torch.complex128 if is_complex else torch.float64
+        )
+        for one in (reference, other)
     )
     finite = left.isfinite()
     if not torch.equal(finite, right.isfinite()):

@@ -32,7 +32,7 @@ from paritas.kernels.wire import WireError
 from paritas.numerics.contents import map_leaves
 from paritas.results.findings import Verdict, unverified
 from paritas.results.model_reports import CaseEnd, CaseFamily, KernelReport, KernelRow
-from paritas.results.progress import shows_progress
+from paritas.results.progress import Progress, shows_progress
 
 if TYPE_CHECKING:
     import contextlib
@@ -129,6 +129,8 @@ class KernelJudge:
         self._refusal_of_given = "they are not among the cases"
         self.broken: dict[str, str] = {}
         self.unmade: list[CaseFamily] = []
+        self._interrupted: set[CaseFamily] = set()
+        self._sources: list[tuple[CaseFamily, Iterator[KernelCase]]] = []
         self._cases: list[JudgedCase] | None = None
         self._task: KernelTask | None = None
         rng = RandomState.now()
@@ -199,7 +201,6 @@ class KernelJudge:
     def cases(self) -> list[JudgedCase]:
         """The cases that the reference accepts, in the order of the calls, with its runs."""
         if self._cases is None:
-            self.tell("making cases")
             try:
                 with self._grad_mode():
                     self._cases = self._make_cases()
@@ -245,16 +246,15 @@ class KernelJudge:
         Raises:
             OutOfTime: the time for making cases is used up.
         """
-        families = list(self._families())
+        self._sources = families = list(self._families())
         self.unmade = list(dict.fromkeys(name for name, _ in families))
         promised = {PROMISES[name] for name in self.options.fixed}
         reserved = 0.0
         while families and len(taken) < self.options.cases:
             for one in list(families):
+                self.tell(Progress("making cases", len(taken), self.options.cases))
                 with self.limit.reserving(reserved):
-                    case = self._next_accepted(one[1], runs)
-                if one[0] in self.unmade:
-                    self.unmade.remove(one[0])
+                    case = self._next_accepted(one, runs)
                 if case is not None:
                     taken.append(case)
                     # The given inputs are worth all of the time; others are no use without calls.
@@ -264,6 +264,23 @@ class KernelJudge:
                 if len(taken) >= self.options.cases:
                     self.unmade = []
                     break
+
+    def more_cases(self) -> list[JudgedCase]:
+        """A case of each family of which none was made in time, as long as there is time now."""
+        runs: dict[int, ReferenceRun] = {}
+        taken: list[KernelCase] = []
+        try:
+            with self.limit.reserving(_SHARE_OF_CALLS * max(self.limit.left, 0.0)):
+                for one in [one for one in self._sources if one[0] in self.unmade]:
+                    case = self._next_accepted(one, runs) if one[0] in self.unmade else None
+                    taken += [] if case is None else [case]
+        except OutOfTime:
+            pass
+        finally:
+            self._rehearsal.end()
+        cases = [JudgedCase(case, runs[id(case)]) for case in taken]
+        self._cases = [*(self._cases or ()), *cases]
+        return cases
 
     def _require_given(self, cases: Sequence[JudgedCase]) -> None:
         """A pass needs a comparison on the given inputs, whatever else is compared."""
@@ -319,9 +336,27 @@ class KernelJudge:
         return inputs
 
     def _next_accepted(
-        self, family: Iterator[KernelCase], runs: dict[int, ReferenceRun]
+        self, source: tuple[CaseFamily, Iterator[KernelCase]], runs: dict[int, ReferenceRun]
     ) -> KernelCase | None:
-        for case in family:
+        """The next case of a family that the reference accepts.
+
+        Raises:
+            OutOfTime: the time limit was reached before there was one.
+        """
+        family, cases = source
+        try:
+            case = self._first_accepted(cases, runs)
+        except OutOfTime:
+            self._interrupted.add(family)  # what it was made by is at its end
+            raise
+        if family in self.unmade and (case is not None or family not in self._interrupted):
+            self.unmade.remove(family)
+        return case
+
+    def _first_accepted(
+        self, cases: Iterator[KernelCase], runs: dict[int, ReferenceRun]
+    ) -> KernelCase | None:
+        for case in cases:
             try:
                 encode_inputs(case.inputs)
                 runs[id(case)] = self.task.run(case, gradients=self.options.gradients)

@@ -56,6 +56,8 @@ _MOST_RESTARTS = 3
 _MOST_EXPLAINED = 2
 # Of the time limit: for what the task is worth, and for each further step that is asked for.
 _SHARE_OF_RATING, _SHARE_OF_STEP = 0.05, 0.2
+# With less of the time, no further cases are made.
+_LEAST_SHARE = 0.15
 
 
 class Judgement:
@@ -98,12 +100,6 @@ class Judgement:
         for case, reason in self.judge.unjudged.items():
             advice = "fix the reference, or its inputs"
             self._unverified(case, CaseFamily.GIVEN, reason, advice, role="reference")
-        for family in self.judge.unmade:
-            if family not in {PROMISES[one] for one in self.options.fixed}:
-                self._is_cut_short = True
-                reason = "no case of this family was made before the time limit"
-                advice = "raise the time limit, or promise what the task promises"
-                self._unverified(f"cases of {family}", family, reason, advice, role="reference")
         if self.judge.broken:
             case, reason = next(iter(self.judge.broken.items()))
             count = counted(len(self.judge.broken), "made case")
@@ -377,6 +373,8 @@ class Judgement:
                 if failing and self.options.stop_early:
                     self.notes.append("ended at the first case that fails")
                     return
+                if not left:
+                    left += self._more_cases()
             for number in left:
                 self._not_called(self.cases[number].case)
             if not is_called and self.restarts <= _MOST_RESTARTS:
@@ -385,6 +383,26 @@ class Judgement:
         except OutOfTime:
             self._is_cut_short = True
             self._require_families([self.cases[number].case for number in left])
+        self._require_made()
+
+    def _more_cases(self) -> list[int]:
+        """Cases of the families of which none was made in time, if there is time after all."""
+        if not self.judge.unmade or self.limit.left < _LEAST_SHARE * self.limit.seconds:
+            return []
+        self.called.end()  # it must not find the process in which the reference is called
+        known = len(self.cases)
+        self.cases += self.judge.more_cases()
+        return list(range(known, len(self.cases)))
+
+    def _require_made(self) -> None:
+        """Nothing is known about families of which no case was made in time."""
+        promised = {PROMISES[one] for one in self.options.fixed}
+        for family in self.judge.unmade:
+            if family not in promised:
+                self._is_cut_short = True
+                reason = "no case of this family was made before the time limit"
+                advice = "raise the time limit, or promise what the task promises"
+                self._unverified(f"cases of {family}", family, reason, advice, role="reference")
 
     def _most_urgent(self, left: list[int]) -> int:
         """The given inputs, then cases of families of which none is judged, then any."""
@@ -419,8 +437,8 @@ class Judgement:
                 self._unverified(case.name, family, reason, advice, case=case)
         given = next((one for one in left if one.is_given), None)
         if given is not None and CaseFamily.GIVEN in judged:
-            reason = "not called: the time limit was reached before the given inputs were compared"
-            self._unverified(given.name, given.family, reason, advice, case=given)
+            before = "not called: the time limit was reached before the given inputs were compared"
+            self._unverified(given.name, given.family, before, advice, case=given)
         if CaseFamily.CALLERS not in judged and self._other_callers():
             name = f"as given, {self._other_callers()[0]}"
             self._unverified(name, CaseFamily.CALLERS, reason, advice)

@@ -346,7 +346,8 @@ class Observer:
                 self._audit.is_calling = True
                 live[OUTPUT] = call(*inputs.args, **inputs.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)
-            record["error"] = [type(error).__name__, str(error)[:_LONGEST_TEXT]]
+            words = " ".join(str(error).split())
+            record["error"] = [type(error).__name__, words[:_LONGEST_TEXT]]
         record["seconds"] = time.perf_counter() - began
         self._audit.is_calling = False
         left = leftovers.put_back()

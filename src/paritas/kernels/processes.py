@@ -137,7 +137,7 @@ class CandidateProcess:
         try:
             self._channel.settimeout(max(min(seconds, left), 0.05))
             send(self._channel, order)
-            return receive(self._channel)
+            answer = receive(self._channel)
         except TimeoutError:
             self._kill()
             if left < seconds:
@@ -146,9 +146,21 @@ class CandidateProcess:
         except (ChannelClosedError, WireError) as error:
             was = str(error) if isinstance(error, WireError) else ""
             raise self._ending(was) from None
+        if "broken" in answer:
+            self._kill()
+            how = f"its process cannot go on: {answer['broken']!s:.{_LONGEST_TEXT}}"
+            raise CandidateEnded(how, "crashed", self._read_log())
+        return answer
 
     def construct(
-        self, init: Any, seed: int, seconds: float, dtype: str = "", *, moves: bool = False
+        self,
+        init: Any,
+        seed: int,
+        seconds: float,
+        dtype: str = "",
+        *,
+        moves: bool = False,
+        reads_state: bool = True,
     ) -> dict[str, Any]:
         """Make what is called, and move it, if asked; return its parameters and buffers."""
         order = {
@@ -158,6 +170,7 @@ class CandidateProcess:
             "device": self._device,
             "dtype": [dtype] if dtype else [],
             "moves": moves,
+            "reads_state": reads_state,
         }
         return self.ask(order, seconds)
 
@@ -460,7 +473,13 @@ class _Process:
         while True:
             order = receive(self._channel)
             action = getattr(self, f"_do_{order['do']}")
-            send(self._channel, action(order))
+            try:
+                answer = action(order)
+            except Exception as error:
+                # A device that was broken by a call breaks whatever comes next.
+                send(self._channel, {"broken": _in_words(error)})
+                raise
+            send(self._channel, answer)
 
     def _do_load(self, order: dict[str, Any]) -> dict[str, Any]:
         """Import the candidate; what its import changes in the process is reported."""
@@ -520,7 +539,7 @@ class _Process:
         return {
             "error": None,
             "settings": before.put_back(),
-            "state": encode(dict(observer.state())),
+            "state": encode(dict(observer.state()) if order["reads_state"] else {}),
             "train": None if observer.module is None else observer.module.training,
             "outside": self._audit.take(),
         }
@@ -549,6 +568,12 @@ class _Process:
         from paritas.kernels.sides import check_registrations
 
         return check_registrations(self._side.target, decode(order["inputs"], self._device))
+
+
+def _in_words(error: Exception) -> str:
+    from paritas.errors import in_one_line
+
+    return in_one_line(error, _LONGEST_TEXT)
 
 
 def _move(module: Any) -> None:

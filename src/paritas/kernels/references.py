@@ -152,7 +152,8 @@ class Rehearsal:
         self._seconds, self._limit = seconds, limit
         self._is_slow_on_cpu = False
         self._process: CandidateProcess | None = None
-        self._made: Any = None
+        self._made: tuple[int, str] | None = None
+        self._weights = 0
         self._ends = 0
 
     def load(self) -> None:
@@ -167,22 +168,31 @@ class Rehearsal:
             shown = self._name.shown
             raise UsageError(f"REFERENCE {shown!r} cannot be imported: {ended.how}") from None
 
-    def construct(self, key: tuple[int, str, int], init: Any, seed: int) -> bool:
+    def construct(self, key: tuple[int, str], init: Any, seed: int) -> bool:
         """Make what is called in a case there, unless it is there already; False if it raises.
 
         Raises:
             ReferenceEnded: it cannot be made here.
         """
         if self._process is None or self._process.is_gone or self._made != key:
-            self._made = None
-            made = self._asked(lambda process: process.construct(init, seed, self._seconds, key[1]))
+            self._made, self._weights = None, 0
+            made = self._asked(
+                lambda process: process.construct(
+                    init, seed, self._seconds, key[1], reads_state=False
+                )
+            )
             self._made = None if made["error"] else key
         return self._made is not None
 
-    def set_state(self, state: dict[str, Tensor]) -> None:
-        """Set the parameters and buffers of the module there."""
-        order = {"do": "state", "state": encode(state)}
-        self._asked(lambda process: process.ask(order, self._seconds))
+    def set_weights(self, number: int, state: Callable[[], dict[str, Tensor]]) -> None:
+        """Set the parameters and buffers of the module there, unless they are there already.
+
+        `number` is 0 for those of the construction.
+        """
+        if number != self._weights:
+            order = {"do": "state", "state": encode(state())}
+            self._asked(lambda process: process.ask(order, self._seconds))
+            self._weights = number
 
     def call(self, case: KernelCase, *, gradients: bool) -> Rehearsed:
         """Call the reference there.
@@ -398,7 +408,7 @@ class KernelTask:
             else:
                 if self._rehearsal is not None:
                     self._rehearsal.construct(
-                        (construction, dtype, 0), self.init, self.seed + construction
+                        (construction, dtype), self.init, self.seed + construction
                     )
                 module = self._constructed(construction, dtype)
             self._modules[key] = module
@@ -498,11 +508,11 @@ class KernelTask:
         if self._rehearsal is None:
             return Rehearsed()
         key = self.key(case) if self.side.is_module_class else (0, "", 0, None)
-        if not self._rehearsal.construct(key[:3], self.init, self.seed + case.construction):
+        if not self._rehearsal.construct(key[:2], self.init, self.seed + case.construction):
             return Rehearsed()
-        if key[2]:
-            state = {name: value.detach() for name, value in self.state(key).items()}
-            self._rehearsal.set_state(state)
+        self._rehearsal.set_weights(
+            key[2], lambda: {name: value.detach() for name, value in self.state(key).items()}
+        )
         if self._may_have_wrong_indices(case):
             self._rehearsal.require_valid_indices(case)
         return self._rehearsal.call(case, gradients=gradients)
