@@ -132,13 +132,23 @@ class KernelJudge:
         self._interrupted: set[CaseFamily] = set()
         self._sources: list[tuple[CaseFamily, Iterator[KernelCase]]] = []
         self._cases: list[JudgedCase] | None = None
+        self._inputs = inputs
         self._task: KernelTask | None = None
+        self._load()
+        self._spent = self.options.seconds - self.limit.left
+
+    def _load(self) -> None:
+        """Load the reference, and make its inputs, unless that takes too long.
+
+        Raises:
+            UsageError: the reference or its inputs cannot be used.
+        """
         rng = RandomState.now()
         try:
             self.tell("loading the reference")
             self._rehearsal.load()
-            make = resolve_inputs(inputs)
-            side = load_side(name, is_candidate=False)
+            make = resolve_inputs(self._inputs)
+            side = load_side(self.name, is_candidate=False)
             self.tell("making the inputs")
             self._task = KernelTask(
                 side,
@@ -155,7 +165,6 @@ class KernelJudge:
             raise
         finally:
             rng.restore()
-            self._spent = self.options.seconds - self.limit.left
 
     def tell(self, step: str) -> None:
         """Say which step is begun."""
@@ -185,6 +194,8 @@ class KernelJudge:
         name = parse_side(candidate, "CANDIDATE")
         self.limit.begin(self._spent)
         self._spent = 0.0
+        if self._task is None:
+            self._load()
         if self._task is None:
             return unfinished_report(self.name.shown, name.shown, self._doing, self)
         rng = RandomState.now()

@@ -283,7 +283,9 @@ class Judgement:
         except NoScriptError as error:
             self.notes.append(f"there is no script: {error}")
             return f"{case.name}; {case.shapes}", ""
-        if not written.shows:
+        if written.exit_code is None:
+            self.notes.append(f"the script was not run to its end: {written.problem:.160}")
+        elif not written.shows:
             self.notes.append(f"the script does not show it by itself: {written.problem:.160}")
         return f"{case.name}; {case.shapes}", str(written.path)
 

@@ -400,7 +400,8 @@ def _settings(where: str, asked: Mapping[str, Any]) -> KernelSettings:
         **numbers,
         fixed=tuple(sorted(fixed)),
         forbid=_strings(where, asked, "forbid"),
-        **switches,
+        gradients=switches["gradients"],
+        fresh_outputs=switches["fresh_outputs"],
     )
 
 
