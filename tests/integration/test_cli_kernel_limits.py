@@ -222,6 +222,7 @@ def test_a_candidate_that_is_not_loaded_in_time_is_unverified(tmp_path: Path) ->
     assert "the time limit was reached before the candidate was loaded" in shown
 
 
+@pytest.mark.slow
 def test_a_task_whose_inputs_are_not_made_in_time_is_unverified(tmp_path: Path) -> None:
     hangs = RELU.replace("    return [", "    import time; time.sleep(600)\n    return [")
     (tmp_path / "task.py").write_text(hangs)
