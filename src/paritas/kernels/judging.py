@@ -367,7 +367,6 @@ class Judgement:
                 if makes_haste and not is_called and self._is_judged(self.cases[number].case):
                     is_called = True
                     self._call_otherwise()
-                    continue
                 row = self._judge_case(self.cases[number])
                 left.remove(number)
                 self.cases[number] = dataclasses.replace(self.cases[number], row=row)
@@ -375,7 +374,10 @@ class Judgement:
                 if failing and self.options.stop_early:
                     self.notes.append("ended at the first case that fails")
                     return
-                if not left:
+                if not left and self.judge.unmade:
+                    if not is_called:
+                        is_called = True
+                        self._call_otherwise()
                     left += self._more_cases()
             for number in left:
                 self._not_called(self.cases[number].case)
@@ -389,7 +391,7 @@ class Judgement:
 
     def _more_cases(self) -> list[int]:
         """Cases of the families of which none was made in time, if there is time after all."""
-        if not self.judge.unmade or self.limit.left < _LEAST_SHARE * self.limit.seconds:
+        if self.limit.left < _LEAST_SHARE * self.limit.seconds:
             return []
         self.called.end()  # it must not find the process in which the reference is called
         known = len(self.cases)
