@@ -332,7 +332,8 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         inputs: shapes and dtypes of the inputs, for people.
         status: the gravest status of its findings.
         ended: how the candidate's call ended.
-        is_limit: the task promises that this does not happen, so it does not fail the kernel.
+        is_limit: what fails here does not fail the kernel: the task promises that it does not
+            happen, or the caller has to know it, such as a result in memory that is used again.
         verdict: everything that was compared.
         seconds: the time of the candidate's call.
     """
@@ -495,7 +496,7 @@ class KernelReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def limits(self) -> tuple[KernelRow, ...]:
-        """The cases that would fail if the task did not promise otherwise."""
+        """The cases that fail without failing the kernel; see `KernelRow.is_limit`."""
         return tuple(row for row in self.rows if row.is_limit)
 
     def __str__(self) -> str:
@@ -532,7 +533,8 @@ def kernel_headline(report: KernelReport) -> str:
     words = f"{status.value}: {MEANING[status]}"
     if report.failures:
         count = len(report.failures)
-        words += f"; {count} of {cases} {'fails' if count == 1 else 'fail'}"
+        fail = "fails" if count == 1 else "fail"
+        words += f"; {count} of {cases} {'not judged' if status is Status.UNVERIFIED else fail}"
     else:
         words += f"; {cases}"
     if report.limits:
