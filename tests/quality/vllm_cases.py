@@ -290,13 +290,13 @@ def records(folder: Path, case: Case) -> list[Any]:
 # --- Checkpoints ----------------------------------------------------------------------------------
 
 
-def new_model(name: str, seed: int) -> Any:
+def new_model(name: str, seed: int, **more: Any) -> Any:
     """A model with random weights, in float32; its attention depends on places and tokens."""
     import transformers
 
     kind, settings = MODELS[name]
     cls = getattr(transformers, kind)
-    model = cls(cls.config_class(**{**SMALL, **settings})).eval()
+    model = cls(cls.config_class(**{**SMALL, **settings, **more})).eval()
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for path, weight in model.named_parameters():

@@ -117,6 +117,7 @@ def _described_causes(report: EngineReport) -> Iterator[Text]:
     for cause in report.causes:
         yield Text(f"{cause.kind}: {cause.sentence}", style="bold")
         yield from (Text(f"  as well: {other}") for other in cause.also)
+    yield from listed("seen", report.observed)
 
 
 def model_account(report: ModelReport, *, command: str, subject: str, file: str = "") -> Account:
