@@ -150,11 +150,29 @@ def test_tokens_that_may_not_be_drawn_are_a_fault(fault, sampling):
     assert [one.kind for one in report.causes] == ["sampling"]
 
 
-def test_a_coarser_dtype_is_degraded_and_named():
-    # One layer: all that an engine may do otherwise is tried.
-    one = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    model = served(0, torch.float32, **one)
-    records = returned(SmallEngine(copy.deepcopy(model).bfloat16()), count=1, tokens=4)
-    report = paritas.check_engine(model, records)
+ONE_LAYER = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+
+
+def test_a_coarser_dtype_that_gives_the_numbers_one_by_one_is_degraded_and_named():
+    model = served(0, torch.float32, **ONE_LAYER)
+    coarse = copy.deepcopy(model).bfloat16()
+    ids = torch.tensor([prompts(1)[0]])
+    rows = coarse(ids)["logits"][0].float().log_softmax(-1)
+    numbers = rows[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    record = {
+        "prompt": ids[0, :-4].tolist(), "output": ids[0, -4:].tolist(), "logprobs": numbers[-4:],
+        "prompt_logprobs": [None, *numbers[:-4]],
+    }  # fmt: skip
+    report = paritas.check_engine(model, [record])
     assert report.verdict.status == "degraded"
     assert report.causes[0].text == "the engine computes in bfloat16"
+
+
+def test_an_error_of_the_size_of_a_coarser_dtype_is_no_proof_of_it():
+    model = served(0, torch.float32, **ONE_LAYER)
+    records = returned(SmallEngine(copy.deepcopy(model).bfloat16()), count=1, tokens=8)
+    report = paritas.check_engine(model, records)
+    assert report.verdict.status == "different"
+    assert not report.causes
+    assert "consistent with this: the engine computes in bfloat16" in " ".join(report.observed)
+    assert paritas.check_engine(copy.deepcopy(model).bfloat16(), records)

@@ -75,11 +75,8 @@ _WIDEST = 100.0
 _AROUND = 3
 _LEAST_AROUND = 0.02
 _NEWTON = 4
-# An engine in a coarser dtype is off by at least this share of what that dtype is off by.
-_AS_COARSE = 0.1
-# Errors that have this much in common (a correlation) are not independent.
-_IN_COMMON = 0.3
-_CERTAIN = 4.0  # standard deviations of the correlation of independent errors
+# An engine in a coarser dtype is off by about as much as the reference in that dtype.
+_AS_COARSE = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +117,7 @@ class Search:
         self.tried = 0
         self.is_cut_short = False
         self.observed: list[str] = []
+        self._confirmed_ones: list[tuple[EngineCause, Hypothesis]] = []
 
     def explain(self, failing: list[Request]) -> list[EngineCause]:
         """Look for what gives the records of the failing requests."""
@@ -142,7 +140,22 @@ class Search:
             causes.append(cause)
             if not cause.to_rounding:
                 break
+            self._confirmed_ones.append((cause, hypothesis))
         return causes
+
+    def extend(self, causes: list[EngineCause], failing: list[Request]) -> list[EngineCause]:
+        """The causes, with those of further requests that they explain."""
+        self.clock.start_steps()
+        found = list(causes)
+        for cause, hypothesis in self._confirmed_ones:
+            names = cause.requests
+            for batch in self.bench.batches(failing):
+                if not self.clock.allows_another():
+                    break
+                names += self._explained(hypothesis, batch)
+            found[found.index(cause)] = msgspec.structs.replace(cause, requests=names)
+            failing = [one for one in failing if one.record.name not in names]
+        return found
 
     def _goes_on(self) -> bool:
         if not self.is_cut_short and not self.clock.allows_another():
@@ -178,10 +191,10 @@ class Search:
         cause = self._confirmed([*weak, *rounding], everyone, chosen, done)
         if cause is not None:
             return cause
-        for _, hypothesis in rounding:
-            if self._goes_on() and self._is_consistent(hypothesis, chosen):
-                return _unconfirmed(hypothesis, everyone, consistent=True), hypothesis
-        return self._closest(scored, chosen, everyone)
+        closest = self._closest(scored, chosen, everyone)
+        if closest is None:
+            self.observed += self._as_coarse_as(rounding, chosen)
+        return closest
 
     def _screen(self, sample: list[tuple[Request, Look]], *, pairs: bool) -> Iterator[list[Scored]]:
         """Hypotheses with the share of the difference that they leave, in groups."""
@@ -514,7 +527,14 @@ class Search:
                 if (number := self.bench.numbers[id(request)]) in logits
             ]
             if min(patterns, default=math.inf) <= _MENTIONED:
-                return _unconfirmed(hypothesis, failing, remaining), hypothesis
+                closest = EngineCause(
+                    kind=hypothesis.kind,
+                    text=hypothesis.text,
+                    requests=tuple(one.record.name for one in failing),
+                    remaining=remaining,
+                    to_rounding=False,
+                )
+                return closest, hypothesis
         return None
 
     # --- Confirming: all the evidence, on all requests ---
@@ -585,25 +605,25 @@ class Search:
             return True
         return _squares(engine - run) <= _CLOSE**2 * _squares(engine - truth)
 
-    def _is_consistent(self, hypothesis: Hypothesis, failing: list[Request]) -> bool:
-        """Whether a coarser dtype has errors of this size, which are not independent of these."""
-        try:
-            judged = self.bench.run(hypothesis.change, hypothesis.readout, failing)
-        except Exception:  # noqa: BLE001  (a hypothesis that cannot be run explains nothing)
-            return False
-        for request in failing:
-            number = self.bench.numbers[id(request)]
-            engine, truth, run = self._compared(judged, request)
-            mine, theirs = engine - truth, run - truth
-            size = float(mine.norm() * theirs.norm())
-            in_common = float(mine @ theirs) / size if size else 0.0
-            is_coarse = float(mine.abs().median()) >= _AS_COARSE * float(theirs.abs().median())
-            kinds = [kind for kind in request.values if kind not in CLAIMS]
-            if not is_coarse or in_common < max(_IN_COMMON, _CERTAIN / math.sqrt(len(engine))):
-                return False
-            if not all(judged.explains(request, number, kind) for kind in kinds):
-                return False
-        return True
+    def _as_coarse_as(self, rounding: list[Scored], failing: list[Request]) -> list[str]:
+        """The coarser dtype whose rounding is as large as the differences, in words."""
+        for _, hypothesis in rounding:
+            if hypothesis.change is None or not self._goes_on():
+                continue
+            try:
+                judged = self.bench.run(hypothesis.change, hypothesis.readout, failing)
+            except Exception:  # noqa: BLE001, S112  (what cannot be run is as large as nothing)
+                continue
+            pairs = [self._compared(judged, request) for request in failing]
+            mine = torch.cat([(engine - truth).abs() for engine, truth, _ in pairs])
+            theirs = torch.cat([(run - truth).abs() for _, truth, run in pairs])
+            times = float(mine.median()) / float(theirs.median().clamp(min=1e-300))
+            if 1 / _AS_COARSE <= times <= _AS_COARSE:
+                words = f"the size of the differences is consistent with this: {hypothesis.text}"
+                ratio = f"they are {times:.2g} times as large as it rounds"
+                advice = "that does not give them one by one: pass the model in the engine's dtype"
+                return [f"{words} ({ratio}); {advice} to tell"]
+        return []
 
     def _compared(self, judged: Judged, request: Request) -> tuple[Tensor, Tensor, Tensor]:
         """The engine's numbers, the reference's, and those of a run; known ones only."""
@@ -618,19 +638,6 @@ class Search:
         known = torch.stack([one.isfinite() for one in columns]).all(dim=0)
         engine, truth, run = (one[known] for one in columns)
         return engine, truth, run
-
-
-def _unconfirmed(
-    hypothesis: Hypothesis, failing: list[Request], remaining: float = 1.0, **how: bool
-) -> EngineCause:
-    return EngineCause(
-        kind=hypothesis.kind,
-        text=hypothesis.text,
-        requests=tuple(one.record.name for one in failing),
-        remaining=remaining,
-        to_rounding=False,
-        **how,
-    )
 
 
 def _sample(failing: list[tuple[Request, Look]]) -> list[tuple[Request, Look]]:

@@ -95,8 +95,8 @@ def _embeddings(model: nn.Module) -> Iterator[Change]:
     embeddings, head = _weight_paths(model)
     for path in filter(None, (embeddings, head)):
         name = path.removesuffix(".weight")
-        for step, word in ((1, "later"), (-1, "earlier")):
-            text = f"each row of {name} is where the next one belongs, one {word}"
+        for step, other in ((1, "t - 1"), (-1, "t + 1")):
+            text = f"the rows of {name} are shifted by one: token t has that of token {other}"
             yield _changed(text, {path: functools.partial(torch.roll, shifts=step, dims=0)})
     if not embeddings or not head:
         return

@@ -87,14 +87,19 @@ def check_engine(  # noqa: PLR0913
     rng = RandomState.now()
     try:
         bench = Bench(model, requests, seed=seed, tell=tell)
-        rows = _compare(bench, clock, strict=strict)
-        rows, drawn = _judge_draws(bench, rows, strict=strict)
-        excluded, failing = _failing(requests, rows, strict=strict)
         search = Search(bench, dict(older or {}), clock, tell)
+        rows = _compare(bench, requests, clock, strict=strict, wholly=not explain)
+        failing = _failing(requests, rows, strict=strict)
         if failing and on_result is not None:
             on_result(engine_headline(EngineReport(rows=tuple(rows), strict=strict)))
         causes = search.explain(failing) if failing and explain else []
-        causes += _drawn_otherwise(excluded, drawn)
+        others = requests[len(rows) :]
+        more = _compare(bench, others, clock, strict=strict, wholly=True)
+        causes = search.extend(causes, _failing(others, more, strict=strict))
+        rows += more
+        rows += [_not_compared(one, clock) for one in requests[len(rows) :]]
+        rows, drawn = _judge_draws(bench, rows, strict=strict)
+        causes += _drawn_otherwise(rows, drawn, strict=strict)
     finally:
         rng.restore()
     rounding = {
@@ -119,19 +124,26 @@ def check_engine(  # noqa: PLR0913
 # --- Comparing ------------------------------------------------------------------------------------
 
 
-def _compare(bench: Bench, clock: Clock, *, strict: bool) -> list[EngineRow]:
-    """The rows of all requests; those for which there is no time are unverified."""
+def _compare(
+    bench: Bench, requests: list[Request], clock: Clock, *, strict: bool, wholly: bool
+) -> list[EngineRow]:
+    """The rows of the requests, in their order, for which there is time.
+
+    Unless it is `wholly` for comparing, a failure leaves a share of the time for finding its cause.
+    """
     rows: list[EngineRow] = []
     has_failed = False
-    for batch in bench.batches(bench.requests):
-        share = _FOR_COMPARING if has_failed else 1.0
-        if rows and not clock.allows_another(share):
+    clock.start_steps()
+    for batch in bench.batches(requests):
+        share = _FOR_COMPARING if has_failed and not wholly else 1.0
+        is_first = batch[0] is bench.requests[0]
+        if not is_first and not clock.allows_another(share):
             break
-        bench.tell(f"comparing request {len(rows) + 1} of {len(bench.requests)}")
+        bench.tell(f"comparing request {len(bench.base) + 1} of {len(bench.requests)}")
         found = bench.compare(batch)
         has_failed |= any(not row.status.passes(strict=strict) for row in found)
         rows += found
-    return [*rows, *(_not_compared(one, clock) for one in bench.requests[len(rows) :])]
+    return rows
 
 
 def _not_compared(request: Request, clock: Clock) -> EngineRow:
@@ -192,40 +204,38 @@ def _drawn_finding(request: Request, reason: str) -> Finding:
     )
 
 
-def _failing(
-    requests: list[Request], rows: list[EngineRow], *, strict: bool
-) -> tuple[list[Request], list[Request]]:
-    """The requests that fail by their tokens alone, and those that fail by their numbers."""
-    excluded, failing = [], []
-    for request, row in zip(requests, rows, strict=True):
-        bad = [one for one in row.findings if not one.status.passes(strict=strict)]
-        if any(one.status is Status.UNVERIFIED for one in bad):
-            continue
-        names = {one.item.name for one in bad}
-        if names == {TOKENS}:
-            excluded.append(request)
-        elif names:
-            failing.append(request)
-    return excluded, failing
+def _wrong_kinds(row: EngineRow, *, strict: bool) -> set[str]:
+    return {one.item.name for one in row.findings if not one.status.passes(strict=strict)}
 
 
-def _drawn_otherwise(excluded: list[Request], drawn: list[DrawnTokens]) -> list[EngineCause]:
+def _failing(requests: list[Request], rows: list[EngineRow], *, strict: bool) -> list[Request]:
+    """The requests that fail by their numbers, not by their tokens alone."""
+    pairs = zip(requests, rows, strict=False)
+    return [request for request, row in pairs if _wrong_kinds(row, strict=strict) - {TOKENS}]
+
+
+def _drawn_otherwise(
+    rows: list[EngineRow], drawn: list[DrawnTokens], *, strict: bool
+) -> list[EngineCause]:
     """The causes of requests whose numbers are right and whose tokens are not."""
     by_heat = {name for one in drawn for name in one.names}
-    names = tuple(one.record.name for one in excluded if one.record.name not in by_heat)
+    excluded = tuple(
+        row.name
+        for row in rows
+        if _wrong_kinds(row, strict=strict) == {TOKENS} and row.name not in by_heat
+    )
     parts = [(one.sentence, tuple(one.names)) for one in drawn]
-    if names:
-        words = "tokens were drawn that the sampling parameters exclude"
-        parts.append((words, names))
+    if excluded:
+        parts.append(("tokens were drawn that the sampling parameters exclude", excluded))
     return [
         EngineCause(
             kind="sampling",
             text=f"the log probabilities are the model's, but {text}",
-            requests=some,
+            requests=names,
             remaining=0.0,
             to_rounding=True,
         )
-        for text, some in parts
+        for text, names in parts
     ]
 
 

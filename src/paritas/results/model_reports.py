@@ -176,8 +176,6 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         requests: the requests that it explains.
         remaining: the rms of what it leaves, as a share of the difference without it.
         to_rounding: it explains them down to rounding; otherwise it is only the closest.
-        consistent: the difference has the size of this cause's, but it does not give it number by
-            number.
         mostly: further requests of which it explains most, but not all.
         also: other causes that explain the same requests as well.
     """
@@ -187,7 +185,6 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     requests: tuple[str, ...]
     remaining: float
     to_rounding: bool
-    consistent: bool = False
     mostly: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
 
@@ -199,11 +196,6 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             more = f", and most of {len(self.mostly)} more" if self.mostly else ""
             return (
                 f"{self.text} (explains {counted(len(self.requests), 'request')} to rounding{more})"
-            )
-        if self.consistent:
-            return (
-                f"not explained; the size of the difference is consistent with this: {self.text} "
-                "(which does not give the numbers one by one)"
             )
         return f"not explained; closest: {self.text} (explains {share})"
 
