@@ -5,8 +5,8 @@ cache and other kernels than the reference, as an engine does, so that it rounds
 fault says which words its cause must have; no other cause may be named.
 
 `KNOWN` are the faults by which the hypotheses of `check_engine` were written, `HELD_OUT` those that
-were written down before and looked at only afterwards. `python -m quality.checkpoint_faults` in the
-folder `tests` counts for both how many causes are right, false, misleading and missing.
+were written down before and looked at only afterwards. `benchmarks/zoo/checkpoints.py` counts for
+both how many causes are right, false, misleading and missing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ import dataclasses
 import difflib
 import math
 import re
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -456,45 +453,19 @@ HELD_OUT = [
 
 
 def grade(fault: Fault, report: Any) -> str:
-    """Whether the causes are right, false, misleading or missing; `not detected` for a pass."""
+    """Whether the causes are right, false, misleading or missing; `not detected` for a pass.
+
+    A cause names all changes that give the same numbers; the right one must be among them.
+    """
     if report.exit_code == 0:
         return "not detected"
-    texts = [one.text for one in report.causes]
-    named = [one.text for one in report.causes if one.to_rounding]
-    is_right = [bool(fault.right and re.search(fault.right, one)) for one in texts]
-    if named and not all(fault.right and re.search(fault.right, one) for one in named):
+
+    def is_right(cause: Any) -> bool:
+        texts = (cause.text, *cause.also)
+        return bool(fault.right) and any(re.search(fault.right, one) for one in texts)
+
+    if not all(is_right(one) for one in report.causes if one.to_rounding):
         return "false"
-    if not texts:
+    if not report.causes:
         return "missing"
-    return "right" if all(is_right) else "misleading"
-
-
-def main(names: list[str]) -> None:
-    """Grade the faults of the lists that are named, or those with these names."""
-    import paritas
-
-    lists = {"known": KNOWN, "held-out": HELD_OUT}
-    everything = [*KNOWN, *HELD_OUT]
-    chosen = {name: lists[name] for name in names if name in lists}
-    single = [one for one in everything if any(name in one.name for name in names)]
-    for title, faults in (chosen or {"chosen": single}).items():
-        grades: Counter[str] = Counter()
-        spent = 0.0
-        for fault in faults:
-            model, records, older = served(fault)
-            began = time.monotonic()
-            report = paritas.check_engine(model, records, older=older)
-            seconds = time.monotonic() - began
-            spent += seconds
-            grades[grade(fault, report)] += 1
-            causes = "; ".join(one.sentence for one in report.causes) or "no cause"
-            status = report.verdict.status.value
-            print(
-                f"{grade(fault, report):13}{seconds:6.1f} s  {fault.name}: {status}, {causes}",
-                flush=True,
-            )
-        print(f"{title}: {dict(grades)}, {spent:.0f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:] or ["known", "held-out"])
+    return "right" if all(map(is_right, report.causes)) else "misleading"

@@ -45,7 +45,9 @@ def report(folder, case):
         pytest.skip("vLLM cannot do it on this processor")
     records = vllm_cases.records(folder, case)
     older = vllm_cases.older_weights(folder, case)
-    return paritas.check_engine(vllm_cases.reference(folder, case), records, older=older)
+    return paritas.check_engine(
+        vllm_cases.reference(folder, case), records, older=older, seconds=3600
+    )
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=lambda one: f"{one.dtype} {one.name}"[:60])

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from paritas.engines import changed_models
+from paritas.engines.changed_models import PRECISION
 from paritas.engines.changed_weights import loaded_weights, stored_weights
 from paritas.engines.changes import (
     Change,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 # Hypotheses are tried on so many of the failing requests; the best are then confirmed on all.
 _MOST_ALIKE = 2
 _MOST_SAMPLED = 4
-_MOST_CONFIRMED = 5
+_MOST_CONFIRMED = 8
 _MOST_CAUSES = 4
 _MOST_FITTED = 3
 # A hypothesis that leaves more than this share of the difference is not worth a closer look, and
@@ -290,7 +291,9 @@ class Search:
             if least <= _BETTER or toward >= _TOWARDS:
                 promising.append((min(least, math.sqrt(max(0.0, 1 - toward**2))), start, family))
         promising.sort(key=lambda one: one[0])
-        for _, start, family in promising[:_MOST_FITTED]:
+        # Some have the same effect, as factors of two products in a row: all of them are named.
+        alike = [one for one in promising if one[0] <= _ALIKE * promising[0][0]]
+        for _, start, family in (alike + promising[len(alike) : _MOST_FITTED])[:_MOST_CONFIRMED]:
             found = self._fit(family, start, sample)
             if found is not None:
                 yield found
@@ -588,22 +591,25 @@ class Search:
             kinds = [kind for kind in request.values if kind != TOKENS or len(request.values) == 1]
             if (
                 number in known
-                and self._reproduces(judged, request)
+                and self._reproduces(hypothesis, judged, request)
                 and all(judged.explains(request, number, kind) for kind in kinds)
             ):
                 found.append(request.record.name)
         return tuple(found)
 
-    def _reproduces(self, judged: Judged, request: Request) -> bool:
+    def _reproduces(self, hypothesis: Hypothesis, judged: Judged, request: Request) -> bool:
         """Whether most of the difference is there number by number, in the dtype of the run.
 
         A run with much noise of its own, as one in a coarser dtype, is near to whatever is not
-        further off than its noise.
+        further off than its noise. Other runs leave the rounding of the reference's own dtype.
         """
         engine, truth, run = self._compared(judged, request)
         if not len(engine):
             return True
-        return _squares(engine - run) <= _CLOSE**2 * _squares(engine - truth)
+        limit = _CLOSE
+        if hypothesis.kind != PRECISION:
+            limit = max(limit, 2 * self._rounding_share([request]))
+        return _squares(engine - run) <= limit**2 * _squares(engine - truth)
 
     def _as_coarse_as(self, rounding: list[Scored], failing: list[Request]) -> list[str]:
         """The coarser dtype whose rounding is as large as the differences, in words."""

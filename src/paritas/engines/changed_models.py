@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paritas.engines.records import Request
 
 _PLAIN = 1e4  # the usual base of rotary positions
+PRECISION = "precision"  # the kind of a cause that only rounds more
 
 
 # --- Other weights --------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def coarser_dtypes(model: Any) -> Iterator[Change]:
             def make(base: Any, dtype: torch.dtype = dtype) -> Any:
                 return copy.deepcopy(original_of(base)).to(dtype)
 
-            yield Change("precision", words, make_model=make, only_rounds=True)
+            yield Change(PRECISION, words, make_model=make, only_rounds=True)
 
 
 # --- Layers and adapters --------------------------------------------------------------------------

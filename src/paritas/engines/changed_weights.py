@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paritas._torch.dynamo import original_of
-from paritas.engines.changed_models import blocks_of, replace_parameter, share
+from paritas.engines.changed_models import PRECISION, blocks_of, replace_parameter, share
 from paritas.engines.changes import Change, Family
 from paritas.engines.looks import Reach
 from paritas.relations.token_models import text_config
@@ -449,4 +449,4 @@ def _narrow_head(path: str, dtype: torch.dtype) -> Change:
         return made
 
     words = f"the head ({path}) alone computes in {str(dtype).removeprefix('torch.')}"
-    return Change("precision", words, make_model=make)
+    return Change(PRECISION, words, make_model=make)

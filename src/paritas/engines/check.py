@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paritas.engines.causes import Search
+from paritas.engines.changed_models import PRECISION
 from paritas.engines.drawing import drawn_by_temperature
-from paritas.engines.judging import Bench, Clock, item_of
+from paritas.engines.judging import GROWTH, Bench, Clock, item_of
 from paritas.engines.records import TOKENS, Request, read_records
 from paritas.errors import UsageError
 from paritas.execution.saved_state import RandomState
@@ -103,10 +104,7 @@ def check_engine(  # noqa: PLR0913
     finally:
         rng.restore()
     rounding = {
-        name
-        for one in causes
-        if one.kind == "precision" and one.to_rounding
-        for name in one.requests
+        name for one in causes if one.kind == PRECISION and one.to_rounding for name in one.requests
     }
     rows = [_as_degraded(row) if row.name in rounding else row for row in rows]
     return EngineReport(
@@ -137,7 +135,7 @@ def _compare(
     for batch in bench.batches(requests):
         share = _FOR_COMPARING if has_failed and not wholly else 1.0
         is_first = batch[0] is bench.requests[0]
-        if not is_first and not clock.allows_another(share):
+        if not is_first and not clock.allows_another(share, GROWTH):
             break
         bench.tell(f"comparing request {len(bench.base) + 1} of {len(bench.requests)}")
         found = bench.compare(batch)

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from paritas.engines.changes import Change, LogitsOf
     from paritas.engines.records import Request
 
-# Requests with so many tokens at most are run in one batch, and at most so many requests.
+# Requests with so many tokens at most are run in one batch, and so many requests. The first batch
+# is small: it shows how long they take.
 _MOST_TOGETHER = 1 << 14
-_LARGEST_BATCH = 64
+_FIRST_BATCH, _LARGEST_BATCH = 8, 64
+GROWTH = 2
 # A hypothesis may leave at most this share of a record's values unknown.
 _MOST_UNKNOWN = 0.5
 _SAME = 1e-4
@@ -73,12 +75,12 @@ class Clock:
         """The time since the start."""
         return time.monotonic() - self.began
 
-    def allows_another(self, share: float = 1.0) -> bool:
-        """Whether a step as long as the longest since the last `start_steps` ends in time."""
+    def allows_another(self, share: float = 1.0, times: float = 1.0) -> bool:
+        """Whether a step so many times the longest since the last `start_steps` ends in time."""
         now = time.monotonic()
         self._longest = max(self._longest, now - self._last)
         self._last = now
-        return self.spent + self._longest < share * self.seconds
+        return self.spent + times * self._longest < share * self.seconds
 
     def start_steps(self) -> None:
         """Steps of another kind begin, which take longer or shorter."""
@@ -298,14 +300,16 @@ class Bench:
     # --- The rows ---
 
     def batches(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
-        """The requests in their order, as many together as are run in one batch."""
+        """The requests in their order, in batches that grow by at most a factor of `GROWTH`."""
         batch: list[Request] = []
+        size = _FIRST_BATCH
         for request in requests:
             longest = max(len(one.ids) for one in (*batch, request))
-            is_full = len(batch) == _LARGEST_BATCH or (len(batch) + 1) * longest > _MOST_TOGETHER
+            is_full = len(batch) == size or (len(batch) + 1) * longest > _MOST_TOGETHER
             if batch and is_full:
                 yield batch
                 batch = []
+                size = min(GROWTH * size, _LARGEST_BATCH)
             batch.append(request)
         if batch:
             yield batch

@@ -194,9 +194,9 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         share = f"{100 * (1 - self.remaining):.3g} % of the difference"
         if self.to_rounding:
             more = f", and most of {len(self.mostly)} more" if self.mostly else ""
-            return (
-                f"{self.text} (explains {counted(len(self.requests), 'request')} to rounding{more})"
-            )
+            same = f"; so does this: {'; '.join(self.also)}" if self.also else ""
+            explained = f"explains {counted(len(self.requests), 'request')} to rounding{more}"
+            return f"{self.text} ({explained}){same}"
         return f"not explained; closest: {self.text} (explains {share})"
 
 

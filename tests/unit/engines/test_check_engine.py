@@ -303,13 +303,13 @@ def test_an_added_token_moves_only_the_numbers_after_it():
 class _Slow(Clock):
     """A clock on which every step takes as long as the limit."""
 
-    def allows_another(self, share=1.0):
+    def allows_another(self, share=1.0, times=1.0):
         return False
 
 
 def test_what_there_is_no_time_for_is_unverified_and_said(monkeypatch):
     monkeypatch.setattr("paritas.engines.check.Clock", _Slow)
-    monkeypatch.setattr("paritas.engines.judging._LARGEST_BATCH", 1)
+    monkeypatch.setattr("paritas.engines.judging._FIRST_BATCH", 1)
     wrong = record()
     wrong["logprobs"][1] -= 0.5
     report = paritas.check_engine(Bigrams(), [wrong, record()], seconds=7)
