@@ -598,18 +598,20 @@ class Search:
         return tuple(found)
 
     def _reproduces(self, hypothesis: Hypothesis, judged: Judged, request: Request) -> bool:
-        """Whether most of the difference is there number by number, in the dtype of the run.
+        """Whether most of the difference is there number by number.
 
         A run with much noise of its own, as one in a coarser dtype, is near to whatever is not
-        further off than its noise. Other runs leave the rounding of the reference's own dtype.
+        further off than its noise, so that noise itself must be the engine's. Other changes are run
+        without the rounding of the reference's dtype; the engine's own rounding remains.
         """
-        engine, truth, run = self._compared(judged, request)
-        if not len(engine):
+        if hypothesis.kind == PRECISION:
+            engine, truth, run = self._compared(judged, request)
+            return _squares(engine - run) <= _CLOSE**2 * _squares(engine - truth)
+        if request.values.keys() <= CLAIMS:
             return True
-        limit = _CLOSE
-        if hypothesis.kind != PRECISION:
-            limit = max(limit, 2 * self._rounding_share([request]))
-        return _squares(engine - run) <= limit**2 * _squares(engine - truth)
+        rounding = min(_ALIKE * self._rounding_share([request]), _BETTER)
+        logits = self.bench.logits(hypothesis.change, [request])
+        return self._remaining(logits, hypothesis.readout, [request]) <= max(_CLOSE, rounding)
 
     def _as_coarse_as(self, rounding: list[Scored], failing: list[Request]) -> list[str]:
         """The coarser dtype whose rounding is as large as the differences, in words."""

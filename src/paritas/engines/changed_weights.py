@@ -364,7 +364,17 @@ def _experts(model: nn.Module) -> Iterator[Change]:
 
 
 def _scales(model: nn.Module) -> Iterator[Family]:
-    """Products and norms times a number: all of one name, then each."""
+    """Attention, products and norms times a number: all of one name, then each."""
+    parts = _in_layers(model)
+    queries = [paths for name, paths in parts.items() if name.rpartition(".")[2] == "q_norm"]
+    queries = queries or [paths for name, paths in parts.items() if name.endswith("q_proj")]
+    if queries:
+        whole = [
+            f"{path}.{name}"
+            for path in queries[0]
+            for name, _ in model.get_submodule(path).named_parameters()
+        ]
+        yield Family(_stronger_attention(whole), 1.0, reach=Reach.LATER)
     for name, paths in _in_layers(model).items():
         some = [f"{path}.weight" for path in paths if hasattr(model.get_submodule(path), "weight")]
         if not some:
@@ -373,6 +383,16 @@ def _scales(model: nn.Module) -> Iterator[Family]:
             yield Family(_times(f"{name} in all layers", some), 1.0, reach=_reach(name))
         for path in some:
             yield Family(_times(path.removesuffix(".weight"), [path]), 1.0, reach=_reach(name))
+
+
+def _stronger_attention(paths: list[str]) -> Callable[[float], Change]:
+    """The scale of attention scores is that of queries."""
+
+    def change(factor: float) -> Change:
+        scaled = {path: lambda one: one * factor for path in paths}
+        return _changed(f"attention scores are {factor:.4g} times as large", scaled, "settings")
+
+    return change
 
 
 def _times(words: str, paths: list[str]) -> Callable[[float], Change]:
