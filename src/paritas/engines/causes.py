@@ -574,7 +574,7 @@ class Search:
             requests=names,
             remaining=remaining,
             to_rounding=True,
-            also=tuple(one.text for _, one, _ in others),
+            also=tuple(dict.fromkeys(one.text for _, one, _ in others if one.text != chosen.text)),
         )
         return cause, chosen
 

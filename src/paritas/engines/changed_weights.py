@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from paritas.engines.looks import Reach
 from paritas.relations.token_models import text_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -49,7 +50,7 @@ def _reach(path: str) -> Reach:
     return Reach.LATER if path.rpartition(".")[2] in _BETWEEN else Reach.ALL
 
 
-def _changed(text: str, values: dict[str, Order], kind: str = KIND) -> Change:
+def _changed(text: str, values: Mapping[str, Order], kind: str = KIND) -> Change:
     """The parameters of these paths, each by a function of itself."""
 
     def make(base: Any) -> Any:
@@ -262,12 +263,12 @@ def _swapped(one: Tensor, axis: int, count: int, pair: tuple[int, int]) -> Tenso
 
 
 def _to_neighbours(one: Tensor, count: int) -> Tensor:
-    heads = one.unflatten(0, (count, 2, -1))
+    heads: Tensor = one.unflatten(0, (count, 2, -1))
     return heads.transpose(1, 2).reshape(one.shape)
 
 
 def _to_halves(one: Tensor, count: int) -> Tensor:
-    heads = one.unflatten(0, (count, -1, 2))
+    heads: Tensor = one.unflatten(0, (count, -1, 2))
     return heads.transpose(1, 2).reshape(one.shape)
 
 
@@ -289,6 +290,7 @@ def _heads(model: nn.Module) -> Iterator[Change]:
         if isinstance(one, nn.Linear) and path.rpartition(".")[2] in counts
     ]
     both = [one for one in linears if one[0].rpartition(".")[2] in _BETWEEN]
+    shared = max(counts["q_proj"] // counts["k_proj"], 1) if counts else 1
     for way, words in (
         (_to_neighbours, "the halves of each head of q and k are interleaved"),
         (_to_halves, "the interleaved channels of each head of q and k are taken for halves"),
@@ -308,7 +310,11 @@ def _heads(model: nn.Module) -> Iterator[Change]:
             values = {f"{path}.weight": order}
             if axis == 0 and isinstance(model.get_submodule(path).bias, nn.Parameter):
                 values[f"{path}.bias"] = order
-            yield _changed(f"{path} has its heads {pair[0]} and {pair[1]} exchanged", values)
+            change = _changed(f"{path} has its heads {pair[0]} and {pair[1]} exchanged", values)
+            if axis and pair[0] // shared == pair[1] // shared:
+                # Heads with one key and value in common give the first token the same.
+                change = dataclasses.replace(change, reach=Reach.LATER)
+            yield change
             if len(values) > 1:
                 words = f"the weight of {path} has its heads {pair[0]} and {pair[1]} exchanged"
                 yield _changed(words, {f"{path}.weight": order})

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from torch import Tensor
+
     from paritas.engines.drawing import DrawnTokens
     from paritas.engines.records import Engine
 
@@ -177,7 +179,7 @@ def _judge_draws(
     pairs = zip(bench.requests, rows, strict=True)
     right = [request for request, row in pairs if row.status.passes(strict=strict)]
     right = [one for one in right if not one.record.sampling.is_greedy]
-    logits = {}
+    logits: dict[int, Tensor] = {}
     for batch in bench.batches(right):
         logits |= bench.logits(None, batch)
     wrong = [one for one in drawn_by_temperature(right, logits, bench.numbers) if one.is_wrong]
