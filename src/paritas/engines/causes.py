@@ -574,7 +574,7 @@ class Search:
             requests=names,
             remaining=remaining,
             to_rounding=True,
-            also=tuple(dict.fromkeys(one.text for _, one, _ in others if one.text != chosen.text)),
+            also=_others([one for _, one, _ in others], chosen),
         )
         return cause, chosen
 
@@ -646,6 +646,16 @@ class Search:
         known = torch.stack([one.isfinite() for one in columns]).all(dim=0)
         engine, truth, run = (one[known] for one in columns)
         return engine, truth, run
+
+
+def _others(alike: list[Hypothesis], chosen: Hypothesis) -> tuple[str, ...]:
+    """What else gives the same, without the chosen one in other words: with its number fitted."""
+
+    def is_same(one: Hypothesis) -> bool:
+        fits = one.change is None and one.doubt > chosen.doubt and one.kind == chosen.kind
+        return fits or one.text == chosen.text
+
+    return tuple(dict.fromkeys(one.text for one in alike if not is_same(one)))
 
 
 def _sample(failing: list[tuple[Request, Look]]) -> list[tuple[Request, Look]]:
