@@ -134,11 +134,14 @@ def _compare(
     rows: list[EngineRow] = []
     has_failed = False
     clock.start_steps()
+    size = 0
     for batch in bench.batches(requests):
         share = _FOR_COMPARING if has_failed and not wholly else 1.0
         is_first = batch[0] is bench.requests[0]
-        if not is_first and not clock.allows_another(share, GROWTH):
+        growth = GROWTH if len(batch) > size else 1
+        if not is_first and not clock.allows_another(share, growth):
             break
+        size = len(batch)
         bench.tell(f"comparing request {len(bench.base) + 1} of {len(bench.requests)}")
         found = bench.compare(batch)
         has_failed |= any(not row.status.passes(strict=strict) for row in found)
