@@ -447,7 +447,13 @@ def _run_invariants(target: str, options: InvariantsOptions) -> InvariantsReport
             strict=options.strict,
             target=target,
             on_progress=tell,
+            on_result=_tell_result,
         )
+
+
+def _tell_result(line: str) -> None:
+    """Print a result at once: a run that is killed later has said what it knew."""
+    click.echo(line, err=True)
 
 
 # --- engine: did a serving engine return what the reference model computes? -----------------------
@@ -459,6 +465,7 @@ class EngineOptions(BuildOptions):
 
     older: tuple[str, ...]
     explain: bool
+    seconds: float
     strict: bool
     inputs: str | None = None
     train: bool = False
@@ -479,6 +486,14 @@ class EngineOptions(BuildOptions):
     default=True,
     show_default=True,
     help="Look for the cause if a request fails.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="The time limit. After it, no further request is compared and no further cause is tried; "
+    "what is known is reported.",
 )
 @dtype_option
 @device_option
@@ -532,8 +547,10 @@ def _run_engine(target: str, records: Path, options: EngineOptions) -> EngineRep
             older=older,
             explain=options.explain,
             strict=options.strict,
+            seconds=options.seconds,
             target=target,
             on_progress=tell,
+            on_result=_tell_result,
         )
 
 
