@@ -254,6 +254,10 @@ _KEEPS_SUMS = frozenset(
     )
 )  # fmt: skip
 _TAKES_SUMS = frozenset(f"{name}_backward" for name in _KEEPS_SUMS)
+# Kernels of attention round the weights to the dtype of the program before they multiply the values
+# with them, and so the gradients of scores in the backward. The argument that these meet, by its
+# position, is perturbed in their place: the products err by as much.
+_MEETS_ROUNDED = {**dict.fromkeys(_KEEPS_SUMS, 2), **dict.fromkeys(_TAKES_SUMS, 0)}
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: mixes the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -398,16 +402,18 @@ class PerturbMode(LiftMode):
         coarse = self._input_unit(kind, args, unit)
         if self.shake_inputs or not kind.basic or coarse > unit:
             # The inputs may come from a coarser dtype than the operator runs in: a widening cast.
-            given = max(unit, self.unit) if self.shake_inputs else unit
-            reach = max(given * abs(self.reach), abs(self.gain) * coarse / 2)
-            reach = math.copysign(reach, self.gain)
+            given = max(unit, self.unit) if self.shake_inputs else unit_inside(kind, unit)
             fixed = set(kind.mutates)
             if kind.name in _TAKES_SUMS:  # they were perturbed as results, and are in float32
                 fixed.add(place_of_argument(func, "logsumexp"))
+            reaches = dict.fromkeys(range(len(args)), self._reach_of_inputs(given, coarse))
+            if kind.name in _MEETS_ROUNDED:
+                place = _MEETS_ROUNDED[kind.name]
+                reaches[place] = self._reach_of_inputs(max(given, unit), coarse)
             shaken = tuple(
                 value
                 if place in fixed
-                else map_tensors(value, lambda tensor: self._shaken(tensor, reach))
+                else map_tensors(value, functools.partial(self._shaken, reach=reaches[place]))
                 for place, value in enumerate(args)
             )
             if kind.name in _SORTING_INTO_BINS:
@@ -489,6 +495,11 @@ class PerturbMode(LiftMode):
             # In-place operators return their argument, which must keep its identity.
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         return results[0] if single else type(result)(results)
+
+    def _reach_of_inputs(self, unit: float, coarse: float) -> float:
+        """The noise of an operator's inputs, of this unit, or of tensor cores if that is more."""
+        reach = max(unit * abs(self.reach), abs(self.gain) * coarse / 2)
+        return math.copysign(reach, self.gain)
 
     def _draw_shared(self, tensor: Tensor, error: SharedError) -> Tensor:
         """Uniform noise in [-1, 1], one number for all values that share an error."""
@@ -573,6 +584,14 @@ class PerturbMode(LiftMode):
             return _noise_by_value(tensor, self._draws.getrandbits(62))
         pool = self._pool.uniform(tensor.device, tensor.numel())
         return _cut_from_pool(pool, place.start, tensor)
+
+
+def unit_inside(kind: Traits, unit: float) -> float:
+    """The unit of what an operator computes before it rounds its result.
+
+    Kernels for half precisions compute in float32. Those of others may do anything.
+    """
+    return min(unit, UNIT_F32) if kind.namespace in {"aten", "prims"} else unit
 
 
 def _draw_uniform(seed: int, device: torch.device, count: int) -> Tensor:
