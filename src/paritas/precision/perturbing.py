@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paritas._torch.kernels import place_of_argument
+from paritas._torch.kernels import attends_in_one_kernel, place_of_argument
 from paritas._torch.operators import (
     CHOICES,
     COMPARISONS,
@@ -34,14 +34,15 @@ from paritas.precision.accumulation import (
     errors_of_inner_sums,
     errors_of_written_statistics,
 )
-from paritas.precision.lifting import LiftMode
-from paritas.precision.summing import UnperturbedCall
+from paritas.precision.composites import ATTENTION, Inside, ListeningMode
+from paritas.precision.lifting import FUSED_ATTENTION, LiftMode
+from paritas.precision.summing import SharedError, UnperturbedCall
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas._torch.operators import Operator, Traits
-    from paritas.precision.summing import Amplitudes, SharedError
+    from paritas.precision.summing import Amplitudes
 
 
 # --- Sums that cancel so far that float64 loses the rest ------------------------------------------
@@ -168,7 +169,7 @@ _SMOOTH = frozenset(
     upsample_nearest2d var var_mean view where zero zeros zeros_like _adaptive_avg_pool2d
     _adaptive_avg_pool2d_backward _fused_rms_norm _fused_rms_norm_backward _log_softmax
     _log_softmax_backward_data _native_batch_norm_legit _native_batch_norm_legit_functional
-    _reshape_alias _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
+    _reshape_alias _safe_softmax _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data _to_copy
     _unsafe_index _unsafe_index_put _unsafe_view
     """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
@@ -247,13 +248,8 @@ _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
 # They add one by one to values in memory, which are in the dtype of the program.
 _SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
 # Beside their result, in its dtype, they give the logarithms of the sums, in float32.
-_KEEPS_SUMS = frozenset(
-    f"_scaled_dot_product_{kernel}"
-    for kernel in (
-        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
-    )
-)  # fmt: skip
-_TAKES_SUMS = frozenset(f"{name}_backward" for name in _KEEPS_SUMS)
+_TAKES_SUMS = frozenset(name for name in FUSED_ATTENTION if name.endswith("_backward"))
+_KEEPS_SUMS = FUSED_ATTENTION - _TAKES_SUMS
 # Kernels of attention round the weights to the dtype of the program before they multiply the values
 # with them, and so the gradients of scores in the backward. The argument that these meet, by its
 # position, is perturbed in their place: the products err by as much.
@@ -310,7 +306,7 @@ class _NoiseSource:
     start: int | None
 
 
-class PerturbMode(LiftMode):
+class PerturbMode(ListeningMode, LiftMode):
     """A lifted run with random rounding of the program's own precision."""
 
     def __init__(  # noqa: PLR0913
@@ -320,7 +316,7 @@ class PerturbMode(LiftMode):
         unit: float,
         seed: int,
         *,
-        log: dict[tuple[Operator, int], torch.dtype] | None = None,
+        log: dict[tuple[Any, int], torch.dtype] | None = None,
         remember_decisions: bool = False,
         widen: bool = True,
         shake_inputs: bool = False,
@@ -349,7 +345,7 @@ class PerturbMode(LiftMode):
         self.shake_inputs = shake_inputs
         self.seed = seed
         self.log = log or {}
-        self._counts: dict[Operator, int] = {}
+        self._counts: dict[Any, int] = {}
         self._log_decisions = decisions
         self._draws = random.Random(seed)
         self._pool = pool or NoisePool(seed)
@@ -435,6 +431,8 @@ class PerturbMode(LiftMode):
             kind.name, func, map_tensors(args, as_dense), kwargs, as_dense(result)
         )
         accumulated = accumulation(call)
+        if self.within is not None and kind.name == "_softmax_backward_data":
+            accumulated[0].append(self._error_of_rounded_output(*args[:3]))
         for statistic, amplitude in errors_of_written_statistics(call):
             uniform = self._uniform(self._place(statistic, repeats=False))
             share = self.gain * min(unit, UNIT_F32) / 2
@@ -529,7 +527,43 @@ class PerturbMode(LiftMode):
             return tensor
         return tensor * (1 + self.gain * _UNIT_TF32 / 2 * self._draws.uniform(-1, 1))
 
-    def _unit_of(self, func: Operator) -> float:
+    def call_composite(self, func: Any, floats: dict[str, Tensor], options: dict[str, Any]) -> Any:
+        """Run a function of several operators as the one that it is natively.
+
+        Its result and the gradients that it passes back are rounded to its dtype; all else inside
+        of it is in float32. The values and the gradient that meet what kernels of attention round
+        inside are perturbed in its place, as in `_MEETS_ROUNDED`.
+        """
+        unit = self._unit_of(func)
+        if func is ATTENTION and attends_in_one_kernel(floats, options):
+            return func(**floats, **options)
+        given = {
+            name: self._pass_border(value, unit if name == "value" else 0.0, unit)
+            for name, value in floats.items()
+        }
+        place = Inside(min(unit, UNIT_F32), unit)
+        with self.inside(place):
+            result = func(**given, **options)
+        self.mark_backward(result, [value.grad_fn for value in given.values()], place)
+        return self._pass_border(result, unit, unit if func is ATTENTION else 0.0)
+
+    def _error_of_rounded_output(self, grad: Tensor, weights: Tensor, dim: int) -> SharedError:
+        """Kernels of attention take the sum of each row from the output, which is rounded."""
+        size = (grad * weights).square().sum(dim, keepdim=True).sqrt()
+        outer = self.within.outer / min(self.within.outer, UNIT_F32)
+        return SharedError(weights.abs() * size * outer, size.shape)
+
+    def _pass_border(self, value: Tensor, unit: float, back: float) -> Tensor:
+        """A value rounded to a unit, and its gradient to the unit `back`."""
+        with self.inside(Inside(unit, unit)):
+            passed = value * 1.0
+        if passed.grad_fn is not None:
+            self.mark_node(passed.grad_fn, Inside(back, back))
+        return passed
+
+    def _unit_of(self, func: Any) -> float:
+        if self.within is not None:
+            return self.within.unit
         ordinal = self._counts.get(func, 0)
         self._counts[func] = ordinal + 1
         dtype = self.log.get((func, ordinal))
