@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 from benchmarks.inside.operators import DTYPES, OPERATORS, Fused, arguments
 from benchmarks.inside.steps import Names, Rounded, exact
@@ -24,8 +24,7 @@ CONFIG = paritas.VerifyConfig(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """An operator on inputs of one kind, in one dtype."""
 
     operator: str
@@ -45,8 +44,7 @@ class Case:
         return arguments(self.fused, DTYPES[self.dtype], self.regime)
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What `verify` said about one candidate.
 
     Attributes:
@@ -73,8 +71,8 @@ def cases(
     """All of them."""
     return [
         Case(name, dtype, regime)
-        for name in operators
         for dtype in dtypes
+        for name in operators
         for regime in OPERATORS[name].regimes
     ]
 
@@ -87,13 +85,21 @@ def honest_outcomes(case: Case, further: dict[str, Callable[..., Any]]) -> Itera
         yield _judge(case, name, candidate)
 
 
-def degraded_outcomes(case: Case, ratios: tuple[int, ...] = RATIOS) -> Iterator[Outcome]:
-    """The verdicts on forms whose error is so many times that of honest ones, site by site."""
+def degraded_outcomes(
+    case: Case, ratios: tuple[int, ...] = RATIOS, only: tuple[str, ...] = ()
+) -> Iterator[Outcome]:
+    """The verdicts on forms whose error is so many times that of honest ones, site by site.
+
+    Args:
+        case: what is degraded.
+        ratios: how many times.
+        only: the names of the values that are rounded; all by default.
+    """
     form = next(iter(case.fused.forms.values()))
     names = Names()
     form(names, *case.inputs())
     scale = Scale(case)
-    for site in names.seen:
+    for site in only or names.seen:
         for backward in (False, True):
             for ratio in ratios:
                 unit = _unit_for(scale, form, site, ratio, backward=backward)
@@ -102,7 +108,7 @@ def degraded_outcomes(case: Case, ratios: tuple[int, ...] = RATIOS) -> Iterator[
                 steps = Rounded(site, unit, backward)
                 label = f"gradient of {site}" if backward else site
                 found = _judge(case, label, lambda *args, steps=steps: form(steps, *args))
-                yield dataclasses.replace(found, ratio=ratio)
+                yield msgspec.structs.replace(found, ratio=float(ratio))
 
 
 def _judge(case: Case, name: str, candidate: Callable[..., Any]) -> Outcome:
@@ -171,7 +177,7 @@ def _unit_for(
     low, high = math.log2(FINEST), math.log2(COARSEST)
     if found(2.0**high) < ratio:
         return None
-    for _ in range(12):
+    for _ in range(8):
         middle = (low + high) / 2
         low, high = (low, middle) if found(2.0**middle) >= ratio else (middle, high)
     unit = 2.0**high

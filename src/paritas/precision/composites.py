@@ -63,7 +63,8 @@ class ListeningMode(DispatchMode):
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
+        """Begin to listen, outside of every function."""
+        self.within = None  # a backward pass that raised may have left it
         functions = _CompositeMode(self)
         self.__dict__.setdefault("_functions", []).append(functions)
         functions.__enter__()
