@@ -100,6 +100,11 @@ def _caught(outcomes: list[Outcome]) -> list[str]:
     return [f"{caught} of {count}" if count else "" for caught, count in pairs]
 
 
+def _passing(outcomes: list[Outcome]) -> str:
+    alarms, count = _counts(outcomes, 0.0)
+    return f"{count - alarms} of {count}"
+
+
 def _report(measured: list[list[Outcome]]) -> Report:
     every = [one for outcomes in measured for one in outcomes]
     alarms, honest = _counts(every, 0.0)
@@ -121,8 +126,7 @@ def _report(measured: list[list[Outcome]]) -> Report:
     rows = [
         [
             str(outcomes[0].case),
-            f"{sum(one.passed for one in outcomes if not one.ratio)} of "
-            f"{sum(not one.ratio for one in outcomes)}",
+            _passing(outcomes),
             *_caught(outcomes),
             "; ".join(
                 f"{one.form}, {one.ratio:.0f}"

@@ -29,7 +29,6 @@ class Fused:
         shapes: of its floating arguments.
         regimes: which inputs it is tried on, of `REGIMES`.
         further: an argument that is no float, made from a generator.
-        honest: inner values that kernels in use round to the dtype of the program.
     """
 
     reference: Callable[..., Any]
@@ -37,7 +36,6 @@ class Fused:
     shapes: tuple[tuple[int, ...], ...]
     regimes: tuple[str, ...]
     further: Callable[[torch.Generator], Tensor] | None = None
-    honest: tuple[str, ...] = ()
 
 
 # The mean of the first argument, and its scale. The other arguments are of scale 1.
@@ -65,7 +63,7 @@ def _two_passes(rows: Tensor, at: Steps) -> tuple[Tensor, Tensor, Tensor]:
     return mean, centred, at("variance", centred.square().mean(-1, keepdim=True))
 
 
-def _merged(rows: Tensor, at: Steps) -> tuple[Tensor, Tensor, Tensor]:
+def _merged(rows: Tensor, _at: Steps) -> tuple[Tensor, Tensor, Tensor]:
     """Welford's way, in pieces of 8 that are merged pair by pair."""
     pieces = rows.unflatten(-1, (-1, 8))
     mean = pieces.mean(-1)
@@ -79,7 +77,7 @@ def _merged(rows: Tensor, at: Steps) -> tuple[Tensor, Tensor, Tensor]:
     return mean, rows - mean, squares / count
 
 
-def _one_pass(rows: Tensor, at: Steps) -> tuple[Tensor, Tensor, Tensor]:
+def _one_pass(rows: Tensor, _at: Steps) -> tuple[Tensor, Tensor, Tensor]:
     mean = rows.mean(-1, keepdim=True)
     variance = (rows.square().mean(-1, keepdim=True) - mean.square()).clamp_min(0)
     return mean, rows - mean, variance
@@ -125,7 +123,7 @@ def _batch_norm(moments: Moments) -> Form:
     return form
 
 
-def _rms_norm(in_pieces: bool) -> Form:
+def _rms_norm(*, in_pieces: bool) -> Form:
     def form(at: Steps, x: Tensor, weight: Tensor) -> Tensor:
         rows = wide(x)
         squares = at("squares", rows.square())
@@ -161,7 +159,7 @@ NORMS = {
     ),
     "rms_norm": Fused(
         lambda x, weight: F.rms_norm(x, weight.shape, weight, 1e-5),
-        {"in one sum": _rms_norm(False), "in pieces": _rms_norm(True)},
+        {"in one sum": _rms_norm(in_pieces=False), "in pieces": _rms_norm(in_pieces=True)},
         ((48, 256), (256,)),
         MEANS,
     ),
@@ -240,11 +238,11 @@ def _online(*, causal: bool) -> Form:
         if causal:
             hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(hidden, -1e30)
-        most, total, out = -1e30, 0.0, 0.0
+        most = torch.full_like(scores[..., :1], -1e30)
+        total: Any = 0.0
+        out: Any = 0.0
         for part, values in zip(scores.split(16, -1), wide(value).split(16, -2), strict=True):
-            now = torch.maximum(part.amax(-1, keepdim=True), torch.full((), most).to(part)
-                                if isinstance(most, float) else most)
-            now = now.detach()
+            now = torch.maximum(part.amax(-1, keepdim=True), most).detach()
             fade = torch.exp(most - now)
             powers = (part - now).exp()
             total = total * fade + powers.sum(-1, keepdim=True)
@@ -309,21 +307,18 @@ SOFT = {
         _forms_of_attention(causal=False),
         ((2, 2, 48, 32),) * 3,
         LARGE,
-        honest=("weights",),
     ),
     "attention, causal": Fused(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         _forms_of_attention(causal=True),
         ((2, 2, 48, 32),) * 3,
         LARGE,
-        honest=("weights",),
     ),
     "attention, 3-D": Fused(
         F.scaled_dot_product_attention,
         _forms_of_attention(causal=False),
         ((4, 48, 32),) * 3,
         LARGE,
-        honest=("weights",),
     ),
     "cross_entropy": Fused(
         F.cross_entropy,
@@ -377,9 +372,12 @@ def _silu(at: Steps, x: Tensor) -> Tensor:
 def _exp(at: Steps, x: Tensor) -> Tensor:
     """By a power of two and a short polynomial's argument, as libraries do."""
     scaled = at("scaled", wide(x) * math.log2(math.e))
-    return at("rest", scaled - scaled.detach().round()).exp2().mul(
-        scaled.detach().round().exp2()
-    ).to(x.dtype)
+    return (
+        at("rest", scaled - scaled.detach().round())
+        .exp2()
+        .mul(scaled.detach().round().exp2())
+        .to(x.dtype)
+    )
 
 
 def _linear(pieces: int) -> Form:
@@ -435,7 +433,10 @@ OTHERS = {
         ("mean 0", "mean 8"),
     ),
     "conv2d": Fused(
-        F.conv2d, {"by columns": _convolution}, ((2, 16, 8, 8), (16, 16, 3, 3)), ("mean 0", "mean 8")
+        F.conv2d,
+        {"by columns": _convolution},
+        ((2, 16, 8, 8), (16, 16, 3, 3)),
+        ("mean 0", "mean 8"),
     ),
     "lstm_cell": Fused(
         lambda x, h, c, w, u: torch.lstm_cell(x, (h, c), w, u),
@@ -444,7 +445,7 @@ OTHERS = {
         NORMAL,
     ),
     "gru_cell": Fused(
-        lambda x, h, w, u: torch.gru_cell(x, h, w, u),
+        torch.gru_cell,
         {"in one kernel": _gru_cell},
         ((32, 32), (32, 32), (96, 32), (96, 32)),
         NORMAL,

@@ -38,6 +38,7 @@ class Rounded:
     backward: bool = False
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
+        """The value, rounded if it is the one."""
         if name != self.site or value.dtype is torch.float64:  # nothing is rounded in a lifted run
             return value
         return _Rounding.apply(value, self.unit, self.backward)
@@ -45,7 +46,7 @@ class Rounded:
 
 class _Rounding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, unit: float, backward: bool) -> Tensor:
+    def forward(ctx: Any, value: Tensor, unit: float, backward: bool) -> Tensor:  # noqa: FBT001
         ctx.unit = unit if backward else None
         return value.clone() if backward else rounded(value, unit)
 
@@ -68,5 +69,6 @@ class Names:
         self.seen: dict[str, None] = {}
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
+        """The value as it is."""
         self.seen.setdefault(name)
         return value

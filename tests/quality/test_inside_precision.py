@@ -30,7 +30,7 @@ SAMPLE = {
 
 
 def sample():
-    return {case: () for case in cases()} if WHOLE else SAMPLE
+    return dict.fromkeys(cases(), ()) if WHOLE else SAMPLE
 
 
 @pytest.mark.parametrize("case", sample(), ids=str)

@@ -15,7 +15,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from paritas._torch.operators import DispatchMode
@@ -71,7 +71,7 @@ class ListeningMode(DispatchMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """Listen no longer."""
         super().__exit__(*error)
         self.__dict__["_functions"].pop().__exit__(*error)

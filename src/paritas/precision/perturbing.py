@@ -169,7 +169,8 @@ _SMOOTH = frozenset(
     upsample_nearest2d var var_mean view where zero zeros zeros_like _adaptive_avg_pool2d
     _adaptive_avg_pool2d_backward _fused_rms_norm _fused_rms_norm_backward _log_softmax
     _log_softmax_backward_data _native_batch_norm_legit _native_batch_norm_legit_functional
-    _reshape_alias _safe_softmax _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
+    _reshape_alias _safe_softmax _scaled_dot_product_attention_math
+    _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data _to_copy
     _unsafe_index _unsafe_index_put _unsafe_view
     """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
