@@ -67,13 +67,13 @@ class ListeningMode(DispatchMode):
         self.within = None  # a backward pass that raised may have left it
         functions = _CompositeMode(self)
         self.__dict__.setdefault("_functions", []).append(functions)
-        functions.__enter__()
-        super().__enter__()
+        functions.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
         """Listen no longer."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.__dict__["_functions"].pop().__exit__(*error)
 
     @contextlib.contextmanager

@@ -432,8 +432,9 @@ class PerturbMode(ListeningMode, LiftMode):
             kind.name, func, map_tensors(args, as_dense), kwargs, as_dense(result)
         )
         accumulated = accumulation(call)
-        if self.within is not None and kind.name == "_softmax_backward_data":
-            accumulated[0].append(self._error_of_rounded_output(*args[:3]))
+        within, first = self.within, next(iter(accumulated), None)
+        if within is not None and kind.name == "_softmax_backward_data" and isinstance(first, list):
+            accumulated = [[*first, _error_of_rounded_output(within, *args[:3])]]
         for statistic, amplitude in errors_of_written_statistics(call):
             uniform = self._uniform(self._place(statistic, repeats=False))
             share = self.gain * min(unit, UNIT_F32) / 2
@@ -548,12 +549,6 @@ class PerturbMode(ListeningMode, LiftMode):
         self.mark_backward(result, [value.grad_fn for value in given.values()], place)
         return self._pass_border(result, unit, unit if func is ATTENTION else 0.0)
 
-    def _error_of_rounded_output(self, grad: Tensor, weights: Tensor, dim: int) -> SharedError:
-        """Kernels of attention take the sum of each row from the output, which is rounded."""
-        size = (grad * weights).square().sum(dim, keepdim=True).sqrt()
-        outer = self.within.outer / min(self.within.outer, UNIT_F32)
-        return SharedError(weights.abs() * size * outer, size.shape)
-
     def _pass_border(self, value: Tensor, unit: float, back: float) -> Tensor:
         """A value rounded to a unit, and its gradient to the unit `back`."""
         with self.inside(Inside(unit, unit)):
@@ -619,6 +614,15 @@ class PerturbMode(ListeningMode, LiftMode):
             return _noise_by_value(tensor, self._draws.getrandbits(62))
         pool = self._pool.uniform(tensor.device, tensor.numel())
         return _cut_from_pool(pool, place.start, tensor)
+
+
+def _error_of_rounded_output(
+    within: Inside, grad: Tensor, weights: Tensor, dim: int
+) -> SharedError:
+    """Kernels of attention take the sum of each row from the output, which is rounded."""
+    size = (grad * weights).square().sum(dim, keepdim=True).sqrt()
+    coarser = within.outer / min(within.outer, UNIT_F32)
+    return SharedError(weights.abs() * size * coarser, size.shape)
 
 
 def unit_inside(kind: Traits, unit: float) -> float:
