@@ -382,7 +382,8 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
         unit=unit,
         step=step,
         inner=min(unit, UNIT_F32),
-        own=case.own,
+        # What is settled is only to be as accurate as the reference: like values, like errors.
+        own=case.own.over_populations() if is_settled else case.own,
         own_share=OWN_SHARE_SETTLED if is_settled else OWN_SHARE,
         reference=None if arbiter is None else reference,
         # Whatever rounding in float64 decides, rounding in a narrower dtype decides too.
