@@ -237,6 +237,16 @@ def test_a_right_backend_is_silent(name: str, program: Callable[..., Tensor]) ->
     assert not [f for f in verdict.findings if f.status is Status.UNVERIFIED]
 
 
+def test_a_compiler_may_leave_out_random_numbers_that_nothing_uses() -> None:
+    def program(x: Tensor) -> Tensor:
+        torch.rand([])  # as layers that may be dropped, in evaluation
+        return x.sin()
+
+    backend = guard("aot_eager")
+    torch.compile(program, backend=backend)(torch.ones(3, requires_grad=True)).sum().backward()
+    assert backend.verdict().passed, str(backend.verdict())
+
+
 def trained(backend: Any) -> list[Tensor]:
     """The parameters after three steps of an optimizer that is compiled."""
     torch.manual_seed(0)

@@ -252,6 +252,16 @@ def captured_graph_may_draw(module: GraphModule) -> bool:
     return any(_may_draw(node) for one in graphs for node in one.graph.nodes)
 
 
+def captured_graph_uses_draws(module: GraphModule) -> bool:
+    """Whether something may depend on the numbers that such a graph draws.
+
+    `torch.rand([])` of which nothing is used is left out by compilers.
+    """
+    graphs = [one for one in module.modules() if isinstance(one, GraphModule)]
+    drawing = [node for one in graphs for node in one.graph.nodes if _may_draw(node)]
+    return any(node.users or str(node.target).endswith("_") for node in drawing)
+
+
 def _may_draw(node: Node) -> bool:
     if node.op == "call_method":
         return _is_drawn_by_operator(str(node.target))

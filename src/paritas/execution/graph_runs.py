@@ -16,6 +16,7 @@ from paritas._torch.global_state import running_eagerly
 from paritas._torch.graphs import (
     as_traced,
     captured_graph_may_draw,
+    captured_graph_uses_draws,
     captured_input_names,
     copy_graph,
     lift_tensors,
@@ -351,6 +352,7 @@ class CapturedReference:
         held: the tensors that the graph itself holds; they are the last inputs.
         dtypes: counts of the floating dtypes it computes in.
         draws: whether it may draw random numbers.
+        uses_draws: whether something may depend on them.
     """
 
     module: GraphModule
@@ -358,6 +360,7 @@ class CapturedReference:
     held: tuple[Tensor, ...]
     dtypes: dict[torch.dtype, int]
     draws: bool
+    uses_draws: bool
 
     @classmethod
     def of(cls, module: GraphModule) -> CapturedReference:
@@ -372,6 +375,7 @@ class CapturedReference:
             held=tuple(held.values()),
             dtypes=node_dtypes(module),
             draws=captured_graph_may_draw(module),
+            uses_draws=captured_graph_uses_draws(module),
         )
 
     def named(self, args: list[Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paritas._torch.graphs import captured_graph_may_draw
+from paritas._torch.graphs import captured_graph_may_draw, captured_graph_uses_draws
 
 X = torch.ones(2, 3, 4)
 
@@ -74,3 +74,21 @@ def test_a_graph_that_draws_nothing_is_known(name):
 @pytest.mark.parametrize("name", DRAWING)
 def test_a_graph_that_may_draw_is_known(name):
     assert may_draw(DRAWING[name])
+
+
+def test_numbers_that_nothing_uses_are_known():
+    answers = []
+
+    def backend(graph, inputs):
+        answers.append((captured_graph_may_draw(graph), captured_graph_uses_draws(graph)))
+        return graph.forward
+
+    def unused(x):
+        torch.rand([])
+        return x.sin()
+
+    for program in (unused, DRAWING["noise"], DRAWING["a method"]):
+        torch.compiler.reset()
+        with torch.no_grad():
+            torch.compile(program, backend=backend)(X)
+    assert answers == [(True, False), (True, True), (True, True)]
