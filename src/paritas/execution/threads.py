@@ -16,7 +16,7 @@ class ThreadTimes:
     """The processor time of every other thread of this process that runs Python, at one moment.
 
     Attributes:
-        times: number of a thread -> nanoseconds; None where the system does not tell.
+        times: identity of a thread -> nanoseconds; None where the system does not tell.
     """
 
     times: dict[int, int] | None
@@ -24,20 +24,30 @@ class ThreadTimes:
     @classmethod
     def now(cls) -> ThreadTimes:
         """Read the clocks of all other threads."""
+        if sys.platform != "linux":
+            return cls(None)
         mine = threading.get_ident()
         known = {thread.ident: thread.native_id for thread in threading.enumerate()}
-        # This also knows threads that torch or another library has started.
-        numbers = [known.get(ident) for ident in sys._current_frames() if ident != mine]  # noqa: SLF001
-        if not numbers:
-            return cls({})
-        if sys.platform != "linux" or None in numbers:
-            return cls(None)
         try:
-            clocks = {number: ~number << 3 | _THREAD_CLOCK for number in numbers if number}
-            return cls({n: time.clock_gettime_ns(clock) for n, clock in clocks.items()})
+            # This also knows threads that torch or another library has started.
+            clocks = {
+                ident: _clock_of_thread(ident, known.get(ident))
+                for ident in sys._current_frames()  # noqa: SLF001
+                if ident != mine
+            }
+            return cls({ident: time.clock_gettime_ns(clock) for ident, clock in clocks.items()})
         except OSError:  # a thread has just ended
             return cls(None)
 
     def others_ran(self) -> bool:
         """Whether another thread has used the processor since, as far as that can be known."""
         return self.times is None or self.times != ThreadTimes.now().times
+
+
+def _clock_of_thread(ident: int, number: int | None) -> int:
+    """The clock of a thread's processor time, by its number in the system if that is known.
+
+    That of a thread which Python did not start is asked for by its identity; such threads, as those
+    of autograd and of pytest-xdist, last as long as the process.
+    """
+    return time.pthread_getcpuclockid(ident) if number is None else ~number << 3 | _THREAD_CLOCK

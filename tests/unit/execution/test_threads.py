@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
 import threading
 
@@ -64,6 +65,23 @@ def test_a_thread_that_has_ended_counts_as_one_that_ran():
     with Worker():
         times = times_when_others_sleep()
     assert times.others_ran()
+
+
+def test_a_thread_that_python_does_not_list_has_a_clock_too():
+    begin, end = threading.Lock(), threading.Lock()
+    begin.acquire()
+    end.acquire()
+
+    def run():
+        begin.release()
+        end.acquire()
+
+    _thread.start_new_thread(run, ())
+    begin.acquire()
+    try:
+        assert not times_when_others_sleep().others_ran()
+    finally:
+        end.release()
 
 
 def test_a_system_that_does_not_tell_counts_as_if_others_ran():
