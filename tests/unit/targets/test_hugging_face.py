@@ -532,15 +532,15 @@ def test_with_inputs_of_the_users_own_the_model_is_only_built():
         (
             "hf:TextPreTrainedModel",
             (
-                "'hf:TextPreTrainedModel': TextPreTrainedModel has no forward: it is a base class, or "
-                "only generates; use a model class such as TextModel"
+                "'hf:TextPreTrainedModel': TextPreTrainedModel has no forward: it is a base class, "
+                "or only generates; use a model class such as TextModel"
             ),
         ),
         (
             "hf:AutoModelForCausalLM",
             (
-                "AutoModelForCausalLM chooses a class for a checkpoint, and paritas loads none; use a "
-                "model class such as LlamaForCausalLM"
+                "AutoModelForCausalLM chooses a class for a checkpoint, and paritas loads none; "
+                "use a model class such as LlamaForCausalLM"
             ),
         ),
         ("hf:OwnModel", "OwnModel has no configuration of its own; use a model class such as"),
