@@ -439,3 +439,23 @@ def test_torch_is_imported_by_the_script_and_an_end_without_a_farewell_is_report
     assert done.returncode == 3
     assert "nothing was compiled" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("unverified: ")
+
+
+@pytest.mark.slow
+def test_a_fault_before_a_script_replaces_itself_is_reported_and_is_the_exit_code():
+    write("replaced.py", TRAIN + 'import os\nos.execlp("echo", "echo", "the end")\n')
+    code, out, err = paritas_in_a_process("replaced.py", "--faulty")
+    assert code == 1
+    assert out.splitlines()[-1] == "the end"
+    assert "it replaced itself with '" in err
+    assert err.splitlines()[-1].startswith("different: ")
+
+
+@pytest.mark.slow
+def test_a_script_that_closes_its_streams_keeps_its_report_and_its_code():
+    write("closing.py", TRAIN + "sys.stdout.close()\nsys.stderr.close()\n")
+    command = [sys.executable, "-m", "paritas", "run", "closing.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 4
+    assert done.stderr.splitlines()[-1].startswith("identical: ")

@@ -187,6 +187,17 @@ def test_what_torch_logs_in_a_run_of_ours_is_left_out_and_the_rest_is_not(heard)
     assert set(heard) == {"of another", "of the user"}
 
 
+@pytest.mark.parametrize("package", ["torch", "onnxscript", "onnx_ir"])
+def test_what_nobody_has_a_handler_for_is_left_out_too(package, monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log = logging.getLogger(f"{package}.of_a_test")
+    monkeypatch.setattr(log, "parent", logging.root)
+    with global_state.quietly():
+        log.warning("of ours")
+    log.warning("of the user")
+    assert capsys.readouterr().err == "of the user\n"
+
+
 def test_a_run_of_ours_is_quiet_in_its_own_thread_alone(heard):
     both_in, first_out = threading.Barrier(2), threading.Event()
 

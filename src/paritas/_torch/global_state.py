@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 # --- Logs and warnings ----------------------------------------------------------------------------
 
 # Programs are run again in float64, perturbed, or in parts. If that fails, torch prints long
-# messages to the user's terminal. The logs and warnings of the user's own runs stay, in any thread.
+# messages to the user's terminal; so do the packages that its ONNX exporter calls. The logs and
+# warnings of the user's own runs stay, in any thread.
 
-_TORCH_LOGGER = "torch"
+_PACKAGES = {"torch", "onnxscript", "onnx_ir"}
 # A file that the user requested with TORCH_TRACE, not the terminal.
 _TRACE_LOGGER = "torch.__trace"
 
@@ -36,11 +37,14 @@ _is_own_run = contextvars.ContextVar("paritas_run_of_ours", default=False)
 
 
 class _OwnLogFilter(logging.Filter):
-    """Drops what torch logs during our own runs."""
+    """Drops what torch and its exporter log during our own runs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        is_torchs = record.name == _TORCH_LOGGER or record.name.startswith(f"{_TORCH_LOGGER}.")
-        return not (is_torchs and _is_own_run.get())
+        return not (_package(record.name) in _PACKAGES and _is_own_run.get())
+
+
+def _package(logger: str) -> str:
+    return logger.partition(".")[0]
 
 
 class _DuringOwnRun(type):
@@ -57,7 +61,7 @@ _LOG_FILTER = _OwnLogFilter()
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Hide torch's logs, and all warnings, in this thread."""
+    """Hide the logs of torch and of its exporter, and all warnings, in this thread."""
     if _is_own_run.get():
         yield
         return
@@ -84,18 +88,20 @@ def _install_filters() -> None:
 
 
 def _find_handlers() -> list[logging.Handler]:
-    """All handlers that may get a record of torch."""
+    """All handlers that may get a record of these packages."""
     loggers = _find_loggers(len(logging.root.manager.loggerDict))
-    return [*logging.root.handlers, *(one for logger in loggers for one in logger.handlers)]
+    # It prints warnings of loggers for which nobody has installed a handler.
+    last = [] if logging.lastResort is None else [logging.lastResort]
+    return [*last, *logging.root.handlers, *(one for logger in loggers for one in logger.handlers)]
 
 
 @functools.lru_cache(maxsize=1)
 def _find_loggers(_known: int) -> list[logging.Logger]:
-    """All of torch's loggers, searched again when there are more loggers than before."""
+    """The loggers of these packages, searched again when there are more loggers than before."""
     return [
         logger
         for name, logger in list(logging.root.manager.loggerDict.items())
-        if name.startswith(_TORCH_LOGGER)
+        if _package(name) in _PACKAGES
         and name != _TRACE_LOGGER
         and isinstance(logger, logging.Logger)
     ]

@@ -18,7 +18,7 @@ from paritas._torch.global_state import quietly
 from paritas._torch.inductor import compiled_package
 from paritas._torch.operators import default_dtype
 from paritas.candidates.loading import call, is_named, make, model_and_inputs, resolve
-from paritas.errors import UsageError, chain_of_causes
+from paritas.errors import UsageError, chain_of_causes, in_one_line
 from paritas.execution.isolation import ProgramState, copy_inputs
 from paritas.execution.subjects import (
     ForeignProgram,
@@ -462,8 +462,8 @@ def _build_package(captured: CapturedCall) -> BuiltRuntime:
 
 ONNX_RUNTIME = "onnxruntime"
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
-# The log level of ONNX Runtime: only errors, which it also raises.
-_ERRORS = 3
+# The log level of ONNX Runtime: it raises errors, and would print them as well.
+_FATAL = 4
 # Such as the epsilon of a layer norm or the constants of a tanh GELU.
 _ATTRIBUTES = "ONNX stores attributes, and its exporter some constants, in float32"
 _LONGEST_REASON = 120
@@ -513,7 +513,7 @@ def _build_onnx(captured: CapturedCall) -> BuiltRuntime:
             f"ONNX's reference evaluator ran it, because {ONNX_RUNTIME} lacks an operator in "
             f"float64: {text}"
         )
-        call = program.call_reference
+        call = _call_evaluator(program)
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         # The next run may overwrite its results.
@@ -522,11 +522,23 @@ def _build_onnx(captured: CapturedCall) -> BuiltRuntime:
     return BuiltRuntime(run, frozenset(leaks))
 
 
+def _call_evaluator(program: torch.onnx.ONNXProgram) -> Callable[..., Sequence[Tensor]]:
+    """ONNX's reference evaluator; its errors say whose they are."""
+
+    def call(*tensors: Tensor) -> Sequence[Tensor]:
+        try:
+            return program.call_reference(*tensors)
+        except Exception as error:
+            raise RuntimeError(f"in ONNX's reference evaluator: {in_one_line(error)}") from error
+
+    return call
+
+
 def _open_session(model: str | bytes, device: torch.device) -> Any:
     runtime = importlib.import_module("onnxruntime")
 
     options = runtime.SessionOptions()
-    options.log_severity_level = _ERRORS
+    options.log_severity_level = _FATAL
     options.intra_op_num_threads = torch.get_num_threads()
     wanted = ["CPUExecutionProvider"]
     if device.type == "cuda":
@@ -538,4 +550,12 @@ def _open_session(model: str | bytes, device: torch.device) -> Any:
             f"the model is on {device}, but onnxruntime has no {lacking[0]} (only "
             f"{', '.join(known)}); install onnxruntime-gpu, or run on the CPU"
         )
-    return runtime.InferenceSession(model, sess_options=options, providers=wanted)
+    session = runtime.InferenceSession(model, sess_options=options, providers=wanted)
+    run = session.run_with_ort_values
+
+    def run_silently(names: Any, values: Any, run_options: Any) -> Any:
+        run_options.log_severity_level = _FATAL  # torch asks for errors
+        return run(names, values, run_options)
+
+    session.run_with_ort_values = run_silently
+    return session

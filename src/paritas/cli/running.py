@@ -62,11 +62,13 @@ class Ending:
         code: the exit code of python.
         words: what happened, or "" if it finished normally.
         by_signal: whether a signal stopped it.
+        is_replaced: whether another program continues in its process.
     """
 
     code: int = 0
     words: str = ""
     by_signal: bool = False
+    is_replaced: bool = False
 
 
 class _Terminated(BaseException):
@@ -133,7 +135,7 @@ def _ending_of(run: Callable[[], None]) -> Ending:
     try:
         run()
     except SystemExit as error:
-        return _ending_of_exit(error.code)
+        return ending_of_exit(error.code)
     except KeyboardInterrupt:
         return Ending(INTERRUPTED, "was interrupted by Ctrl-C", by_signal=True)
     except _Terminated:
@@ -152,25 +154,6 @@ def _run_file(path: Path) -> None:
     vars(main).update(__file__=str(path), __loader__=loader, __cached__=None)
     sys.modules["__main__"] = main
     exec(code, vars(main))  # noqa: S102  (running it is the purpose)
-
-
-@contextlib.contextmanager
-def exits_reported(report: Callable[[Ending], int]) -> Iterator[None]:
-    """Report before `os._exit` in the program, which skips all handlers, and use its exit code."""
-    original, process = os._exit, os.getpid()
-
-    def report_and_exit(status: int) -> Any:
-        if os.getpid() == process:  # not in a process that the program forked
-            status = report(_ending_of_exit(status))
-            sys.stdout.flush()
-            sys.stderr.flush()
-        original(status)
-
-    os._exit = report_and_exit
-    try:
-        yield
-    finally:
-        os._exit = original
 
 
 class StopSignals:
@@ -318,13 +301,13 @@ def _is_at_work(thread: threading.Thread, there: frozenset[threading.Thread]) ->
     return not idle_worker and not idle_manager
 
 
-def _ending_of_exit(code: Any) -> Ending:
+def ending_of_exit(code: Any) -> Ending:
     """The ending that `sys.exit(code)` stands for."""
     if code is None or code == 0:
         return Ending()
     if isinstance(code, int):
         return Ending(code & 0xFF, f"exited with {code}")
-    click.echo(code, err=True)
+    _say(code)
     return Ending(1, f"exited with {str(code)[:_LONGEST_TEXT]!r}")
 
 
@@ -334,7 +317,23 @@ def _show(error: BaseException) -> None:
     while frames is not None and frames.tb_frame.f_code.co_filename in _OUR_FRAMES:
         frames = frames.tb_next
     error.__traceback__ = frames
-    sys.excepthook(type(error), error, frames)
+    try:
+        sys.excepthook(type(error), error, frames)
+    except BaseException as another:  # noqa: BLE001  (shown, as python does)
+        another.__context__ = None
+        another.__traceback__ = another.__traceback__ and another.__traceback__.tb_next
+        for title, one in (
+            ("Error in sys.excepthook", another),
+            ("\nOriginal exception was", error),
+        ):
+            _say(f"{title}:")
+            sys.__excepthook__(type(one), one, one.__traceback__)
+
+
+def _say(text: Any) -> None:
+    """Print to stderr, which the program may have closed."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(text, err=True)
 
 
 # --- Several ranks of one program -----------------------------------------------------------------
@@ -578,8 +577,6 @@ def report_run(
 ) -> int:
     """Report what the guards found, and return the exit code."""
     ending = course.ending
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()  # the script's output comes before the report
     report = report_on(course)
     if meeting is None:
         _print_report(_note_rank(report), course.program, files)
@@ -590,7 +587,8 @@ def report_run(
         _hand_in(report, course, meeting, signals.hurried)
     if meeting is not None:
         # When the other ranks end, torchrun sends SIGTERM to this one, which is ending anyway.
-        signals.ignore_termination()
+        if not ending.is_replaced:
+            signals.ignore_termination()
         if meeting.ranks.merges:
             meeting.close()
     return ending.code if ending.by_signal else report.verdict.exit_code

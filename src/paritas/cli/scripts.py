@@ -108,7 +108,8 @@ def run(  # noqa: PLR0913  (one for each option)
     Each torch.compile keeps its backend, mode and options; each call of a compiled graph is
     compared with the graph run op by op, natively and in float64. Options of paritas come before
     SCRIPT; options after it belong to the script. The report goes to stderr when the script ends.
-    Processes that the script starts are not checked.
+    Processes that the script starts are not checked, nor a program that it replaces itself with
+    (os.exec).
 
     Several ranks: torchrun --nproc-per-node 2 --no-python paritas run script.py. Rank 0 reports
     for all.
@@ -117,6 +118,7 @@ def run(  # noqa: PLR0913  (one for each option)
     the script itself fails), 130 interrupted.
     """
     from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
+    from paritas.cli.leaving import ReportStreams, exits_reported
     from paritas.cli.running import (
         GuardedRun,
         Meeting,
@@ -125,7 +127,6 @@ def run(  # noqa: PLR0913  (one for each option)
         ScriptProgram,
         StopSignals,
         check_program,
-        exits_reported,
         report_run,
         run_last_program,
     )
@@ -141,12 +142,13 @@ def run(  # noqa: PLR0913  (one for each option)
     check_program(program)
     ranks = Ranks.from_environment(os.environ)
     meeting = None if ranks is None else Meeting(ranks, os.environ)
-    watch, signals = GuardWatch(settings), StopSignals()
+    watch, signals, streams = GuardWatch(settings), StopSignals(), ReportStreams()
 
     def finish(ending: Ending) -> int:
         signals.only_hurry()
         course = GuardedRun(program, ending, watch.journal, watch.failure, strict=strict)
-        return report_run(course, meeting, OutputFiles(json_path, form), signals)
+        with streams.reporting():
+            return report_run(course, meeting, OutputFiles(json_path, form), signals)
 
     with exits_reported(finish), signals:
         with watch:

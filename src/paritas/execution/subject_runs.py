@@ -178,6 +178,7 @@ class SubjectLift:
         self.notes = Notes() if notes is None else notes
         self.repetition = Repetition(evidence)
         self._is_asked = False
+        self._leaks: tuple[str, ...] = ()
         self._runs: list[Observation] | None = None
         self._graphs: int | None = None
         self._inside: float | None = None
@@ -215,6 +216,9 @@ class SubjectLift:
             what = "only the native run was made: the candidate in float64"
             if seen is not None and is_usable(seen, what, self.notes):
                 self._runs = self.named(seen)
+                if self._leaks:
+                    reason = "; ".join(self._leaks)
+                    self.notes.add_weaker(f"the lifted run is judged at float32 noise: {reason}")
         return self._runs
 
     def named(self, seen: list[Observation]) -> list[Observation]:
@@ -343,9 +347,9 @@ class SubjectLift:
         return self._run_wide(call=lifted.call)
 
     def _judge_at_float32(self, leaks: Iterable[str]) -> None:
+        """Judge the lifted run so; a note says it once that run has succeeded."""
         self.unit = UNIT_F32
-        reason = "; ".join(sorted(leaks))
-        self.notes.add_weaker(f"the lifted run is judged at float32 noise: {reason}")
+        self._leaks = tuple(sorted(leaks))
 
     def _run_wide(
         self, mode: LiftMode | None = None, call: Callable[..., Any] | None = None

@@ -240,6 +240,10 @@ def _integer_distance(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def _describe_value(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return f"{type(value).__name__} {value!r:.60}"
 
 

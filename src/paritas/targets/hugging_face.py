@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-import importlib
 import inspect
 import itertools
 import linecache
 import logging
-import os
 import re
 import time
 import traceback
@@ -26,6 +24,7 @@ from paritas.execution.subjects import Inputs
 from paritas.targets import configurations, parse_target, turn_off_chance
 from paritas.targets.configurations import parts_of
 from paritas.targets.drawing import Drawing
+from paritas.targets.hugging_face_classes import import_transformers, model_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -306,9 +305,9 @@ def build_model(
         UsageError: transformers is missing, there is no such class or setting, or the class cannot
             be built small; the message says why and what to pass instead.
     """
-    library = _import_transformers()
+    library = import_transformers()
     _, name, asked = parse_target(factory)
-    cls = _model_class(library, name.removeprefix("transformers."), factory)
+    cls = model_class(library, name.removeprefix("transformers."), factory)
     usual = _usual_config(library, cls, factory)
     _check_settings(type(usual), usual, asked, factory)
     if _is_decoder_by_name(cls, usual) and "is_decoder" not in asked:
@@ -325,40 +324,6 @@ def _is_decoder_by_name(cls: Any, usual: Any) -> bool:
     is_named = cls.__name__.endswith(("ForCausalLM", "LMHeadModel", "ModelWithLMHead"))
     is_encoder = getattr(usual, "is_decoder", None) is False
     return is_named and is_encoder and not getattr(usual, "is_encoder_decoder", False)
-
-
-def _import_transformers() -> ModuleType:
-    # Set before the import, which reads them: nothing here uses the network.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise UsageError(
-            f"models named hf:... need transformers, which cannot be imported ({error}): "
-            "pip install 'paritas[transformers]'"
-        ) from error
-
-
-def _model_class(library: ModuleType, name: str, factory: str) -> Any:
-    try:
-        found = getattr(library, name, None)
-    except ImportError as error:
-        raise UsageError(
-            f"{factory!r}: transformers cannot import {name}: {in_one_line(error)}; install its "
-            "requirements"
-        ) from error
-    if found is None:
-        near = difflib.get_close_matches(name, dir(library), n=3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise UsageError(f"{factory!r}: transformers has no {name!r}{hint}")
-    is_module = isinstance(found, type) and issubclass(found, torch.nn.Module)
-    if not is_module or getattr(found, "config_class", None) is None:
-        raise UsageError(
-            f"{factory!r}: {name} is not a model class with its own configuration; use one such as "
-            "LlamaForCausalLM"
-        )
-    return found
 
 
 # --- The default configuration of a class ---------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 
 import pytest
 import torch
@@ -69,3 +70,17 @@ def test_a_model_that_was_exported_with_other_weights_is_different():
     with torch.no_grad():
         model.weight[3, 5] += 1e-3
     assert paritas.verify([x], model, candidate, QUIET).status is Status.DIFFERENT
+
+
+@pytest.mark.slow
+def test_what_it_cannot_run_in_float64_is_a_note_and_prints_nothing(capfd, monkeypatch):
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    monkeypatch.setattr(logging.root, "handlers", [])  # as outside pytest
+    torch.manual_seed(0)
+    model, x = nn.GRU(4, 4).eval(), torch.randn(3, 1, 4)
+    verdict = paritas.verify([x], model, candidates.onnxruntime(model, [x]), QUIET)
+    assert verdict.status is Status.EQUIVALENT
+    (note,) = [note for note in verdict.notes if "float" in note]
+    assert note.startswith("only the native run was made: the candidate in float64 raised")
+    assert capfd.readouterr() == ("", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from paritas.cli.running import (
     ScriptProgram,
     StopSignals,
     check_program,
-    exits_reported,
     run_program,
 )
 from paritas.errors import UsageError
@@ -33,6 +31,7 @@ SHOWS = "import sys\nprint([__name__, __file__, sys.argv, sys.path[0], __spec__ 
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     return tmp_path
 
 
@@ -171,11 +170,12 @@ def test_words_given_to_exit_go_to_stderr(capsys):
 @pytest.mark.parametrize(
     "text",
     [
+        "import sys\nsys.excepthook = lambda *_: 1 / 0\nraise ValueError('no data')\n",
         "def fail():\n    raise ValueError('no data')\nfail()\n",
         "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise OSError('x') from error\n",
         "def unfinished(:\n",
     ],
-    ids=["an error", "a chain", "a syntax error"],
+    ids=["a hook that fails", "an error", "a chain", "a syntax error"],
 )
 def test_a_traceback_is_what_python_shows(text, capsys):
     run_program(script(text))
@@ -183,46 +183,6 @@ def test_a_traceback_is_what_python_shows(text, capsys):
         [sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=600
     )
     assert capsys.readouterr().err == done.stderr
-
-
-def test_an_exit_that_nothing_else_sees_is_told_with_another_code(monkeypatch):
-    told, exits = [], []
-    monkeypatch.setattr(os, "_exit", exits.append)
-
-    def tell(ending):
-        told.append(ending)
-        return 3
-
-    with exits_reported(tell):
-        run_program(script("import os; os._exit(0)"))
-    assert (told, exits) == ([Ending()], [3])
-    assert os._exit == exits.append
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_forked_process_ends_as_ever():
-    def tell(ending):
-        raise AssertionError("not this process")
-
-    with exits_reported(tell):
-        ending = run_program(
-            script("""
-                import os
-                child = os.fork()
-                if child == 0:
-                    os._exit(7)
-                _, status = os.waitpid(child, 0)
-                assert os.waitstatus_to_exitcode(status) == 7
-                child = os.fork()
-                if child == 0:
-                    import signal, time
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    time.sleep(600)
-                _, status = os.waitpid(child, 0)
-                assert os.WIFSIGNALED(status), status
-            """)
-        )
-    assert ending == Ending()
 
 
 @pytest.mark.usefixtures("ctrl_c")

@@ -153,3 +153,21 @@ def test_an_infinity_is_no_overflow_of_a_format_that_no_value_comes_near() -> No
     near = torch.cat([RIGHT.flatten(), torch.tensor([7e4])])
     (pattern,) = limits.propose_nonfinite(Case(given.half(), near))
     assert pattern.evidence["format"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "sentence"),
+    [
+        (-math.inf, math.inf, "an infinity instead of one of the other sign"),
+        (math.inf, 1.0, "an infinity instead of a number"),
+        (math.inf, math.nan, "an infinity instead of NaN"),
+        (math.nan, math.inf, "NaN instead of an infinity"),
+    ],
+)
+def test_what_an_infinity_or_a_nan_replaces_is_named(given, right, sentence) -> None:
+    values = torch.arange(1.0, 5.0)
+    case = Case(
+        torch.cat([values, torch.tensor([given])]), torch.cat([values, torch.tensor([right])])
+    )
+    (pattern,) = limits.propose_nonfinite(case)
+    assert pattern.sentence == sentence

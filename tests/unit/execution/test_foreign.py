@@ -82,3 +82,19 @@ def test_without_a_lifted_form_the_native_run_decides_and_says_so(model, x):
         verdict = paritas.verify([x], model, candidate, QUIET)
         assert verdict.passed
         assert any(note in told for told in verdict.notes)
+
+
+def test_a_lifted_run_that_failed_is_not_said_to_be_judged_as_well(model, x):
+    def fails(x):
+        raise ValueError("cannot reshape")
+
+    def lift(used):
+        return LiftedProgram(fails, frozenset({"a table has 9 digits"}))
+
+    candidate = ForeignProgram("numpy", lambda x: model(x) * (1 + 1e-7), lift)
+    verdict = paritas.verify([x], model, candidate, QUIET)
+    assert verdict.passed
+    assert list(verdict.notes) == [
+        "numpy returns values only: gradients and aliases were not compared",
+        "only the native run was made: the candidate in float64 raised ValueError: cannot reshape",
+    ]

@@ -304,6 +304,8 @@ def test_an_equality_that_is_no_yes_or_no_is_unverified():
 def test_objects_of_different_types_show_both():
     reason = AutomaticValueChecker().check("0.5", 0).reason
     assert reason == "the reference is str '0.5', the candidate int 0"
+    reason = AutomaticValueChecker().check(torch.ones(2, 3), None).reason
+    assert reason == "the reference is a tensor float32[2, 3], the candidate None"
 
 
 # --- integers under a tolerance -------------------------------------------------------------------

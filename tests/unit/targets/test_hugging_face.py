@@ -310,6 +310,23 @@ class PickyModel(TextModel):
         raise ValueError("the moon is not full")
 
 
+class TextPreTrainedModel(nn.Module):
+    config_class = TextConfig
+
+
+class TextTokenizer:
+    pass
+
+
+class OwnModel(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class AutoModelForCausalLM:
+    pass
+
+
 @pytest.fixture(autouse=True)
 def library(monkeypatch):
     module = types.ModuleType("transformers")
@@ -317,7 +334,11 @@ def library(monkeypatch):
         TextConfig,
         StagesConfig,
         PairConfig,
+        AutoModelForCausalLM,
+        OwnModel,
         TextModel,
+        TextPreTrainedModel,
+        TextTokenizer,
         SharingForCausalLM,
         StagesModel,
         PairModel,
@@ -506,7 +527,23 @@ def test_with_inputs_of_the_users_own_the_model_is_only_built():
     ("spec", "message"),
     [
         ("hf:TextModl", "'hf:TextModl': transformers has no 'TextModl'; did you mean 'TextModel'"),
-        ("hf:TextConfig", "TextConfig is not a model class with its own configuration"),
+        ("hf:TextConfig", "TextConfig is not a model; use a model class such as TextModel"),
+        ("hf:TextTokenizer", "TextTokenizer is not a model; use a model class such as TextModel"),
+        (
+            "hf:TextPreTrainedModel",
+            (
+                "'hf:TextPreTrainedModel': TextPreTrainedModel has no forward: it is a base class, "
+                "or only generates; use a model class such as TextModel"
+            ),
+        ),
+        (
+            "hf:AutoModelForCausalLM",
+            (
+                "AutoModelForCausalLM chooses a class for a checkpoint, and paritas loads none; "
+                "use a model class such as LlamaForCausalLM"
+            ),
+        ),
+        ("hf:OwnModel", "OwnModel has no configuration of its own; use a model class such as"),
         ("hf:TextModel?hiden_size=8", "has no setting 'hiden_size'; did you mean 'hidden_size'?"),
         ("hf:TextModel?hidden_size", "write settings as ?name=value&name=value"),
         (

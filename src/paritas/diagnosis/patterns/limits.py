@@ -210,7 +210,7 @@ def propose_nonfinite(case: Case) -> list[Pattern]:
     infinite = wrong & torch.isinf(case.given)
     made = wrong & torch.isnan(case.given)
     swallowed = wrong & torch.isfinite(case.given) & ~torch.isfinite(case.right)
-    found = _overflow(case) if bool(infinite.any()) else []
+    found = _overflow(case) if bool((infinite & torch.isfinite(case.right)).any()) else []
     for mask, name in ((made, "NaN"), (infinite, "an infinity"), (swallowed, "")):
         share = float(mask.sum()) / float(wrong.sum())
         if share < _HALF or (found and name == "an infinity"):
@@ -271,7 +271,7 @@ def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Patt
     evidence: dict[str, float | str] = {"elements": float(count), "share of the wrong": share}
     cause = _find_cause(case, mask)
     if cause is None:
-        sentence = f"{name} instead of a number"
+        sentence = _name_exchange(name, case.right[mask])
         if bool((case.right[mask] == 0).all()):
             sentence += ", everywhere 0"
         confidence = 0.9
@@ -286,6 +286,16 @@ def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Patt
         sentence=sentence,
         evidence=evidence,
     )
+
+
+def _name_exchange(name: str, right: Tensor) -> str:
+    if bool(torch.isfinite(right).all()):
+        return f"{name} instead of a number"
+    if bool(torch.isnan(right).all()):
+        return f"{name} instead of NaN"
+    if not bool(torch.isinf(right).all()):
+        return f"{name} instead of other values"
+    return f"{name} instead of {'an infinity' if name == 'NaN' else 'one of the other sign'}"
 
 
 def _find_cause(case: Case, mask: Tensor) -> NonfiniteCause | None:
