@@ -5,6 +5,7 @@
     ParitasError                 catch this to catch all of them
     ├── UsageError             also ValueError: an argument, an option or a file is wrong
     ├── MismatchError          also AssertionError, RuntimeError, ValueError: the candidate failed
+    ├── ClusterLostError       also ConnectionError: the cluster that did the work is gone
     └── UnsupportedTorchError  also RuntimeError: this torch does not behave as expected
     ParityWarning                also UserWarning: a mismatch that the caller asked to only warn of
 
@@ -50,6 +51,10 @@ class MismatchError(ParitasError, AssertionError, RuntimeError, ValueError):
         # By default only `args`, the message, is pickled, and unpickling in a process pool or a
         # parallel test runner would fail. The last item carries notes.
         return type(self), (str(self), self.verdict), dict(self.__dict__)
+
+
+class ClusterLostError(ParitasError, ConnectionError):
+    """The scheduler or all workers of a cluster are gone; nothing more was verified."""
 
 
 class ParityWarning(UserWarning):

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from paritas.cli.options import INTERRUPTED, UNVERIFIED
-from paritas.errors import ParitasError, did_you_mean
+from paritas.errors import ClusterLostError, ParitasError, did_you_mean
 from paritas.settings import NO_TABLE, PLUGINS, Settings, bind_variables, check_names, load
 
 # --- Settings as the defaults of options ----------------------------------------------------------
@@ -126,6 +126,9 @@ class LazyGroup(click.Group):
                 return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
+        except ClusterLostError as error:  # nobody's usage was wrong
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(UNVERIFIED)
         except ParitasError as error:
             raise _Refusal(str(error)) from error
         except KeyboardInterrupt:

@@ -330,7 +330,7 @@ def sweep(
 
     remark = f"written to {output}: report.html, sweep.json, junit.xml"
     emit(form, lambda: sweep_account(report, subject=str(targets)), sweep_report(report, remark))
-    ctx.exit(INTERRUPTED if report.stopped else report.exit_code)
+    ctx.exit(INTERRUPTED if report.stopped == "interrupt" else report.exit_code)
 
 
 def _sweep(targets: Path, output: Path, **asked: Any) -> SweepReport:

@@ -20,6 +20,8 @@ MOST_FAILING, MOST_PASSING = 50, 5
 # A run is newly slow if it took this factor of the earlier processor time, and this many seconds
 # more. Less is within the machine's own variation.
 SLOWER, SLOWER_SECONDS = 1.5, 10.0
+# Why a sweep ended before its last run.
+INTERRUPT, CLUSTER_LOST = "interrupt", "cluster lost"
 
 
 # --- One run and its row --------------------------------------------------------------------------
@@ -250,7 +252,7 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
         rows: in the order of the targets.
         planned: number of planned runs.
         strict: whether `unstable` counts as a failure.
-        stopped: empty, or `interrupt` if rows are missing.
+        stopped: empty, or why rows are missing: `interrupt`, `cluster lost`.
         began: start in UTC; for a resumed sweep, when it was resumed.
         seconds: duration; for a resumed sweep, since it was resumed.
         versions: versions of torch, Python, the platform and other libraries used.
@@ -337,7 +339,8 @@ def sweep_headline(report: SweepReport) -> str:
     rows, failing = len(report.rows), report.failures
     done = counted(rows, "run")
     if report.stopped:
-        done = f"interrupted after {rows} of {counted(report.planned, 'run')}"
+        how = "interrupted" if report.stopped == INTERRUPT else f"stopped ({report.stopped})"
+        done = f"{how} after {rows} of {counted(report.planned, 'run')}"
     if not rows:
         return f"unverified: {done}; nothing was compared"
     if report.against and not report.stopped:

@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import os
 import shutil
-import sys
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -14,29 +13,36 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from paritas.errors import UsageError
-from paritas.execution.executors import Failed, count_processors, executor_of, run_batches
+from paritas.errors import ClusterLostError, UsageError
+from paritas.execution.executors import (
+    Failed,
+    count_processors,
+    executor_of,
+    run_batches,
+    tell_workers,
+)
 from paritas.files.records import Lock
 from paritas.reports.files import check_writable, write_whole
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.report import json_of
 from paritas.results.sweeps import (
-    RunEnd,
+    CLUSTER_LOST,
+    INTERRUPT,
     SweepReport,
     SweepRow,
     SweepRun,
     changes,
-    without_verdict,
 )
 from paritas.settings import own_version
-from paritas.sweeping import processes
+from paritas.sweeping import places, processes
 from paritas.sweeping.plan import plan_tasks
-from paritas.sweeping.processes import RunOrder, RunPlace
+from paritas.sweeping.processes import RunOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
+    from paritas.sweeping.places import RunPlace
     from paritas.sweeping.plan import RunTask
 
 LOCAL = "processes"
@@ -65,7 +71,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
     """Verify many targets under many settings, each run in its own process.
 
     An aborted sweep resumes when it is called again with the same targets and the same output.
-    Ctrl-C ends it: the results so far are written and returned.
+    Ctrl-C ends it, and so does the loss of a cluster: the results so far are written and returned.
 
     Args:
         targets: the path of a TOML file, or a list of its rows: dicts such as
@@ -99,7 +105,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
     with SweepJournal(folder, runs, processes.versions(), restart=restart) as journal:
         check_writable(folder / REPORT_JSON)
         left = [task for task in tasks if task.run not in journal.rows]
-        stopped = ""
+        stopped, why = "", ""
 
         def show_progress() -> None:
             if on_progress is not None:
@@ -112,7 +118,9 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
                 for row in found:
                     journal.add(row)
         except KeyboardInterrupt:
-            stopped = "interrupt"
+            stopped = INTERRUPT
+        except ClusterLostError as error:
+            stopped, why = CLUSTER_LOST, str(error)
         rows = tuple(journal.rows[run] for run in runs if run in journal.rows)
         known = f"{journal.resumed} of {len(tasks)} rows are from before this sweep was resumed"
         report = SweepReport(
@@ -127,7 +135,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
             changes=()
             if earlier is None
             else changes(rows, earlier, strict=strict, whole=not stopped),
-            notes=(known,) if journal.resumed else (),
+            notes=(*((known,) if journal.resumed else ()), *((why,) if why else ())),
         )
         write_report(folder, report)
         if not stopped:
@@ -165,10 +173,13 @@ def _run_all(
         elif isinstance(spec, str) and not spec.startswith("dask://"):
             raise UsageError(f"executor={spec!r}: use {LOCAL}, dask://host:port, or an executor")
         executor, workers = stack.enter_context(executor_of(spec, jobs))
+        place = _place_of(tasks, folder, workers, local=local)
+        code = None if local else places.pack_code((task.run for task in tasks), place.paths)
+        orders = (RunOrder(task=task, place=place, code=code) for task in tasks)
         if local:
-            stack.callback(processes.stop_servers)
-        place = _place_of(tasks, folder, workers if local else 1, workers)
-        orders = (RunOrder(task=task, place=place) for task in tasks)
+            stack.callback(processes.stop_servers, place.sweep)
+        else:
+            stack.callback(tell_workers, executor, processes.stop_servers, place.sweep)
         show_progress()
         for order, row in run_batches(
             executor, processes.run_order, orders, ahead=workers, ordered=False
@@ -177,31 +188,21 @@ def _run_all(
             show_progress()
 
 
-def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, workers: int) -> RunPlace:
-    cache = (folder / _CACHE).absolute()
+def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, *, local: bool) -> RunPlace:
+    cache = folder / _CACHE
     cache.mkdir(parents=True, exist_ok=True)
-    here = str(Path.cwd())
-    paths = dict.fromkeys([here, *(path or here for path in sys.path)])
-    return RunPlace(
-        folder=here,
-        paths=tuple(paths),
-        cache=str(cache),
-        libraries=processes.libraries_of(task.run for task in tasks),
-        jobs=jobs,
-        threads=max(count_processors() // max(workers, 1), 1),
+    runs = [task.run for task in tasks]
+    return msgspec.structs.replace(
+        places.new_place(cache, jobs=jobs, local=local),
+        libraries=processes.libraries_of(runs),
+        compiles=processes.compiles_any(runs),
     )
 
 
 def _lost(order: RunOrder, error: str) -> SweepRow:
     """The row of a run whose worker died twice."""
-    verdict = without_verdict(f"its worker died: {error}", "look at the worker's own log")
-    return SweepRow(
-        run=order.task.run,
-        ended=RunEnd.CRASHED,
-        verdict=verdict,
-        counts={verdict.status.value: 1},
-        versions=processes.versions(),
-    )
+    reason, advice = f"its worker died: {error}", "look at the worker's own log"
+    return processes.row_without_run(order.task, reason, advice)
 
 
 # --- The journal ----------------------------------------------------------------------------------
