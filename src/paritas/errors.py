@@ -15,6 +15,7 @@ program is not part of this tree: it becomes a finding, or passes through unchan
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,3 +102,12 @@ def first_line(
     lines = str(error).strip().splitlines() or [""]
     text = " ".join(str(error).split()) if whole else lines[0]
     return text[:longest] + cut if len(text) > longest else text
+
+
+# Characters that are invalid in XML or control a terminal.
+_UNPRINTABLE = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def plain(text: str) -> str:
+    """Escape characters that would break a document, or control the terminal that shows them."""
+    return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found.group()):02x}", text.replace("\r", ""))

@@ -602,7 +602,7 @@ def _promise_options(command: Any) -> Any:
     help="Write a script that shows the smallest failing case to this file.",
 )
 @strict_option
-@json_option("Write every case with its findings to this file.", or_stdout=True)
+@json_option("Write every case with its findings to this file.")
 @format_options
 @click.pass_context
 def kernel(
@@ -626,17 +626,15 @@ def kernel(
     example if the task accepts zeros.
     """
     report = _judge(reference, candidate, given)
-    from paritas.cli.options import STDOUT
     from paritas.reports.model_reports import kernel_account, kernel_report
 
     write_json(json_path, report.to_json)
-    if json_path != STDOUT:
-        file = subject_file(candidate)
-        emit(
-            form,
-            lambda: kernel_account(report, subject=candidate, file=file),
-            kernel_report(report),
-        )
+    file = subject_file(candidate)
+    emit(
+        form,
+        lambda: kernel_account(report, subject=candidate, file=file),
+        kernel_report(report),
+    )
     ctx.exit(report.exit_code)
 
 

@@ -33,13 +33,14 @@ from paritas.results.sweeps import (
     SweepRun,
     changes,
 )
+from paritas.results.sweeps import FORMAT as REPORT_FORMAT
 from paritas.settings import own_version
 from paritas.sweeping import places, processes
 from paritas.sweeping.plan import plan_tasks
 from paritas.sweeping.processes import RunOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from paritas.sweeping.places import RunPlace
@@ -107,11 +108,13 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
         left = [task for task in tasks if task.run not in journal.rows]
         stopped, why = "", ""
 
-        def show_progress() -> None:
+        def show_progress(running: Iterable[SweepRun]) -> None:
             if on_progress is not None:
                 done = journal.rows.values()
                 failing = sum(not row.passes() for row in done)
-                on_progress(Progress("sweeping", len(done), len(tasks), failing=failing))
+                names = tuple(map(str, running))
+                step = Progress("sweeping", len(done), len(tasks), failing=failing, running=names)
+                on_progress(step)
 
         try:
             with contextlib.closing(_run_all(left, folder, executor, jobs, show_progress)) as found:
@@ -159,7 +162,7 @@ def _run_all(
     folder: Path,
     spec: str | Executor,
     jobs: int | None,
-    show_progress: Callable[[], None],
+    show_progress: Callable[[Iterable[SweepRun]], None],
 ) -> Generator[SweepRow]:
     """Yield rows in order of completion; closing the generator ends the runs in progress."""
     if not tasks:
@@ -175,17 +178,32 @@ def _run_all(
         executor, workers = stack.enter_context(executor_of(spec, jobs))
         place = _place_of(tasks, folder, workers, local=local)
         code = None if local else places.pack_code((task.run for task in tasks), place.paths)
-        orders = (RunOrder(task=task, place=place, code=code) for task in tasks)
+        running: dict[SweepRun, None] = {}
+        orders = _started(
+            (RunOrder(task=task, place=place, code=code) for task in tasks), running, show_progress
+        )
         if local:
             stack.callback(processes.stop_servers, place.sweep)
         else:
             stack.callback(tell_workers, executor, processes.stop_servers, place.sweep)
-        show_progress()
         for order, row in run_batches(
             executor, processes.run_order, orders, ahead=workers, ordered=False
         ):
+            del running[order.task.run]
             yield _lost(order, row.error) if isinstance(row, Failed) else row
-            show_progress()
+            show_progress(running)
+
+
+def _started(
+    orders: Iterable[RunOrder],
+    running: dict[SweepRun, None],
+    show_progress: Callable[[Iterable[SweepRun]], None],
+) -> Iterator[RunOrder]:
+    """The orders; each is running as soon as it is taken."""
+    for order in orders:
+        running[order.task.run] = None
+        show_progress(running)
+        yield order
 
 
 def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, *, local: bool) -> RunPlace:
@@ -347,13 +365,19 @@ def read_rows(place: Path) -> tuple[SweepRow, ...]:
         if place.is_dir() and not file.exists():  # it was killed
             file = place / JOURNAL
             return tuple(read_journal(file)[1])
-        return SweepReport.from_json(file.read_bytes()).rows
+        report = SweepReport.from_json(file.read_bytes())
     except FileNotFoundError:
         raise UsageError(
             f"--against {str(place)!r}: there is no earlier sweep; use the --output of one"
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
+    if report.format != REPORT_FORMAT:
+        raise UsageError(
+            f"{str(file)!r} has format {report.format}, but this paritas reads format "
+            f"{REPORT_FORMAT}: use the paritas that wrote it"
+        )
+    return report.rows
 
 
 def _decoded(path: Path, number: int, text: bytes, kind: Any) -> Any:
