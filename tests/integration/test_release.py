@@ -158,6 +158,22 @@ def test_the_wheel_bears_the_licence_of_everything_in_it(wheel):
         assert "Copyright (c)" in text
 
 
+# --- what a package index shows -------------------------------------------------------------------
+
+
+def test_the_description_has_no_link_to_a_file_that_an_index_does_not_have(wheel):
+    archive = zipfile.ZipFile(wheel)
+    metadata = message_from_string(archive.read(f"{INFO}/METADATA").decode())
+    text = metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "tutorial (`docs/tutorial.md`)" in text
+    links = re.findall(r"\]\(([^)]*)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    assert [link for link in links if not link.startswith(("http://", "https://"))] == []
+    named = set(re.findall(r"\(`([\w/.]+\.md)`\)", text))
+    assert named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 # --- the dependencies -----------------------------------------------------------------------------
 
 

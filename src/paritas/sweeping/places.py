@@ -121,9 +121,8 @@ def pack_code(runs: Iterable[SweepRun], paths: Sequence[str]) -> dict[str, bytes
             files |= dict.fromkeys(str(Path(path) / f"{top}.py") for path in paths)
             with contextlib.suppress(Exception):
                 finder.import_hook(before)
-    for module in finder.modules.values():
-        if module.__file__:
-            files[os.path.normpath(Path.cwd() / module.__file__)] = None
+    found = [getattr(module, "__file__", None) for module in finder.modules.values()]
+    files |= dict.fromkeys(os.path.normpath(Path.cwd() / file) for file in found if file)
     return _read_files(files)
 
 
