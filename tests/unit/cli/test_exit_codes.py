@@ -13,7 +13,7 @@ from paritas.cli import _HOMES, main
 from paritas.cli.partition_checks import CheckedOperator
 from paritas.cli.running import Ending, RankReport
 from paritas.doctor.examination import Check
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import ClusterLostError, ParitasError, UsageError
 from paritas.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
@@ -216,3 +216,13 @@ def test_what_a_command_raises_becomes_the_same_code_in_every_command(
 @pytest.mark.parametrize("name", _HOMES)
 def test_an_unknown_option_is_wrong_usage_in_every_command(name):
     assert invoke(name, "--no-such-option").exit_code == 2
+
+
+def test_a_cluster_that_is_lost_leaves_it_unverified_in_one_line(monkeypatch):
+    def lost(*_args, **_kwargs):
+        raise ClusterLostError("the connection to the scheduler is lost")
+
+    monkeypatch.setattr("paritas.cli.dumps._compare", lost)
+    done = invoke("compare", "--my-path", "a", "--golden-path", "b")
+    assert done.exit_code == 3
+    assert done.output == "Error: the connection to the scheduler is lost\n"
