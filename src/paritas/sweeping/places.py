@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paritas.execution.executors import count_processors
+from paritas.sweeping.plan import INDUCTOR_MODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,6 +75,12 @@ def new_place(folder: Path, *, jobs: int, local: bool) -> RunPlace:
         jobs=jobs,
         threads=threads_for(jobs),
     )
+
+
+def compiles_any(runs: Iterable[SweepRun]) -> bool:
+    """Whether Inductor compiles in a run, as far as its candidate's name says it."""
+    names = {run.candidate for run in runs if run.kernel is None}
+    return not names.isdisjoint(("inductor", "aot_inductor", *INDUCTOR_MODES))
 
 
 def threads_for(jobs: int) -> int:

@@ -124,8 +124,18 @@ def _server_of(order: RunOrder) -> _Server:
             place = _worker_places[sweep].place
         server = _servers.get(sweep)
         if server is None or server.is_gone:
+            _forget_ended(sweep)
             server = _servers[sweep] = _Server(place)
         return server
+
+
+def _forget_ended(sweep: str) -> None:
+    """Remove what other sweeps left here that could not say that they ended."""
+    ended = [other for other, one in _servers.items() if one.is_gone and other != sweep]
+    for other in ended:
+        del _servers[other]
+        if other in _worker_places:
+            _worker_places.pop(other).remove()
 
 
 def stop_servers(sweep: str) -> None:
@@ -785,9 +795,3 @@ def libraries_of(runs: Iterable[SweepRun]) -> tuple[str, ...]:
     """What is imported before runs are forked: `hf`, `timm`, `kernels` ..."""
     known = {KERNELS if run.kernel is not None else run.target.partition(":")[0] for run in runs}
     return tuple(sorted(name for name in known if preloaded_modules((name,), own=False)))
-
-
-def compiles_any(runs: Iterable[SweepRun]) -> bool:
-    """Whether Inductor compiles in a run, as far as its candidate's name says it."""
-    names = {run.candidate for run in runs if run.kernel is None}
-    return not names.isdisjoint(("inductor", "aot_inductor", *INDUCTOR_MODES))

@@ -213,7 +213,7 @@ def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, *, local: bool)
     return msgspec.structs.replace(
         places.new_place(cache, jobs=jobs, local=local),
         libraries=processes.libraries_of(runs),
-        compiles=processes.compiles_any(runs),
+        compiles=places.compiles_any(runs),
     )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paritas.results.sweeps import SweepRun
@@ -126,10 +127,41 @@ def test_a_worker_that_cannot_start_processes_makes_a_row(project, monkeypatch):
     assert "Permission denied" in row.worst.reason
 
 
+def test_a_sweep_removes_what_one_that_was_killed_has_left_on_the_worker(project, monkeypatch):
+    class Server:
+        def __init__(self, place):
+            self.place, self.is_gone = place, False
+
+        def run(self, task):
+            return self.place
+
+        def stop(self):
+            self.is_gone = True
+
+    def run(sweep):
+        order = RunOrder(
+            task=RunTask(run=SweepRun(target="models:fine")),
+            place=msgspec.structs.replace(place_of(project / "elsewhere"), sweep=sweep),
+            code={},
+        )
+        return processes.run_order(order)
+
+    monkeypatch.setattr(processes, "_Server", Server)
+    killed, going_on = run("killed"), run("going on")
+    processes._servers["killed"].stop()
+    last = run("last")
+    assert not Path(killed.folder).exists()
+    assert Path(going_on.folder).exists()
+    for sweep in ("going on", "last"):
+        processes.stop_servers(sweep)
+    assert not Path(going_on.folder).exists()
+    assert not Path(last.folder).exists()
+
+
 def test_inductor_is_warmed_up_only_if_a_run_names_it():
     def runs(*names):
         return [SweepRun(target="m:f", candidate=name) for name in names]
 
-    assert not processes.compiles_any(runs("eager", "aot_eager", "m:own", "invariants"))
-    assert processes.compiles_any(runs("eager", "max-autotune"))
-    assert processes.compiles_any(runs("aot_inductor"))
+    assert not places.compiles_any(runs("eager", "aot_eager", "m:own", "invariants"))
+    assert places.compiles_any(runs("eager", "max-autotune"))
+    assert places.compiles_any(runs("aot_inductor"))
