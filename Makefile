@@ -155,7 +155,7 @@ bench-page: $(VENV)/.installed ## Make docs/benchmarks.md from benchmarks/result
 # --- release: docs/releasing.md -------------------------------------------------------------------
 
 .PHONY: dist
-dist: $(VENV)/.installed-test ## Build the wheel and the sdist into dist/, and check them
+dist: $(VENV)/.installed-test test-oldest ## Build the wheel and the sdist into dist/, and check them
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist -t sdist -t wheel
 	DIST_FOLDER=dist $(TEST_ENV) $(BIN)/python -m pytest tests/integration/test_release.py $(PYTEST_ARGS)

@@ -5,6 +5,7 @@
     ParitasError                 catch this to catch all of them
     ├── UsageError             also ValueError: an argument, an option or a file is wrong
     ├── MismatchError          also AssertionError, RuntimeError, ValueError: the candidate failed
+    ├── ClusterLostError       also ConnectionError: the cluster that did the work is gone
     └── UnsupportedTorchError  also RuntimeError: this torch does not behave as expected
     ParityWarning                also UserWarning: a mismatch that the caller asked to only warn of
 
@@ -14,6 +15,7 @@ program is not part of this tree: it becomes a finding, or passes through unchan
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ class MismatchError(ParitasError, AssertionError, RuntimeError, ValueError):
         # By default only `args`, the message, is pickled, and unpickling in a process pool or a
         # parallel test runner would fail. The last item carries notes.
         return type(self), (str(self), self.verdict), dict(self.__dict__)
+
+
+class ClusterLostError(ParitasError, ConnectionError):
+    """The scheduler or all workers of a cluster are gone; nothing more was verified."""
 
 
 class ParityWarning(UserWarning):
@@ -115,3 +121,12 @@ def first_line(
     lines = str(error).strip().splitlines() or [""]
     text = " ".join(str(error).split()) if whole else lines[0]
     return text[:longest] + cut if len(text) > longest else text
+
+
+# Characters that are invalid in XML or control a terminal.
+_UNPRINTABLE = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def plain(text: str) -> str:
+    """Escape characters that would break a document, or control the terminal that shows them."""
+    return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found.group()):02x}", text.replace("\r", ""))

@@ -125,6 +125,8 @@ def test_the_sdist_holds_what_the_targets_of_the_makefile_need(unpacked):
         assert below == {f"{folder}/{name}" for name in files_below(ROOT / folder)}
     alone = {name for name in held if "/" not in name}
     assert {"Makefile", "pyproject.toml", "constraints.txt", "zensical.toml", "LICENSE"} <= alone
+    named = set(re.findall(r"[\w-]+\.(?:txt|toml|md)\b", (ROOT / "Makefile").read_text()))
+    assert {name for name in named if (ROOT / name).is_file()} <= alone
 
 
 def test_the_sdist_builds_the_same_wheel(unpacked, wheel, tmp_path):
@@ -154,6 +156,36 @@ def test_the_wheel_bears_the_licence_of_everything_in_it(wheel):
         text = texts[f"src/{ASSETS}/vendor/{re.split('[._]', file)[0]}.LICENSE"]
         assert "Permission is hereby granted, free of charge" in text
         assert "Copyright (c)" in text
+
+
+# --- what a package index shows -------------------------------------------------------------------
+
+
+def test_the_description_has_no_link_to_a_file_that_an_index_does_not_have(wheel):
+    archive = zipfile.ZipFile(wheel)
+    metadata = message_from_string(archive.read(f"{INFO}/METADATA").decode())
+    text = metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "tutorial (`docs/tutorial.md`)" in text
+    links = re.findall(r"\]\(([^)]*)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    assert [link for link in links if not link.startswith(("http://", "https://"))] == []
+    named = set(re.findall(r"\(`([\w/.]+\.md)`\)", text))
+    assert named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+# --- the dependencies -----------------------------------------------------------------------------
+
+
+def test_the_oldest_versions_that_are_tried_are_the_oldest_that_are_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    allowed = dict(one.split(">=") for one in project["dependencies"])
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    tried = dict(line.split("==") for line in lines if "==" in line)
+    del allowed["torch"]  # as in constraints.txt
+    assert tried.keys() == allowed.keys()
+    for name, version in tried.items():
+        assert re.fullmatch(rf"{re.escape(allowed[name])}(\.0)*", version), name
 
 
 # --- the version ----------------------------------------------------------------------------------

@@ -6,7 +6,13 @@ import pickle
 import pytest
 
 from paritas import errors
-from paritas.errors import MismatchError, ParitasError, UnsupportedTorchError, UsageError
+from paritas.errors import (
+    ClusterLostError,
+    MismatchError,
+    ParitasError,
+    UnsupportedTorchError,
+    UsageError,
+)
 
 
 @pytest.mark.parametrize(
@@ -14,6 +20,7 @@ from paritas.errors import MismatchError, ParitasError, UnsupportedTorchError, U
     [
         (UsageError, (ValueError,)),
         (MismatchError, (AssertionError, RuntimeError, ValueError)),
+        (ClusterLostError, (ConnectionError,)),
         (UnsupportedTorchError, (RuntimeError,)),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from paritas.cli.options import INTERRUPTED, UNVERIFIED
-from paritas.errors import ParitasError, did_you_mean
+from paritas.errors import ClusterLostError, ParitasError, did_you_mean, plain
 from paritas.settings import NO_TABLE, PLUGINS, Settings, bind_variables, check_names, load
 
 # --- Settings as the defaults of options ----------------------------------------------------------
@@ -139,8 +139,11 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"no option {error.option_name}: {advice}", error.ctx) from error
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
+        except ClusterLostError as error:  # nobody's usage was wrong
+            click.echo(f"Error: {plain(str(error))}", err=True)
+            ctx.exit(UNVERIFIED)
         except ParitasError as error:
-            raise _Refusal(str(error)) from error
+            raise _Refusal(plain(str(error))) from error
         except KeyboardInterrupt:
             click.echo("interrupted: there is no verdict", err=True)
             ctx.exit(INTERRUPTED)

@@ -19,6 +19,7 @@ from paritas.cli.options import (
     emit,
     format_options,
     json_option,
+    json_takes_stdout,
     progress,
     write_json,
 )
@@ -92,22 +93,24 @@ def inspect(  # noqa: PLR0913  (one for each option)
     from paritas.dumps.opening import open_dump
     from paritas.dumps.survey import DumpSurvey, RecordFilter
     from paritas.reports.dumps import dump_report
+    from paritas.reports.terminal import Printable
 
     wanted = RecordFilter(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
     survey = DumpSurvey(open_dump(dump, kind), wanted, check=check)
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=json_takes_stdout())
     listed = _walk(survey, console if records else None, keep=records and json_path is not None)
     summary = survey.summary()
     if summary.records and not summary.selected:
         ctx.fail(_describe_no_match(survey, wanted, dump, summary.records))
     content = {"summary": summary, "records": listed if records else None}
     write_json(json_path, lambda: msgspec.json.encode(content))
-    console.print(dump_report(summary), crop=False)
+    console.print(Printable(dump_report(summary)), crop=False)
     ctx.exit(0 if summary.is_sound else UNVERIFIED)
 
 
 def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[ExaminedRecord]:
     """Survey all records; print them if there is a console, and return them if `keep`."""
+    from paritas.errors import plain
     from paritas.reports.dumps import record_lines
 
     kept: list[ExaminedRecord] = []
@@ -115,9 +118,10 @@ def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[Ex
         if keep:
             kept.append(examined)
         if console is not None:
-            click.echo("\n".join(record_lines(examined, console.width)))
+            lines = "\n".join(record_lines(examined, console.width))
+            click.echo(plain(lines), err=console.stderr)
     if console is not None:
-        click.echo()
+        click.echo(err=console.stderr)
     return kept
 
 

@@ -217,7 +217,7 @@ _FOLDED = "hooks into torch"
 
 @click.command(short_help="Check whether paritas works on this machine, with this torch.")
 @click.option("--quick", is_flag=True, help="Compile nothing.")
-@json_option("Write all checks to this file; - is stdout, instead of the text.", or_stdout=True)
+@json_option("Write all checks to this file; - is stdout, instead of the text.")
 @click.pass_context
 def doctor(ctx: click.Context, *, quick: bool, json_path: Path | None) -> None:
     """Check versions, compiler, devices, folders and hooks into torch, and run a self-test.
@@ -292,7 +292,7 @@ def _verdict(checks: Sequence[Check], code: int) -> str:
 
 @click.command(short_help="Show the settings in effect, and where they come from.")
 @click.argument("command", required=False)
-@json_option("Write them to this file; - is stdout, instead of the table.", or_stdout=True)
+@json_option("Write them to this file; - is stdout, instead of the table.")
 @click.pass_obj
 def config(settings: Settings, command: str | None, json_path: Path | None) -> None:
     """Print every setting of COMMAND, or of all commands: its value, and where it comes from.

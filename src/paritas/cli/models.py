@@ -333,7 +333,7 @@ def sweep(
 
     remark = f"written to {output}: report.html, sweep.json, junit.xml"
     emit(form, lambda: sweep_account(report, subject=str(targets)), sweep_report(report, remark))
-    ctx.exit(INTERRUPTED if report.stopped else report.exit_code)
+    ctx.exit(INTERRUPTED if report.stopped == "interrupt" else report.exit_code)
 
 
 def _sweep(targets: Path, output: Path, **asked: Any) -> SweepReport:
@@ -629,7 +629,7 @@ def _promise_options(command: Any) -> Any:
     help="Write a script that shows the smallest failing case to this file.",
 )
 @strict_option
-@json_option("Write every case with its findings to this file.", or_stdout=True)
+@json_option("Write every case with its findings to this file.")
 @format_options
 @click.pass_context
 def kernel(
@@ -654,17 +654,15 @@ def kernel(
     """
 
     def show(report: KernelReport) -> None:
-        from paritas.cli.options import STDOUT
         from paritas.reports.model_reports import kernel_account, kernel_report
 
         write_json(json_path, report.to_json)
-        if json_path != STDOUT:
-            file = subject_file(candidate)
-            emit(
-                form,
-                lambda: kernel_account(report, subject=candidate, file=file),
-                kernel_report(report),
-            )
+        file = subject_file(candidate)
+        emit(
+            form,
+            lambda: kernel_account(report, subject=candidate, file=file),
+            kernel_report(report),
+        )
 
     report = _judge(reference, candidate, given, show)
     show(report)

@@ -157,14 +157,14 @@ STDOUT = Path("-")
 def json_option(
     text: str = "Write the verdict with all its findings to this file.",
     *,
-    or_stdout: bool = False,
+    or_stdout: bool = True,
     first_rank_only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add `--json` to a command, which gets `json_path` after a check that it is writable.
 
     Args:
         text: the help.
-        or_stdout: whether `-` is stdout.
+        or_stdout: whether `-` is stdout, which the text then leaves for stderr; refused otherwise.
         first_rank_only: under torchrun, only rank 0 writes the file.
     """
 
@@ -173,13 +173,13 @@ def json_option(
             "--json",
             "json_path",
             metavar="FILE",
-            type=click.Path(path_type=Path, allow_dash=or_stdout),
-            help=text,
+            type=click.Path(path_type=Path, allow_dash=True),
+            help=text if "- is" in text or not or_stdout else f"{text} - is stdout.",
         )
         @functools.wraps(command)
         def checked(*args: Any, json_path: Path | None, **given: Any) -> Any:
             if json_path == STDOUT and not or_stdout:
-                json_path = Path.cwd() / STDOUT  # a file with that name
+                raise click.UsageError("--json - needs a file instead: the script uses stdout")
             writes = not first_rank_only or os.environ.get("RANK", "0") == "0"
             if json_path is not None and json_path != STDOUT and writes:
                 from paritas.reports.files import check_writable
@@ -190,6 +190,12 @@ def json_option(
         return checked
 
     return decorate
+
+
+def json_takes_stdout() -> bool:
+    """Whether `--json -` was given to the running command; its text then goes to stderr."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and ctx.params.get("json_path") == STDOUT
 
 
 def write_json(path: Path | None, encode: Callable[[], bytes]) -> None:
@@ -244,6 +250,10 @@ class OutputFormat:
 
     def check(self) -> None:
         """Fail now if the file could not be written later."""
+        if self.takes_stdout and json_takes_stdout():
+            raise click.UsageError(
+                f"--json - and --format {self.name} both write to stdout: add --format-file FILE"
+            )
         if self.file is None:
             return
         if self.name == "text":
@@ -328,7 +338,7 @@ def emit(
     soft_wrap: bool = False,
 ) -> None:
     """Write the output of `--format`, then print the text, which ends with the verdict."""
-    form.write(account)
+    form.write(account, err=json_takes_stdout())
     print_report(shown, stderr=form.takes_stdout, soft_wrap=soft_wrap)
 
 
@@ -377,18 +387,33 @@ def emit_model_report(
 
 
 def print_report(shown: RenderableType, *, stderr: bool = False, soft_wrap: bool = False) -> None:
-    """Print a report; long lines are folded, never cropped."""
+    """Print a report; long lines are folded, never cropped.
+
+    Args:
+        shown: the report.
+        stderr: leave stdout to a document; `--json -` does so, too.
+        soft_wrap: leave folding to the terminal.
+    """
     from rich.console import Console
 
-    Console(highlight=False, stderr=stderr).print(shown, crop=False, soft_wrap=soft_wrap)
+    from paritas.reports.terminal import Printable
+
+    console = Console(highlight=False, stderr=stderr or json_takes_stdout())
+    console.print(Printable(shown), crop=False, soft_wrap=soft_wrap)
 
 
 # --- Progress, on stderr --------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a step; the display is removed at the end."""
+def progress(*, quiet: bool = False, forks: bool = False) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows a step; the display is removed at the end.
+
+    Args:
+        quiet: show nothing.
+        forks: the work forks this process if it has one thread. A log then has a line only when
+            a step begins.
+    """
     if quiet:
         yield lambda _: None
         return
@@ -398,7 +423,9 @@ def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
     console = Console(stderr=True)
     if not console.is_interactive:
-        yield LogLines(lambda words: click.echo(words, err=True))
+        lines = LogLines(lambda words: click.echo(words, err=True))
+        with contextlib.nullcontext() if forks else lines.on_time():
+            yield lines
         return
     with bar_display(console) as display:
         yield ProgressBar(display)

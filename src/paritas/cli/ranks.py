@@ -190,7 +190,7 @@ def partition(
 
 
 def _run_partition(operator: str, options: PartitionOptions) -> CheckedOperator:
-    with progress() as tell:
+    with progress(forks=True) as tell:
         tell("importing torch")
         from paritas.candidates.loading import look_here
         from paritas.cli.partition_checks import check, operator_call
@@ -211,7 +211,7 @@ def _shrink(checked: CheckedOperator, outdir: Path) -> list[str]:
     from paritas.errors import UsageError
 
     try:
-        with progress() as tell:
+        with progress(forks=True) as tell:
             return report_lines(checked.verdict.shrink(outdir=outdir, on_progress=tell))
     except UsageError as error:
         return [f"no script in {outdir}: {error}"]
@@ -378,7 +378,7 @@ def _run_verify_graph(
 
     look_here()  # for --import
 
-    with progress(quiet=quiet) as show:
+    with progress(quiet=quiet, forks=True) as show:
 
         def tell(step: Progress) -> None:
             last[:] = [step]
@@ -587,7 +587,7 @@ def _check_forms(factory: str, options: ParallelOptions) -> None:
 def _run_verify_parallel(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
     from paritas.parallel import verify
 
-    with progress(quiet=here is not None and here.rank != 0) as tell:
+    with progress(quiet=here is not None and here.rank != 0, forks=True) as tell:
         tell(f"building {factory}")
         return verify.verify_parallel(
             **_build_parallel(factory, options, here),

@@ -667,7 +667,7 @@ def _print_report(report: RankReport, program: ScriptProgram, files: OutputFiles
     from rich.console import Console
 
     from paritas.reports.annotations import verdict_account
-    from paritas.reports.terminal import guard_report
+    from paritas.reports.terminal import Printable, guard_report
 
     verdict, target = report.verdict, program.target
     file = subject_file(target)
@@ -677,5 +677,5 @@ def _print_report(report: RankReport, program: ScriptProgram, files: OutputFiles
     console = Console(stderr=True, highlight=False)
     console.print()
     console.rule("paritas run", style="dim")
-    console.print(guard_report(report.graphs, verdict), crop=False)
+    console.print(Printable(guard_report(report.graphs, verdict)), crop=False)
     write_json(files.json_path, verdict.to_json)

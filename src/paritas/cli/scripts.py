@@ -19,12 +19,14 @@ from paritas.cli.options import (
     format_options,
     inputs_option,
     json_option,
+    json_takes_stdout,
     progress,
     refuse,
     strict_option,
     train_option,
     write_json,
 )
+from paritas.errors import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +87,7 @@ class _Every(click.ParamType[float]):
 )
 @click.option("--thorough", is_flag=True, help="Also check the compiler's graph passes.")
 @strict_option
-@json_option()
+@json_option(or_stdout=False)
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @format_options
@@ -264,7 +266,7 @@ def shrink(
             ctx.exit(UNVERIFIED)
     write_json(json_path, report.to_json)
     for line in report_lines(report):
-        click.echo(line)
+        click.echo(plain(line), err=json_takes_stdout())
     ctx.exit(report.exit_code)
 
 

@@ -9,14 +9,18 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import importlib.metadata
+import logging
 import multiprocessing
 import os
 import signal
 import threading
+import time
 import uuid
 import weakref
 from collections import deque
 from concurrent.futures import (
+    ALL_COMPLETED,
     FIRST_COMPLETED,
     BrokenExecutor,
     CancelledError,
@@ -28,7 +32,8 @@ from concurrent.futures import (
 )
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from paritas.errors import UsageError
+from paritas.errors import ClusterLostError, UsageError, in_one_line
+from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -96,6 +101,9 @@ _Result = TypeVar("_Result")
 
 _DASK = "dask://"
 _DASK_PATIENCE = "20s"
+# How often a cluster is looked at while it works, and how long it may be without workers, which a
+# cluster that scales itself is for a while.
+_LOOK_SECONDS, _WORKERLESS_SECONDS = 2.0, 120.0
 # By executor, an id that separates the work of one comparison from that of the next.
 _sessions: weakref.WeakKeyDictionary[Executor, str] = weakref.WeakKeyDictionary()
 
@@ -155,7 +163,8 @@ def run_batches(
     """Apply a function to batches; yields each with its result.
 
     A batch whose worker died is tried once more, alone, because another batch may have been the
-    cause. An exception of the function itself cancels all waiting batches and is raised here.
+    cause. An exception of the function itself cancels all waiting batches and is raised here; so
+    does the loss of a whole cluster, as `ClusterLostError`.
 
     Args:
         function: must be importable by name if work goes to other processes.
@@ -175,12 +184,14 @@ def run_batches(
                 pending.append((batch, _submit(executor, work, batch)))
             if not pending:
                 return
-            at = 0 if ordered else _first_done(pending)
+            at = _first_done(executor, pending, ordered=ordered)
             batch, future = pending[at]
             result = _take_result(batch, future)
             if isinstance(result, Failed):
-                wait([other for _, other in pending])
-                result = _take_result(batch, _submit(executor, work, batch))
+                _wait(executor, [other for _, other in pending], ALL_COMPLETED)
+                again = _submit(executor, work, batch)
+                _wait(executor, [again], ALL_COMPLETED)
+                result = _take_result(batch, again)
             del pending[at]
             yield batch, result
     finally:
@@ -191,9 +202,23 @@ def run_batches(
 _END: Any = object()
 
 
-def _first_done(pending: deque[tuple[_Batch, Future[_Result]]]) -> int:
-    wait([future for _, future in pending], return_when=FIRST_COMPLETED)
-    return next(at for at, (_, future) in enumerate(pending) if future.done())
+def _first_done(
+    executor: Executor, pending: deque[tuple[_Batch, Future[_Result]]], *, ordered: bool
+) -> int:
+    futures = [future for _, future in pending][: 1 if ordered else None]
+    _wait(executor, futures, FIRST_COMPLETED)
+    return next(at for at, future in enumerate(futures) if future.done())
+
+
+def _wait(executor: Executor, futures: list[Future[Any]], until: str) -> None:
+    """Wait for futures; a cluster is looked at meanwhile, since nobody reports its loss."""
+    if not isinstance(executor, _Cluster):
+        wait(futures, return_when=until)
+        return
+    while not wait(futures, timeout=_LOOK_SECONDS, return_when=until).done or (
+        until == ALL_COMPLETED and not all(future.done() for future in futures)
+    ):
+        executor.check()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,17 +350,101 @@ def _connect_dask(address: str) -> Iterator[tuple[Executor, int]]:
         raise UsageError(
             f"executor='{_DASK}{address}': no dask scheduler answers there ({error})"
         ) from error
-    with client:
+    with _closing_client(client):
         try:
             client.wait_for_workers(1, timeout=_DASK_PATIENCE)
         except TimeoutError as error:
             raise UsageError(
                 f"executor='{_DASK}{address}': the cluster has no workers after {_DASK_PATIENCE}"
             ) from error
-        threads = max(sum(client.nthreads().values()), 1)
-        # The same arguments are not the same work: a batch may be tried again.
-        executor = client.get_executor(pure=False)
+        _check_workers(client, address)
+        cluster = _Cluster(client, address)
         try:
-            yield executor, threads
+            yield cluster, max(sum(client.nthreads().values()), 1)
         finally:
-            executor.shutdown(wait=False)
+            cluster.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def _closing_client(client: Any) -> Iterator[None]:
+    """Close the connection, however the block ends."""
+    log = logging.getLogger("distributed.client")
+    try:
+        yield
+    finally:
+        # If the scheduler is gone, closing fails, and dask logs how at length: we have said it.
+        before, log.disabled = log.disabled, log.disabled or client.status != "running"
+        with contextlib.suppress(Exception):
+            client.close(timeout=_LOOK_SECONDS)
+        log.disabled = before
+
+
+def _check_workers(client: Any, address: str) -> None:
+    """Refuse workers without paritas, or with another version: they could not read their orders."""
+    own = own_version()
+    found = client.run(importlib.metadata.version, "paritas", on_error="return")
+    for worker, version in found.items():
+        if version != own:
+            has = (
+                f"has paritas {version}"
+                if isinstance(version, str)
+                else f"has no paritas ({in_one_line(version)})"
+            )
+            raise UsageError(
+                f"executor='{_DASK}{address}': the worker at {worker} {has}: install paritas "
+                f"{own}, as here, in the environment of every worker"
+            )
+
+
+class _Cluster(Executor):
+    """The workers of a scheduler of dask; whoever waits for them looks whether they are there."""
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client, self._address = client, address
+        # The same arguments are not the same work: a batch may be tried again.
+        self._executor: Executor = client.get_executor(pure=False)
+        self._had_workers = time.monotonic()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit a call; see `Executor.submit`."""
+        self.check()
+        return self._executor.submit(fn, *args, **kwargs)
+
+    def check(self) -> None:
+        """Raise `ClusterLostError` if the scheduler, or every worker for a while, is gone."""
+        if self._client.status != "running":
+            raise ClusterLostError(
+                f"executor='{_DASK}{self._address}': the connection to the scheduler is lost; "
+                "look at its log, start it again, and repeat the command"
+            )
+        now = time.monotonic()
+        try:
+            workers = self._client.scheduler_info(n_workers=1)["workers"]
+        except OSError:  # being lost: its status says so next time
+            return
+        if workers:
+            self._had_workers = now
+        elif now > self._had_workers + _WORKERLESS_SECONDS:
+            raise ClusterLostError(
+                f"executor='{_DASK}{self._address}': the cluster has had no workers for "
+                f"{_WORKERLESS_SECONDS:.0f} s; look at their logs, start them, and repeat the "
+                "command"
+            )
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  (the signature of executors)
+        """Cancel what waits; see `Executor.shutdown`."""
+        if self._client.status == "running":
+            with contextlib.suppress(Exception):  # it may be lost just now
+                self._executor.shutdown(wait=wait)
+
+    def tell_workers(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function once in the process of each worker, as far as they can be reached."""
+        if self._client.status == "running":
+            with contextlib.suppress(Exception):
+                self._client.run(function, *args, on_error="ignore")
+
+
+def tell_workers(executor: Executor, function: Callable[..., Any], *args: Any) -> None:
+    """Call a function once in the process of each worker of a cluster; elsewhere do nothing."""
+    if isinstance(executor, _Cluster):
+        executor.tell_workers(function, *args)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
+from paritas.errors import plain
 from paritas.reports import graphs
 from paritas.reports.terminal import with_near_paths
 from paritas.results.findings import Aspect, Status
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 # Fails; passes with a warning; was not compared on purpose; passes.
 Level = Literal["error", "warning", "note", "pass"]
 _SOURCE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?:, in .*)?", re.DOTALL)
-# Characters that are invalid in XML or control a terminal.
-_UNPRINTABLE = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LONGEST_REASON = 160
 
 
@@ -51,6 +50,8 @@ class ItemAnnotation:
         path: the source file, relative to the root of the repository; empty if it is not in it.
         code: the text of the source line.
         place: the node, module or pass where the difference starts.
+        group: what several items have in common, such as their target; may be empty.
+        seconds: how long it took; None if unknown.
     """
 
     level: Level
@@ -62,6 +63,8 @@ class ItemAnnotation:
     line: int = 0
     code: str = ""
     place: str = ""
+    group: str = ""
+    seconds: float | None = None
 
     @property
     def status(self) -> str:
@@ -128,9 +131,8 @@ def verdict_account(verdict: Verdict, *, command: str, subject: str, file: str =
 
 def comparison_account(comparison: Comparison, *, subject: str) -> Account:
     """The result of `compare`; rows that inherit their error come last."""
-    mine = comparison.my.path
-    file = "" if Path(mine).is_absolute() else mine
-    account = verdict_account(comparison.verdict, command="compare", subject=subject, file=file)
+    mine = comparison.my.path  # a folder, or an address
+    account = verdict_account(comparison.verdict, command="compare", subject=subject, file=mine)
     rows = len(comparison.rows)
     pairs = zip(comparison.rows, account.items[:rows], strict=True)
     ordered = [one for _, one in sorted(pairs, key=lambda pair: pair[0].made == "before")]
@@ -151,11 +153,6 @@ def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Accou
         ),
         file=file,
     )
-
-
-def plain(text: str) -> str:
-    """Escape characters that would break a document."""
-    return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found.group()):02x}", text.replace("\r", ""))
 
 
 def _annotate_finding(finding: Finding, *, strict: bool) -> ItemAnnotation:
@@ -423,7 +420,7 @@ def _sarif_location(one: ItemAnnotation, account: Account) -> dict[str, Any]:
     source line therefore gets the file or the name of the subject.
     """
     path = one.path or account.file or account.subject
-    physical: dict[str, Any] = {"artifactLocation": {"uri": quote(path), "uriBaseId": _SARIF_ROOT}}
+    physical: dict[str, Any] = {"artifactLocation": _sarif_artifact(path)}
     if one.path:
         physical["region"] = {"startLine": one.line}
         if one.code:
@@ -432,6 +429,15 @@ def _sarif_location(one: ItemAnnotation, account: Account) -> dict[str, Any]:
     if one.place:
         logical.append({"fullyQualifiedName": one.place})
     return {"physicalLocation": physical, "logicalLocations": logical}
+
+
+def _sarif_artifact(path: str) -> dict[str, str]:
+    """What is not in the repository is told by its whole address."""
+    if "://" in path:
+        return {"uri": quote(path, safe=":/?#[]@!$&'()*+,;=%")}
+    if Path(path).is_absolute():
+        return {"uri": Path(path).as_uri()}
+    return {"uri": quote(path), "uriBaseId": _SARIF_ROOT}
 
 
 # --- JUnit's XML ----------------------------------------------------------------------------------
@@ -460,6 +466,9 @@ def junit_document(account: Account) -> str:
         "errors": str(kinds.count("error")),
         "skipped": str(kinds.count("skipped")),
     }
+    times = [one.seconds for one in account.items if one.seconds is not None]
+    if times:
+        counts["time"] = f"{sum(times):.3f}"
     suite.attrib.update(counts)
     suites = ET.Element("testsuites", counts)
     suites.append(suite)
@@ -472,7 +481,10 @@ def _junit_case(name: str, items: Sequence[ItemAnnotation], account: Account) ->
         items, key=lambda one: (_JUNIT_ORDER[one.level], one.status == Status.UNVERIFIED)
     )
     gravest = ranked[0]
-    case = ET.Element("testcase", classname=f"paritas.{account.command}", name=name)
+    place = ".".join(filter(None, ("paritas", account.command, gravest.group)))
+    case = ET.Element("testcase", classname=place, name=name)
+    if gravest.seconds is not None:
+        case.set("time", f"{gravest.seconds:.3f}")
     if gravest.path:
         case.attrib.update(file=gravest.path, line=str(gravest.line))
     found = [one for one in ranked if one.level in {"error", "warning"}]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from paritas.reports.annotations import Account, ItemAnnotation, plain, verdict_account
+from paritas.errors import plain
+from paritas.reports.annotations import Account, ItemAnnotation, verdict_account
 from paritas.reports.pages import (
     SIGNS,
     PageLayout,
@@ -343,6 +344,8 @@ def _annotate_row(row: SweepRow, report: SweepReport, *, newly: bool) -> ItemAnn
         item=plain(str(row.run)),
         title=plain(f"{row.run}: {row.status.value}"),
         message=plain("\n".join([row_words(row), *lines, row.log]).rstrip() if not passes else ""),
+        group=plain(row.run.target),
+        seconds=row.seconds,
     )
 
 

@@ -16,9 +16,11 @@ import msgspec
 from rich import box
 from rich.console import Group
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from paritas.errors import plain
 from paritas.results.findings import Aspect, Status
 from paritas.results.power_reports import (
     BANDS,
@@ -45,7 +47,7 @@ from paritas.results.wording import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
     from paritas.results.findings import Finding, Verdict
     from paritas.results.graph_reports import GraphCounts
@@ -74,6 +76,18 @@ FINDING_LEGEND = (
     "off by: norm of the difference / norm of the reference, or a count of values\n"
     "worst / allowed: in multiples of the reference's own rounding noise"
 )
+
+
+class Printable:
+    """A report whose texts cannot control the terminal: models, files and errors wrote them."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """Render it; colours are the segments' styles, so all that is in their text is text."""
+        for segment in console.render(self._shown, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
 def verdict_report(verdict: Verdict) -> Group:

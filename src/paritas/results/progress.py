@@ -6,17 +6,19 @@ shown only if it follows from that count or from a time limit.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import html
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from paritas.results.wording import size
+from paritas.results.wording import enumerated, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import Console
     from rich.progress import Progress as Display
@@ -25,6 +27,8 @@ SECONDS_BETWEEN_LINES = 60.0
 # In a notebook cell: nothing for short work, then no more often than one can read.
 SECONDS_BEFORE_CELL = 1.0
 SECONDS_BETWEEN_CELLS = 0.25
+_SECONDS_BETWEEN_LOOKS = 1.0
+_MOST_RUNNING = 4
 _MINUTE = 60
 _MANY = 100
 
@@ -45,9 +49,10 @@ class Progress(str):
         failing: number of failures so far.
         at_most: seconds after which the work is stopped; None without a limit.
         peak: the most memory in use so far on the device, in bytes; 0 if unknown.
+        running: what is in progress, the oldest first, if several things are at a time.
     """
 
-    __slots__ = ("at_most", "done", "failing", "nbytes", "peak", "stage", "total")
+    __slots__ = ("at_most", "done", "failing", "nbytes", "peak", "running", "stage", "total")
 
     stage: str
     done: int
@@ -56,8 +61,9 @@ class Progress(str):
     failing: int
     at_most: float | None
     peak: int
+    running: tuple[str, ...]
 
-    def __new__(
+    def __new__(  # noqa: PLR0913  (each is an attribute of its own)
         cls,
         stage: str,
         done: int = 0,
@@ -67,12 +73,13 @@ class Progress(str):
         failing: int = 0,
         at_most: float | None = None,
         peak: int = 0,
+        running: tuple[str, ...] = (),
     ) -> Self:
         """See the attributes."""
         made = super().__new__(cls, f"{stage} ({done} of {total})" if total else stage)
         made.stage, made.done, made.total = stage, done, total
         made.nbytes, made.failing, made.at_most = nbytes, failing, at_most
-        made.peak = peak
+        made.peak, made.running = peak, running
         return made
 
 
@@ -141,7 +148,7 @@ def clock_words(seconds: float) -> str:
 
 
 class LogLines:
-    """Plain lines for a log: at most one a minute, and none for short work."""
+    """Plain lines for a log: one a minute, and none for short work."""
 
     def __init__(
         self, echo: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -149,15 +156,40 @@ class LogLines:
         self._pace = Pace(clock)
         self._echo, self._clock = echo, clock
         self._last = clock()
+        self._lock = threading.Lock()
 
     def __call__(self, text: str) -> None:
-        """Write a line, if it is time."""
+        """Set the step, and write a line if it is time."""
         self._pace.update(text)
-        now = self._clock()
-        if now - self._last >= SECONDS_BETWEEN_LINES:
+        self.write_if_due()
+
+    def write_if_due(self) -> None:
+        """Write a line about the current step, if a minute has passed since the last one."""
+        with self._lock:
+            now = self._clock()
+            if now - self._last < SECONDS_BETWEEN_LINES:
+                return
             self._last = now
-            words = self._pace.words()
-            self._echo(f"{self._pace.step.stage}{f': {words}' if words else ' ...'}")
+            step, words = self._pace.step, self._pace.words()
+            doing = f"; running: {enumerated(step.running, _MOST_RUNNING)}" if step.running else ""
+            self._echo(f"{step.stage}{f': {words}' if words else ' ...'}{doing}")
+
+    @contextlib.contextmanager
+    def on_time(self) -> Iterator[None]:
+        """Write a line a minute inside the block, also while a step takes long."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(_SECONDS_BETWEEN_LOOKS):
+                self.write_if_due()
+
+        thread = threading.Thread(target=watch, name="paritas-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
 
 # --- a terminal -----------------------------------------------------------------------------------

@@ -20,6 +20,10 @@ MOST_FAILING, MOST_PASSING = 50, 5
 # A run is newly slow if it took this factor of the earlier processor time, and this many seconds
 # more. Less is within the machine's own variation.
 SLOWER, SLOWER_SECONDS = 1.5, 10.0
+# Of `sweep.json`; raised when a key changes its meaning or goes.
+FORMAT = 1
+# Why a sweep ended before its last run.
+INTERRUPT, CLUSTER_LOST = "interrupt", "cluster lost"
 
 
 # --- One run and its row --------------------------------------------------------------------------
@@ -108,6 +112,7 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
         run: what was run.
         ended: how the process ended; anything except `verdict` is `unverified`.
         verdict: with the failing findings, and a few of the others.
+        status: that of the verdict.
         counts: number of findings per status.
         began: when, in UTC.
         seconds: from the start of its process to the end.
@@ -122,6 +127,7 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run: SweepRun
     ended: RunEnd
     verdict: Verdict
+    status: Status = Status.UNVERIFIED
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     began: str = ""
     seconds: float = 0.0
@@ -130,10 +136,9 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     log: str = ""
 
-    @property
-    def status(self) -> Status:
-        """The status of the verdict."""
-        return self.verdict.status
+    def __post_init__(self) -> None:
+        # Stored for readers of the JSON, who cannot derive it; never believed.
+        msgspec.structs.force_setattr(self, "status", self.verdict.status)
 
     def passes(self, *, strict: bool = False) -> bool:
         """Whether the candidate computes what the target computes."""
@@ -253,17 +258,19 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
         rows: in the order of the targets.
         planned: number of planned runs.
         strict: whether `unstable` counts as a failure.
-        stopped: empty, or `interrupt` if rows are missing.
+        stopped: empty, or why rows are missing: `interrupt`, `cluster lost`.
         began: start in UTC; for a resumed sweep, when it was resumed.
         seconds: duration; for a resumed sweep, since it was resumed.
         versions: versions of torch, Python, the platform and other libraries used.
         against: the earlier sweep it is compared with; may be empty.
         changes: the rows that changed since then.
         notes: what else a reader should know.
+        format: of the JSON.
     """
 
     _called: ClassVar[str] = "the report of a sweep"
 
+    format: int = FORMAT
     rows: tuple[SweepRow, ...] = ()
     planned: int = 0
     strict: bool = False
@@ -340,7 +347,8 @@ def sweep_headline(report: SweepReport) -> str:
     rows, failing = len(report.rows), report.failures
     done = counted(rows, "run")
     if report.stopped:
-        done = f"interrupted after {rows} of {counted(report.planned, 'run')}"
+        how = "interrupted" if report.stopped == INTERRUPT else f"stopped ({report.stopped})"
+        done = f"{how} after {rows} of {counted(report.planned, 'run')}"
     if not rows:
         return f"unverified: {done}; nothing was compared"
     if report.against and not report.stopped:

@@ -38,6 +38,7 @@ from paritas.results.progress import clock_words
 from paritas.results.report import json_of
 from paritas.results.sweeps import RunEnd, SweepRow, trimmed, without_verdict
 from paritas.results.wording import size
+from paritas.sweeping.places import RunPlace, WorkerPlace
 from paritas.sweeping.plan import INDUCTOR_MODES, INVARIANTS, RunTask, is_own_function
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.1
 # The time to write a traceback, before a run is killed.
 _LAST_WORDS_SECONDS = 1.0
-# An idle server ends after this time: on a cluster, nobody else would end it.
-_IDLE_SECONDS = 600.0
+# An idle server ends after this time: if the process that sweeps is killed, nobody else ends those
+# of a cluster.
+_IDLE_SECONDS = 60.0
 _LONGEST_LOG, _LONGEST_REASON = 4000, 600
 # The share of the machine's memory for all runs together, if no limit is given.
 _SHARE_OF_MEMORY = 0.8
@@ -59,31 +61,18 @@ _CHUNK = 1 << 16
 _COLLECT_RARELY = (20_000, 20, 20)
 
 
-class RunPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The environment of runs: the arguments of a server.
+class RunOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The task of a worker.
 
     Attributes:
-        folder: the current directory.
-        paths: the search path for modules.
-        cache: Inductor's cache, shared by all runs.
-        libraries: what the server imports in addition to torch.
-        jobs: number of runs that share the machine.
-        threads: number of torch's threads in each run.
+        place: where the sweep was started.
+        code: for a worker that may be elsewhere: the files that its runs name, by their path here;
+            None for this process.
     """
-
-    folder: str
-    paths: tuple[str, ...]
-    cache: str
-    libraries: tuple[str, ...] = ()
-    jobs: int = 1
-    threads: int = 1
-
-
-class RunOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The task of a worker."""
 
     task: RunTask
     place: RunPlace
+    code: dict[str, bytes] | None = None
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,22 +104,65 @@ def run_order(order: RunOrder) -> SweepRow:
     Raises:
         BrokenExecutor: the server died; the run may be tried again.
     """
-    with _servers_lock:
-        server = _servers.get(order.place)
-        if server is None or server.is_gone:
-            server = _servers[order.place] = _Server(order.place)
+    try:
+        server = _server_of(order)
+    except OSError as error:
+        return row_without_run(
+            order.task,
+            f"no process can be started for it on {platform.node()}: {in_one_line(error)}",
+            "see whether the worker may start processes and write temporary files",
+        )
     return server.run(order.task)
 
 
-def stop_servers() -> None:
-    """End all servers of this process, and their runs."""
+def _server_of(order: RunOrder) -> _Server:
     with _servers_lock:
-        for server in _servers.values():
-            server.stop()
-        _servers.clear()
+        sweep, place = order.place.sweep, order.place
+        if order.code is not None:
+            if sweep not in _worker_places:
+                _worker_places[sweep] = WorkerPlace(order.place, order.code)
+            place = _worker_places[sweep].place
+        server = _servers.get(sweep)
+        if server is None or server.is_gone:
+            _forget_ended(sweep)
+            server = _servers[sweep] = _Server(place)
+        return server
 
 
-_servers: dict[RunPlace, _Server] = {}
+def _forget_ended(sweep: str) -> None:
+    """Remove what other sweeps left here that could not say that they ended."""
+    ended = [other for other, one in _servers.items() if one.is_gone and other != sweep]
+    for other in ended:
+        del _servers[other]
+        if other in _worker_places:
+            _worker_places.pop(other).remove()
+
+
+def stop_servers(sweep: str) -> None:
+    """End the server of a sweep in this process, and its runs."""
+    with _servers_lock:
+        server, place = _servers.pop(sweep, None), _worker_places.pop(sweep, None)
+    if server is not None:
+        server.stop()
+    if place is not None:
+        place.remove()
+
+
+def row_without_run(task: RunTask, reason: str, advice: str) -> SweepRow:
+    """The row of a run that no process did."""
+    verdict = without_verdict(reason, advice)
+    return SweepRow(
+        run=task.run,
+        ended=RunEnd.CRASHED,
+        verdict=verdict,
+        counts=_counts(verdict),
+        versions=versions(),
+    )
+
+
+# By the id of a sweep.
+_servers: dict[str, _Server] = {}
+_worker_places: dict[str, WorkerPlace] = {}
 _servers_lock = threading.Lock()
 _SCRIPT = "from paritas.sweeping.processes import serve; serve()"
 _ONE_RUN = "from paritas.sweeping.processes import run_alone; run_alone()"
@@ -140,16 +172,18 @@ class _Server:
     """A client of the server; it is thread-safe."""
 
     def __init__(self, place: RunPlace) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed when it ends)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, msgspec.json.encode(place).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=_environment(place),
-            cwd=place.folder,
-            start_new_session=True,  # Ctrl-C is for the process that sweeps
-        )
+        with contextlib.ExitStack() as stack:
+            self._log = stack.enter_context(tempfile.TemporaryFile())
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SCRIPT, msgspec.json.encode(place).decode()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=_environment(place),
+                cwd=place.folder,
+                start_new_session=True,  # Ctrl-C is for the process that sweeps
+            )
+            stack.pop_all()  # the log is closed when it ends
         self._lock = threading.Lock()
         self._number = 0
         self._waiting: dict[int, Future[SweepRow]] = {}
@@ -329,8 +363,9 @@ def _prepare(place: RunPlace) -> bool:
         # state of a model that can reach it. The first bar would also start a thread.
         sys.modules["tqdm"].tqdm.monitor_interval = 0
         sys.modules["tqdm"].tqdm.get_lock()
-    with contextlib.suppress(Exception):  # the runs report the error
-        _compile_once()
+    if place.compiles:
+        with contextlib.suppress(Exception):  # the runs report the error
+            _compile_once()
     import gc
 
     gc.collect()

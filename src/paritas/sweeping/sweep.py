@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import os
 import shutil
-import sys
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -14,29 +13,37 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from paritas.errors import UsageError
-from paritas.execution.executors import Failed, count_processors, executor_of, run_batches
+from paritas.errors import ClusterLostError, UsageError
+from paritas.execution.executors import (
+    Failed,
+    count_processors,
+    executor_of,
+    run_batches,
+    tell_workers,
+)
 from paritas.files.records import Lock
 from paritas.reports.files import check_writable, write_whole
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.report import json_of
 from paritas.results.sweeps import (
-    RunEnd,
+    CLUSTER_LOST,
+    INTERRUPT,
     SweepReport,
     SweepRow,
     SweepRun,
     changes,
-    without_verdict,
 )
+from paritas.results.sweeps import FORMAT as REPORT_FORMAT
 from paritas.settings import own_version
-from paritas.sweeping import processes
+from paritas.sweeping import places, processes
 from paritas.sweeping.plan import plan_tasks
-from paritas.sweeping.processes import RunOrder, RunPlace
+from paritas.sweeping.processes import RunOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from paritas.sweeping.places import RunPlace
     from paritas.sweeping.plan import RunTask
 
 LOCAL = "processes"
@@ -65,7 +72,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
     """Verify many targets under many settings, each run in its own process.
 
     An aborted sweep resumes when it is called again with the same targets and the same output.
-    Ctrl-C ends it: the results so far are written and returned.
+    Ctrl-C ends it, and so does the loss of a cluster: the results so far are written and returned.
 
     Args:
         targets: the path of a TOML file, or a list of its rows: dicts such as
@@ -99,20 +106,24 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
     with SweepJournal(folder, runs, processes.versions(), restart=restart) as journal:
         check_writable(folder / REPORT_JSON)
         left = [task for task in tasks if task.run not in journal.rows]
-        stopped = ""
+        stopped, why = "", ""
 
-        def show_progress() -> None:
+        def show_progress(running: Iterable[SweepRun]) -> None:
             if on_progress is not None:
                 done = journal.rows.values()
                 failing = sum(not row.passes() for row in done)
-                on_progress(Progress("sweeping", len(done), len(tasks), failing=failing))
+                names = tuple(map(str, running))
+                step = Progress("sweeping", len(done), len(tasks), failing=failing, running=names)
+                on_progress(step)
 
         try:
             with contextlib.closing(_run_all(left, folder, executor, jobs, show_progress)) as found:
                 for row in found:
                     journal.add(row)
         except KeyboardInterrupt:
-            stopped = "interrupt"
+            stopped = INTERRUPT
+        except ClusterLostError as error:
+            stopped, why = CLUSTER_LOST, str(error)
         rows = tuple(journal.rows[run] for run in runs if run in journal.rows)
         known = f"{journal.resumed} of {len(tasks)} rows are from before this sweep was resumed"
         report = SweepReport(
@@ -127,7 +138,7 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
             changes=()
             if earlier is None
             else changes(rows, earlier, strict=strict, whole=not stopped),
-            notes=(known,) if journal.resumed else (),
+            notes=(*((known,) if journal.resumed else ()), *((why,) if why else ())),
         )
         write_report(folder, report)
         if not stopped:
@@ -151,7 +162,7 @@ def _run_all(
     folder: Path,
     spec: str | Executor,
     jobs: int | None,
-    show_progress: Callable[[], None],
+    show_progress: Callable[[Iterable[SweepRun]], None],
 ) -> Generator[SweepRow]:
     """Yield rows in order of completion; closing the generator ends the runs in progress."""
     if not tasks:
@@ -165,43 +176,51 @@ def _run_all(
         elif isinstance(spec, str) and not spec.startswith("dask://"):
             raise UsageError(f"executor={spec!r}: use {LOCAL}, dask://host:port, or an executor")
         executor, workers = stack.enter_context(executor_of(spec, jobs))
+        place = _place_of(tasks, folder, workers, local=local)
+        code = None if local else places.pack_code((task.run for task in tasks), place.paths)
+        running: dict[SweepRun, None] = {}
+        orders = _started(
+            (RunOrder(task=task, place=place, code=code) for task in tasks), running, show_progress
+        )
         if local:
-            stack.callback(processes.stop_servers)
-        place = _place_of(tasks, folder, workers if local else 1, workers)
-        orders = (RunOrder(task=task, place=place) for task in tasks)
-        show_progress()
+            stack.callback(processes.stop_servers, place.sweep)
+        else:
+            stack.callback(tell_workers, executor, processes.stop_servers, place.sweep)
         for order, row in run_batches(
             executor, processes.run_order, orders, ahead=workers, ordered=False
         ):
+            del running[order.task.run]
             yield _lost(order, row.error) if isinstance(row, Failed) else row
-            show_progress()
+            show_progress(running)
 
 
-def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, workers: int) -> RunPlace:
-    cache = (folder / _CACHE).absolute()
+def _started(
+    orders: Iterable[RunOrder],
+    running: dict[SweepRun, None],
+    show_progress: Callable[[Iterable[SweepRun]], None],
+) -> Iterator[RunOrder]:
+    """The orders; each is running as soon as it is taken."""
+    for order in orders:
+        running[order.task.run] = None
+        show_progress(running)
+        yield order
+
+
+def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, *, local: bool) -> RunPlace:
+    cache = folder / _CACHE
     cache.mkdir(parents=True, exist_ok=True)
-    here = str(Path.cwd())
-    paths = dict.fromkeys([here, *(path or here for path in sys.path)])
-    return RunPlace(
-        folder=here,
-        paths=tuple(paths),
-        cache=str(cache),
-        libraries=processes.libraries_of(task.run for task in tasks),
-        jobs=jobs,
-        threads=max(count_processors() // max(workers, 1), 1),
+    runs = [task.run for task in tasks]
+    return msgspec.structs.replace(
+        places.new_place(cache, jobs=jobs, local=local),
+        libraries=processes.libraries_of(runs),
+        compiles=places.compiles_any(runs),
     )
 
 
 def _lost(order: RunOrder, error: str) -> SweepRow:
     """The row of a run whose worker died twice."""
-    verdict = without_verdict(f"its worker died: {error}", "look at the worker's own log")
-    return SweepRow(
-        run=order.task.run,
-        ended=RunEnd.CRASHED,
-        verdict=verdict,
-        counts={verdict.status.value: 1},
-        versions=processes.versions(),
-    )
+    reason, advice = f"its worker died: {error}", "look at the worker's own log"
+    return processes.row_without_run(order.task, reason, advice)
 
 
 # --- The journal ----------------------------------------------------------------------------------
@@ -346,13 +365,19 @@ def read_rows(place: Path) -> tuple[SweepRow, ...]:
         if place.is_dir() and not file.exists():  # it was killed
             file = place / JOURNAL
             return tuple(read_journal(file)[1])
-        return SweepReport.from_json(file.read_bytes()).rows
+        report = SweepReport.from_json(file.read_bytes())
     except FileNotFoundError:
         raise UsageError(
             f"--against {str(place)!r}: there is no earlier sweep; use the --output of one"
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
+    if report.format != REPORT_FORMAT:
+        raise UsageError(
+            f"{str(file)!r} has format {report.format}, but this paritas reads format "
+            f"{REPORT_FORMAT}: use the paritas that wrote it"
+        )
+    return report.rows
 
 
 def _decoded(path: Path, number: int, text: bytes, kind: Any) -> Any:

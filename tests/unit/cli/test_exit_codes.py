@@ -13,7 +13,7 @@ from paritas.cli import _HOMES, main
 from paritas.cli.partition_checks import CheckedOperator
 from paritas.cli.running import Ending, RankReport
 from paritas.doctor.examination import Check
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import ClusterLostError, ParitasError, UsageError
 from paritas.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
@@ -224,3 +224,13 @@ def test_a_tolerance_is_not_taken_for_an_option_that_is_spelled_alike(option):
     assert result.exit_code == 2
     assert f"no option {option}: the limit is measured, not given" in result.stderr
     assert "Did you mean" not in result.stderr
+
+
+def test_a_cluster_that_is_lost_leaves_it_unverified_in_one_line(monkeypatch):
+    def lost(*_args, **_kwargs):
+        raise ClusterLostError("the connection to the scheduler is lost")
+
+    monkeypatch.setattr("paritas.cli.dumps._compare", lost)
+    done = invoke("compare", "--my-path", "a", "--golden-path", "b")
+    assert done.exit_code == 3
+    assert done.output == "Error: the connection to the scheduler is lost\n"

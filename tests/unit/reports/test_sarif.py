@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from paritas.reports.annotations import comparison_account, graph_account, sarif_document
@@ -43,8 +44,9 @@ def read(text):
         place = location["physicalLocation"]
         uri = place["artifactLocation"]["uri"]
         assert uri
-        assert not set(uri) & set(' <>"\\^`{|}:%') - {"%"}
-        assert place["artifactLocation"]["uriBaseId"] in run["originalUriBaseIds"]
+        whole = "uriBaseId" not in place["artifactLocation"]
+        assert not set(uri) & set(' <>"\\^`{|}:%') - {"%", *(":" if whole else "")}
+        assert whole or place["artifactLocation"]["uriBaseId"] in run["originalUriBaseIds"]
         assert place.get("region", {}).get("startLine", 1) >= 1
         assert all(logical["fullyQualifiedName"] for logical in location["logicalLocations"])
     (invocation,) = run["invocations"]
@@ -141,3 +143,21 @@ def test_comparisons_give_documents_that_keep_to_the_standard():
     run = read(sarif_document(comparison_account(comparison, subject="mine golden")))
     failing = [row for row in comparison.rows if not row.status.passes()]
     assert sum(one["level"] == "error" for one in run["results"]) == len(failing)
+
+
+@pytest.mark.parametrize(
+    ("mine", "artifact"),
+    [
+        ("runs/my dump", {"uri": "runs/my%20dump", "uriBaseId": "SRCROOT"}),
+        ("/data/my dump", {"uri": "file:///data/my%20dump"}),
+        ("s3://bucket/my dump", {"uri": "s3://bucket/my%20dump"}),
+    ],
+)
+def test_a_comparison_is_placed_in_the_candidate_s_dump(mine, artifact):
+    found = comparison_samples.transformer(layers=3, faulty=1)
+    found = msgspec.structs.replace(found, my=msgspec.structs.replace(found.my, path=mine))
+    run = read(sarif_document(comparison_account(found, subject=f"{mine} golden")))
+    places = [one["locations"][0]["physicalLocation"] for one in run["results"]]
+    assert places
+    assert all(one["artifactLocation"] == artifact for one in places if "region" not in one)
+    assert any("region" not in one for one in places)

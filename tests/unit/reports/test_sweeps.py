@@ -91,6 +91,13 @@ def test_every_run_is_a_case_of_junit():
     }
 
 
+def test_a_case_of_junit_has_its_target_and_its_time():
+    document = ET.fromstring(junit_document(sweep_account(report(*ROWS), subject="targets.toml")))
+    found = [(case.get("classname"), case.get("time")) for case in document.iter("testcase")]
+    assert found == [(f"paritas.sweep.{row.run.target}", f"{row.seconds:.3f}") for row in ROWS]
+    assert document.get("time") == f"{sum(row.seconds for row in ROWS):.3f}"
+
+
 def test_against_an_earlier_sweep_what_failed_then_is_no_failure_of_junit():
     found = report(*ROWS[2:4], against="x", changes=changes(ROWS[2:4], ROWS[2:3], strict=False))
     assert cases(found) == {"pkg.models:wrong": ["system-out"], "pkg.models:lost": ["error"]}

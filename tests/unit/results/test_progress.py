@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import types
 
 import pytest
@@ -148,6 +149,31 @@ def test_a_stage_that_begins_after_a_minute_is_named(clock):
     clock.now += 75
     show("running the reference in float64")
     assert lines == ["running the reference in float64 ..."]
+
+
+def test_a_step_that_takes_long_leaves_one_line_a_minute_that_says_what_is_running(clock):
+    lines = []
+    show = LogLines(lines.append, clock)
+    show(Progress("sweeping", 1, 9, running=("a", "b", "c", "d", "e", "f")))
+    for _ in range(130):
+        clock.now += 1
+        show.write_if_due()
+    assert lines == [
+        "sweeping: 1 of 9, 1 min 0 s so far; running: a, b, c, d and 2 more",
+        "sweeping: 1 of 9, 2 min 0 s so far; running: a, b, c, d and 2 more",
+    ]
+
+
+def test_a_log_is_written_while_a_step_takes_long(monkeypatch, clock):
+    from paritas.results import progress as module
+
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LOOKS", 0.001)
+    written = threading.Event()
+    show = LogLines(lambda _: written.set(), clock)
+    with show.on_time():
+        show("importing torch")
+        clock.now += 61
+        assert written.wait(600)
 
 
 def test_without_a_terminal_short_work_prints_nothing(capsys):

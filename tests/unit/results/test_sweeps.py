@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
@@ -193,3 +195,18 @@ def test_a_row_of_another_version_is_refused():
     plain = msgspec.to_builtins(row("a:a")) | {"colour": "red"}
     with pytest.raises(ValueError, match=r"cannot read a row of a sweep from JSON: .*`colour`"):
         type(row("a:a")).from_json(msgspec.json.encode(plain))
+
+
+def test_the_json_of_a_sweep_has_a_format_and_the_status_of_each_row():
+    found = report(row("m:a", Status.DIFFERENT), row("m:b", Status.EQUIVALENT))
+    content = json.loads(found.to_json())
+    assert content["format"] == 1
+    assert [one["status"] for one in content["rows"]] == ["different", "equivalent"]
+
+
+def test_the_status_of_a_row_is_that_of_its_verdict_whatever_a_file_says():
+    content = json.loads(report(row("m:a", Status.DIFFERENT)).to_json())
+    content["rows"][0]["status"] = "identical"
+    (read,) = SweepReport.from_json(json.dumps(content)).rows
+    assert read.status is Status.DIFFERENT
+    assert msgspec.structs.replace(read, verdict=row("m:b").verdict).status is Status.EQUIVALENT
