@@ -307,6 +307,20 @@ def test_what_the_format_cannot_hold_is_not_lost(layout, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_conversion_deletes_every_file_of_values(layout, dumps, tmp_path):
+    """Also one with an input that has its record in the file of another operator."""
+    made = dumps("ge", layout=layout)
+    for folder in made.parent.glob("msit_ge_dump*"):
+        shutil.copytree(folder, tmp_path / folder.name)
+    dump, new = tmp_path / "msit_ge_dump", tmp_path / "new"
+    command = ["convert", str(dump), "--to", "stats", "--output", str(new), "--delete"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    left = [path for path in dump.rglob("*") if path.is_file() and path.parent.name != "rank0"]
+    assert {path.name.split("_")[0] for path in left} == {"dynamo"}
+
+
+@pytest.mark.parametrize("layout", ["ge", "ge-7.1.0"])
 def test_a_ring_of_the_last_steps_leaves_the_folders_of_these_alone(layout, tmp_path):
     model = nn.Linear(2, 2)
     with torch.no_grad(), paritas.capture(tmp_path / "ring", layout=layout, last=2):
