@@ -6,6 +6,8 @@ import collections
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -389,3 +391,34 @@ def test_a_file_appears_under_its_name_when_it_is_whole(tmp_path, monkeypatch):
     with paritas.capture(tmp_path / "dump", layout="ge"):
         nn.Sequential(nn.Linear(2, 2), nn.GELU())(torch.ones(1, 2))
     assert seen
+
+
+# --- the end of the program -----------------------------------------------------------------------
+
+ENDING = """
+import atexit
+import sys
+import paritas.torchair_dump as torchair
+
+atexit.register(print, "a callback of the program")
+torchair.get_npu_backend(compiler_config=torchair.get_ge_dump_config("dump"))
+if sys.argv[1:]:
+    raise LookupError("of the program")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["fail"], 1)])
+def test_a_failure_at_exit_is_not_exit_code_0(arguments, code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "paritas: part of the selection was not recorded; 0 values are in" in done.stderr
+    assert done.stderr.count("Traceback") == len(arguments)
+    assert "a callback of the program" in done.stdout

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import os
+import sys
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -48,7 +50,6 @@ from paritas.recording.selection import Selection, check_one_of
 from paritas.recording.session import RecordingSession
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
     from typing import Self
@@ -544,7 +545,7 @@ class RecordingBackend:
         session.source(source, taps=taps, fusion="on" if switch is None else switch.describe())
         for note in switch.notes if switch is not None else ():
             session.note(note)
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     def pause(self) -> None:
         """Record nothing until `resume`; steps in between are not counted."""
@@ -564,8 +565,16 @@ class RecordingBackend:
 
     def close(self) -> None:
         """Write what is queued and close the dump; raise if part of the selection is missing."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         self.session.close()
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.session.close()
+        except Exception as error:  # noqa: BLE001  (Python would print it and exit with 0)
+            sys.stderr.write(f"paritas: {error}\n")
+            if not hasattr(sys, "last_value"):  # the program's own error has an exit code
+                _failed_exits.append(_FailedExit(2 if isinstance(error, UsageError) else 3))
 
     def __enter__(self) -> Self:
         return self
@@ -608,3 +617,21 @@ class RecordingBackend:
         if not came:
             self.session.lose(f"{name}: torch returned code that cannot be recorded")
         return compiled
+
+
+class _FailedExit:
+    """Ends the process with this exit code when Python clears its modules.
+
+    An `atexit` callback cannot change the exit code, and if it left itself, the callbacks of others
+    would not run.
+    """
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        self._leave = os._exit
+
+    def __del__(self) -> None:
+        self._leave(self._code)
+
+
+_failed_exits: list[_FailedExit] = []
