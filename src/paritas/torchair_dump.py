@@ -133,6 +133,7 @@ class CompilerConfig(_OptionGroup):
         debug.graph_dump.path    text                        must be the folder of the dump
         debug.data_dump.type     None | 'npy'                record the graph node by node
         debug.data_dump.path     text                        into this folder
+        debug.data_dump.layout   'msit' | 'msit-7.1.0'       torchair's tree, new or old
         dump_config.enable_dump  False | True                record the fused code
         dump_config.dump_path    text                        into this folder
         dump_config.dump_mode    'all' | 'input' | 'output'
@@ -160,6 +161,7 @@ class CompilerConfig(_OptionGroup):
                     "config.debug.data_dump",
                     type=_make_choice(None, "npy"),
                     path=_make_text("./", "a path"),
+                    layout=_make_choice(*FX_LAYOUTS),
                     filter=_make_foreign(None),
                 ),
                 run_eagerly=_make_foreign(default=False),
@@ -234,6 +236,7 @@ GE_FOLDER = "msit_ge_dump"
 FX_FOLDER = "msit_fx_dump"
 MODES = ("input", "output", "all")
 LAYOUTS = ("msit", "ge", "ge-7.1.0")
+FX_LAYOUTS = ("msit", "msit-7.1.0")
 
 
 def get_ge_dump_config(
@@ -294,22 +297,34 @@ def get_ge_dump_config(
     return _configure(config, wanted, folder)
 
 
-def get_fx_dump_config(dump_path: str | os.PathLike[str] = "", compiler_config: Any = None) -> Any:
+def get_fx_dump_config(
+    dump_path: str | os.PathLike[str] = "", compiler_config: Any = None, *, layout: str = "msit"
+) -> Any:
     """Configure a dump of the captured graph, node by node, into `{dump_path}/msit_fx_dump`.
 
     Args:
         dump_path: each run needs a different one; "" is the working directory. Old releases of
             torchair ignore it and write to the working directory.
         compiler_config: the configuration to change, ours or torchair's; None makes one of ours.
+        layout: `msit`, torchair's tree; `msit-7.1.0`, its tree up to that release, without a folder
+            per rank.
 
     Returns:
         The configuration.
     """
+    if layout not in FX_LAYOUTS:
+        raise UsageError(f"layout={layout!r}: give one of {', '.join(FX_LAYOUTS)}")
     config = CompilerConfig() if compiler_config is None else compiler_config
+    if layout != "msit" and not isinstance(config, CompilerConfig):
+        raise UsageError(
+            f"layout={layout!r}: the release of torchair decides its tree; omit layout"
+        )
     if isinstance(config, CompilerConfig) and config.dump_config.enable_dump:
         raise UsageError(_BOTH.format(config.dump_config.dump_path))
     folder = _make_path(dump_path, FX_FOLDER)
     wanted: dict[str, Any] = {"debug.data_dump.type": "npy"}
+    if layout != "msit":
+        wanted["debug.data_dump.layout"] = layout
     option = _path_option(config, "debug.data_dump")
     if _has_option(config, option):
         wanted[option] = folder
@@ -472,7 +487,7 @@ def _make_backend(config: CompilerConfig) -> RecordingBackend | str:
     if switch and not dump.enable_dump:
         raise UsageError(f"fusion_switch_file = {switch!r} only affects dumps of fused code")
     if data.type:
-        return record(data.path, source="fx", layout="msit")
+        return record(data.path, source="fx", layout=data.layout)
     if not dump.enable_dump:
         return "inductor"
     if graphs.type and Path(graphs.path).absolute() != Path(dump.dump_path).absolute():

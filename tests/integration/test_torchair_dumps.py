@@ -422,3 +422,46 @@ def test_a_failure_at_exit_is_not_exit_code_0(arguments, code, tmp_path):
     assert "paritas: part of the selection was not recorded; 0 values are in" in done.stderr
     assert done.stderr.count("Traceback") == len(arguments)
     assert "a callback of the program" in done.stdout
+
+
+# --- the captured graph in the old tree -----------------------------------------------------------
+
+
+def test_the_captured_graph_is_written_in_the_old_tree_too(dumps, tmp_path):
+    new, old = dumps("fx"), dumps("fx", layout="msit-7.1.0")
+    assert {path.name for path in old.iterdir()} == {"rank0", "data_dump"}
+    folders = {path.parent.relative_to(old).as_posix() for path in old.rglob("*.npy")}
+    times = {re.fullmatch(r"data_dump/([123])/gm_(\d+)_dump", name).groups() for name in folders}
+    assert sorted(token for token, _ in times) == ["1", "2", "3"]
+    assert len({time for _, time in times}) == 1
+
+    def plain(dump):
+        return sorted(re.sub(r"\.\d{20}\.npy", "", path.name) for path in dump.rglob("*.npy"))
+
+    assert plain(old) == plain(new)
+    found = {}
+    for golden in (new, old, old / "data_dump"):
+        code, _, comparison = compare(dumps("ge"), golden, tmp_path / "out")
+        assert code == 0
+        found[golden] = statuses(comparison)
+    assert found[old] == found[new]
+    # Without the index, the graph has no name.
+    without_index = collections.Counter(found[old / "data_dump"].values())
+    assert without_index == collections.Counter(found[new].values())
+
+
+def test_the_old_tree_is_replaced_and_freed_and_has_no_ranks(dumps, tmp_path, monkeypatch):
+    old = shutil.copytree(dumps("fx", layout="msit-7.1.0"), tmp_path / "dump")
+    command = ["convert", str(old), "--to", "stats", "--delete"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert not list(old.rglob("*.npy"))
+    with pytest.raises(UsageError, match=r"exists already"):
+        paritas.record(old, source="fx", layout="msit-7.1.0")
+    backend = paritas.record(old, source="fx", layout="msit-7.1.0", overwrite=True)
+    backend.session.close(raising=False)
+    assert not (old / "data_dump").exists()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UsageError, match="has no place for 2 ranks"):
+        paritas.record(tmp_path / "other", source="fx", layout="msit-7.1.0")

@@ -18,6 +18,8 @@ from paritas.errors import ParitasError, UsageError
 from paritas.files.records import (
     INDEX,
     LOCK,
+    NPY_LAYOUTS,
+    OLD_FX_TOP,
     RankDump,
     Record,
     index_home,
@@ -136,9 +138,10 @@ def freeable_files(
         used: files that the index points to, and how many records of each are converted.
         latest: where the index ends. While the program runs, only earlier files are finished.
     """
-    if header.layout == "msit":
+    if header.layout in NPY_LAYOUTS:
         # Files appear complete, and the program does not need them any more.
-        tree = root / f"worldsize{header.world_size}_global_rank{header.rank}"
+        top = f"worldsize{header.world_size}_global_rank{header.rank}"
+        tree = root / (top if header.layout == "msit" else OLD_FX_TOP)
         return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
     if header.layout in ("ge", "ge-7.1.0"):
         # The file of a call is written before its index lines, which follow each other. An input

@@ -37,7 +37,7 @@ from paritas.compat.fusion_switch import load_switch
 from paritas.compat.npy_tree import model_name
 from paritas.errors import UnsupportedTorchError, UsageError
 from paritas.execution.saved_state import Copier, RandomState
-from paritas.files.records import Observed, Site
+from paritas.files.records import NPY_LAYOUTS, Observed, Site
 from paritas.recording.graphs import (
     NodeSites,
     RecordedGraph,
@@ -326,7 +326,7 @@ class FusedGraph:
     def _describe(self, code: ListeningCode, sites: BufferSites) -> None:
         """Write the graph as text, and set the operator names that other tools use."""
         operators = None
-        if self.session.options.layout != "msit":
+        if self.session.options.layout not in NPY_LAYOUTS:
             operators = operators_of(self.lowered.module, code.kernels, sites.of)
             self.session.name_operators(operators)
         write_graph_texts(
@@ -485,7 +485,8 @@ def record(  # noqa: PLR0913  (each is an independent choice)
         every: record every n-th step.
         data: record whole tensors, or statistics only.
         layout: packed files; `msit`, one `.npy` file per tensor in torchair's tree; `ge`, one file
-            per call in the tree of Ascend's graph engine, or `ge-7.1.0` for its old releases.
+            per call in the tree of Ascend's graph engine; `msit-7.1.0` and `ge-7.1.0` are the trees
+            of old releases.
         last: keep only this many of the last steps.
         overwrite: replace an earlier dump in the same folder.
         stepping: with `manual`, `step()` ends a step.
