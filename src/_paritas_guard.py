@@ -28,4 +28,4 @@ def _start_guarding() -> None:
         )
 
 
-sys.meta_path.insert(0, _TorchImport())  # type: ignore[arg-type]
+sys.meta_path.insert(0, _TorchImport())
