@@ -81,7 +81,7 @@ def key(row):
     return tuple(row[name] for name in named)
 
 
-def start(job, folder, gigabytes):
+def start(job, folder, gigabytes, run):
     """Fork a process for one job; its row is written into `folder` under its process id."""
     child = os.fork()
     if child:
@@ -91,7 +91,7 @@ def start(job, folder, gigabytes):
     if torch.version.cuda is None:  # CUDA reserves far more addresses than it uses
         resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
     try:
-        row = child_run(job)
+        row = run(job)
     except BaseException:  # noqa: BLE001 - a crash is a row
         row = {**job, "stage": "crashed", "reason": traceback.format_exc()[-1500:]}
     (folder / f"{own}.json").write_text(json.dumps(row, default=str))
@@ -116,7 +116,7 @@ def finish(child, job, folder, late, seconds):
     return {**job, "stage": "died", "reason": (folder / f"{child}.log").read_text()[-800:]}
 
 
-def run_all(todo, asked, write):
+def run_all(todo, asked, write, run=child_run):
     """Up to `--workers` processes at a time, each forked from this one with everything imported."""
     running = {}
     waiting = collections.deque(todo)
@@ -126,7 +126,7 @@ def run_all(todo, asked, write):
         while running or (waiting and time.monotonic() < end):
             while waiting and len(running) < asked.workers and time.monotonic() < end:
                 job = waiting.popleft()
-                child = start(job, folder, asked.gigabytes)
+                child = start(job, folder, asked.gigabytes, run)
                 running[child] = (job, time.monotonic() + asked.seconds)
             for child, (job, limit) in list(running.items()):
                 late = time.monotonic() > min(limit, end + asked.grace)

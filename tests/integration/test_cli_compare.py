@@ -100,6 +100,28 @@ def test_a_fault_is_named_where_it_was_made_and_is_1(golden, tmp_path):
     assert made == ["forward/layers.1/aten.cos.default#0/output.0"]
 
 
+@pytest.mark.parametrize(
+    ("mine", "golden", "result", "status"),
+    [
+        (1, -1, 0.0, "equivalent"),  # another spelling
+        (1, 2, 1.0, "different"),  # the results differ, too
+        (1e-6, 1e-5, 0.0, "different"),  # rounding may hide it
+        (True, False, 0.0, "different"),
+    ],
+)
+def test_another_integer_is_accepted_if_the_results_of_the_call_agree(
+    tmp_path, mine, golden, result, status
+):
+    for name, argument, added in (("my", mine, result), ("golden", golden, 0.0)):
+        making = Making(tmp_path / name)
+        making.call("attn/aten.f.default", [values(2, 3), argument], values(2, 3) + added)
+        making.close()
+    found = comparing.compare(tmp_path / "my", tmp_path / "golden")
+    (row,) = [row for row in found.rows if row.position == "1"]
+    assert row.status.value == status
+    assert ("results of the call agree" in row.limits) == (status == "equivalent")
+
+
 def test_nothing_in_common_is_unverified_and_3(golden, tmp_path):
     making = Making(tmp_path / "other")
     making.call("elsewhere", [values(3)], values(5, 5), op="aten.sin.default", level="node")

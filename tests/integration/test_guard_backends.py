@@ -271,6 +271,51 @@ def test_a_right_backend_is_silent(name: str, program: Callable[..., Tensor]) ->
     assert not [f for f in verdict.findings if f.status is Status.UNVERIFIED]
 
 
+def test_a_compiler_may_leave_out_random_numbers_that_nothing_uses() -> None:
+    def program(x: Tensor) -> Tensor:
+        torch.rand([])  # as layers that may be dropped, in evaluation
+        return x.sin()
+
+    backend = guard("aot_eager")
+    torch.compile(program, backend=backend)(torch.ones(3, requires_grad=True)).sum().backward()
+    assert backend.verdict().passed, str(backend.verdict())
+
+
+def trained(backend: Any) -> list[Tensor]:
+    """The parameters after three steps of an optimizer that is compiled."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    step = optimizer.step if backend is None else torch.compile(optimizer.step, backend=backend)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_compiled_step_of_an_optimizer_is_checked_and_done_once() -> None:
+    backend = guard("eager")
+    assert all(map(torch.equal, trained(None), trained(backend)))
+    assert backend.verdict().status is Status.IDENTICAL
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_step_of_an_optimizer_that_writes_something_else_is_caught() -> None:
+    def wrong(graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            results = graph.forward(*args)
+            next(graph.parameters()).data.mul_(1.01)
+            return results
+
+        return run
+
+    backend = guard(wrong, on_mismatch="record", locate=False)
+    trained(backend)
+    assert "params" in failing_paths(backend)
+
+
 # --- what follows a mismatch ----------------------------------------------------------------------
 
 

@@ -96,6 +96,7 @@ def judge_of(reference: str, kernels: Path = KERNELS) -> KernelJudge:
         device=DEVICE,
         call_seconds=600,
         seconds=600,
+        fresh_outputs=True,
         # The interpreter does not compute in bfloat16.
         families=frozenset(CaseFamily) - {CaseFamily.DTYPES} if INTERPRETED else None,
         # Importing Triton takes as long as judging a small kernel.

@@ -10,9 +10,11 @@ from torch import nn
 
 import paritas
 from paritas._torch.operators import default_dtype
+from sleeping import times_when_others_sleep
 from spying import Spy
 
 ROUNDS = 3
+OTHERS_DRAW = "other threads used the random generators at the same time"
 
 
 def net(width):
@@ -181,6 +183,154 @@ def test_a_guard_leaves_tensors_of_other_threads_alone():
         thread.join(600)
     assert guarded.verdict().coverage.compared
     assert dtypes == {torch.float32}
+
+
+@torch.compiler.allow_in_graph
+def pause(x):
+    if not PAUSES:
+        return x.clone()
+    PAUSES.pop()()
+    return x.clone()
+
+
+PAUSES = []
+
+
+def in_another_thread(task):
+    thread = threading.Thread(target=task)
+    thread.start()
+    thread.join(600)
+    assert not thread.is_alive()
+
+
+def test_calls_of_other_threads_run_compiled_and_are_counted_while_one_is_checked():
+    calls = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            calls.append(threading.current_thread())
+            return [value + 1 for value in graph.forward(*args)]  # wrong
+
+        return run
+
+    guarded = paritas.guard(backend, on_mismatch="record", locate=False)
+    other = torch.compile(lambda x: x.sin(), backend=guarded)
+    checked = paritas.guard("eager", on_mismatch="record", locate=False)
+    paused = torch.compile(lambda x: pause(x).cos(), backend=checked)
+    other(torch.ones(4))
+    paused(torch.ones(4))
+    # The reference runs first: the check of this thread is under way when the other one calls.
+    PAUSES.append(lambda: in_another_thread(lambda: other(torch.ones(4))))
+    paused(torch.ones(4))
+    assert not PAUSES
+    assert len(calls) == 2
+    (entry,) = guarded.journal.graphs
+    assert (entry.calls, entry.checked, entry.failed) == (2, 2, 2)
+    assert checked.verdict().status == "identical"
+
+
+class Drawing:
+    """A thread that draws one random number when it is asked to."""
+
+    def __init__(self):
+        self.wanted, self.drawn = threading.Semaphore(0), threading.Semaphore(0)
+        self.is_over = False
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        while self.wanted.acquire(timeout=600) and not self.is_over:
+            torch.rand(1)
+            self.drawn.release()
+
+    def draw(self):
+        self.wanted.release()
+        assert self.drawn.acquire(timeout=600)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.is_over = True
+        self.wanted.release()
+        self.thread.join(600)
+
+
+def drawing_backend(draw):
+    """A right backend during whose calls `draw` is called."""
+
+    def backend(graph, inputs):
+        def run(*args):
+            draw()
+            return graph.forward(*args)
+
+        return run
+
+    return paritas.guard(backend, on_mismatch="record", locate=False)
+
+
+def test_a_draw_of_another_thread_is_not_blamed_on_a_graph_and_is_told():
+    torch.manual_seed(0)
+    with Drawing() as other:
+        guarded = drawing_backend(other.draw)
+        compiled = torch.compile(lambda x: x.sin(), backend=guarded)
+        for _ in range(2):
+            compiled(torch.ones(4))
+    after = torch.rand(1)
+    verdict = guarded.verdict()
+    assert verdict.status == "identical"
+    (skipped,) = verdict.coverage.skipped
+    assert skipped == f"graph 0: the random numbers of 2 of 2 calls, because {OTHERS_DRAW}"
+    torch.manual_seed(0)
+    torch.rand(1), torch.rand(1)
+    assert torch.equal(after, torch.rand(1))  # and the other thread's draws were not undone
+
+
+def test_a_draw_of_the_code_itself_is_blamed_beside_a_thread_that_sleeps():
+    with Drawing() as other:
+        other.draw()
+        guarded = drawing_backend(lambda: torch.rand(1))
+        compiled = torch.compile(lambda x: x.sin(), backend=guarded)
+        times_when_others_sleep()
+        compiled(torch.ones(4))
+        (failure,) = guarded.verdict().failures
+    assert failure.aspect == "rng"
+
+
+def test_a_graph_that_draws_is_not_checked_beside_a_thread_that_draws():
+    torch.manual_seed(0)
+    with Drawing() as other:
+        guarded = drawing_backend(other.draw)
+        compiled = torch.compile(
+            lambda x: torch.nn.functional.dropout(x, 0.5, training=True), backend=guarded
+        )
+        x = torch.ones(4, requires_grad=True)
+        compiled(x).sum().backward()
+        before = torch.get_rng_state()
+        compiled(x).sum().backward()
+    verdict = guarded.verdict()
+    assert not verdict.failures
+    assert verdict.coverage.skipped == (
+        f"graph 0: 2 of 2 calls, because {OTHERS_DRAW}",
+        f"graph 0 gradients: 1 of 1 calls, because {OTHERS_DRAW}",
+    )
+    # The second call drew what it draws without a guard.
+    now = torch.get_rng_state()
+    torch.set_rng_state(before)
+    torch.rand(1)
+    torch.nn.functional.dropout(torch.ones(4), 0.5)
+    assert torch.equal(now, torch.get_rng_state())
+
+
+def test_four_threads_that_call_one_function_on_random_numbers_are_no_alarm():
+    guarded = paritas.guard("aot_eager", on_mismatch="record", locate=False)
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=guarded)
+    compiled(torch.randn(4))
+    at_once(*[lambda: compiled(torch.randn(4))] * 4)
+    verdict = guarded.verdict()
+    assert verdict.status == "identical"
+    (entry,) = guarded.journal.graphs
+    assert entry.calls == entry.checked == 1 + 4 * ROUNDS
 
 
 def test_operators_of_other_threads_alone_are_told_to_be_missing(tmp_path):

@@ -103,6 +103,26 @@ def test_a_correct_program_is_silent_and_computes_what_eager_computes(name: str)
     assert_correct(name)
 
 
+# Of a captured checkpoint, this backend draws the mask of a dropout again in backward.
+WRONG_IN_EAGER = {"checkpointed_dropout", "checkpointed_dropout_with_random_numbers_of_eager"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in dict.fromkeys([*USUAL, "compiled_optimizer_step"])
+        if name not in WRONG_IN_EAGER
+    ],
+)
+def test_a_correct_program_is_silent_under_a_backend_whose_code_autograd_records(name: str) -> None:
+    expected = run(PROGRAMS[name], None)
+    backend = guard("eager", on_mismatch="record")
+    result = run(PROGRAMS[name], backend)
+    assert_silent(backend.verdict())
+    assert not disagreements(expected, result)
+
+
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", USUAL_FAULTS)
 def test_a_fault_is_found_and_named(name: str) -> None:

@@ -43,7 +43,9 @@ def _name(value: str) -> str:
 @functools.cache
 def judge_of(reference: str, cases: int = 24) -> KernelJudge:
     cases = 40 if WHOLE else cases
-    options = KernelOptions(call_seconds=600, seconds=600, cases=cases, stop_early=True)
+    options = KernelOptions(
+        call_seconds=600, seconds=600, cases=cases, stop_early=True, fresh_outputs=True
+    )
     inputs = f"{REFERENCES}:{reference}_inputs"
     return KernelJudge(f"{REFERENCES}:{reference}", options, inputs=inputs)
 

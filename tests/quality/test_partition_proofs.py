@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
+import random
 import warnings
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
+from paritas.partition.annotation import Annotation, expand
 from paritas.partition.library import known
+from paritas.partition.proofs import definitions
+from paritas.partition.proofs.algebra import OutsideTheoryError
 from paritas.partition.proofs.checker import Checker
-from paritas.partition.proofs.prove import Prover, expand, resized
+from paritas.partition.proofs.claims import symbolic_numbers
+from paritas.partition.proofs.definitions import define
+from paritas.partition.proofs.prove import Prover, resized
+from paritas.partition.proofs.validation import DisagreementError, lifted, validate
 from paritas.partition.recipe_checks import check_recipe
 from quality.partition_mutants import mutants
 from quality.test_partition_library import RIGHT, calls_of
+
+if TYPE_CHECKING:
+    from paritas.placement.placement import OperatorCall
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 # One spelling of each operator; the others have the same definition.
 NAMES = known()  # before other tests register operators of their own
 OPERATORS = sorted({name.rpartition(".")[2]: name for name in NAMES}.values())
+# One spelling for each definition.
+DEFINED = {key: name for name in reversed(NAMES) if (key := definitions.definition_key(name))}
 # The operators of which a split is not decided, and why.
 UNDECIDED = {
     "nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func": "ranks exchange data",
@@ -52,28 +67,51 @@ def test_the_rules_of_the_library_are_proved_and_their_certificates_hold() -> No
     assert [one for one in undecided if UNDECIDED.get(one[0], "?") not in one[1]] == []
 
 
-def test_definitions_agree_with_torch_on_other_shapes() -> None:
-    """Each definition is compared with torch wherever it is used; here, also on changed lengths."""
-    compared = 0
-    for number, name in enumerate(OPERATORS):
-        if not WHOLE and number % 8:
-            continue
-        for call, annotation in itertools.islice(calls_of(name), 2):
-            lengths = {
-                each: length + 1 + number % 2
-                for each, length in expand(annotation.signature, call).lengths.items()
-                if length > 1 and each not in ("_", "k")
-            }
-            try:
-                other = resized(call, expand(annotation.signature, call), lengths)
-                other.function(*other.args, **other.kwargs)
-            except (RuntimeError, ValueError, IndexError, TypeError):
-                continue  # the operator wants these lengths as they are
-            prover = Prover(other, annotation)
-            assert not prover.disagreement, (name, annotation.text, prover.disagreement)
-            compared += prover.disagreement is not None
+def small(
+    call: OperatorCall, annotation: Annotation, draw: random.Random
+) -> Iterator[OperatorCall]:
+    """The call with short lengths drawn at random and other values, if the operator accepts it."""
+    expansion = expand(annotation.signature, call)
+    names = [name for name, length in expansion.lengths.items() if length > 1 and name != "_"]
+    generator = torch.Generator().manual_seed(draw.randrange(1000))
 
-    assert compared > 25
+    def other(value: torch.Tensor) -> torch.Tensor:
+        if not value.is_floating_point():
+            return value
+        order = torch.randperm(value.numel(), generator=generator)
+        return value.detach().flatten()[order].reshape(value.shape)
+
+    with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
+        made = resized(call, expansion, {name: draw.choice((2, 3)) for name in names})
+        made = made.map_tensors(other)
+        made.function(*made.args, **made.kwargs)
+        yield made
+
+
+def test_every_definition_agrees_with_torch_on_all_elements() -> None:
+    """The code of the definitions is what proofs trust: it is compared with torch.
+
+    Each operator is called with each of its samples, with short lengths drawn at random if it
+    accepts them. All elements are compared (400 of long results), and the gradients of two.
+    """
+    draw = random.Random(0)
+    validated, disagreements = set(), []
+    for key, name in DEFINED.items():
+        for call, annotation in calls_of(name):
+            for one in (*small(call, annotation, draw), call):
+                try:
+                    numbers = symbolic_numbers(expand(annotation.signature, one))
+                    validate(define(lifted(one), numbers), 400)
+                    validated.add(key)
+                    break
+                except DisagreementError as error:
+                    disagreements.append((name, annotation.text, str(error)))
+                except OutsideTheoryError:
+                    continue
+
+    assert disagreements == []
+    # A new definition needs a sample in `partition_samples`.
+    assert sorted(set(definitions._DEFINITIONS) - validated) == []
 
 
 @pytest.mark.usefixtures("undiagnosed")

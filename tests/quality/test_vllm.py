@@ -45,7 +45,9 @@ def report(folder, case):
         pytest.skip("vLLM cannot do it on this processor")
     records = vllm_cases.records(folder, case)
     older = vllm_cases.older_weights(folder, case)
-    return paritas.check_engine(vllm_cases.reference(folder, case), records, older=older)
+    return paritas.check_engine(
+        vllm_cases.reference(folder, case), records, older=older, seconds=3600
+    )
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=lambda one: f"{one.dtype} {one.name}"[:60])
@@ -58,4 +60,5 @@ def test_what_vllm_serves_rightly_passes(folder, case):
 def test_what_vllm_serves_wrongly_is_named(folder, case):
     found = report(folder, case)
     assert found.exit_code == 1, str(found)
-    assert {one.kind for one in found.causes if one.to_rounding} == {case.kind}, str(found)
+    expected = {case.kind} if case.kind else set()
+    assert {one.kind for one in found.causes if one.to_rounding} == expected, str(found)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.arrival import asking_first
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -122,9 +124,29 @@ _taken_stances: list[_TakenStance] = []
 _stances_lock = threading.Lock()
 
 
+# A check of one thread runs beside the calls of others, which must run what they would run.
+_runs_eagerly = contextvars.ContextVar("paritas_runs_eagerly", default=False)
+
+
+@contextlib.contextmanager
+def running_eagerly() -> Iterator[None]:
+    """Run everything that is compiled eagerly, in this thread alone."""
+
+    def stay_eager(callback: Any, ask: Callable[[Any], Any]) -> Any:
+        return None if _runs_eagerly.get() else ask(callback)
+
+    token = _runs_eagerly.set(True)
+    try:
+        with asking_first(stay_eager):
+            yield
+    finally:
+        _runs_eagerly.reset(token)
+
+
 @contextlib.contextmanager
 def taking_stance(name: str, *, backend: ForcedBackend = None) -> Iterator[None]:
     """`torch.compiler.set_stance`; the last to leave restores what the first found."""
+    token = _runs_eagerly.set(False)
     with _stances_lock:
         switch = torch.compiler.set_stance(name, force_backend=backend)
         mine = _TakenStance(name, backend, _taken_stances[0].first if _taken_stances else switch)
@@ -132,6 +154,7 @@ def taking_stance(name: str, *, backend: ForcedBackend = None) -> Iterator[None]
     try:
         yield
     finally:
+        _runs_eagerly.reset(token)
         with _stances_lock:
             _taken_stances.remove(mine)
             if _taken_stances:

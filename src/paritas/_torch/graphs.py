@@ -93,6 +93,31 @@ def copy_graph(module: GraphModule) -> GraphModule:
     return result
 
 
+def lift_tensors(module: GraphModule) -> dict[str, torch.Tensor]:
+    """Make inputs of the tensors that a graph has as attributes; returns these by name, in order.
+
+    A compiled step of an optimizer has its parameters and states there, and writes to them.
+    """
+    lifted: dict[str, torch.Tensor] = {}
+    inputs: dict[str, Node] = {}
+    last: Node | None = next(reversed(placeholders(module)), None)
+    for node in module.graph.find_nodes(op="get_attr"):
+        name, value = str(node.target), _attribute_of(node)
+        if not isinstance(value, torch.Tensor):
+            continue
+        if name not in inputs:
+            place = module.graph.inserting_before if last is None else module.graph.inserting_after
+            with place(last):
+                last = inputs[name] = module.graph.placeholder(name.replace(".", "_"))
+            last.meta = dict(node.meta)
+            lifted[name] = value
+        node.replace_all_uses_with(inputs[name])
+        module.graph.erase_node(node)
+    if lifted:
+        module.recompile()
+    return lifted
+
+
 def placeholders(module: GraphModule) -> list[Node]:
     """The inputs of a graph, in order."""
     return module.graph.find_nodes(op="placeholder")
@@ -206,6 +231,73 @@ def _argument_named(node: Node, name: str) -> Any:
     schema = node.target._schema  # type: ignore[union-attr]
     names = [argument.name for argument in schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get(name)
+
+
+# Functions of torch that draw, and whose name is not that of an operator that does.
+_DRAWING_FUNCTIONS = ("dropout", "fractional", "gumbel", "rrelu")
+# Where a function is told whether to draw: position, name, default.
+_SWITCHES = {
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), (2, "training", True)),
+    "multi_head_attention_forward": (13, "training", True),
+    "scaled_dot_product_attention": (4, "dropout_p", 0.0),
+}
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+_HARMLESS_HOMES = frozenset({"_operator", "builtins", "math"})
+_DRAWING_HOMES = ("torch.nn.init", "torch.random", "torch.cuda.random")
+
+
+def captured_graph_may_draw(module: GraphModule) -> bool:
+    """Whether running a graph as Dynamo captured it may advance torch's random generators."""
+    graphs = [one for one in module.modules() if isinstance(one, GraphModule)]
+    return any(_may_draw(node) for one in graphs for node in one.graph.nodes)
+
+
+def captured_graph_uses_draws(module: GraphModule) -> bool:
+    """Whether something may depend on the numbers that such a graph draws.
+
+    `torch.rand([])` of which nothing is used is left out by compilers.
+    """
+    graphs = [one for one in module.modules() if isinstance(one, GraphModule)]
+    drawing = [node for one in graphs for node in one.graph.nodes if _may_draw(node)]
+    return any(node.users or str(node.target).endswith("_") for node in drawing)
+
+
+def _may_draw(node: Node) -> bool:
+    if node.op == "call_method":
+        return _is_drawn_by_operator(str(node.target))
+    if node.op == "call_module":
+        return not isinstance(_attribute_of(node), GraphModule)
+    if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
+        return False  # the graphs that such an operator runs are looked at themselves
+    if isinstance(node.target, OpOverload | OpOverloadPacket):
+        is_known = str(node.target).partition(".")[0] in {"aten", "prims"}
+        return not is_known or _is_drawn_by_operator(str(node.target).split(".")[1])
+    name = getattr(node.target, "__name__", "")
+    home = str(getattr(node.target, "__module__", None) or "torch")
+    if home in _HARMLESS_HOMES or home.startswith(_DRAWING_HOMES):
+        return home not in _HARMLESS_HOMES
+    if name in _SWITCHES:
+        place, switch, default = _SWITCHES[name]
+        return bool(dict(enumerate(node.args)).get(place, node.kwargs.get(switch, default)))
+    drawing = any(part in name for part in _DRAWING_FUNCTIONS) or name in _RECURRENT
+    return drawing or home.partition(".")[0] != "torch" or _is_drawn_by_operator(name)
+
+
+def _attribute_of(node: Node) -> Any:
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+@functools.cache
+def _is_drawn_by_operator(name: str) -> bool:
+    """Whether torch has an operator of this name that draws random numbers."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if not isinstance(packet, OpOverloadPacket):
+        return False
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
 
 
 def ancestors(nodes: list[Any]) -> set[str]:

@@ -11,11 +11,12 @@ import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
     from torch._ops import OpOverload
@@ -126,6 +127,12 @@ def any_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_math_sdp(False)
+
+
+def attends_in_one_kernel(tensors: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether `scaled_dot_product_attention` has a kernel for these arguments, by name."""
+    with _disable_current_modes():  # nothing is computed
+        return torch._fused_sdp_choice(**tensors, **options) != SDPBackend.MATH.value
 
 
 def wide_attention(op: OpOverload) -> Callable[..., Any] | None:

@@ -353,10 +353,9 @@ def copy_on_write(module: M) -> M:
 def hold_shared(module: nn.Module) -> list[Tensor]:
     """Further references to the memory that parameters share with their copies.
 
-    Threads that write to copies must not give up the last two references at the same time: torch
-    (2.11 to 2.13) counts one down before it takes the lock, so the other thread frees the lock
-    first. That damages the heap, or a copy has wrong values. As long as one reference is held by
-    none of them, no thread has the last one.
+    Threads that write to copies must not give up the last two references at the same time: with
+    torch 2.13 that damages the heap (seen: "malloc_consolidate(): unaligned fastbin chunk"), or a
+    copy has wrong values. As long as one reference is held by none of them, no thread has the last.
     """
     held = (_lazy_clone(one) for one in module.parameters() if is_shared(one))
     return [one for one in held if one is not None]

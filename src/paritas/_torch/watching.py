@@ -199,7 +199,12 @@ def out_arguments(func: Operator) -> frozenset[str]:
 
 def in_backward() -> bool:
     """Whether a backward pass runs: modules called now are recomputed for their gradients."""
-    return bool(_graph_task() != -1)
+    return backward_pass() != -1
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that runs in this thread; -1 if there is none."""
+    return int(_graph_task())
 
 
 def upcoming_node() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 import warnings
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
     from paritas.execution.evidence import Evidence
     from paritas.execution.program import Program
+    from paritas.execution.saved_state import RandomState
+    from paritas.execution.threads import ThreadTimes
     from paritas.numerics.gates import Sizes
 
 
@@ -70,6 +73,7 @@ class GraphEntry:
         checked: number of checked calls.
         failed: number of checked calls that differed.
         compared: number of compared items, over all calls.
+        skipped: what was not checked, "" for whole calls, and why -> in how many calls.
         unguarded: why it could not be guarded, or "".
         of_gradients: whether it is about a captured graph's gradients.
     """
@@ -80,8 +84,22 @@ class GraphEntry:
     checked: int = 0
     failed: int = 0
     compared: int = 0
+    skipped: collections.Counter[tuple[str, str]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
     unguarded: str = ""
     of_gradients: bool = False
+
+    def left_out(self) -> list[str]:
+        """What was not checked, and why."""
+        by_reason = dict(self.skipped)
+        whole = sum(count for (part, _), count in by_reason.items() if not part)
+        if self.checked and self.calls > self.checked + whole:
+            by_reason["", "of `every`"] = self.calls - self.checked - whole
+        return [
+            f"{self.label}: {part}{count} of {self.calls} calls, because {why}"
+            for (part, why), count in by_reason.items()
+        ]
 
 
 class GuardJournal:
@@ -99,6 +117,8 @@ class GuardJournal:
         self._failed: list[FailedGraph] = []
         self.passes = 0
         self.splits = 0
+        # Whether other threads were seen to draw random numbers during a check.
+        self.others_draw = False
 
     def next_capture(self) -> int:
         """Return the number of the next captured graph."""
@@ -112,6 +132,16 @@ class GuardJournal:
         with self._lock:
             self.graphs.append(entry)
         return entry
+
+    def count_call(self, entry: GraphEntry) -> None:
+        """Count one call."""
+        with self._lock:
+            entry.calls += 1
+
+    def note_skipped(self, entry: GraphEntry, part: str, reason: str) -> None:
+        """Note that a call, or a part of it, was not checked."""
+        with self._lock:
+            entry.skipped[part, reason] += 1
 
     def note_call(self, entry: GraphEntry, part: Verdict) -> None:
         """Add one checked call."""
@@ -154,12 +184,7 @@ class GuardJournal:
                 if entry.unguarded
             ]
             compared = sum(entry.compared for entry in self.graphs) + self.passes + self.splits
-            skipped = tuple(
-                f"{entry.label}: {entry.calls - entry.checked} of {entry.calls} calls, because of "
-                "`every`"
-                for entry in self.graphs
-                if entry.checked and entry.calls > entry.checked
-            )
+            skipped = tuple(line for entry in self.graphs for line in entry.left_out())
             no_graph = [] if self.graphs else [NO_GRAPH]
             verdict = Verdict(
                 findings=tuple(findings),
@@ -197,6 +222,8 @@ class GuardJournal:
 
 CALL_CHECKS = Checks(device=True)
 RANDOM_NUMBERS = Item(ItemKind.RANDOM_STATE, "random numbers")
+OTHERS_DRAW = "other threads used the random generators at the same time"
+RANDOM_PART = "the random numbers of "
 # The number of findings kept for reuse.
 MOST_FINDINGS = 4096
 
@@ -380,10 +407,9 @@ class CallComparer:
                 other, Aspect.ALIAS, f"does not share memory with {one}; in the graph it does"
             )
 
-    def compare_random(self, reference: Observation, candidate: Observation) -> None:
+    def compare_random(self, expected: RandomState | None, found: RandomState | None) -> None:
         """Compare the states of the random generators after the call."""
-        left, right = reference.rng_after, candidate.rng_after
-        if left is not None and right is not None and not left.same_torch(right):
+        if are_other_states(expected, found):
             reason = "the compiled code leaves torch's random generators in another state"
             self._add(RANDOM_NUMBERS, Aspect.RNG, reason)
 
@@ -410,6 +436,11 @@ class CallComparer:
     def _add(self, item: Item, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
         self.out.add(item.in_graph(self.label), aspect, Status.DIFFERENT, reason)
+
+
+def are_other_states(expected: RandomState | None, found: RandomState | None) -> bool:
+    """Whether torch's generators are in other states than expected."""
+    return expected is not None and found is not None and not expected.same_torch(found)
 
 
 def _are_comparable(reference: Any, candidate: Any) -> bool:
@@ -465,11 +496,41 @@ class GuardedCode:
         self.schedule = Schedule(settings.every, settings.seed)
         self.experience = Experience()
         self.made_by: GraphMaker | None = None
+        self._lock = threading.Lock()
 
-    def is_due(self, args: Any) -> bool:
-        """Count a call; return whether to check it."""
-        self.entry.calls += 1
-        return self.schedule.due(tuple(value for value in args if isinstance(value, int)))
+    def is_due(self, args: Any, *, draws: bool) -> bool:
+        """Count a call; return whether to check it. `draws`: the graph draws random numbers."""
+        self.journal.count_call(self.entry)
+        with self._lock:
+            due = self.schedule.due(tuple(value for value in args if isinstance(value, int)))
+        if due and draws and self.journal.others_draw:
+            # A check would give the other threads the same numbers as this one.
+            self.skip(OTHERS_DRAW)
+            return False
+        return due
+
+    def skip(self, reason: str, part: str = "") -> None:
+        """Note that a call, or a part of it, is not checked."""
+        self.journal.note_skipped(self.entry, part, reason)
+
+    def is_disturbed(
+        self,
+        expected: RandomState | None,
+        found: RandomState | None,
+        threads: ThreadTimes,
+        *,
+        draws: bool,
+    ) -> bool:
+        """Whether generators differ, and other threads may have caused it; notes that.
+
+        The generators belong to all threads. If the graph draws from them, too, its values cannot
+        be compared either.
+        """
+        if not are_other_states(expected, found) or not threads.others_ran():
+            return False
+        self.journal.others_draw |= draws
+        self.skip(OTHERS_DRAW, "" if draws else RANDOM_PART)
+        return True
 
     def comparer(self, runs: Evidence[Program]) -> CallComparer:
         """Make a comparer for one call."""

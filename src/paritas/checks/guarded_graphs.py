@@ -7,7 +7,6 @@ such graphs, results and gradients are compared with the captured graph.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,15 @@ from paritas._torch.graphs import (
     placeholders,
     returned,
 )
-from paritas.checks.guarded_calls import GuardedCode, GuardJournal, is_same_memory, locate_safely
+from paritas.checks.gradient_watch import GradientWatch
+from paritas.checks.guarded_calls import (
+    OTHERS_DRAW,
+    GuardedCode,
+    GuardJournal,
+    are_other_states,
+    is_same_memory,
+    locate_safely,
+)
 from paritas.execution.differences import all_equal
 from paritas.execution.evidence import Evidence
 from paritas.execution.graph_runs import (
@@ -36,9 +43,10 @@ from paritas.execution.graph_runs import (
 )
 from paritas.execution.observation import Observation, storage_address
 from paritas.execution.saved_state import RandomState, Surroundings
+from paritas.execution.threads import ThreadTimes
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Status
-from paritas.results.items import RANDOM_STATE, Item, ItemKind, after_call, gradient, input_of
+from paritas.results.items import Item, input_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -187,13 +195,15 @@ class GuardedGraph(GuardedCode):
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the compiled code, and check the call if the schedule says so."""
-        if not self.is_due(args):
+        draws = self.reference.draws
+        if not self.is_due(args, draws=draws):
             return self.compiled(args)
         given = list(args)
         kept = copy_written(given, self._may_change)
         for position in self._given_away:
             given[position] = None  # do not hold it longer than necessary
         before = self._clones(kept, given) if self._looks_at_inputs() else {}
+        threads = ThreadTimes.now()
         rng = RandomState.of_torch()
         candidate = Observation()
         results: Sequence[Any] = ()
@@ -201,19 +211,27 @@ class GuardedGraph(GuardedCode):
             results = self.compiled(args)
         except Exception as error:  # noqa: BLE001  (it becomes a finding, then it is raised)
             candidate.error = error
-        candidate.rng_after = RandomState.of_torch()
+        after = candidate.rng_after = RandomState.of_torch()
         if candidate.error is None:
             self.reference.name_results(candidate, list(results), given)
         for position in _changed_arguments(given, before):
             kept[position] = before[position]
         before.clear()  # free the memory before the reference runs
         runs = GraphProgram.evidence(self.reference, kept, rng, self.settings.seed)
+        if self.is_disturbed(runs.native[0].rng_after, after, threads, draws=draws):
+            if draws:
+                after.restore()
+                return _return_or_raise(results, candidate.error)  # type: ignore[no-any-return]
+            candidate.rng_after = None  # nothing to compare
+        verdict = None
         try:
             verdict = self._judge(runs, candidate, given)
         except Exception as error:  # noqa: BLE001  (our own error must not break the program)
             verdict = self.own_failure(error)
         finally:
-            candidate.rng_after.restore()
+            # A check draws if the graph does; so does a search for what is wrong.
+            if draws or verdict is None or not verdict.passed:
+                after.restore()
         return self.conclude(  # type: ignore[no-any-return]
             verdict,
             results,
@@ -298,7 +316,7 @@ class GuardedGraph(GuardedCode):
             f"{item.in_graph(self.entry.label)}, which is not defined" for item in self._undefined
         ]
         same |= self._undefined
-        comparer.compare_random(reference, candidate)
+        comparer.compare_random(reference.rng_after, candidate.rng_after)
         comparer.compare_values(
             _leave_out(reference.outputs, same), _leave_out(candidate.outputs, same)
         )
@@ -386,6 +404,12 @@ def _changed_arguments(given: list[Any], before: dict[int, Tensor]) -> list[int]
     return [position for position, same in zip(before, all_equal(pairs), strict=True) if not same]
 
 
+def _return_or_raise(results: Any, error: Exception | None) -> Any:
+    if error is not None:
+        raise error
+    return results
+
+
 def _leave_out(values: dict[Item, Any], items: set[Item]) -> dict[Item, Any]:
     return {item: value for item, value in values.items() if item not in items}
 
@@ -442,37 +466,51 @@ class GuardedCapture(GuardedCode):
 
     def __call__(self, *args: Any) -> Any:
         """Run the compiled code, and check the call if the schedule says so."""
-        if not self.is_due(args):
+        draws = self.reference.draws
+        if not self.is_due(args, draws=draws):
             return self.compiled(*args)
-        kept = copy_arguments(args)
-        rng = RandomState.now()
-        program = CapturedProgram(self.reference, kept, rng, Surroundings.now())
+        given = [*args, *self.reference.held]
+        kept = copy_arguments(given)
+        threads = ThreadTimes.now()
+        program = CapturedProgram(self.reference, kept, RandomState.now(), Surroundings.now())
         runs = Evidence(program, seed=self.settings.seed)
+        reference = runs.native[0]
         watch = GradientWatch(self, program)
-        rng.restore()
-        candidate = Observation(rng_before=rng)
+        entered = watch.entering(list(args), reference)
+        program.restore_random()
+        candidate = Observation(rng_before=program.rng)
+        if not draws:  # what other threads did until now does not matter
+            threads = ThreadTimes.now()
+            candidate.rng_before = RandomState.of_torch()
         results: Any = ()
         try:
-            results = self.compiled(*watch.entering(list(args), runs.native[0]))
+            results = self.compiled(*entered)
         except Exception as error:  # noqa: BLE001  (it becomes a finding, then it is raised)
             candidate.error = error
-        candidate.rng_after = RandomState.now()
+        after = candidate.rng_after = RandomState.now() if draws else RandomState.of_torch()
+        expected = self._expected_state(reference, candidate)
+        if self.is_disturbed(expected, after, threads, draws=draws):
+            if draws:
+                watch.give_up(OTHERS_DRAW)
+                return _return_or_raise(results, candidate.error)
+            candidate.rng_after = None  # nothing to compare
         try:
             if candidate.error is None:
-                self.reference.name_results(candidate, results, list(args), kept)
-            reused = [] if candidate.error else self._reused(results, runs.native[0])
+                self.reference.name_results(candidate, results, given, kept)
+            reused = [] if candidate.error else self._reused(results, reference)
             verdict = self._judge(runs, candidate, reused)
             verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
         except Exception as error:  # noqa: BLE001  (our own error must not break the program)
             verdict = self.own_failure(error)
         finally:
-            candidate.rng_after.restore()
-        watch.leaving(results)
+            if draws:
+                after.restore()
+        watch.leaving(results, entered, candidate)
         return self.conclude(
             verdict,
             results,
             candidate.error,
-            lambda: self._run_reference(args, kept, rng),
+            lambda: self._run_reference(given, program),
             (self.reference.module, kept),
         )
 
@@ -503,7 +541,7 @@ class GuardedCapture(GuardedCode):
         reference = runs.native[0]
         if self.judge_errors(comparer.out, reference.error, candidate.error):
             return self.rolled_up(comparer.out, runs)
-        comparer.compare_random(reference, candidate)
+        comparer.compare_random(self._expected_state(reference, candidate), candidate.rng_after)
         comparer.compare_values(reference.outputs, candidate.outputs)
         written = sorted(reference.after.keys() | candidate.after.keys(), key=str)
         comparer.compare_values(
@@ -523,13 +561,24 @@ class GuardedCapture(GuardedCode):
                 comparer.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
         return self.rolled_up(comparer.out, runs)
 
-    def _run_reference(self, args: tuple[Any, ...], kept: list[Any], rng: RandomState) -> Any:
+    def _expected_state(self, reference: Observation, candidate: Observation) -> RandomState | None:
+        """The generators after a right call: if the graph does not draw, those before it.
+
+        They are also those before it if a compiler has left out draws that nothing uses.
+        """
+        before = candidate.rng_before
+        leaves_out = not self.reference.uses_draws and not are_other_states(
+            before, candidate.rng_after
+        )
+        return before if leaves_out or not self.reference.draws else reference.rng_after
+
+    def _run_reference(self, args: list[Any], program: CapturedProgram) -> Any:
         """Run the reference on the caller's own arguments, to let gradients flow through it."""
         with torch.no_grad():
-            for value, before in zip(args, kept, strict=True):
+            for value, before in zip(args, program.kept, strict=True):
                 if isinstance(value, torch.Tensor):
                     value.detach().copy_(before.detach())
-        rng.restore()
+        program.rng.restore()
         return self.reference.module(*args)
 
     def judge_gradients(
@@ -537,18 +586,26 @@ class GuardedCapture(GuardedCode):
         program: CapturedProgram,
         found: dict[Item, Tensor | None],
         besides: dict[Item, tuple[Aspect, str]],
+        rng_after: RandomState | None,
     ) -> dict[Item, Tensor | None]:
         """Compare gradients; return those that the program continues with.
 
-        `besides` are side effects of the backward pass; the reference's has none.
+        Args:
+            program: the reference.
+            found: the gradients of the inputs.
+            besides: side effects of the backward pass; the reference's has none.
+            rng_after: the random generators after the call itself.
         """
-        now = RandomState.now()
+        draws = self.reference.draws
+        threads, now = ThreadTimes.now(), RandomState.now()
         code = self.backward
-        code.entry.calls += 1
+        self.journal.count_call(code.entry)
         try:
             runs = Evidence(program, seed=self.settings.seed)
             comparer = code.comparer(runs)
             reference = runs.native[0]
+            if draws and code.is_disturbed(reference.rng_after, rng_after, threads, draws=draws):
+                return found
             if not code.judge_errors(comparer.out, reference.error, None):
                 for item, value in found.items():
                     _compare_gradient(comparer, item, reference.gradients.get(item), value)
@@ -561,7 +618,8 @@ class GuardedCapture(GuardedCode):
         except Exception as error:  # noqa: BLE001  (our own error must not break the program)
             verdict, instead = code.own_failure(error), found
         finally:
-            now.restore()
+            if draws:
+                now.restore()
         called = (self.reference.module, program.kept)
         result: dict[Item, Tensor | None] = code.conclude(
             verdict, found, None, lambda: instead, called
@@ -611,113 +669,3 @@ def _compare_gradient(comparer: CallComparer, item: Item, reference: Any, candid
         zeros = torch.zeros_like(known)
         reference, candidate = (zeros if v is None else v for v in (reference, candidate))
     comparer.compare_value(item, reference, candidate)
-
-
-class GradientWatch:
-    """Watches the gradients of a call's outputs, and those that its code computes for the inputs.
-
-    Inputs that require grad go through an identity function, and its backward gets all their
-    gradients at once; outputs get hooks. Inputs that the graph writes to or returns are left out.
-    """
-
-    def __init__(self, code: GuardedCapture, program: CapturedProgram) -> None:
-        """Watch one call; `program` is its reference."""
-        self.code = code
-        self.program = program
-        self.items: list[Item] = []
-        self.cotangents: dict[int, Tensor] = {}
-        self._given: list[Any] = []
-        self._untouched: dict[str, tuple[Tensor, Tensor]] = {}
-        self._rng: RandomState | None = None
-
-    def entering(self, args: list[Any], reference: Observation) -> list[Any]:
-        """Return the arguments for the compiled code."""
-        if not torch.is_grad_enabled() or reference.error is not None:
-            return args
-        handed_out = {item for pair in reference.aliases for item in pair}
-        positions = []
-        names = self.code.reference.inputs
-        for position, (name, value) in enumerate(zip(names, args, strict=False)):
-            if not isinstance(value, torch.Tensor) or not value.requires_grad:
-                continue
-            if input_of(name) in handed_out or after_call(name) in reference.after:
-                label = self.code.entry.label
-                reason = "is not checked, because the graph writes to it or returns it"
-                self.code.journal.add((), [f"{label}: the gradient of {name} {reason}"])
-            else:
-                positions.append(position)
-        if not positions:
-            return args
-        self._given = list(args)
-        self.items = [gradient(names[position]) for position in positions]
-        entering = [args[position] for position in positions]
-        replaced = _WatchedIdentity.apply(self, *entering)  # type: ignore[no-untyped-call]
-        args = list(args)
-        for position, value in zip(positions, replaced, strict=True):
-            args[position] = value
-        return args
-
-    def leaving(self, results: Any) -> None:
-        """Watch the outputs."""
-        if not self.items:
-            return
-        seen: set[int] = set()
-        for position, value in enumerate(results):
-            if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in seen:
-                seen.add(id(value))
-                value.register_hook(functools.partial(self.arrive, position))
-
-    def arrive(self, position: int, cotangent: Tensor) -> None:
-        """Note the gradient of an output. The first one marks the start of the backward pass."""
-        if not self.cotangents:
-            named = zip(self.code.reference.inputs, self._given, self.program.kept, strict=False)
-            self._untouched = {
-                name: (value, before)
-                for name, value, before in named
-                if isinstance(value, torch.Tensor)
-                and bitwise_equal(value.detach(), before.detach())
-            }
-            self._rng = RandomState.of_torch()
-        self.cotangents[position] = cotangent.detach().clone()
-
-    def _besides(self) -> dict[Item, tuple[Aspect, str]]:
-        """The side effects of the backward pass."""
-        found = {
-            Item(ItemKind.INPUT_AFTER_BACKWARD, name): (
-                Aspect.VALUE,
-                "the backward pass writes to this input",
-            )
-            for name, (value, before) in self._untouched.items()
-            if not bitwise_equal(value.detach(), before.detach())
-        }
-        if self._rng is not None and not self._rng.same_torch(RandomState.of_torch()):
-            found[RANDOM_STATE] = (Aspect.RNG, "the backward pass draws random numbers")
-        self._untouched, self._rng = {}, None
-        return found
-
-    def check(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """Compare the gradients of the inputs once all are known."""
-        cotangents, found = dict(self.cotangents), dict(zip(self.items, gradients, strict=True))
-        besides = self._besides()
-        self.cotangents.clear()
-        if not cotangents:
-            return gradients
-        program = dataclasses.replace(self.program, cotangents=cotangents)
-        result = self.code.judge_gradients(program, found, besides)
-        return tuple(result.values())
-
-
-class _WatchedIdentity(torch.autograd.Function):
-    """The identity; its backward passes the gradients to a watch."""
-
-    @staticmethod
-    def forward(ctx: Any, watch: GradientWatch, *values: Tensor) -> tuple[Tensor, ...]:
-        """Return views."""
-        ctx.watch = watch
-        ctx.set_materialize_grads(False)
-        return tuple(value.view_as(value) for value in values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the checked gradients."""
-        return (None, *ctx.watch.check(gradients))

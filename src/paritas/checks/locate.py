@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from paritas._torch.eager_graphs import draws_by_inductor
-from paritas._torch.global_state import quietly, taking_stance
+from paritas._torch.global_state import quietly, running_eagerly
 from paritas._torch.graphs import (
     ancestors,
     as_traced,
@@ -636,8 +636,8 @@ class _NodeRecorder(Interpreter):
 
 def _record_values(suspect: CapturedSuspect) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    suspect.runs.program.rng.restore()
-    with suspect.runs.program.surroundings.around(), taking_stance("force_eager"):
+    suspect.runs.program.restore_random()
+    with suspect.runs.program.surroundings.around(), running_eagerly():
         _NodeRecorder(suspect.runs.program.reference.module, values).run(
             *suspect.runs.program.arguments()
         )

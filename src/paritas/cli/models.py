@@ -6,6 +6,7 @@ They are `paritas verify`, `power`, `sweep`, `invariants`, `engine` and `kernel`
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ from paritas.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paritas.results.findings import Verdict
     from paritas.results.model_reports import EngineReport, InvariantsReport, KernelReport
     from paritas.results.power_reports import PowerReport
@@ -444,7 +447,13 @@ def _run_invariants(target: str, options: InvariantsOptions) -> InvariantsReport
             strict=options.strict,
             target=target,
             on_progress=tell,
+            on_result=_tell_result,
         )
+
+
+def _tell_result(line: str) -> None:
+    """Print a result at once: a run that is killed later has said what it knew."""
+    click.echo(line, err=True)
 
 
 # --- engine: did a serving engine return what the reference model computes? -----------------------
@@ -456,6 +465,7 @@ class EngineOptions(BuildOptions):
 
     older: tuple[str, ...]
     explain: bool
+    seconds: float
     strict: bool
     inputs: str | None = None
     train: bool = False
@@ -476,6 +486,14 @@ class EngineOptions(BuildOptions):
     default=True,
     show_default=True,
     help="Look for the cause if a request fails.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="The time limit. After it, no further request is compared and no further cause is tried; "
+    "what is known is reported.",
 )
 @dtype_option
 @device_option
@@ -529,13 +547,17 @@ def _run_engine(target: str, records: Path, options: EngineOptions) -> EngineRep
             older=older,
             explain=options.explain,
             strict=options.strict,
+            seconds=options.seconds,
             target=target,
             on_progress=tell,
+            on_result=_tell_result,
         )
 
 
 # --- kernel: does a hand-written or generated kernel compute what its reference computes? ---------
 
+# Of the time limit, if importing torch takes all of it.
+_FEWEST_SECONDS = 1.0
 _PROMISES = ("shapes", "layouts", "dtypes", "weights", "aliases", "arguments", "callers")
 
 
@@ -565,7 +587,7 @@ def _promise_options(command: Any) -> Any:
     type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
-    help="After this time, no further case is begun.",
+    help="Time limit of all. The report says what was judged by then.",
 )
 @click.option(
     "--call-seconds",
@@ -587,6 +609,11 @@ def _promise_options(command: Any) -> Any:
 @click.option("--gradients", is_flag=True, help="Compare gradients of inputs and parameters too.")
 @click.option(
     "--compiled", is_flag=True, help="Call it from code that torch.compile compiles, too."
+)
+@click.option(
+    "--fresh-outputs",
+    is_flag=True,
+    help="A result in memory that a later call uses again is a failure, not a limit.",
 )
 @click.option("--rate-task", is_flag=True, help="Plant faults in the reference: what is it worth?")
 @click.option(
@@ -625,37 +652,46 @@ def kernel(
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified: for
     example if the task accepts zeros.
     """
-    report = _judge(reference, candidate, given)
-    from paritas.cli.options import STDOUT
-    from paritas.reports.model_reports import kernel_account, kernel_report
 
-    write_json(json_path, report.to_json)
-    if json_path != STDOUT:
-        file = subject_file(candidate)
-        emit(
-            form,
-            lambda: kernel_account(report, subject=candidate, file=file),
-            kernel_report(report),
-        )
+    def show(report: KernelReport) -> None:
+        from paritas.cli.options import STDOUT
+        from paritas.reports.model_reports import kernel_account, kernel_report
+
+        write_json(json_path, report.to_json)
+        if json_path != STDOUT:
+            file = subject_file(candidate)
+            emit(
+                form,
+                lambda: kernel_account(report, subject=candidate, file=file),
+                kernel_report(report),
+            )
+
+    report = _judge(reference, candidate, given, show)
+    show(report)
     ctx.exit(report.exit_code)
 
 
-def _judge(reference: str, candidate: str, given: dict[str, Any]) -> KernelReport:
+def _judge(
+    reference: str, candidate: str, given: dict[str, Any], show: Callable[[KernelReport], None]
+) -> KernelReport:
+    """Judge it; `show` is called in place of that if the time limit passes without a report."""
     from pathlib import Path
 
     from paritas.kernels.forking import shared_nursery
 
+    began = time.monotonic()
     # It imports torch at the same time as this process.
     shared_nursery()
     with progress() as tell:
         tell("importing torch")
         from paritas.kernels import KernelOptions
-        from paritas.kernels.judge import KernelJudge
+        from paritas.kernels.judge import KernelJudge, unfinished_report
+        from paritas.kernels.processes import LastResort
 
         fixed = {name for name in _PROMISES if given[f"fixed_{name}"]}
         options = KernelOptions(
             cases=given["cases"],
-            seconds=given["seconds"],
+            seconds=max(given["seconds"] - (time.monotonic() - began), _FEWEST_SECONDS),
             call_seconds=given["call_seconds"],
             seed=given["seed"],
             device=given["device"],
@@ -663,10 +699,25 @@ def _judge(reference: str, candidate: str, given: dict[str, Any]) -> KernelRepor
             forbid=tuple(filter(None, (given["forbid"] or "").split(","))),
             gradients=given["gradients"],
             compiled=given["compiled"],
+            fresh_outputs=given["fresh_outputs"],
             strict=given["strict"],
             rate_task=given["rate_task"],
             timing=given["timing"] or "",
             script=None if given["script"] is None else Path(given["script"]),
         )
-        with KernelJudge(reference, options, inputs=given["inputs"], on_progress=tell) as judge:
-            return judge.judge(candidate)
+        judge, doing = None, "starting"
+
+        def note(step: str) -> None:
+            nonlocal doing
+            doing = step
+            tell(step)
+
+        def give_up() -> int:
+            report = unfinished_report(reference, candidate, doing, judge)
+            show(report)
+            return report.exit_code
+
+        with LastResort(options.seconds, give_up):
+            judge = KernelJudge(reference, options, inputs=given["inputs"], on_progress=note)
+            with judge:
+                return judge.judge(candidate)

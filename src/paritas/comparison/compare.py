@@ -24,6 +24,7 @@ from paritas.comparison.operands import describe_side
 from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rules import Rules, align_steps
 from paritas.comparison.table import Table, resolve
+from paritas.dumps.completeness import find_losses, list_problems
 from paritas.errors import ParitasError, UsageError
 from paritas.execution.executors import (
     Failed,
@@ -42,7 +43,7 @@ from paritas.settings import own_version
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from torch import Tensor
@@ -299,25 +300,46 @@ def _find_first(
     """The row that comes first in the order of its own rank."""
     counts: dict[tuple[int, int | None], int] = {}
     ran: set[tuple[int, int | None]] = set()  # where a call has already returned something
+    doubtful: Counter[tuple[int, int | None]] = Counter()  # rows without a certain counterpart
+    begun: dict[tuple[int, int | None, str], int] = {}  # how many of them when a call began
     best: tuple[tuple[int, int], Divergence] | None = None
     for row in rows:
         key = (row.step, row.rank)
         counts[key] = counts.get(key, 0) + 1
         is_result = row.side == "output" and row.op != "placeholder"
         if row.status in _FAILS and row.made != "before" and wanted(row):
-            found = _make_divergence(row, at_the_start=key not in ran and not is_result)
+            before = begun.get((*key, row.call), 0) if row.made == "here" else 0
+            found = _make_divergence(
+                row,
+                at_the_start=key not in ran and not is_result,
+                unmatched=doubtful[key] - before,
+            )
             order = (row.step, counts[key])
             if best is None or order < best[0]:
                 best = (order, found)
         if is_result:
             ran.add(key)
+        begun.setdefault((*key, row.call), doubtful[key])
+        doubtful[key] += row.status is Status.UNVERIFIED and row.aspect is Aspect.STRUCTURE
     return None if best is None else best[1]
 
 
-def _make_divergence(row: ComparisonRow, *, at_the_start: bool) -> Divergence:
+def _make_divergence(row: ComparisonRow, *, at_the_start: bool, unmatched: int) -> Divergence:
+    """What a row shows.
+
+    Args:
+        unmatched: how many values that it may come from have no certain counterpart.
+    """
     if row.op == "placeholder" or at_the_start:
         reason = "the two programs received different inputs, so later values cannot agree"
         return Divergence(kind="given", row=row.index, reason=reason)
+    is_number = row.golden is not None and row.golden.value is not None
+    is_certain = row.attributed == "replayed" or is_number
+    # A module may have made it anywhere inside.
+    if unmatched and not is_certain and (row.made != "here" or row.level == "module"):
+        values, have = ("value", "has") if unmatched == 1 else ("values", "have")
+        reason = f"{unmatched} {values} before it {have} no certain counterpart in the other dump"
+        return Divergence(kind="unmatched", row=row.index, reason=reason)
     if row.made == "here":
         reason = "its inputs agree or have a smaller error: the rest was added here"
         return Divergence(kind="made", row=row.index, reason=reason)
@@ -410,7 +432,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
         tell(Progress("opening the dumps"))
         mine, theirs = opened(str(my_path), my_kind), opened(str(golden_path), golden_kind)
         tell(Progress("matching"))
-        matched = _match_dumps(mine, theirs, chosen, ranks)
+        matched, losses = _match_dumps(mine, theirs, chosen, ranks)
         alone = [pair for pair in matched.pairs if pair.my is None or pair.golden is None]
         pairs = matched.pairs
         if unmatched == "list":
@@ -429,8 +451,8 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
             rows = table.rows(resolve(table.drafts, replays))
             rows = _with_details(pool, workers, sources, rows, table, tell)
     return Comparison(
-        my=_dump_facts(mine, str(my)),
-        golden=_dump_facts(theirs, str(golden)),
+        my=_dump_facts(mine, str(my), losses[0]),
+        golden=_dump_facts(theirs, str(golden), losses[1]),
         rows=tuple(rows),
         coverage=_count_coverage(rows, matched, alone),
         notes=(*matched.notes, *table.notes, *_note_unread(rows)),
@@ -447,7 +469,8 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
 
 def _match_dumps(
     mine: ReadableDump, theirs: ReadableDump, rules: Rules, ranks: Sequence[int] | None
-) -> Matches:
+) -> tuple[Matches, tuple[list[str], list[str]]]:
+    """The pairs, and what my dump and the golden one lack of the compared steps and ranks."""
     my_operands, golden_operands, notes = operands(mine, theirs, rules)
     my_operands, overwritten = _without_overwritten(my_operands)
     golden_operands, _ = _without_overwritten(golden_operands)
@@ -473,7 +496,18 @@ def _match_dumps(
     skipped = list(found.skipped)
     if overwritten:
         skipped.append(f"{counted(overwritten, 'argument')} overwritten before being read")
-    return dataclasses.replace(found, notes=[*notes, *step_notes, *found.notes], skipped=skipped)
+    notes = [*notes, *step_notes, *found.notes]
+    losses = (
+        _list_losses(mine, ranks, aligned.keys() if rules.steps else None),
+        _list_losses(theirs, ranks, aligned.values() if rules.steps else None),
+    )
+    return dataclasses.replace(found, notes=notes, skipped=skipped), losses
+
+
+def _list_losses(
+    dump: ReadableDump, ranks: Sequence[int] | None, steps: Collection[int] | None
+) -> list[str]:
+    return [loss.text for loss in find_losses(dump) if loss.concerns(ranks, steps)]
 
 
 def _without_overwritten(found: list[Operand]) -> tuple[list[Operand], int]:
@@ -591,7 +625,7 @@ def _describe_alone(pair: Pair) -> str:
     return f"{record.id} (step {record.step}{rank}; {whose} only{near})"
 
 
-def _dump_facts(dump: ReadableDump, path: str) -> DumpFacts:
+def _dump_facts(dump: ReadableDump, path: str, losses: Sequence[str]) -> DumpFacts:
     header = dump.header(min(dump.ranks))
     ranks = sorted(dump.ranks)
     return DumpFacts(
@@ -604,5 +638,6 @@ def _dump_facts(dump: ReadableDump, path: str) -> DumpFacts:
         torch=header.torch,
         sources=header.sources,
         fusion=header.fusion if dump.kind == "paritas" else "",
-        problems=tuple(dump.problems),
+        problems=tuple(list_problems(dump)),
+        losses=tuple(losses),
     )

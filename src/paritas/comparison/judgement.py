@@ -23,6 +23,7 @@ from paritas.comparison.operands import (
 )
 from paritas.errors import ParitasError, UsageError
 from paritas.files.records import Record
+from paritas.files.tensor_bytes import check_repeats
 from paritas.numerics import criterion
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
 from paritas.numerics.bits import dtype_name, is_inexact
@@ -210,6 +211,7 @@ def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor
         return _summarize_number(operand.record.value)
     if _has_values(operand):
         tensor = values()
+        check_repeats(tensor)
         return SideSummary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
     if operand.recipe is not None:
         return _merge_ranks(operand, dump)
@@ -500,10 +502,12 @@ def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: b
     if same and case.trusts:
         return _by_digest(case, "digest, data not read")
     reference = case.golden_values()
+    check_repeats(reference)
     if same:
         # Both sides match the same digest, so it is enough to read one of them.
         case.my_dump.verify(case.my.record)
     candidate = reference if same else case.my_values()
+    check_repeats(candidate)
     misfit = _find_misfit(candidate, reference, ours=case.my_dump.kind == case.golden_dump.kind)
     if misfit is not None:
         aspect, reason = misfit

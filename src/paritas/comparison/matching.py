@@ -8,10 +8,9 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from paritas.files.trees import natural_key
-from paritas.results.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     from paritas.comparison.operands import Book, GraphKey, MatchItem, Scope
     from paritas.comparison.rules import Renaming
@@ -40,14 +39,40 @@ def match_ids(book: Book) -> None:
     known: dict[tuple[object, ...], MatchItem] = {}
     for item in book.left(mine=False):
         known.setdefault((item.scope, item.record.id), item)
+    unequal = _find_unequal(
+        [(item, item.site.name) for item in book.left(mine=True)],
+        [(item, item.site.name) for item in book.left(mine=False)],
+    )
     my_code, golden_code = _collect_code(book.my), _collect_code(book.golden)
     same_code = {key for key, code in my_code.items() if golden_code.get(key) == code}
     for item in book.left(mine=True):
         other = known.get((item.scope, item.record.id))
-        if other is None or other.found:
+        if other is None or other.found or _call_name(item, item.site.name) in unequal:
             continue
         if (item.scope, item.graph) in same_code or _same_value(item, other):
             book.link(item, other, "id")
+
+
+def _find_unequal(
+    mine: Iterable[tuple[MatchItem, str]], golden: Iterable[tuple[MatchItem, str]]
+) -> set[tuple[object, ...]]:
+    """Operators that a module calls more often on one side: their calls cannot match by number.
+
+    Another implementation of a module calls the same operators in another order.
+    """
+    counts: list[defaultdict[tuple[object, ...], set[int]]] = []
+    for side in (mine, golden):
+        calls: defaultdict[tuple[object, ...], set[int]] = defaultdict(set)
+        for item, name in side:
+            if item.site.level == "op" and item.site.side == "output":
+                calls[_call_name(item, name)].add(item.site.call)
+        counts.append(calls)
+    first, second = counts
+    return {name for name in first.keys() & second.keys() if first[name] != second[name]}
+
+
+def _call_name(item: MatchItem, name: str) -> tuple[object, ...]:
+    return item.scope, item.site.phase, item.site.level, name
 
 
 def _collect_code(items: list[MatchItem]) -> dict[tuple[object, ...], set[tuple[object, ...]]]:
@@ -231,10 +256,15 @@ def match_prefixed(book: Book) -> None:
     known: dict[tuple[object, ...], MatchItem] = {}
     for item, name in golden:
         known.setdefault(_name_key(item, name.removeprefix(other_prefix)), item)
+    unequal = _find_unequal(
+        [(item, name.removeprefix(prefix)) for item, name in my],
+        [(item, name.removeprefix(other_prefix)) for item, name in golden],
+    )
     linked = 0
-    for item, name in my:
-        other = known.get(_name_key(item, name.removeprefix(prefix)))
-        if other is not None and not other.found:
+    for item, full in my:
+        name = full.removeprefix(prefix)
+        other = known.get(_name_key(item, name))
+        if other is not None and not other.found and _call_name(item, name) not in unequal:
             book.link(item, other, "module")
             linked += 1
     if linked and (prefix or other_prefix):
@@ -346,7 +376,15 @@ def _find_anchors(
     places = _find_unique(first, begin, end)
     there = _find_unique(second, other, last)
     pairs = [(at, there[member]) for member, at in places.items() if member in there]
-    # The longest increasing subsequence; `pairs` already ascend on the first side.
+    return increasing(pairs)
+
+
+def increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest part of the pairs that ascends on both sides.
+
+    Args:
+        pairs: ascending on the first side.
+    """
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []
@@ -398,79 +436,6 @@ def _align_piecewise(
         else:
             begin, other = begin + _PIECE // 2, other + _PIECE // 2
     return found
-
-
-# --- Order and shape ------------------------------------------------------------------------------
-
-_ATEN = re.compile(r"(?:aten|prims)\.")
-
-
-def match_order(book: Book) -> None:
-    """Link the rest in order, by operator, shape and dtype; then by fewer of these.
-
-    Shapes must be equal. Operators must be equal too, unless the sides name them differently.
-    """
-    strange = _naming_schemes(book.my).isdisjoint(_naming_schemes(book.golden))
-    groups: defaultdict[tuple[object, ...], tuple[list[MatchItem], list[MatchItem]]] = defaultdict(
-        lambda: ([], [])
-    )
-    for mine in (True, False):
-        for item in book.left(mine=mine):
-            site = item.site
-            if item.shape is not None:
-                group = (item.scope, site.phase, site.side, _order_class(item, strange=strange))
-                groups[group][not mine].append(item)
-    if not any(my and golden for my, golden in groups.values()):
-        return
-    before = len(book.links)
-    keys: list[Callable[[MatchItem], Hashable]] = [
-        lambda item: (_plain_operator(item), item.shape, _item_dtype(item)),
-        lambda item: (_plain_operator(item), item.shape),
-    ]
-    if strange:
-        keys += [lambda item: (item.shape, _item_dtype(item)), lambda item: item.shape]
-    for my, golden in groups.values():
-        for key in keys:
-            ours = [one for one in my if one.is_left]
-            theirs = [one for one in golden if one.is_left]
-            if not ours or not theirs:
-                break
-            for at, there in align([key(one) for one in ours], [key(one) for one in theirs]):
-                book.link(ours[at], theirs[there], "order")
-    guessed = len(book.links) - before
-    if guessed:
-        book.notes.append(
-            f"{counted(guessed, 'pair')} matched by order and shape only, because the names are "
-            f"unrelated: check these rows with care"
-        )
-
-
-def _order_class(item: MatchItem, *, strange: bool) -> str:
-    """Only items of the same class are matched by order."""
-    site = item.site
-    if site.level == "buffer" and site.kernel:
-        return "kernel"
-    if site.level not in ("op", "node", "buffer"):
-        return site.level
-    # With the same operator names, eager code and graphs still differ in the number of operators.
-    return "operator" if strange or site.level != "op" else "operator of eager code"
-
-
-def _item_dtype(item: MatchItem) -> str:
-    return "" if item.record.tensor is None else item.record.tensor.dtype
-
-
-def _plain_operator(item: MatchItem) -> str:
-    """The same for `aten.add.Tensor`, `Add` and `add`."""
-    parts = item.site.op.split(".")
-    name = parts[1] if len(parts) > 2 else parts[-1]  # noqa: PLR2004  (namespace and overload)
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _naming_schemes(items: Iterable[MatchItem]) -> set[str]:
-    """How the operators of one side are named."""
-    named = (item.site for item in items if item.site.op)
-    return {"aten" if _ATEN.match(site.op) else site.level for site in named}
 
 
 # --- Values of captured graphs, by node -----------------------------------------------------------

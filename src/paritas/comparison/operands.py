@@ -353,6 +353,11 @@ class MatchItem:
         return None if self.record.tensor is None else self.record.tensor.shape
 
     @property
+    def dtype(self) -> str:
+        """The dtype of its first record; empty if that is not a tensor."""
+        return "" if self.record.tensor is None else self.record.tensor.dtype
+
+    @property
     def is_number(self) -> bool:
         """Whether it is a number, a list or the like instead of a tensor."""
         return self.record.value is not None

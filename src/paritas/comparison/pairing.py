@@ -16,7 +16,6 @@ from paritas.comparison.matching import (
     held_node,
     match_ids,
     match_nodes,
-    match_order,
     match_prefixed,
     match_renamed,
     module_prefix,
@@ -26,6 +25,7 @@ from paritas.comparison.matching import (
     unwrapped,
 )
 from paritas.comparison.operands import Book, NearestNames, Pair
+from paritas.comparison.ordering import match_order
 from paritas.comparison.rules import span_text
 from paritas.errors import UsageError
 from paritas.files.trees import natural_key
@@ -651,7 +651,8 @@ def _name_family(item: MatchItem) -> str:
 # 2. the canonical name;
 # 3. the node of a captured graph that computed the value, for fused code and graph engines;
 # 4. the module and the operator, for eager code against graphs, and names with a prefix;
-# 5. order and shape.
+# 5. the weights and values of a call;
+# 6. order and shape, between what is matched by then.
 #
 # Before the last one, values that the other dump did not select are set aside: they have no
 # counterpart to guess.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from typing import TYPE_CHECKING
 
 from paritas.dumps.survey import RecordedCalls, is_result
 from paritas.numerics.automatic import BLIND_NOISE
 from paritas.numerics.criterion import MAX_Z, RMS_Z
 from paritas.results.comparisons import Basis, ComparisonRow
-from paritas.results.findings import Status
+from paritas.results.findings import Aspect, Status
 from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Draft:
             that it is.
         neighbour: the previous row in the program, used if there are no sources; None if the order
             has no meaning.
+        is_guess: whether the two may not belong together.
     """
 
     name: str
@@ -60,13 +62,15 @@ class Draft:
     is_result: bool
     sources: tuple[int, ...] = ()
     neighbour: int | None = None
+    is_guess: bool = False
 
 
 def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Measured]:
     """Judge all rows together with their sources: what each row measured, in its final state."""
     found: dict[int, Measured] = {}
     for place in _in_order(drafts):
-        found[place] = _resolve_one(drafts[place], drafts, found, replays.get(place))
+        end = _resolve_one(drafts[place], drafts, found, replays.get(place))
+        found[place] = _doubt(end) if drafts[place].is_guess and end.fails else end
     return [found[place] for place in range(len(drafts))]
 
 
@@ -111,6 +115,18 @@ def _resolve_one(
         named = [drafts[source].name for source in failing]
         return _resolve_replayed(draft.measured, replayed, named, inputs_known=bool(known))
     return _resolve_estimated(draft, sources, drafts, found)
+
+
+def _doubt(end: Measured) -> Measured:
+    """A difference of two values that may not belong together shows nothing."""
+    return dataclasses.replace(
+        end,
+        status=Status.UNVERIFIED,
+        aspect=Aspect.STRUCTURE,
+        reason=f"the two are matched by order only, and differ: {end.reason}",
+        advice="map the names with --rename, and compare again",
+        made="",
+    )
 
 
 def _resolve_argument(
@@ -262,6 +278,9 @@ _OPERATORS = {"op", "node", "buffer"}
 _NAMED = {"aten", "prims", "operator", "getitem"}
 _GUESS = "matched by order and shape only: the two may not belong together"
 
+_INTEGER = re.compile(r"-?\d{1,18}")
+_AGREE = {Status.IDENTICAL, Status.EQUIVALENT}
+
 _Key = tuple[int, int]  # of a record: rank and sequence number
 
 
@@ -307,11 +326,32 @@ class Table:
             if not sources and not gave and value in made:
                 sources = (made[value],)  # of an earlier step
             neighbour = before.get(key) if site.source in _IN_ORDER or site.module else None
-            found.append(Draft(record.id, measured, gave, sources, neighbour))
+            is_guess = pair.matched_by == "order"
+            found.append(Draft(record.id, measured, gave, sources, neighbour, is_guess))
             if gave and measured.distance is not None:
                 before[key] = place
             if gave and value is not None:
                 made[value] = place
+        return found
+
+    def _accept_spellings(self, resolved: Sequence[Measured]) -> list[Measured]:
+        """Accept another integer for an operator's argument, such as 1 for -1, if results agree."""
+        calls: dict[tuple[object, ...], list[Measured]] = {}
+        for pair, end in zip(self.pairs, resolved, strict=True):
+            if is_result(pair.leading.record.site):
+                calls.setdefault(_call_key(pair), []).append(end)
+        found = list(resolved)
+        for place, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
+            if not end.fails or end.my is None or end.golden is None:
+                continue
+            site = pair.leading.record.site
+            if site.level in ("op", "node") and _are_integers(end.my.value, end.golden.value):
+                results = calls.get(_call_key(pair), [])
+                if results and all(one.status in _AGREE for one in results):
+                    limits = f"the argument is {end.reason}, but the results of the call agree"
+                    found[place] = dataclasses.replace(
+                        end, status=Status.EQUIVALENT, reason="", limits=limits
+                    )
         return found
 
     def _sources(self, pair: Pair, place: int) -> tuple[int, ...]:
@@ -394,12 +434,17 @@ class Table:
     def rows(self, resolved: Sequence[Measured]) -> list[ComparisonRow]:
         """The finished rows."""
         rows = []
+        resolved = self._accept_spellings(resolved)
         for place, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
             guess = _GUESS if pair.matched_by == "order" else ""
             known = (end.limits, self._unreplayed.get(place), guess)
             limits = "; ".join(filter(None, known))
             rows.append(_make_row(place, pair, end, limits, self.drafts[place].sources))
         return rows
+
+
+def _are_integers(*texts: str | None) -> bool:
+    return all(text is not None and _INTEGER.fullmatch(text) for text in texts)
 
 
 def _make_row(
@@ -468,6 +513,11 @@ def _stored_value_key(operand: Operand | None) -> tuple[object, ...] | None:
     record = operand.record
     facts = record.tensor
     return None if facts is None else (record.rank, record.digest, facts.dtype, facts.shape)
+
+
+def _call_key(pair: Pair) -> tuple[object, ...]:
+    record = pair.leading.record
+    return record.step, _find_rank(pair), record.id.rpartition("/")[0]
 
 
 def _find_rank(pair: Pair) -> int | None:

@@ -38,6 +38,8 @@ class ForeignDump:
     Attributes:
         kind: the tool, for example `ge`.
         problems: what could not be read.
+        losses: those of them that no record stands for.
+        unreadable: the reason, for each rank that cannot be read at all.
         read_values: returns the values of a record, in its dtype and logical shape.
         view_values: the same, mapped if possible; the second argument says whether to verify the
             checksum.
@@ -48,9 +50,11 @@ class ForeignDump:
     kind: str
     ranks: dict[int, RankDump]
     problems: list[str]
+    losses: list[str]
     read_values: Callable[[Record], Tensor]
     view_values: Callable[[Record, bool], Tensor]
     verify_values: Callable[[Record], bool] | None = None
+    unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def header(self, rank: int) -> Header:
         """What is known of a rank's part."""
@@ -130,7 +134,7 @@ def rank_of(
         closed=True,
         records=len(records),
     )
-    return RankDump(rank, path, header, "closed", records, [])
+    return RankDump(rank, path, header, "closed", records, [], [])
 
 
 # --- Collecting records ---------------------------------------------------------------------------
@@ -221,7 +225,7 @@ class Gathered:
 
     def add_unreadable(self, step: int, rank: int, site: Site, file: FoundFile, why: str) -> Record:
         """Add something that cannot be read, also as a problem."""
-        self.problems.add(f"{file.name}: {why}")
+        self.problems.add(f"{file.name}: {why}", is_loss=False)
         payload = Payload(file=file.name, nbytes=file.size, shape=())
         return self._add(step, rank, site, f"{file.name}: {why}", payload=payload)
 
@@ -239,7 +243,8 @@ class Gathered:
             ranks[rank] = rank_of(self.path, self.kind, rank, records, world_size=size, data=data)
         reader = ValueReader(self.folder, self._places)
         readers = (reader.read, reader.view, reader.verify)
-        return kind(self.path, self.kind, ranks, problems, *readers)
+        losses = self.problems.losses()
+        return kind(self.path, self.kind, ranks, problems, losses, *readers)
 
     def dump(self) -> ForeignDump:
         """The dump of all records; see `make`."""

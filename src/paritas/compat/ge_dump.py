@@ -107,7 +107,7 @@ class RankRecords:
         }
         for provenance in self._provenance.values():
             for text in provenance.unclear:
-                problems.add(f"rank {rank}: {text}")
+                problems.add(f"rank {rank}: {text}", is_loss=False)
         for file, op_name, items in read:
             self._add(file, op_name, items)
         self._report_doubts()
@@ -138,7 +138,7 @@ class RankRecords:
                 return file.name.op_name, [self._make_summary(one) for one in read_min_max(path)]
             header = read_ge_header(path)
         except (UsageError, OSError) as error:
-            self._problems.add(f"{file.path}: {error}")
+            self._problems.add(f"{file.path}: {error}", is_loss=False)
             payload = Payload(file=file.path, nbytes=file.size, shape=())
             item = _FileTensor("output", 0, {"payload": payload}, f"{file.path}: {error}")
             return file.name.op_name, [item]
@@ -172,7 +172,7 @@ class RankRecords:
             facts["tensor"] = facts_of(tensor)
         except UsageError as error:
             place = f"{tensor.key} of {file.path}: {error}"
-            self._problems.add(place)
+            self._problems.add(place, is_loss=False)
         if not tensor.original_shape and len(tensor.shape) > 1:
             self._note_layout(FORMATS.get(tensor.format & 0xFF, f"number {tensor.format}"))
         return _FileTensor(tensor.kind, tensor.index, facts, place)
@@ -252,12 +252,14 @@ class RankRecords:
         if mixed:
             self._problems.add(
                 f"rank {self._rank}: runs that began at {', '.join(mixed[:5])} have the same "
-                f"steps; the later ones count as further calls. Give the folder of one run"
+                f"steps; the later ones count as further calls. Give the folder of one run",
+                is_loss=False,
             )
         if self._blocked:
             self._problems.add(
                 f"rank {self._rank}: some tensors are known only in the device's layout "
-                f"({', '.join(sorted(self._blocked)[:5])}), including its padding"
+                f"({', '.join(sorted(self._blocked)[:5])}), including its padding",
+                is_loss=False,
             )
 
 
@@ -329,7 +331,7 @@ def open_dump(path: Path) -> ForeignDump:
         return read(record, opened)
 
     dumps = {rank: found.finish() for rank, found in ranks.items()}
-    return ForeignDump(path, KIND, dumps, problems.all(), read, view)
+    return ForeignDump(path, KIND, dumps, problems.all(), problems.losses(), read, view)
 
 
 def _cut_suffix(name: str) -> str:
@@ -363,7 +365,8 @@ def _tensor_files(folder: Folder, found: list[FoundFile], problems: Problems) ->
             unknown.append(one.name)
     if unknown and files:
         names_shown = ", ".join(unknown[:_MOST_NAMED])
-        problems.add(f"{len(unknown)} files have names that the engine never uses: {names_shown}")
+        text = f"{len(unknown)} files have names that the engine never uses: {names_shown}"
+        problems.add(text, is_loss=False)
     return files
 
 
@@ -378,5 +381,5 @@ def _read_graphs(folder: Folder, found: list[FoundFile], problems: Problems) -> 
             graphs.append(read_graph(folder.locate(one.name)))
         except (UsageError, OSError) as error:
             if is_named:  # other files in JSON are not about the graph
-                problems.add(f"{one.name}: {error}")
+                problems.add(f"{one.name}: {error}", is_loss=False)
     return graphs

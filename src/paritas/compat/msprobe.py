@@ -185,7 +185,8 @@ class Entries:
             yield from (_EntryValue(leaf, "output", at) for at, leaf in leaves(output))
         unknown = set(entry) - _PARTS if isinstance(entry, dict) else set()
         if unknown and call.kind in ("module", "function"):
-            self._problems.add(f"{self._folder}{name}: unknown key {min(unknown)[:80]!a}")
+            text = f"{self._folder}{name}: unknown key {min(unknown)[:80]!a}"
+            self._problems.add(text, is_loss=False)
 
     def _gradient_positions(self, name: str, gradients: Any, part: str) -> list[str]:
         """The positions in the forward call of the tensors with gradients.
@@ -267,7 +268,7 @@ class Entries:
         try:
             sharding = sharding_of(leaf) if is_tensor(leaf) else None
         except UsageError as error:
-            self._problems.add(f"{self._folder}{name}: {error}")
+            self._problems.add(f"{self._folder}{name}: {error}", is_loss=False)
             return
         if sharding is not None:
             self.shardings[number] = sharding
@@ -280,7 +281,7 @@ class Entries:
             self._problems.add(f"{self._folder}{name}: {file[:80]!a} is not a file name")
             return None
         if file not in self._present:
-            self._problems.add(f"{self._folder}{VALUES}/{file} is missing")
+            self._problems.add(f"{self._folder}{VALUES}/{file} is missing", is_loss=False)
         dtype = getattr(torch, facts.dtype, None)
         width = dtype.itemsize if isinstance(dtype, torch.dtype) else 0
         return Payload(
@@ -418,7 +419,8 @@ def open_dump(path: Path) -> ForeignDump:
         file, place, _ = _locate_values(files, record)
         return verify_at(file, place, opened)
 
-    return ForeignDump(root, _KIND, found, problems.all(), read, view, verify)
+    listed = (problems.all(), problems.losses())
+    return ForeignDump(root, _KIND, found, *listed, read, view, verify)
 
 
 def _is_main(file: Path) -> bool:
@@ -474,7 +476,8 @@ def _number_processes(parts: list[_ProcessPart], problems: Problems) -> dict[str
     following = max(ranks.values(), default=-1) + 1
     for place, name in enumerate(others):
         ranks[name] = following + place
-        problems.add(f"{name} counts as rank {ranks[name]}: msprobe did not know its rank")
+        text = f"{name} counts as rank {ranks[name]}: msprobe did not know its rank"
+        problems.add(text, is_loss=False)
     return ranks
 
 
@@ -508,7 +511,7 @@ def _read_optional(files: Folder, folder: str, name: str, problems: Problems) ->
     try:
         return load_json(files.locate(folder + name))
     except (UsageError, OSError) as error:
-        problems.add(f"{folder}{name}: {error}")
+        problems.add(f"{folder}{name}: {error}", is_loss=False)
         return None
 
 

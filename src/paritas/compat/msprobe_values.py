@@ -492,7 +492,8 @@ def place_shards(
             try:
                 placement = _place_shard(rank, sharding, shapes[record.step, record.id])
             except UsageError as error:
-                problems.add(f"{record.id} of step {record.step}, rank {rank}: {error}")
+                where = f"{record.id} of step {record.step}, rank {rank}"
+                problems.add(f"{where}: {error}", is_loss=False)
                 continue
             records[rank][at] = replace(record, placement=placement)
 

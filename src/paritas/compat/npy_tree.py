@@ -609,7 +609,8 @@ def _parse_file(file: FoundFile, name: str, where: _FolderFacts, problems: Probl
     if match := _DEVICE_FILE.fullmatch(name):
         there = dataclasses.replace(where, step=int(match["count"]))
         return _TreeFile(file, there, match["node"], "", "output", "0", 0)
-    problems.add(f"{file.name} is not named after a node of a graph; its own name is used")
+    text = f"{file.name} is not named after a node of a graph; its own name is used"
+    problems.add(text, is_loss=False)
     return _TreeFile(file, where, PurePosixPath(name).stem, "", "output", "0", 0)
 
 

@@ -57,7 +57,7 @@ def open_dump(path: Path) -> ForeignDump:
             gathered.add_unreadable(step, rank, whole, file, str(error))
             continue
         if not items:
-            gathered.problems.add(f"{file.name} has no tensors")
+            gathered.problems.add(f"{file.name} has no tensors", is_loss=False)
         for key, value in items:
             full = "/".join(part for part in (name, key) if part)
             site = _make_site(full or PurePosixPath(file.name).stem)

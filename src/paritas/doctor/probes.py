@@ -663,13 +663,14 @@ def quiet() -> None:
 def stances() -> None:
     """Nothing is compiled under the stance force_eager, and code is compiled again after it."""
     from paritas._torch.dynamo import CountingBackend
-    from paritas._torch.global_state import taking_stance
+    from paritas._torch.global_state import running_eagerly, taking_stance
 
     counting = CountingBackend()
     torch.compiler.reset()
     wave = torch.compile(_wave, backend=counting)
-    with taking_stance("force_eager"):
-        wave(torch.ones(2))
+    for staying_eager in (taking_stance("force_eager"), running_eagerly()):
+        with staying_eager:
+            wave(torch.ones(2))
     expect("graphs compiled under the stance", counting.graphs, 0)
     wave(torch.ones(2))
     torch.compiler.reset()

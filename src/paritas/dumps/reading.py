@@ -7,6 +7,7 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,7 +50,7 @@ from paritas.files.tensor_bytes import (
     stored_shape,
     typed,
 )
-from paritas.files.trees import Problems
+from paritas.files.trees import Problems, open_plain
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -223,22 +224,33 @@ def read_rank(rank: int, folder: Path, files: DumpFiles) -> RankDump:
         raise UsageError(f"{folder} has the header of rank {header.rank}")
     state: State = "being written" if is_written else "closed" if header.closed else "ended early"
     damage = _RankProblems(_MOST_PROBLEMS)
+    if rank >= header.world_size:
+        damage.add(f"its header is damaged: it is rank {rank} of {header.world_size}")
     records: list[Record] = []
     for volume in volumes_of(folder):
         records += _read_index(volume, header, files, damage, is_written=is_written)
-    problems = damage.all()
+    _check_unique(records, damage)
     if damage.replaced:
         note = f"{damage.replaced} tensors were replaced by their minimum and maximum"
         header = msgspec.structs.replace(header, notes=(*header.notes, note))
+    amount = ""
     if state == "being written":
-        problems.append(f"it is still being written; {len(records)} records can be read so far")
+        amount = f"it is still being written; {len(records)} records can be read so far"
     elif state == "ended early":
-        problems.append(
-            f"it was not closed, so the run ended early; {len(records)} records can be read"
-        )
+        amount = f"it was not closed, so the run ended early; {len(records)} records can be read"
     elif header.records != len(records):
-        problems.append(f"{header.records} records were written, but {len(records)} can be read")
-    return RankDump(rank, folder, header, state, records, problems)
+        amount = f"{header.records} records were written, but {len(records)} can be read"
+    last = [amount] if amount else []  # always listed, however many lines are damaged
+    problems, losses = [*damage.all(), *last], [*damage.losses(), *last]
+    return RankDump(rank, folder, header, state, records, problems, losses)
+
+
+def _check_unique(records: list[Record], damage: _RankProblems) -> None:
+    """Report names that are not unique: only one of their values would be compared."""
+    counts = Counter((record.step, record.id) for record in records)
+    for (step, name), count in counts.items():
+        if count > 1:
+            damage.add(f"{name} of step {step} is recorded {count} times")
 
 
 def _read_index(
@@ -249,7 +261,7 @@ def _read_index(
     records: list[Record] = []
     latest = -1
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             for line in _read_lines(file):
                 where = f"{volume.name}/{INDEX}, line {line.number}"
                 if not line.is_whole and line.is_last:
@@ -308,7 +320,7 @@ def _check_present(
         if summed_up is not None:
             damage.replaced += summed_up.tensor is not None
             return summed_up
-        damage.add(f"{where}, {record.id}: {error}")
+        damage.add(f"{where}, {record.id}: {error}", is_loss=False)
     return record
 
 
@@ -435,15 +447,25 @@ class Dump:
 
     Attributes:
         problems: of all ranks, and between them.
+        losses: of the dump as a whole; ranks have their own.
+        unreadable: the reason, for each rank that cannot be read at all.
     """
 
     kind = "paritas"
 
-    def __init__(self, path: Path, ranks: dict[int, RankDump], problems: list[str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        ranks: dict[int, RankDump],
+        problems: list[str],
+        unreadable: dict[int, str] | None = None,
+    ) -> None:
         """Use `open`."""
         self.path = path
         self.ranks = ranks
         self.problems = problems
+        self.losses: list[str] = []
+        self.unreadable = unreadable or {}
         self._files = DumpFiles(path)
         self._open = OpenFiles()
 
@@ -453,22 +475,26 @@ class Dump:
         root = Path(path)
         problems: list[str] = []
         ranks: dict[int, RankDump] = {}
+        unreadable: dict[int, str] = {}
         files = DumpFiles(root)
         for rank, folder in _found_ranks(index_home(root)).items():
             try:
                 found = read_rank(rank, folder, files)
-            except UsageError as error:
+            except (UsageError, OSError) as error:
+                unreadable[rank] = str(error)
                 problems.append(f"rank {rank}: {error}")
                 continue
             ranks[rank] = found
             problems += [f"rank {rank}: {problem}" for problem in found.problems]
         if not ranks:
             raise UsageError(f"{root} cannot be read: {'; '.join(problems)}")
+        dump = cls(root, ranks, problems, unreadable)
         runs = {found.header.run for found in ranks.values()}
         if len(runs) > 1:
             names = ", ".join(f"rank {rank} of {ranks[rank].header.run[:8]}" for rank in ranks)
-            problems.append(f"it mixes {len(runs)} runs: {names}")
-        return cls(root, ranks, problems)
+            dump.losses.append(f"it mixes {len(runs)} runs: {names}")
+            problems += dump.losses
+        return dump
 
     def header(self, rank: int) -> Header:
         """The header of a rank."""

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from paritas.dumps.completeness import list_problems, missing_ranks
 from paritas.errors import ParitasError
 from paritas.files.records import Header, Observed, Phase, Record, Site, State
+from paritas.files.tensor_bytes import check_repeats
 from paritas.numerics.statistics import Statistics, summarize
 from paritas.results.wording import joined_ranges
 
@@ -267,7 +269,7 @@ class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         kind: the tool that wrote it.
         header: of the first rank; run, program and versions are the same in all.
-        missing: ranks that should have recorded but left nothing.
+        missing: ranges of the ranks that should have recorded but left nothing.
         steps: ranges of the steps that have records.
         levels: how many records of each level.
         bytes_on_disk: of all files.
@@ -287,7 +289,7 @@ class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kind: str
     header: Header
     ranks: tuple[RankFacts, ...]
-    missing: tuple[int, ...]
+    missing: tuple[tuple[int, int], ...]
     steps: tuple[tuple[int, int], ...]
     levels: dict[str, int]
     sources: tuple[str, ...]
@@ -358,9 +360,6 @@ class _NameTotals:
         )
 
 
-_MOST_ABSENT = 20
-
-
 class DumpSurvey:
     """Makes one pass over a dump: `walk` yields the selected records, `summary` sums them up.
 
@@ -416,11 +415,7 @@ class DumpSurvey:
         first = next(iter(headers.values()))
         files, size = _disk_use(dump.path)
         found = [item for firsts in self._firsts.values() for item in firsts.findings()]
-        missing = tuple(rank for rank in _expected_ranks(first) if rank not in headers)
-        absent = [f"rank {rank} left nothing" for rank in missing[:_MOST_ABSENT]]
-        if len(missing) > _MOST_ABSENT:
-            more = len(missing) - _MOST_ABSENT
-            absent.append(f"{more} more of {first.world_size} ranks left nothing")
+        missing = missing_ranks(list(headers.values()), headers)
         return DumpSummary(
             path=str(dump.path),
             kind=dump.kind,
@@ -438,7 +433,7 @@ class DumpSurvey:
             stored_bytes=sum(self._stored.values()),
             observed=tuple(item for header in headers.values() for item in header.observed),
             notes=tuple(dict.fromkeys(note for h in headers.values() for note in h.notes)),
-            problems=(*dump.problems, *absent, *self._problems, *beside),
+            problems=(*list_problems(dump), *self._problems, *beside),
             selected=self._selected,
             names=tuple(item.facts(*key) for key, item in self._names.items()),
             non_finite=tuple(sorted(found, key=lambda item: (item.step, item.rank, item.sequence))),
@@ -492,7 +487,9 @@ class DumpSurvey:
         key = (record.rank, record.payload, record.tensor.dtype, record.tensor.shape)
         if key not in self._read:
             try:
-                self._read[key] = summarize(self._dump.read(record))
+                values = self._dump.read(record)
+                check_repeats(values)
+                self._read[key] = summarize(values)
             except ParitasError as error:
                 self._read[key] = None
                 self._problems.append(f"rank {record.rank}, step {record.step}: {error}")
@@ -508,14 +505,6 @@ class DumpSurvey:
             last_step=None if last is None else last.step,
             last="" if last is None else last.id,
         )
-
-
-def _expected_ranks(header: Header) -> list[int]:
-    """The ranks that should have recorded: those selected, or all of the run."""
-    asked = header.selection.get("ranks")
-    if asked is None:
-        return list(range(header.world_size))
-    return [int(number) for number in re.findall(r"\d+", asked)]
 
 
 def _identify_bytes(path: Path, payload: Payload) -> tuple[object, ...]:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from paritas._torch.dynamo import original_of
-from paritas.engines.changes import BLOCKS, Change, Runner
+from paritas.engines.changes import BLOCKS, Change, Family, Runner
+from paritas.engines.looks import Reach
 from paritas.relations.token_models import config_parts
 
 if TYPE_CHECKING:
@@ -23,22 +24,60 @@ if TYPE_CHECKING:
     from paritas.engines.records import Request
 
 _PLAIN = 1e4  # the usual base of rotary positions
+PRECISION = "precision"  # the kind of a cause that only rounds more
 
 
 # --- Other weights --------------------------------------------------------------------------------
 
 
-def older_weights(runner: Runner, model: Any, older: Mapping[str, Any]) -> Iterator[Change]:
+def older_weights(
+    runner: Runner, model: Any, older: Mapping[str, Any]
+) -> Iterator[Change | Family]:
     """The engine runs, or partly runs, weights that the caller passed."""
     for name, old in older.items():
         words = f"the weights are those of {name}"
-        yield Change("stale weights", words, make_model=functools.partial(_itself, old))
+        yield Change("stale weights", words, make_model=functools.partial(_like, old))
         yield from _old_cache(runner, name, old)
         yield from _partly_old(model, name, old)
+        yield from _update_times(model, name, old)
 
 
-def _itself(model: Any) -> Any:
-    return model
+def _update_times(model: Any, name: str, old: Any) -> Iterator[Family]:
+    """What was trained or merged since is added several times, or in part."""
+    mine, theirs = (dict(original_of(one).named_parameters()) for one in (model, old))
+    if mine.keys() != theirs.keys():
+        return
+
+    def change(times: float) -> Change:
+        def make(base: Any) -> Any:
+            made = share(base)
+            for key, value in list(made.named_parameters()):
+                before = theirs[key].to(value)
+                replace_parameter(made, key, before + times * (value - before))
+            return made
+
+        how = "twice" if times == 2 else f"{times:.4g} times"  # noqa: PLR2004
+        words = f"what changed since {name} is applied {how}"
+        return Change("stale weights", words, make_model=make)
+
+    yield Family(change, 1.0, (2.0, 0.5, 3.0))
+
+
+def share(model: Any) -> Any:
+    """A copy of the modules with the same tensors: cheap, and one of them can be replaced."""
+    own = original_of(model)
+    tensors = {id(one): one for one in (*own.parameters(), *own.buffers())}
+    return copy.deepcopy(own, dict(tensors))
+
+
+def replace_parameter(model: nn.Module, path: str, value: Tensor) -> None:
+    """Put another parameter in one place of a model; tied ones stay tied to each other."""
+    before = model.get_parameter(path)
+    made = nn.Parameter(value.detach(), requires_grad=before.requires_grad)
+    for module in model.modules():
+        for name, one in module.named_parameters(recurse=False):
+            if one is before:
+                setattr(module, name, made)
 
 
 def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
@@ -62,7 +101,8 @@ def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
         return torch.cat([found, rest])
 
     yield Change("stale weights", f"the cache of the prompt was computed by {name}", logits)
-    yield Change("stale weights", f"the prompt is run right, the output by {name}", decoding)
+    words = f"the prompt is run right, the output by {name}"
+    yield Change("stale weights", words, decoding, reach=Reach.OUTPUT)
     words = f"the prompt's prefix comes from a cache that {name} computed"
     for block in (1, *BLOCKS):
         text = f"{words}, in blocks of {block} tokens" if block > 1 else words
@@ -100,12 +140,11 @@ def _partly_old(model: Any, name: str, old: Any) -> Iterator[Change]:
     stale = [key for key in mine if not torch.equal(mine[key], theirs[key])]
     for part in _parts(model, stale):
 
-        def make(part: str = part) -> Any:
-            mixed = copy.deepcopy(original_of(model))
-            with torch.no_grad():
-                for key, value in mixed.named_parameters():
-                    if key == part or key.startswith(f"{part}."):
-                        value.copy_(theirs[key])
+        def make(base: Any, part: str = part) -> Any:
+            mixed = share(base)
+            for key, value in list(mixed.named_parameters()):
+                if key == part or key.startswith(f"{part}."):
+                    replace_parameter(mixed, key, theirs[key].to(value))
             return mixed
 
         yield Change("stale weights", f"the weights of {part} are those of {name}", make_model=make)
@@ -184,9 +223,11 @@ def _grouped(size: int, rounding: Callable[[Tensor], Tensor]) -> Callable[[Tenso
     return rounded
 
 
+_SIZES = (128, 64, 32)
 QUANTISERS: dict[str, Callable[[Tensor], Tensor]] = {
     "int8 by channel": _grouped(0, lambda w: _by_steps(w, 127)),
     "int8 by tensor": _grouped(-1, lambda w: _by_steps(w, 127)),
+    **{f"int8 in groups of {size}": _grouped(size, lambda w: _by_steps(w, 127)) for size in _SIZES},
     "float8 by tensor": _grouped(-1, _float8),
     "float8 by channel": _grouped(0, _float8),
     "int4 in groups of 128": _grouped(128, lambda w: _by_steps(w, 7)),
@@ -205,17 +246,17 @@ INPUT_QUANTISERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def quantised_weights(model: Any) -> Iterator[Change]:
+def quantised_weights() -> Iterator[Change]:
     """Weights of all products rounded to few bits, without and with the last one."""
     for name, rounding in QUANTISERS.items():
         for head in (False, True):
             words = f"the weights are quantised to {name}"
             words += ", those of the head too" if head else ""
-            make = functools.partial(_quantised, model, rounding, head=head)
+            make = functools.partial(_quantised, rounding=rounding, head=head)
             yield Change("quantised weights", words, make_model=make)
     for name, inputs in INPUT_QUANTISERS.items():
         words = f"the weights are quantised to {name}, and the inputs of products by token"
-        make = functools.partial(_quantised, model, QUANTISERS[name], inputs)
+        make = functools.partial(_quantised, rounding=QUANTISERS[name], inputs=inputs)
         yield Change("quantised weights", words, make_model=make)
 
 
@@ -226,16 +267,16 @@ def _quantised(
     *,
     head: bool = False,
 ) -> Any:
-    changed = copy.deepcopy(original_of(model))
-    weights = list(_products(changed, head=head))
-    with torch.no_grad():
-        for weight in weights:
-            weight.copy_(rounding(weight.float()).to(weight.dtype))
+    changed = share(model)
+    chosen = {id(one) for one in _products(changed, head=head)}
     if inputs is not None:
-        rounded = {id(one) for one in weights}
         for module in changed.modules():
-            if isinstance(module, nn.Linear) and id(module.weight) in rounded:
+            if isinstance(module, nn.Linear) and id(module.weight) in chosen:
                 module.register_forward_pre_hook(functools.partial(_round_input, inputs))
+    for path, weight in list(changed.named_parameters()):
+        if id(weight) in chosen:
+            rounded = rounding(weight.detach().float()).to(weight.dtype)
+            replace_parameter(changed, path, rounded)
     return changed
 
 
@@ -280,10 +321,10 @@ def coarser_dtypes(model: Any) -> Iterator[Change]:
         if torch.finfo(dtype).eps > torch.finfo(own).eps:
             words = f"the engine computes in {str(dtype).removeprefix('torch.')}"
 
-            def make(dtype: torch.dtype = dtype) -> Any:
-                return copy.deepcopy(original_of(model)).to(dtype)
+            def make(base: Any, dtype: torch.dtype = dtype) -> Any:
+                return copy.deepcopy(original_of(base)).to(dtype)
 
-            yield Change("precision", words, make_model=make, only_rounds=True)
+            yield Change(PRECISION, words, make_model=make, only_rounds=True)
 
 
 # --- Layers and adapters --------------------------------------------------------------------------
@@ -309,8 +350,8 @@ def skipped_layers(model: Any) -> Iterator[Change]:
     path, blocks = blocks_of(model)
     for number in range(0 if blocks is None else len(blocks)):
 
-        def make(number: int = number) -> Any:
-            changed = copy.deepcopy(original_of(model))
+        def make(base: Any, number: int = number) -> Any:
+            changed = share(base)
             _, own = blocks_of(changed)
             if own is not None:
                 own[number] = _Skipped(own[number])
@@ -320,8 +361,8 @@ def skipped_layers(model: Any) -> Iterator[Change]:
     disable = getattr(original_of(model), "disable_adapter_layers", None)
     if callable(disable):
 
-        def without() -> Any:
-            changed = copy.deepcopy(original_of(model))
+        def without(base: Any) -> Any:
+            changed = share(base)
             changed.disable_adapter_layers()
             return changed
 
@@ -357,7 +398,20 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def other_settings(model: Any) -> Iterator[Change]:
+# Settings that act between tokens only.
+_BETWEEN = ("rope", "window", "attn_", "attention_chunk", "layer_types")
+# Numbers that may be any other, and what to begin with: powers of ten, or factors.
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+_DECADES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+_BASES = (3e3, 3e4, 1e5, 3e5, 3e6, 1e7)
+_FACTORS = (
+    "logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier",
+    "attention_multiplier", "routed_scaling_factor", "final_logit_softcapping",
+    "attn_logit_softcapping", "query_pre_attn_scalar",
+)  # fmt: skip
+
+
+def other_settings(model: Any) -> Iterator[Change | Family]:
     """The same weights under another configuration, if the class is built from one."""
     config = getattr(original_of(model), "config", None)
     if config is None:
@@ -368,18 +422,46 @@ def other_settings(model: Any) -> Iterator[Change]:
             for value in others:
                 if name in known and known[name] != value and known[name] is not None:
                     text = f"{name} is {value} in place of {known[name]}"
-                    yield _setting(model, number, {name: value}, text)
+                    yield _setting(number, {name: value}, text)
         count = known.get("num_experts_per_tok")
         if isinstance(count, int):
             for value in (count - 1, count + 1):
                 text = f"{value} experts are chosen in place of {count}"
                 if value > 0:
-                    yield _setting(model, number, {"num_experts_per_tok": value}, text)
-        yield from _other_windows(model, number, known)
-        yield from _other_rotations(model, number, known)
+                    yield _setting(number, {"num_experts_per_tok": value}, text)
+        yield from _other_windows(number, known)
+        yield from _other_rotations(number, known)
+        yield from _other_numbers(number, known)
 
 
-def _other_windows(model: Any, number: int, known: dict[str, Any]) -> Iterator[Change]:
+def _other_numbers(number: int, known: dict[str, Any]) -> Iterator[Family]:
+    """Settings with a number that may be any other."""
+
+    def family(name: str, own: float, grid: tuple[float, ...], *, whole: bool = False) -> Family:
+        def change(value: float) -> Change:
+            used = int(value) if whole else value
+            text = f"{name} is {used:.4g} in place of {own:.4g}"
+            return _setting(number, {name: used}, text)
+
+        return Family(change, own, grid, whole, _reach(name))
+
+    for name in (*_EPSILONS, *_FACTORS):
+        value = known.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            grid = _DECADES if name in _EPSILONS else (0.5 * value, 2.0 * value)
+            yield family(name, float(value), grid)
+    window = known.get("sliding_window")
+    if isinstance(window, int) and window > 1:
+        steps = (window - 1, window + 1, window // 2, 2 * window)
+        yield family("sliding_window", window, tuple(map(float, steps)), whole=True)
+
+
+def _reach(name: str) -> Reach:
+    return Reach.LATER if name.startswith(_BETWEEN) or "window" in name else Reach.ALL
+
+
+def _other_windows(number: int, known: dict[str, Any]) -> Iterator[Change]:
+    """The window in all layers or in none, where only some have it."""
     kinds = known.get("layer_types")
     if not isinstance(kinds, list) or len(set(kinds)) < 1:
         return
@@ -389,10 +471,10 @@ def _other_windows(model: Any, number: int, known: dict[str, Any]) -> Iterator[C
         if "sliding_attention" in kinds and known.get("sliding_window"):
             words = "in no layer" if kind == "full_attention" else "in all layers"
             text = f"the sliding window is applied {words}"
-            yield _setting(model, number, {"layer_types": [kind] * len(kinds)}, text)
+            yield _setting(number, {"layer_types": [kind] * len(kinds)}, text)
 
 
-def _other_rotations(model: Any, number: int, known: dict[str, Any]) -> Iterator[Change]:
+def _other_rotations(number: int, known: dict[str, Any]) -> Iterator[Change | Family]:
     """Rotary positions with another base, without scaling, or with linear scaling."""
     ropes = known.get("rope_parameters")
     if not isinstance(ropes, dict):
@@ -421,14 +503,23 @@ def _other_rotations(model: Any, number: int, known: dict[str, Any]) -> Iterator
             words = f"partial_rotary_factor{where} is 1 in place of {share}"
             plans[words] = {**own, "partial_rotary_factor": 1.0}
         for text, plan in plans.items():
-            yield _setting(model, number, {"rope_parameters": plan}, text, place)
+            yield _setting(number, {"rope_parameters": plan}, text, place)
+
+        def with_base(
+            value: float, own: Any = own, where: str = where, place: str = place
+        ) -> Change:
+            words = f"rope_theta{where} is {value:.4g} in place of {own.get('rope_theta'):.4g}"
+            plan = {"rope_parameters": {**own, "rope_theta": value}}
+            return _setting(number, plan, words, place)
+
+        yield Family(with_base, float(base), _BASES, reach=Reach.LATER)
 
 
-def _setting(model: Any, number: int, values: dict[str, Any], text: str, place: str = "") -> Change:
+def _setting(number: int, values: dict[str, Any], text: str, place: str = "") -> Change:
     """The model under a configuration with other values in its part of that number."""
 
-    def make() -> Any:
-        own = original_of(model)
+    def make(base: Any) -> Any:
+        own = original_of(base)
         config = copy.deepcopy(own.config)
         part = list(config_parts(config))[number]
         for name, value in values.items():
@@ -441,5 +532,6 @@ def _setting(model: Any, number: int, values: dict[str, Any], text: str, place: 
         first = next(own.parameters())
         return made.to(device=first.device, dtype=first.dtype).train(own.training)
 
-    kind = "positions" if "rope" in next(iter(values)) else "settings"
-    return Change(kind, text, make_model=make)
+    name = next(iter(values))
+    kind = "positions" if "rope" in name else "settings"
+    return Change(kind, text, make_model=make, reach=_reach(name))

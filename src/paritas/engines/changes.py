@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.dynamo import original_of
+from paritas.engines.looks import Reach
 from paritas.execution.subjects import Inputs
 from paritas.relations.token_models import TokenModel, config_parts, special_tokens
 
@@ -33,6 +35,8 @@ BLOCKS = (16, 8, 32, 4, 64, 128)
 _MOST_BLOCKS = 8
 _MOST_OTHERS = 8
 _LONGEST_TRIED = 65
+_MOST_TOKENS = 512
+_TOKENS_TOGETHER = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +47,36 @@ class Change:
         kind: the kind of the cause.
         text: the cause in words.
         logits: how a request is run; None for plainly.
-        make_model: makes the changed model; None for the reference itself.
+        make_model: makes the changed model from the reference; None for the reference itself.
         only_rounds: the same function, with less precision.
+        reach: which numbers it can make wrong.
     """
 
     kind: str
     text: str
     logits: LogitsOf | None = None
-    make_model: Callable[[], Any] | None = None
+    make_model: Callable[[Any], Any] | None = None
     only_rounds: bool = False
+    reach: Reach = Reach.ALL
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Changed runs with a number that is to be found.
+
+    Attributes:
+        make: the changed run with some number.
+        own: the reference's number.
+        grid: numbers to begin with, beside one next to the reference's own.
+        whole: only whole numbers have a meaning.
+        reach: which numbers of a record it can make wrong.
+    """
+
+    make: Callable[[float], Change]
+    own: float
+    grid: tuple[float, ...] = ()
+    whole: bool = False
+    reach: Reach = Reach.ALL
 
 
 class Runner:
@@ -87,13 +112,13 @@ class Runner:
     def with_prompt(
         self, model: Any, request: Request, prompt: Sequence[int], **how: Any
     ) -> Tensor:
-        """The same output tokens after another prompt; rows that it lacks are NaN."""
+        """The same output tokens after another prompt; rows that it lacks are NaN.
+
+        Rows of tokens before the first difference stay where they are; the others move with the end
+        of the prompt.
+        """
         found = self.rows(model, [*prompt, *request.record.output], **how)[:-1]
-        lacking = request.start - len(prompt)
-        if lacking > 0:
-            missing = found.new_full((lacking, found.shape[1]), torch.nan)
-            return torch.cat([missing, found])
-        return found[-lacking:]
+        return move_rows(found, request.record.prompt, prompt)
 
     def positions(self, places: Sequence[int]) -> dict[str, Tensor]:
         """The arguments for one call on tokens with these positions.
@@ -120,6 +145,20 @@ class Runner:
         return self.tokens.value_of(output)[0], cache if found is None else found
 
 
+def move_rows(rows: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor:
+    """The rows of a run on another prompt, at the places of the request's own tokens."""
+    lacking = len(own) - len(other)
+    if not lacking:
+        return rows
+    pairs = enumerate(zip(own, other, strict=False))
+    same = next((place for place, (a, b) in pairs if a != b), min(len(own), len(other)))
+    kept = max(same - 1, 0)  # the last row in common predicts the first token that differs
+    if lacking > 0:
+        missing = rows.new_full((lacking, rows.shape[1]), torch.nan)
+        return torch.cat([rows[:kept], missing, rows[kept:]])
+    return torch.cat([rows[:kept], rows[kept - lacking :]])
+
+
 # --- The prompt -----------------------------------------------------------------------------------
 
 
@@ -128,14 +167,16 @@ def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Chan
     config = runner.tokens.config
     names = _named_tokens(config)
 
-    def change(kind: str, text: str, make: Callable[[Request], Sequence[int] | None]) -> Change:
+    def change(
+        text: str, make: Callable[[Request], Sequence[int] | None], reach: Reach = Reach.ALL
+    ) -> Change:
         def logits(model: Any, request: Request) -> Tensor | None:
             prompt = make(request)
             if not prompt or tuple(prompt) == request.record.prompt:
                 return None
             return runner.with_prompt(model, request, prompt)
 
-        return Change(kind, text, logits)
+        return Change("prompt", text, logits, reach=reach)
 
     def with_front(token: int) -> Callable[[Request], Sequence[int]]:
         return lambda request: [token, *request.record.prompt]
@@ -154,20 +195,22 @@ def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Chan
 
     for token, name in names.items():
         words = f"the {name} token ({token})"
-        yield change("prompt", f"{words} is missing in front of the prompt", without_first(token))
-        yield change("prompt", f"{words} is added in front of the prompt", with_front(token))
-        yield change("prompt", f"{words} takes the place of the prompt's first", with_first(token))
-        yield change("prompt", f"{words} is added to the end of the prompt", with_end(token))
+        yield change(f"{words} is missing in front of the prompt", without_first(token))
+        yield change(f"{words} is added in front of the prompt", with_front(token))
+        yield change(f"{words} takes the place of the prompt's first", with_first(token))
+        at_end = f"{words} is added to the end of the prompt"
+        yield change(at_end, with_end(token), Reach.OUTPUT)
     longest = max(request.start for request in requests)
-    yield change("prompt", "the prompt's last token is missing", lambda r: r.record.prompt[:-1])
-    yield change("prompt", "the prompt's first token is missing", lambda r: r.record.prompt[1:])
+    missing = "the prompt's last token is missing"
+    yield change(missing, lambda r: r.record.prompt[:-1], Reach.OUTPUT)
+    yield change("the prompt's first token is missing", lambda r: r.record.prompt[1:])
     for count in range(1, min(longest, _LONGEST_TRIED)):
         words = f"last {count} tokens" if count > 1 else "last token"
-        yield change("prompt", f"only the prompt's {words} are seen", keeping_end(count))
+        yield change(f"only the prompt's {words} are seen", keeping_end(count))
     yield change(
-        "prompt",
         "the prompt's last token is run twice",
         lambda r: [*r.record.prompt, r.record.prompt[-1]],
+        Reach.OUTPUT,
     )
 
 
@@ -182,6 +225,77 @@ def _named_tokens(config: Any) -> dict[int, str]:
         if token >= 0:
             found.setdefault(token, "special")
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedToken:
+    """A token that may be any, added at one place of a request's prompt.
+
+    Attributes:
+        runner: runs the model.
+        request: the request on which tokens are tried.
+        place: where it is added: 0 for the front, 1 for after the first token, -1 for the end.
+        tokens: those to try.
+    """
+
+    runner: Runner
+    request: Request
+    place: int
+    tokens: tuple[int, ...]
+
+    @property
+    def reach(self) -> Reach:
+        """What is added to the end changes the output's numbers only."""
+        return Reach.OUTPUT if self.place < 0 else Reach.ALL
+
+    def batches(self) -> Iterator[tuple[int, ...]]:
+        """The tokens in parts that are run together."""
+        for start in range(0, len(self.tokens), _TOKENS_TOGETHER):
+            yield self.tokens[start : start + _TOKENS_TOGETHER]
+
+    def _with(self, request: Request, token: int) -> list[int]:
+        prompt = request.record.prompt
+        at = len(prompt) if self.place < 0 else self.place
+        return [*prompt[:at], token, *prompt[at:]]
+
+    def run(self, model: Any, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """The logits of the request with each of the tokens, at the places of its own tokens."""
+        runner, request = self.runner, self.request
+        longer = [self._with(request, token) for token in tokens]
+        output = list(request.record.output)
+        ids = torch.tensor([[*prompt, *output] for prompt in longer])
+        ids = ids.to(runner.tokens.ids(runner.tokens.inputs).device)
+        with torch.no_grad():
+            rows = runner.tokens.value_of(runner.tokens.call(model, _NO_INPUTS, ids))
+        for token, prompt, found in zip(tokens, longer, rows, strict=True):
+            yield token, move_rows(found[:-1], request.record.prompt, prompt)
+
+    def change(self, token: int) -> Change:
+        """The changed run with one of the tokens, for any request."""
+        where = {0: "in front of", 1: "after the first token of", -1: "to the end of"}[self.place]
+
+        def logits(model: Any, request: Request) -> Tensor:
+            return self.runner.with_prompt(model, request, self._with(request, token))
+
+        text = f"token {token} is added {where} the prompt"
+        return Change("prompt", text, logits, reach=self.reach)
+
+
+def added_tokens(runner: Runner, request: Request) -> Iterator[AddedToken]:
+    """Any token of a small vocabulary; of a large one, those that the request has, and others."""
+    size = vocabulary(original_of(runner.tokens.model))
+    tokens = tuple(dict.fromkeys([*request.ids, *range(size)]))[:_MOST_TOKENS]
+    for place in (-1, 1, 0):
+        yield AddedToken(runner, request, place, tokens)
+
+
+def vocabulary(model: Any) -> int:
+    """The number of its tokens; 0 if it does not say."""
+    inner = getattr(model, "get_input_embeddings", None)
+    if not callable(inner):
+        return 0
+    weight = getattr(inner(), "weight", None)
+    return int(weight.shape[0]) if isinstance(weight, torch.Tensor) else 0
 
 
 # --- Positions ------------------------------------------------------------------------------------
@@ -213,7 +327,10 @@ def position_changes(runner: Runner) -> Iterator[Change]:
             places = plan(request.start, len(request.record.output))
             return runner.rows(model, request.ids, **runner.positions(places))[:-1]
 
-        yield Change("positions", text, logits)
+        # Where positions are embedded, the first token's changes too.
+        reach = Reach.ALL if "too far" in text else Reach.LATER
+        reach = Reach.OUTPUT if "of the output" in text else reach
+        yield Change("positions", text, logits, reach=reach)
     for block in BLOCKS:
 
         def chunked(model: Any, request: Request, block: int = block) -> Tensor | None:
@@ -223,7 +340,12 @@ def position_changes(runner: Runner) -> Iterator[Change]:
             places += range(request.start, len(request.ids))
             return runner.rows(model, request.ids, **runner.positions(places))[:-1]
 
-        yield Change("positions", f"positions start again in each chunk of {block} tokens", chunked)
+        yield Change(
+            "positions",
+            f"positions start again in each chunk of {block} tokens",
+            chunked,
+            reach=Reach.LATER,
+        )
 
 
 # --- The cache ------------------------------------------------------------------------------------
@@ -236,7 +358,7 @@ def _after_own_prompt(plain: Tensor, request: Request, rest: Tensor) -> Tensor:
 
 def cache_changes(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
     """A cache that is lost, incomplete, or another request's."""
-    yield from _lost(runner)
+    yield from (dataclasses.replace(one, reach=Reach.OUTPUT) for one in _lost(runner))
     yield from _of_others(runner, requests)
     if runner.tokens.mask:
         longest = max(request.start for request in requests)
@@ -303,10 +425,12 @@ def _of_others(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
 
         yield Change("cache", f"the prompt is that of {name}", whole)
         words = f"decoding uses the cache of {name}"
-        yield Change("cache", words, functools.partial(in_decoding, own=False))
+        foreign = functools.partial(in_decoding, own=False)
+        yield Change("cache", words, foreign, reach=Reach.OUTPUT)
         if runner.tokens.positions:
             words += ", with the request's own positions"
-            yield Change("cache", words, functools.partial(in_decoding, own=True))
+            moved = functools.partial(in_decoding, own=True)
+            yield Change("cache", words, moved, reach=Reach.OUTPUT)
         for block in BLOCKS:
 
             def prefix(
@@ -334,7 +458,8 @@ def _fed_by(runner: Runner, other: Request) -> Change:
             return None
         return runner.rows(model, [*request.record.prompt, *same])
 
-    return Change("cache", f"the output tokens of {other.record.name} are fed back", logits)
+    words = f"the output tokens of {other.record.name} are fed back"
+    return Change("cache", words, logits, reach=Reach.OUTPUT)
 
 
 def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
@@ -369,8 +494,10 @@ def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
         return torch.cat([found, rest])
 
     where = f"tokens {first} to {last - 1} of the prompt"
-    yield Change("cache", f"{where} are missing in the cache", in_decoding)
-    yield Change("cache", f"{where} are not seen", never)
+    words = f"{where} are missing in the cache"
+    yield Change("cache", words, in_decoding, reach=Reach.OUTPUT)
+    reach = Reach.LATER if first else Reach.ALL
+    yield Change("cache", f"{where} are not seen", never, reach=reach)
 
 
 def _quantised(runner: Runner) -> Iterator[Change]:
@@ -393,8 +520,9 @@ def _quantised(runner: Runner) -> Iterator[Change]:
             with _rounded_when_stored({type(one) for one in cache.layers}, round_to):
                 return runner.prefill(model, request.ids[:-1])[0]
 
-        yield Change("quantised cache", f"the cache is stored in {text}", logits)
-        words = f"the cache is stored in {text}, and attention to the prompt reads it too"
+        words = f"the cache is stored in {text}"
+        yield Change("quantised cache", words, logits, reach=Reach.OUTPUT)
+        words += ", and attention to the prompt reads it too"
         yield Change("quantised cache", words, at_once)
 
 

@@ -215,6 +215,7 @@ class Request:
         record: what the engine returned.
         start: the number of prompt tokens.
         ids: all tokens.
+        drawn: the places of the output's tokens that the engine drew.
     """
 
     def __init__(self, record: EngineRecord) -> None:
@@ -229,6 +230,9 @@ class Request:
         self.top = [
             (place, token) for place, table in enumerate(record.top_logprobs) for token in table
         ]
+        # A token of the output without any number was not drawn: a tool or a template wrote it.
+        numbered = sorted({*self.given, *(place for place, _ in self.top)})
+        self.drawn = numbered or list(range(len(record.output)))
 
     @functools.cached_property
     def values(self) -> dict[str, Tensor]:
@@ -266,7 +270,7 @@ class Request:
             LOGPROBS: [record.logprobs[place] for place in self.given],
             PROMPT: [record.prompt_logprobs[place] for place in self.given_prompt],
             TOP: [record.top_logprobs[place][token] for place, token in self.top],
-            TOKENS: [0.0 for _ in record.output] if self.claims_tokens else [],
+            TOKENS: [0.0 for _ in self.drawn] if self.claims_tokens else [],
             LIMITS: [0.0 for _ in record.output] if self.claims_limits else [],
         }
         return {
@@ -338,7 +342,8 @@ class Readout:
             picked = self._lagging(table.gather(1, ids[1:start, None])[:, 0])
             found[PROMPT] = picked[[place - 1 for place in request.given_prompt]]
         if request.claims_tokens:
-            found[TOKENS] = _beyond(logits[start - 1 :], request).gather(1, ids[start:, None])[:, 0]
+            beyond = _beyond(logits[start - 1 :], request)
+            found[TOKENS] = beyond.gather(1, ids[start:, None])[request.drawn, 0]
         return {kind: found[kind] for kind in request.values}
 
     def _lagging(self, numbers: Tensor) -> Tensor:
@@ -547,6 +552,23 @@ def _beyond(logits: Tensor, request: Request) -> Tensor:
     if sampling.is_greedy:
         return _limits(logits, Sampling(top_k=1)).beyond
     return _limits(logits / sampling.temperature, sampling).beyond
+
+
+def draws_of(logits: Tensor, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """What each token was drawn from: scores before the temperature, what may be drawn, the token.
+
+    Row t of the logits predicts token t + 1. A token that may not be drawn is left out: that it was
+    drawn is judged elsewhere.
+    """
+    sampling, start = request.record.sampling, request.start
+    scores = logits[start - 1 :].double()
+    if sampling.penalises:
+        scores = _penalised(scores, request)
+    allowed = ~_limits(scores / sampling.temperature, sampling).excluded
+    tokens = torch.tensor(request.record.output, device=scores.device)
+    places = torch.tensor(request.drawn, device=scores.device)
+    places = places[allowed[places, tokens[places]]]
+    return scores[places], allowed[places], tokens[places]
 
 
 def fitted_truncation(

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.eager_graphs import draws_random_numbers, overwrite_operands, use_twins
-from paritas._torch.global_state import taking_stance
+from paritas._torch.global_state import running_eagerly
 from paritas._torch.graphs import (
     as_traced,
+    captured_graph_may_draw,
+    captured_graph_uses_draws,
     captured_input_names,
     copy_graph,
+    lift_tensors,
     node_dtypes,
     placeholders,
     returned,
     written_placeholders,
 )
+from paritas._torch.operators import WIDE
 from paritas.execution.differences import all_equal
 from paritas.execution.evidence import Evidence
 from paritas.execution.held_values import MISSING
@@ -343,22 +347,36 @@ class CapturedReference:
     """A graph as Dynamo captured it, made of torch functions that autograd records.
 
     Attributes:
-        module: a copy that no backend has changed.
+        module: a copy that no backend has changed, with inputs for the tensors it holds.
         inputs: a name for each input.
+        held: the tensors that the graph itself holds; they are the last inputs.
         dtypes: counts of the floating dtypes it computes in.
+        draws: whether it may draw random numbers.
+        uses_draws: whether something may depend on them.
     """
 
     module: GraphModule
     inputs: tuple[str, ...]
+    held: tuple[Tensor, ...]
     dtypes: dict[torch.dtype, int]
+    draws: bool
+    uses_draws: bool
 
     @classmethod
     def of(cls, module: GraphModule) -> CapturedReference:
         """Copy a graph."""
-        names = _make_unique(captured_input_names(module))
         mine = copy_graph(module)
         use_twins(mine)
-        return cls(mine, tuple(names), node_dtypes(module))
+        held = lift_tensors(mine)
+        names = _make_unique([*captured_input_names(module), *held])
+        return cls(
+            module=mine,
+            inputs=tuple(names),
+            held=tuple(held.values()),
+            dtypes=node_dtypes(module),
+            draws=captured_graph_may_draw(module),
+            uses_draws=captured_graph_uses_draws(module),
+        )
 
     def named(self, args: list[Any]) -> dict[str, Any]:
         """The arguments by name."""
@@ -386,6 +404,45 @@ class CapturedReference:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Cotangent:
+    """The gradient of an output in the backward pass of compiled code.
+
+    Attributes:
+        total: all of it.
+        inside: the parts that come from the code itself, which uses the output too. The rest comes
+            from the program, and is what the reference gets.
+    """
+
+    total: Tensor
+    inside: tuple[Tensor, ...] = ()
+
+    def enter(self, output: Tensor) -> Tensor:
+        """The gradient to begin with at an output of the reference."""
+        if not self.inside:
+            return self.total.to(output.dtype)
+        output.register_hook(self._complete)
+        return torch.zeros_like(output)
+
+    def _complete(self, arrived: Tensor) -> Tensor:
+        """Add what comes from the program to what has arrived from the reference's own inside."""
+        own = self.total.dtype
+        if arrived.dtype is own and bitwise_equal(arrived, self._add_up(own)):
+            return self.total  # the same sum, so nothing is lost to rounding
+        wide = WIDE.get(own, own)
+        inside = self._add_up(wide)
+        outside = torch.where(inside.isfinite(), self.total.to(wide) - inside, 0)
+        return arrived + outside.to(arrived.dtype)
+
+    def _add_up(self, dtype: torch.dtype) -> Tensor:
+        # As autograd does it: a part may have to be summed over dimensions it was expanded to.
+        shape, own = self.total.shape, self.total.dtype
+        total = torch.zeros_like(self.total, dtype=dtype)
+        for part in self.inside:
+            total = total + part.sum_to_size(shape).to(own).to(dtype)
+        return total
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class CapturedProgram(Program):
     """A captured graph on the arguments of one call.
 
@@ -401,7 +458,7 @@ class CapturedProgram(Program):
     kept: list[Any]
     rng: RandomState
     surroundings: Surroundings
-    cotangents: dict[int, Tensor] | None = None
+    cotangents: dict[int, Cotangent] | None = None
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """The dtypes of its nodes."""
@@ -411,12 +468,12 @@ class CapturedProgram(Program):
         """Run the graph once more."""
         args = self.arguments(wide=options.wide)
         before = self.kept if not options.wide else self.arguments(wide=True)
-        self.rng.restore()
+        self.restore_random()
         seen = Observation(rng_before=self.rng)
         try:
-            with self.surroundings.around(), taking_stance("force_eager"), options.around():
+            with self.surroundings.around(), running_eagerly(), options.around():
                 results = self.reference.module(*args)
-            seen.rng_after = RandomState.now()
+            seen.rng_after = RandomState.now() if self.reference.draws else self.rng
             self.reference.name_results(seen, results, args, before)
             if self.cotangents is not None:
                 seen.gradients |= self._differentiate(results, args, self.cotangents, options)
@@ -427,11 +484,11 @@ class CapturedProgram(Program):
         return [seen]
 
     def _differentiate(
-        self, results: Any, args: list[Any], cotangents: dict[int, Tensor], options: RunOptions
+        self, results: Any, args: list[Any], cotangents: dict[int, Cotangent], options: RunOptions
     ) -> dict[Item, Tensor | None]:
         outputs = [results[position] for position in cotangents]
         given = [
-            cotangent.to(output.dtype)
+            cotangent.enter(output)
             for output, cotangent in zip(outputs, cotangents.values(), strict=True)
         ]
         wanted = {
@@ -444,6 +501,14 @@ class CapturedProgram(Program):
                 outputs, list(wanted.values()), given, allow_unused=True
             )
         return dict(zip(map(gradient, wanted), gradients, strict=True))
+
+    def restore_random(self) -> None:
+        """Restore the generators to their state before the call, if the graph may draw.
+
+        Other threads draw from them, too.
+        """
+        if self.reference.draws:
+            self.rng.restore()
 
     def arguments(self, *, wide: bool = False) -> list[Any]:
         """Copies of the arguments, which may be written to."""

@@ -15,6 +15,7 @@ import xxhash
 from torch import Tensor
 
 from paritas.errors import ParitasError, UsageError
+from paritas.files.trees import open_plain
 from paritas.numerics.statistics import Statistics
 from paritas.results.items import LocalPlacement
 
@@ -252,6 +253,7 @@ class RankDump:
         state: closed by the run; still being written; or cut off with the run.
         records: in the order of recording.
         problems: descriptions of damaged or missing data.
+        losses: those of them that no record stands for.
     """
 
     rank: int
@@ -260,6 +262,7 @@ class RankDump:
     state: State
     records: list[Record]
     problems: list[str]
+    losses: list[str]
 
 
 # --- Folders: names and headers -------------------------------------------------------------------
@@ -341,7 +344,8 @@ def read_header(folder: Path) -> Header:
     try:
         if path.stat().st_size > _LARGEST_HEADER:
             raise UsageError(f"{path} is larger than {_LARGEST_HEADER} bytes: not a dump header")
-        return msgspec.json.decode(path.read_bytes(), type=Header)
+        with open_plain(path) as file:
+            return msgspec.json.decode(file.read(), type=Header)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -451,7 +455,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Whether a running process holds the lock."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return not _try_lock(file)
     except OSError:
         return False

@@ -238,6 +238,19 @@ def digest_of(data: Any) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+# Going through so many values takes minutes.
+_MOST_REPEATED = 2**36
+
+
+def check_repeats(tensor: Tensor) -> None:
+    """Refuse to go through a tensor that repeats its values almost without end."""
+    if tensor.numel() > _MOST_REPEATED and tensor.untyped_storage().nbytes() < tensor.numel():
+        raise UsageError(
+            f"its shape {tuple(tensor.shape)} is repeated from few values, more than "
+            f"{_MOST_REPEATED} elements: too many to read"
+        )
+
+
 def sketch_dtype(payload: Payload) -> torch.dtype:
     """The dtype of a stored sketch: float64 if float32 could not hold the sums."""
     return torch.float64 if payload.nbytes == 8 * math.prod(payload.shape) else torch.float32

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import importlib
 import itertools
 import os
@@ -23,6 +24,7 @@ from paritas.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
 
 # --- Files in a folder ----------------------------------------------------------------------------
@@ -48,23 +50,62 @@ class FoundFile:
 
 
 class Problems:
-    """Collects descriptions of problems; beyond a limit, it only counts them."""
+    """Collects descriptions of problems; beyond a limit, it only counts them.
+
+    A problem is a loss unless it says otherwise: a comparison of the dump then cannot pass.
+    """
 
     def __init__(self, most: int = _MOST_LISTED) -> None:
-        self._most = most
-        self._texts: list[str] = []
-        self._more = 0
+        self._all = _LimitedList(most)
+        self._losses = _LimitedList(most)
 
-    def add(self, text: str) -> None:
-        """Add one."""
-        if len(self._texts) < self._most:
-            self._texts.append(text)
-        else:
-            self._more += 1
+    def add(self, text: str, *, is_loss: bool = True) -> None:
+        """Add one.
+
+        Args:
+            is_loss: whether something is missing that no record stands for. It is not if reading
+                a record fails, or if only the origin of values is unknown.
+        """
+        self._all.append(text)
+        if is_loss:
+            self._losses.append(text)
 
     def all(self) -> list[str]:
         """The first ones, and the number of the rest."""
-        return self._texts + ([f"and {self._more} more problems"] if self._more else [])
+        return self._all.texts()
+
+    def losses(self) -> list[str]:
+        """The first ones that are losses, and the number of the rest."""
+        return self._losses.texts()
+
+
+class _LimitedList:
+    """The first texts, and the number of the rest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._first: list[str] = []
+        self._more = 0
+
+    def append(self, text: str) -> None:
+        if len(self._first) < self._most:
+            self._first.append(text)
+        else:
+            self._more += 1
+
+    def texts(self) -> list[str]:
+        return self._first + ([f"and {self._more} more problems"] if self._more else [])
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file: reading a pipe may block, and a device may never end.
+
+    Raises:
+        OSError: it is something else, or cannot be opened.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return path.open("rb")
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:

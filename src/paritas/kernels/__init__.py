@@ -36,7 +36,8 @@ class KernelOptions:
     Attributes:
         cases: how many cases are made.
         families: make cases of these families only; None for all.
-        seconds: after this time no further case is begun.
+        seconds: the time limit of one judgement; that of the first includes making the cases. What
+            is not judged by then is named in the report.
         call_seconds: the time limit of one call of the candidate.
         seed: of everything that is drawn.
         device: where both sides run.
@@ -45,6 +46,7 @@ class KernelOptions:
         gradients: compare gradients of inputs and parameters too.
         compiled: call it from compiled code, too; importing torch's compiler takes seconds.
         memory: how many bytes the candidate may allocate; 0 for no limit.
+        fresh_outputs: a result in memory that a later call uses again is a failure, not a limit.
         strict: count unstable findings as failures.
         stop_early: end at the first case that fails.
         rate_task: plant faults in the reference, and count those that the given inputs show.
@@ -64,6 +66,7 @@ class KernelOptions:
     gradients: bool = False
     compiled: bool = False
     memory: int = 8 * _GIB
+    fresh_outputs: bool = False
     strict: bool = False
     stop_early: bool = False
     rate_task: bool = False

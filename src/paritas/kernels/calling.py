@@ -21,6 +21,7 @@ from paritas._torch.operators import DispatchMode
 from paritas.execution.observation import OUTPUT, input_tensors
 from paritas.execution.subjects import Inputs
 from paritas.kernels.wire import bytes_of, decode, encode
+from paritas.numerics.bits import INTEGERS
 from paritas.numerics.contents import contents
 from paritas.results.model_reports import KernelTiming
 
@@ -274,8 +275,8 @@ def _change(inputs: Inputs, generator: torch.Generator) -> None:
     for _, tensor in input_tensors(inputs):
         if tensor.is_floating_point() and tensor.numel() > 1 and not tensor.requires_grad:
             shift = int(torch.randint(1, tensor.numel(), (1,), generator=generator))
-            flat = tensor.reshape(-1).roll(shift)
-            tensor.copy_(flat.reshape(tensor.shape))
+            whole = tensor.view(INTEGERS[tensor.element_size()])  # float8 may lack the operator
+            whole.copy_(whole.reshape(-1).roll(shift).reshape(whole.shape))
 
 
 def timed(

@@ -18,8 +18,10 @@ import torch
 from paritas.execution.observation import input_tensors
 from paritas.execution.saved_state import Copier
 from paritas.execution.subjects import Inputs
+from paritas.kernels.computable import as_computable, is_number, stored_as
 from paritas.numerics.bits import dtype_name
 from paritas.numerics.contents import map_leaves
+from paritas.numerics.metrics import bitwise_equal
 from paritas.results.model_reports import CaseFamily
 
 if TYPE_CHECKING:
@@ -103,10 +105,12 @@ def character_of(tensor: Tensor) -> Character:
     """What one of the given inputs is like."""
     if tensor.dtype is torch.bool:
         return Character("booleans")
+    if tensor.is_floating_point() and not is_number(tensor.dtype):
+        return Character("other")
+    tensor = as_computable(tensor)
     if not tensor.is_floating_point():
         is_integer = not tensor.is_complex() and tensor.numel() > 0
         return Character("integers" if is_integer else "other", _sorting(tensor))
-    tensor = _with_operators(tensor)
     if tensor.numel() >= _ENOUGH_ELEMENTS:
         if len(tensor.unique()) <= _FEW_VALUES:
             return Character("labels")
@@ -114,12 +118,6 @@ def character_of(tensor: Tensor) -> Character:
         if structure is not None:
             return Character("free", structure)
     return Character("free")
-
-
-def _with_operators(tensor: Tensor) -> Tensor:
-    """The same values in a dtype that can be computed with: float8 can only be converted."""
-    is_float8 = tensor.is_floating_point() and tensor.dtype.itemsize == 1
-    return tensor.float() if is_float8 else tensor
 
 
 def _sorting(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
@@ -148,26 +146,41 @@ def _structure(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
 # --- Drawing --------------------------------------------------------------------------------------
 
 
-def drawn_like(given: Tensor, shape: tuple[int, ...], generator: Generator) -> Tensor:
+# More values than this are drawn once and repeated: a prime, so that rows of the usual lengths
+# differ.
+_MOST_DRAWN = 1048573
+
+
+def drawn_like(
+    given: Tensor, shape: tuple[int, ...], character: Character, generator: Generator
+) -> Tensor:
     """Other values of the same range and kind; floats lie between two of the given ones."""
-    pool = _with_operators(given.detach()).reshape(-1).cpu()
-    count = math.prod(shape)
+    pool = as_computable(given.detach()).reshape(-1)
+    total = math.prod(shape)
+    count = min(total, _MOST_DRAWN)
     if pool.numel() == 0:
         drawn = torch.zeros(shape, dtype=given.dtype)
-        if given.is_floating_point():
-            drawn = torch.randn(shape, generator=generator).to(given.dtype)
+        if is_number(given.dtype):
+            drawn = stored_as(torch.randn(shape, generator=generator), given.dtype)
         return drawn.to(given.device)
-    character = character_of(given)
-    first = pool[torch.randint(pool.numel(), (count,), generator=generator)]
+
+    def picked() -> Tensor:
+        places = torch.randint(pool.numel(), (count,), generator=generator)
+        return pool[places.to(pool.device)].cpu()
+
+    first = picked()
     if character.kind == "free":
-        second = pool[torch.randint(pool.numel(), (count,), generator=generator)]
+        second = picked()
         share = torch.rand(count, generator=generator, dtype=torch.float64)
         wide = first.double() + share * (second.double() - first.double())
         if pool.numel() == 1:
             wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
         first = wide.to(pool.dtype)
-    drawn = first.reshape(shape).to(given.device)
-    return (drawn if character.keep is None else character.keep(drawn)).to(given.dtype)
+    first = first.to(given.device)
+    if total > count:
+        first = first.repeat(-(-total // count))[:total]
+    drawn = first.reshape(shape)
+    return stored_as(drawn if character.keep is None else character.keep(drawn), given.dtype)
 
 
 def as_leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:
@@ -264,14 +277,17 @@ class CaseMaker:
                 return made
         self._generator.manual_seed(self.seed + 7919 * seed)
         return self.changed(
-            lambda _, t: drawn_like(t, tuple(t.shape), self._generator) if t.numel() else None
+            lambda path, t: self._drawn(path, t, tuple(t.shape)) if t.numel() else None
         )
+
+    def _drawn(self, path: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return drawn_like(tensor, shape, self._characters[path], self._generator)
 
     def _free(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
         """Change every input that may be any float."""
         return self.changed(
             lambda path, t: (
-                change(_with_operators(t)).to(t.dtype)
+                stored_as(change(as_computable(t)), t.dtype)
                 if self._characters[path].is_free and t.numel()
                 else None
             )
@@ -359,7 +375,7 @@ class CaseMaker:
         ]
         if not integers:
             return []
-        largest = max(int(t.max()) for t in integers)
+        largest = max(int(as_computable(t).max()) for t in integers)
         others = [t for path, t in self._tensors.items() if t.is_floating_point()]
         if any(t.device.type != "cpu" for t in integers):
             return [largest]
@@ -369,7 +385,7 @@ class CaseMaker:
     def _integers(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
         return self.changed(
             lambda path, t: (
-                change(t).contiguous().clone()
+                stored_as(change(as_computable(t)), t.dtype).contiguous().clone()
                 if self._characters[path].kind == "integers" and self._characters[path].keep is None
                 else None
             )
@@ -430,9 +446,7 @@ class CaseMaker:
                 continue
             inputs = self.changed(
                 lambda path, t, shapes=shapes: (  # type: ignore[misc]
-                    drawn_like(t, shapes[path], self._generator)
-                    if shapes[path] != tuple(t.shape)
-                    else None
+                    self._drawn(path, t, shapes[path]) if shapes[path] != tuple(t.shape) else None
                 )
             )
             if inputs is not None:
@@ -452,13 +466,13 @@ class CaseMaker:
                 yield KernelCase(f"{name} inputs", CaseFamily.LAYOUTS, inputs)
 
     def _dtypes(self) -> Iterator[KernelCase]:
-        own = {t.dtype for t in self._tensors.values() if t.is_floating_point()}
+        own = {t.dtype for t in self._tensors.values() if is_number(t.dtype)}
         for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
             if own == {dtype} or not own:
                 continue
             inputs = self.changed(
                 lambda _, t, dtype=dtype: (  # type: ignore[misc]
-                    t.detach().to(dtype) if t.is_floating_point() else None
+                    t.detach().to(dtype) if is_number(t.dtype) else None
                 )
             )
             name = dtype_name(dtype)
@@ -545,8 +559,7 @@ def _with_number(inputs: Inputs, path: str, new: Any) -> Inputs:
 def _are_same(left: Inputs, right: Inputs) -> bool:
     ours, theirs = (dict(input_tensors(one)) for one in (left, right))
     return ours.keys() == theirs.keys() and all(
-        ours[path].dtype is theirs[path].dtype and torch.equal(ours[path], theirs[path])
-        for path in ours
+        bitwise_equal(ours[path], theirs[path]) for path in ours
     )
 
 
@@ -604,6 +617,7 @@ def _denormal(like: Tensor, generator: Generator) -> Tensor:
 
 def _ends(tensor: Tensor, last: int) -> Tensor:
     flat = tensor.reshape(-1)
+    last = min(last, torch.iinfo(tensor.dtype).max)
     ends = torch.stack([torch.full_like(flat[0], last), flat.min()])
     picks = torch.arange(flat.numel(), device=tensor.device) % 2
     return ends[picks].reshape(tensor.shape)
@@ -628,8 +642,10 @@ def _large_integers(tensor: Tensor) -> Tensor:
 
 
 def _filled(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    value: Any = math.nan if like.is_floating_point() else 1
-    return torch.full(shape, value, dtype=like.dtype, device=like.device)
+    if not is_number(like.dtype):
+        ones = torch.ones(shape, dtype=as_computable(like).dtype, device=like.device)
+        return stored_as(ones, like.dtype)
+    return torch.full(shape, math.nan, dtype=like.dtype, device=like.device)
 
 
 def _transposed(t: Tensor) -> Tensor | None:

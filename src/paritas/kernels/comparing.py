@@ -25,6 +25,7 @@ from paritas.execution.isolation import copy_inputs
 from paritas.execution.observation import Observation, input_tensors, same_value
 from paritas.execution.subject_runs import SubjectLift
 from paritas.execution.subjects import VerifyConfig, inspect_subject
+from paritas.kernels.computable import as_computable, is_number
 from paritas.kernels.wire import WireError, decode, encode
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import dtype_name, is_inexact
@@ -280,6 +281,30 @@ def compare_call(
     return collected
 
 
+def without_own_memory(
+    record: dict[str, Any], names: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """A record without what it says about memory of the candidate's own, and the results there.
+
+    Such a result is in the memory of the result of an earlier call, or is a parameter or buffer
+    that only the candidate has. A later call writes to it again.
+
+    Raises:
+        WireError: it is not a record.
+    """
+    if record.get("error") or record.get("refused"):
+        return record, []
+    try:
+        aliases = [(str(kind), str(name), str(path)) for kind, name, path in record["aliases"]]
+        own = [one for one in aliases if one[0] == ItemKind.STATE.value and one[1] not in names]
+        paths = [*record["overwritten"], *record["shared"], *(path for _, _, path in own)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"{type(error).__name__}: {error}") from error
+    others = [one for one in aliases if one not in own]
+    rest = {**record, "overwritten": [], "shared": [], "aliases": others}
+    return rest, list(dict.fromkeys(map(str, paths)))
+
+
 # Rounding to bfloat16, the coarsest dtype that programs compute in, moves a number by 2^-9 of it. A
 # result that is off by more than eight of these roundings is not a matter of precision.
 _FAR_OFF = 2.0**-6
@@ -287,7 +312,7 @@ _FAR_OFF = 2.0**-6
 
 def _far_off(dtype: torch.dtype) -> float:
     """The limit for a result of this dtype; a result in float8 may round to another neighbour."""
-    return max(_FAR_OFF, 2 * unit_roundoff(dtype)) if dtype.is_floating_point else _FAR_OFF
+    return max(_FAR_OFF, 2 * unit_roundoff(dtype)) if is_number(dtype) else _FAR_OFF
 
 
 def _different_if_far_off(finding: Finding) -> Finding:
@@ -334,8 +359,7 @@ def _nonfinite_mismatch(reference: Any, candidate: Any) -> Tensor | None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # float8 lacks the operator
-    return bool(wide.isfinite().all())
+    return bool(as_computable(tensor).isfinite().all())
 
 
 class _RoundingsAlike:
@@ -375,7 +399,8 @@ class _RoundingsAlike:
         other = None if near is None else near.value(item)
         if not isinstance(other, Tensor) or other.shape != value.shape or not value.numel():
             return 0.0
-        distance = (other.double() - value.double()).abs().max().item()
+        ours, theirs = as_computable(value).double(), as_computable(other).double()
+        distance = (theirs - ours).abs().max().item()
         return distance if math.isfinite(distance) else 0.0
 
 
@@ -474,7 +499,13 @@ def is_far_off(reference: Any, candidate: Any) -> bool:
 
 def relative_distance(reference: Tensor, other: Tensor) -> float:
     """The relative L2 distance; infinity if one is finite where the other is not."""
-    left, right = (one.detach().cpu().to(torch.complex128) for one in (reference, other))
+    is_complex = reference.is_complex() or other.is_complex()
+    left, right = (
+        as_computable(one.detach()).to(
+            reference.device, torch.complex128 if is_complex else torch.float64
+        )
+        for one in (reference, other)
+    )
     finite = left.isfinite()
     if not torch.equal(finite, right.isfinite()):
         return float("inf")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import time
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import torch
 
 from paritas._torch.global_state import quietly
@@ -27,10 +27,12 @@ from paritas.kernels.references import (
     Rehearsal,
 )
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
+from paritas.kernels.time_limit import OutOfTime, TimeLimit
 from paritas.kernels.wire import WireError
 from paritas.numerics.contents import map_leaves
-from paritas.results.model_reports import CaseFamily, KernelReport
-from paritas.results.progress import shows_progress
+from paritas.results.findings import Verdict, unverified
+from paritas.results.model_reports import CaseEnd, CaseFamily, KernelReport, KernelRow
+from paritas.results.progress import Progress, shows_progress
 
 if TYPE_CHECKING:
     import contextlib
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 # Cases of one seed are always the same, so their results can be learned by heart; except for one.
 _MOST_SEEDS = 1 << 20
+# Making cases may take the rest of the time.
+_SHARE_OF_CALLS = 0.6
 
 
 # --- The public function --------------------------------------------------------------------------
@@ -83,11 +87,14 @@ class KernelJudge:
 
     Attributes:
         options: how candidates are judged.
-        task: the reference with its inputs.
+        name: where the reference is.
         nursery: the process from which candidates are started.
+        limit: the time that a judgement may take; that of the first includes making the cases.
+        current: the judgement under way; the last one afterwards.
         refused: the cases that the reference does not accept, and why.
         unjudged: the given cases about which nothing can be said, and why.
         broken: the made cases in which the reference does not return, and why.
+        unmade: the families of which no case was made in time.
     """
 
     def __init__(
@@ -104,39 +111,71 @@ class KernelJudge:
             UsageError: the reference or its inputs cannot be used.
         """
         self.options = options or KernelOptions()
-        self.tell = on_progress or (lambda _: None)
+        self._on_progress = on_progress or (lambda _: None)
+        self.limit, self._doing = TimeLimit(self.options.seconds), "starting"
+        self.current: Judgement | None = None
         self.nursery = shared_nursery(self.options.preload)
         usable_device(self.options.device)
-        name = parse_side(reference, "REFERENCE")
+        self.name = name = parse_side(reference, "REFERENCE")
         self._rehearsal = Rehearsal(
             name,
             self.nursery,
             device=self.options.device,
             seconds=max(60.0, self.options.call_seconds * 10),
+            limit=self.limit,
         )
+        self.refused: list[str] = []
+        self.unjudged: dict[str, str] = {}
+        self._refusal_of_given = "they are not among the cases"
+        self.broken: dict[str, str] = {}
+        self.unmade: list[CaseFamily] = []
+        self._interrupted: set[CaseFamily] = set()
+        self._sources: list[tuple[CaseFamily, Iterator[KernelCase]]] = []
+        self._cases: list[JudgedCase] | None = None
+        self._inputs = inputs
+        self._task: KernelTask | None = None
+        self._load()
+        self._spent = self.options.seconds - self.limit.left
+
+    def _load(self) -> None:
+        """Load the reference, and make its inputs, unless that takes too long.
+
+        Raises:
+            UsageError: the reference or its inputs cannot be used.
+        """
         rng = RandomState.now()
         try:
             self.tell("loading the reference")
             self._rehearsal.load()
-            make = resolve_inputs(inputs)
-            side = load_side(name, is_candidate=False)
-            self.task = KernelTask(
+            make = resolve_inputs(self._inputs)
+            side = load_side(self.name, is_candidate=False)
+            self.tell("making the inputs")
+            self._task = KernelTask(
                 side,
                 make,
                 device=self.options.device,
                 seed=self.options.seed,
                 rehearsal=self._rehearsal,
+                limit=self.limit,
             )
-            self.refused: list[str] = []
-            self.unjudged: dict[str, str] = {}
-            self._refusal_of_given = "they are not among the cases"
-            self.broken: dict[str, str] = {}
-            self._cases: list[JudgedCase] | None = None
+        except OutOfTime:
+            self._rehearsal.end()
         except BaseException:
             self._rehearsal.end()
             raise
         finally:
             rng.restore()
+
+    def tell(self, step: str) -> None:
+        """Say which step is begun."""
+        self._doing = step
+        self._on_progress(step)
+
+    @property
+    def task(self) -> KernelTask:
+        """The reference with its inputs."""
+        assert self._task is not None, "loading it took too long"  # noqa: S101
+        return self._task
 
     def __enter__(self) -> Self:
         return self
@@ -151,14 +190,20 @@ class KernelJudge:
 
     @quietly()
     def judge(self, candidate: str | os.PathLike[str] | Callable[..., Any]) -> KernelReport:
-        """Judge one candidate."""
-        began = time.monotonic()
+        """Judge one candidate, within the time limit where that is in our hands."""
         name = parse_side(candidate, "CANDIDATE")
+        self.limit.begin(self._spent)
+        self._spent = 0.0
+        if self._task is None:
+            self._load()
+        if self._task is None:
+            return unfinished_report(self.name.shown, name.shown, self._doing, self)
         rng = RandomState.now()
         try:
             with self._grad_mode():
                 prepared = self.cases()
-                with Judgement(self, name, prepared, began) as one:
+                with Judgement(self, name, prepared) as one:
+                    self.current = one
                     return one.run()
         finally:
             rng.restore()
@@ -167,7 +212,6 @@ class KernelJudge:
     def cases(self) -> list[JudgedCase]:
         """The cases that the reference accepts, in the order of the calls, with its runs."""
         if self._cases is None:
-            self.tell("making cases")
             try:
                 with self._grad_mode():
                     self._cases = self._make_cases()
@@ -176,6 +220,12 @@ class KernelJudge:
             finally:
                 self._rehearsal.end()  # a candidate must not find it
         return self._cases
+
+    def renew(self, judged: JudgedCase) -> None:
+        """Forget what was measured in a case whose judgement was interrupted."""
+        for number, one in enumerate(self._cases or ()):
+            if one.case is judged.case and self._cases is not None:
+                self._cases[number] = JudgedCase(one.case, one.run.renewed())
 
     def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
         return torch.set_grad_enabled(self.options.gradients)
@@ -187,23 +237,60 @@ class KernelJudge:
         """
         runs: dict[int, ReferenceRun] = {}
         taken: list[KernelCase] = []
-        families = list(self._families())
-        promised = {PROMISES[name] for name in self.options.fixed}
-        while families and len(taken) < self.options.cases:
-            for family in list(families):
-                case = self._next_accepted(family, runs)
-                if case is not None:
-                    taken.append(case)
-                if case is None or case.family in promised:
-                    families.remove(family)
-                if len(taken) >= self.options.cases:
-                    break
+        try:
+            self._take_cases(taken, runs)
+        except OutOfTime:
+            if not taken:
+                why = "the time limit was reached before the reference returned"
+                self.unjudged["as given"] = why
         if not taken and not self.unjudged:
             reason = self.refused[0] if self.refused else "there are no inputs"
             raise UsageError(f"the reference accepts none of its inputs: {reason}")
         ordered = in_calling_order(taken, self.options.seed)
         cases = [JudgedCase(case, runs[id(case)]) for case in ordered]
         self._require_given(cases)
+        return cases
+
+    def _take_cases(self, taken: list[KernelCase], runs: dict[int, ReferenceRun]) -> None:
+        """Take cases in turn, as long as time is left to call the candidate on them.
+
+        Raises:
+            OutOfTime: the time for making cases is used up.
+        """
+        self._sources = families = list(self._families())
+        self.unmade = list(dict.fromkeys(name for name, _ in families))
+        promised = {PROMISES[name] for name in self.options.fixed}
+        reserved = 0.0
+        while families and len(taken) < self.options.cases:
+            for one in list(families):
+                self.tell(Progress("making cases", len(taken), self.options.cases))
+                with self.limit.reserving(reserved):
+                    case = self._next_accepted(one, runs)
+                if case is not None:
+                    taken.append(case)
+                    # The given inputs are worth all of the time; others are no use without calls.
+                    reserved = reserved or _SHARE_OF_CALLS * max(self.limit.left, 0.0)
+                if case is None or case.family in promised:
+                    families.remove(one)
+                if len(taken) >= self.options.cases:
+                    self.unmade = []
+                    break
+
+    def more_cases(self) -> list[JudgedCase]:
+        """A case of each family of which none was made in time, as long as there is time now."""
+        runs: dict[int, ReferenceRun] = {}
+        taken: list[KernelCase] = []
+        try:
+            with self.limit.reserving(_SHARE_OF_CALLS * max(self.limit.left, 0.0)):
+                for one in [one for one in self._sources if one[0] in self.unmade]:
+                    case = self._next_accepted(one, runs) if one[0] in self.unmade else None
+                    taken += [] if case is None else [case]
+        except OutOfTime:
+            pass
+        finally:
+            self._rehearsal.end()
+        cases = [JudgedCase(case, runs[id(case)]) for case in taken]
+        self._cases = [*(self._cases or ()), *cases]
         return cases
 
     def _require_given(self, cases: Sequence[JudgedCase]) -> None:
@@ -215,17 +302,17 @@ class KernelJudge:
             reason = "its results have no elements" if given else self._refusal_of_given
             self.unjudged["as given"] = f"the given inputs show nothing: {reason}"
 
-    def _families(self) -> Iterator[Iterator[KernelCase]]:
+    def _families(self) -> Iterator[tuple[CaseFamily, Iterator[KernelCase]]]:
         """The families of all sets of inputs.
 
         Of further sets, the given values and a few others are enough. Those whose other arguments
         are new come first, in turn with the families of the first set.
         """
         first, *others = map(self._families_of, _newest_first(self.task.given))
-        given = [one.pop(CaseFamily.GIVEN) for one in others if CaseFamily.GIVEN in one]
-        values = [one[CaseFamily.VALUES] for one in others if CaseFamily.VALUES in one]
-        for pair in itertools.zip_longest(first.values(), [*given, *values]):
-            yield from (cases for cases in pair if cases is not None)
+        given = [(name, one[name]) for one in others for name in one if name is CaseFamily.GIVEN]
+        values = [(name, one[name]) for one in others for name in one if name is CaseFamily.VALUES]
+        for pair in itertools.zip_longest(first.items(), [*given, *values]):
+            yield from (family for family in pair if family is not None)
 
     def _families_of(self, number: int) -> dict[CaseFamily, Iterator[KernelCase]]:
         maker = CaseMaker(
@@ -260,9 +347,27 @@ class KernelJudge:
         return inputs
 
     def _next_accepted(
-        self, family: Iterator[KernelCase], runs: dict[int, ReferenceRun]
+        self, source: tuple[CaseFamily, Iterator[KernelCase]], runs: dict[int, ReferenceRun]
     ) -> KernelCase | None:
-        for case in family:
+        """The next case of a family that the reference accepts.
+
+        Raises:
+            OutOfTime: the time limit was reached before there was one.
+        """
+        family, cases = source
+        try:
+            case = self._first_accepted(cases, runs)
+        except OutOfTime:
+            self._interrupted.add(family)  # what it was made by is at its end
+            raise
+        if family in self.unmade and (case is not None or family not in self._interrupted):
+            self.unmade.remove(family)
+        return case
+
+    def _first_accepted(
+        self, cases: Iterator[KernelCase], runs: dict[int, ReferenceRun]
+    ) -> KernelCase | None:
+        for case in cases:
             try:
                 encode_inputs(case.inputs)
                 runs[id(case)] = self.task.run(case, gradients=self.options.gradients)
@@ -277,6 +382,37 @@ class KernelJudge:
             else:
                 return case
         return None
+
+
+def unfinished_report(
+    reference: str, candidate: str, doing: str, judge: KernelJudge | None
+) -> KernelReport:
+    """What is known when the time limit is reached: cases that fail are failures all the same.
+
+    `doing` is the step that did not end.
+    """
+    reason = f"the time limit was reached while {doing}"
+    finding = unverified("judge", reason, "raise the time limit")
+    row = KernelRow(
+        case=doing,
+        family=CaseFamily.LOADING,
+        status=finding.status,
+        ended=CaseEnd.NOT_CALLED,
+        verdict=Verdict(findings=(finding,)),
+    )
+    report = KernelReport(reference=reference, candidate=candidate, rows=(row,))
+    if judge is None:
+        return report
+    rows = () if judge.current is None else judge.current.rows
+    notes = () if judge.current is None else judge.current.notes
+    return msgspec.structs.replace(
+        report,
+        rows=(*rows, row),
+        notes=tuple(dict.fromkeys(notes)),
+        promises=tuple(sorted(judge.options.fixed)),
+        strict=judge.options.strict,
+        seconds=round(judge.options.seconds - judge.limit.left, 3),
+    )
 
 
 def _newest_first(given: Sequence[Inputs]) -> list[int]:

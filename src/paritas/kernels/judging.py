@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +11,7 @@ from paritas.checks.comparer import CollectedFindings
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs, VerifyConfig
 from paritas.kernels import PROMISES
+from paritas.kernels.called import CalledCandidate, CannotConstructError
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
     RemoteLift,
@@ -24,14 +24,14 @@ from paritas.kernels.comparing import (
     is_of_compiler,
     outside_findings,
     setting_findings,
-    stand_in,
+    without_own_memory,
 )
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
-from paritas.kernels.wire import WireError, decode, encode
-from paritas.numerics.metrics import bitwise_equal
+from paritas.kernels.time_limit import OutOfTime
+from paritas.kernels.wire import WireError
 from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.items import Item, ItemKind, harness
+from paritas.results.items import Item, ItemKind, harness, output
 from paritas.results.model_reports import (
     CaseEnd,
     CaseFamily,
@@ -46,29 +46,26 @@ from paritas.results.wording import counted, enumerated
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.judge import KernelJudge
-    from paritas.kernels.references import KernelTask
     from paritas.kernels.sides import SideName
 
 # A candidate that ends its process this often is not called again.
 _MOST_RESTARTS = 3
 # Only the first failing cases are diagnosed: that takes longer than judging them.
 _MOST_EXPLAINED = 2
+# Of the time limit: for what the task is worth, and for each further step that is asked for.
+_SHARE_OF_RATING, _SHARE_OF_STEP = 0.05, 0.2
+# With less of the time, no further cases are made.
+_LEAST_SHARE = 0.15
 
 
 class Judgement:
     """One candidate: its process, its calls, and a row for each."""
 
-    def __init__(
-        self, judge: KernelJudge, name: SideName, cases: list[JudgedCase], began: float
-    ) -> None:
-        """`began` is when the time limit began, by the monotonic clock."""
+    def __init__(self, judge: KernelJudge, name: SideName, cases: list[JudgedCase]) -> None:
         self.judge, self.name, self.cases = judge, name, list(cases)
-        self.options, self.task = judge.options, judge.task
-        self.began = began
+        self.options, self.task, self.limit = judge.options, judge.task, judge.limit
         self.config = VerifyConfig(
             raise_on_mismatch=False,
             verify_gradients=self.options.gradients,
@@ -84,26 +81,17 @@ class Judgement:
         self.notes: list[str] = []
         # The cases of other callers that the reference refuses.
         self.refused: list[str] = []
-        self.process: CandidateProcess | None = None
+        self.called = CalledCandidate(judge, name, self.cases)
         self.restarts = 0
-        self._made: tuple[int, str, bool] | None = None
-        self._weights: Any = None
-        self._fit: dict[str, Callable[[Tensor], Tensor]] = {}
-        self._stand: Any = None
-        self._names: dict[str, str] = {}
-        self._own_values: list[str] = []
-        # The mode in which the candidate was constructed: a case before may have changed it.
-        self._own_mode: bool | None = None
-        # What a call leaves in the reference, apart from parameters and buffers. The reference is
-        # restored after each call; so the candidate is constructed again for each.
-        self._memory = sorted({name for one in self.cases for name in _left(one, self.task)})
-        self._counts = 0
+        self._is_cut_short = False
+        # Results in memory that is used again in another call.
+        self._used_again: dict[str, None] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self.called.end()
 
     def run(self) -> KernelReport:
         """Load it, call it on every case, and judge each call."""
@@ -116,9 +104,11 @@ class Judgement:
             case, reason = next(iter(self.judge.broken.items()))
             count = counted(len(self.judge.broken), "made case")
             self.notes.append(f"{count} not judged: {reason}; the first is {case!r}")
-        if self.cases and self._load():
-            self._call_all()
-            self._check_registrations()
+        with self.limit.reserving(self._time_after_cases()):
+            if self.cases and self._load():
+                self._call_all()
+        self._note_used_again()
+        self._note_coverage()
         self._require_unchanged([role for role in files if _content(files[role]) != before[role]])
         rating = self._rate()
         timing = self._time() if self.options.timing else None
@@ -135,7 +125,23 @@ class Judgement:
             smallest=smallest,
             script=script,
             strict=self.options.strict,
-            seconds=round(time.monotonic() - self.began, 3),
+            seconds=round(self.limit.seconds - self.limit.left, 3),
+        )
+
+    def _time_after_cases(self) -> float:
+        """What the steps after the cases may need."""
+        asked = [self.options.rate_task, self.options.timing, self.options.script is not None]
+        return self.limit.seconds * (_SHARE_OF_RATING + _SHARE_OF_STEP * sum(map(bool, asked)))
+
+    def _note_coverage(self) -> None:
+        """What was judged, and what was not, if the time limit was reached."""
+        if not self._is_cut_short:
+            return
+        judged = [row for row in self.rows if row.ended is not CaseEnd.NOT_CALLED]
+        families = dict.fromkeys(str(row.family) for row in judged)
+        self.notes.append(
+            f"the time limit was reached after {counted(len(judged), 'case')}"
+            + (f" ({', '.join(families)})" if families else "")
         )
 
     @property
@@ -160,8 +166,18 @@ class Judgement:
         from paritas.kernels.references import plant_faults, rate_task
 
         rating = TaskRating()
-        if not self._failed or self.options.rate_task:
-            rating = rate_task(self.cases)
+        judged = [one for one in self.cases if one.row is not None]
+        if judged and (not self._failed or self.options.rate_task):
+            try:
+                rating = rate_task(judged)
+            except OutOfTime:
+                self._unverified(
+                    "what the task accepts",
+                    CaseFamily.GIVEN,
+                    "the time limit was reached before it was known whether zeros would pass, too",
+                    "raise the time limit",
+                    role="task",
+                )
             only_given = [one for one in rating.given_accepts if one not in rating.accepts]
             if only_given:
                 self.notes.append(
@@ -169,17 +185,18 @@ class Judgement:
                 )
         if self.options.rate_task:
             self.judge.tell("planting faults in the reference")
-            rating = plant_faults(rating, self.cases, self.options.seed)
+            rating = plant_faults(rating, self.cases, self.options.seed, self.limit.left)
         return rating
 
     def _check_registrations(self) -> None:
         """Check what a custom operator registers beside its kernel."""
         case = next((one.case for one in self.cases if one.case.is_given), None)
-        if case is None or self.process is None or self.process.is_gone:
+        process = self.called.process
+        if case is None or process is None or process.is_gone:
             return
         order = {"do": "opcheck", "inputs": encode_inputs(case.inputs)}
         try:
-            found = self.process.ask(order, self.options.call_seconds * 3)["results"]
+            found = process.ask(order, self.called.seconds_to_build)["results"]
         except CandidateEnded as ended:
             found = {"opcheck": ended.how}
         if not found:
@@ -207,8 +224,10 @@ class Judgement:
             ):
                 given = encode_inputs(case.inputs)
                 found = timed(theirs, ours, given, is_cold=self.options.timing == "cold")
-        except (CandidateEnded, _CannotConstructError) as error:
+        except (CandidateEnded, CannotConstructError) as error:
             found = str(error) or "a side ended its process"
+        except OutOfTime:
+            found = "the time limit was reached"
         if isinstance(found, str):
             self.notes.append(f"there is no timing: {found}")
             return None
@@ -220,15 +239,17 @@ class Judgement:
             self.judge.nursery,
             device=self.options.device,
             seconds=max(60.0, self.options.call_seconds * 10),
+            limit=self.limit,
             is_candidate=is_candidate,
         )
         if process.loaded["error"]:
             process.close()
-            raise _CannotConstructError(process.loaded["error"])
-        made = process.construct(self.task.init, self.options.seed, self.options.call_seconds * 3)
+            raise CannotConstructError(process.loaded["error"])
+        seconds = self.called.seconds_to_build
+        made = process.construct(self.task.init, self.options.seed, seconds)
         if made["error"]:
             process.close()
-            raise _CannotConstructError(made["error"])
+            raise CannotConstructError(made["error"])
         return process
 
     def _shrink(self) -> tuple[str, str]:
@@ -241,7 +262,9 @@ class Judgement:
         if failing is None:
             return "", ""
         self.judge.tell("making the failing case smaller")
-        case = smallest_failing(failing.case, self._still_fails, self.options.seconds / 2)
+        # Some of the time is for the script itself, which is run once.
+        with self.limit.reserving(self.limit.left / 2):
+            case = smallest_failing(failing.case, self._still_fails)
         key = self.task.key(case)
         try:
             facts = FailingCase(
@@ -250,30 +273,32 @@ class Judgement:
                 candidate=self.name,
                 init=self.task.init,
                 state=self.task.state(key),
-                names=self._names,
+                names=self.called.names,
                 seed=self.options.seed,
                 reason=_worst(failing.row),
                 gradients=self.options.gradients,
             )
             script = case_script(facts)
-            written = write(script, self.options.script, seconds=120.0)
+            written = write(script, self.options.script, seconds=max(self.limit.left, 1.0))
         except NoScriptError as error:
             self.notes.append(f"there is no script: {error}")
             return f"{case.name}; {case.shapes}", ""
-        if not written.shows:
+        if written.exit_code is None:
+            self.notes.append(f"the script was not run to its end: {written.problem:.160}")
+        elif not written.shows:
             self.notes.append(f"the script does not show it by itself: {written.problem:.160}")
         return f"{case.name}; {case.shapes}", str(written.path)
 
     def _still_fails(self, case: KernelCase) -> bool:
         try:
             run = self.task.run(case, gradients=self.options.gradients)
-            self._construct_again(case)
-            self._set_weights(case)
-            record = self._call(case)
+            self._construct(case)
+            self.called.set_weights(case)
+            record = self.called.call(case)
             collected = self._compare(JudgedCase(case, run), record)
-        except RefusedCase:
+        except (RefusedCase, OutOfTime):
             return False
-        except (CandidateEnded, WireError, _CannotConstructError):
+        except (CandidateEnded, WireError, CannotConstructError):
             self.restarts += 1
             return self.restarts <= _MOST_RESTARTS
         return not collected.passes
@@ -285,7 +310,7 @@ class Judgement:
         self.judge.tell("loading the candidate")
         collected = CollectedFindings()
         try:
-            loaded = self._start()
+            loaded = self.called.start()
             if loaded["error"]:
                 return self._failed_to_load(loaded["error"])
             collected.take(setting_findings(loaded["settings"], "importing the candidate"))
@@ -293,30 +318,20 @@ class Judgement:
             self._construct(self.cases[0].case)
         except CandidateEnded as ended:
             return self._failed_to_load(ended.how)
-        except _CannotConstructError as error:
+        except CannotConstructError as error:
             return self._failed_to_load(str(error))
+        except OutOfTime:
+            self._is_cut_short = True
+            reason = "the time limit was reached before the candidate was loaded"
+            self._unverified(
+                "loading the candidate", CaseFamily.LOADING, reason, "raise the time limit"
+            )
+            return False
         self.notes += collected.notes
         if collected.findings:
             verdict = collected.verdict(strict=self.options.strict)
             self._add("loading the candidate", CaseFamily.LOADING, verdict)
         return True
-
-    def _start(self) -> dict[str, Any]:
-        self._end()
-        self.process = CandidateProcess(
-            self.name,
-            self.judge.nursery,
-            device=self.options.device,
-            memory=self.options.memory,
-            seconds=max(60.0, self.options.call_seconds * 10),
-        )
-        self._made = self._weights = None
-        return self.process.loaded
-
-    def _end(self) -> None:
-        if self.process is not None:
-            self.process.close()
-            self.process = None
 
     def _failed_to_load(self, reason: str) -> bool:
         collected = CollectedFindings(compared=1)
@@ -327,104 +342,110 @@ class Judgement:
         return False
 
     def _construct(self, case: KernelCase) -> None:
-        """Make the candidate's module for a case, unless it is there already."""
-        key = case.construction, case.dtype, case.is_moved
-        if self._made == key and not self._memory:
-            return
-        assert self.process is not None  # noqa: S101  (for the type checker)
-        made = self.process.construct(
-            self.task.init,
-            self.options.seed + case.construction,
-            self.options.call_seconds * 3,
-            case.dtype if self.task.side.is_module_class else "",
-            moves=case.is_moved,
-        )
-        if made["error"]:
-            raise _CannotConstructError(made["error"])
-        own: dict[str, Tensor] = decode(made["state"])
-        self._own_mode = made["train"]
-        reference = self.task.state((case.construction, case.dtype, 0, None))
-        self._names = match_weights(reference, own, reshapes=not self.options.gradients)
-        self._fit = {
-            name: _fitting(reference[theirs], own[name]) for name, theirs in self._names.items()
-        }
-        self._own_values = [
-            name for name, v in own.items() if name not in self._names and v.is_floating_point()
-        ]
-        self._stand = stand_in({self._names.get(name, name): v for name, v in own.items()})
-        self._made, self._weights = key, None
-        changed = setting_findings(made["settings"], "constructing the candidate")
+        """Start the candidate again if need be, and make its module for a case."""
+        changed = self.called.construct(case)
         if changed.findings:
-            self._add(
-                "constructing the candidate",
-                CaseFamily.LOADING,
-                changed.verdict(strict=self.options.strict),
-            )
-
-    def _set_weights(self, case: KernelCase) -> CollectedFindings:
-        """Give the candidate the parameters of the reference of this case."""
-        collected = CollectedFindings()
-        key = self.task.key(case)
-        if self._weights == (key[0], key[1], key[2]) or self.process is None:
-            return collected
-        state = self.task.state(key)
-        values = {
-            name: self._fit[name](state[theirs].detach()) for name, theirs in self._names.items()
-        }
-        answer = {"error": None}
-        if values:
-            order = {"do": "state", "state": encode(values)}
-            answer = self.process.ask(order, self.options.call_seconds)
-        self._weights = (key[0], key[1], key[2])
-        if answer["error"]:
-            collected.compared += 1
-            reason = f"the candidate's parameters cannot be set: {answer['error']}"
-            collected.add(harness("candidate"), Aspect.STRUCTURE, Status.DIFFERENT, reason)
-        return collected
-
-    def _without_counterpart(self, case: KernelCase) -> list[str]:
-        """Floating parameters of the reference that the candidate does not have."""
-        if not case.weights:
-            return []
-        known = set(self._names.values())
-        state = self.task.state(self.task.key(case))
-        return [
-            name for name, one in state.items() if name not in known and one.is_floating_point()
-        ]
+            verdict = changed.verdict(strict=self.options.strict)
+            self._add("constructing the candidate", CaseFamily.LOADING, verdict)
 
     # --- The cases --------------------------------------------------------------------------------
 
     def _call_all(self) -> None:
-        for number, judged in enumerate(self.cases):
-            self.judge.tell(Progress("judging cases", number, len(self.cases)))
-            if time.monotonic() - self.began > self.options.seconds:
-                left = counted(len(self.cases) - number, "case")
-                self.notes.append(f"{left} not judged: the time limit was reached")
-                self._require_families([one.case for one in self.cases[number:]])
-                break
-            if self.restarts > _MOST_RESTARTS:
-                self._not_called(judged.case)
-                continue
-            row = self._judge_case(judged)
-            self.cases[number] = dataclasses.replace(judged, row=row)
-            failing = not row.status.passes(strict=self.options.strict) and not row.is_limit
-            if failing and self.options.stop_early:
-                self.notes.append("ended at the first case that fails")
-                return
+        """Call it on every case, or on as many as the time limit allows, and for every caller."""
+        left, is_called = list(range(len(self.cases))), False
+        began, makes_haste = self.limit.left, False
+        try:
+            while left and self.restarts <= _MOST_RESTARTS:
+                done = len(self.cases) - len(left)
+                self.judge.tell(Progress("judging cases", done, len(self.cases)))
+                self.limit.require()
+                # At this pace, will there be time for all of them?
+                so_far = began - self.limit.left if done else self.limit.seconds - began
+                pace = so_far / (done or len(self.cases))
+                makes_haste = makes_haste or pace * (len(left) + 8) > self.limit.left
+                number = self._most_urgent(left) if makes_haste else left[0]
+                if makes_haste and not is_called and self._is_judged(self.cases[number].case):
+                    is_called = True
+                    self._call_otherwise()
+                row = self._judge_case(self.cases[number])
+                left.remove(number)
+                self.cases[number] = dataclasses.replace(self.cases[number], row=row)
+                failing = not row.status.passes(strict=self.options.strict) and not row.is_limit
+                if failing and self.options.stop_early:
+                    self.notes.append("ended at the first case that fails")
+                    return
+                if not left and self.judge.unmade:
+                    if not is_called:
+                        is_called = True
+                        self._call_otherwise()
+                    left += self._more_cases()
+            for number in left:
+                self._not_called(self.cases[number].case)
+            if not is_called and self.restarts <= _MOST_RESTARTS:
+                self._call_otherwise()
+            self._check_registrations()
+        except OutOfTime:
+            self._is_cut_short = True
+            self._require_families([self.cases[number].case for number in left])
+        self._require_made()
+
+    def _more_cases(self) -> list[int]:
+        """Cases of the families of which none was made in time, if there is time after all."""
+        if self.limit.left < _LEAST_SHARE * self.limit.seconds:
+            return []
+        self.called.end()  # it must not find the process in which the reference is called
+        known = len(self.cases)
+        self.cases += self.judge.more_cases()
+        return list(range(known, len(self.cases)))
+
+    def _require_made(self) -> None:
+        """Nothing is known about families of which no case was made in time."""
+        promised = {PROMISES[one] for one in self.options.fixed}
+        for family in self.judge.unmade:
+            if family not in promised:
+                self._is_cut_short = True
+                reason = "no case of this family was made before the time limit"
+                advice = "raise the time limit, or promise what the task promises"
+                self._unverified(f"cases of {family}", family, reason, advice, role="reference")
+
+    def _most_urgent(self, left: list[int]) -> int:
+        """The given inputs, then cases of families of which none is judged, then any."""
+
+        def urgency(number: int) -> tuple[bool, bool, int]:
+            case = self.cases[number].case
+            return not case.is_given, self._is_judged(case), number
+
+        return min(left, key=urgency)
+
+    def _is_judged(self, case: KernelCase) -> bool:
+        """Whether a case of its family was called."""
+        return any(one.row is not None and one.case.family is case.family for one in self.cases)
+
+    def _call_otherwise(self) -> None:
+        """Call it in filled memory, and as other callers do."""
         given = next((one for one in self.cases if one.case.is_given), None)
-        if given is not None and self.restarts <= _MOST_RESTARTS:
+        if given is not None:
             self._watched(given)
             self._from_other_callers(given)
 
     def _require_families(self, left: list[KernelCase]) -> None:
         """A slow candidate does not choose what it is asked: one case of each family is judged."""
-        judged = {row.family for row in self.rows} | {PROMISES[one] for one in self.options.fixed}
-        for case in left:
-            if case.family not in judged:
-                judged.add(case.family)
-                reason = "not called: the time limit was reached before any case of its family"
-                advice = "raise the time limit, or choose fewer cases"
-                self._unverified(case.name, case.family, reason, advice, case=case)
+        judged = {one.case.family for one in self.cases if one.row is not None}
+        judged |= {row.family for row in self.rows if row.family is CaseFamily.CALLERS}
+        judged |= {PROMISES[one] for one in self.options.fixed}
+        wanted = {one.family: one for one in reversed(left)}
+        reason = "not called: the time limit was reached before any case of its family"
+        advice = "raise the time limit, promise what the task promises, or choose fewer cases"
+        for family, case in wanted.items():
+            if family not in judged:
+                self._unverified(case.name, family, reason, advice, case=case)
+        given = next((one for one in left if one.is_given), None)
+        if given is not None and CaseFamily.GIVEN in judged:
+            before = "not called: the time limit was reached before the given inputs were compared"
+            self._unverified(given.name, given.family, before, advice, case=given)
+        if CaseFamily.CALLERS not in judged and self._other_callers():
+            name = f"as given, {self._other_callers()[0]}"
+            self._unverified(name, CaseFamily.CALLERS, reason, advice)
 
     def _not_called(self, case: KernelCase) -> None:
         reason = f"not called: the candidate ended its process {self.restarts} times"
@@ -448,7 +469,7 @@ class Judgement:
 
     def _judge_case(self, judged: JudgedCase) -> KernelRow:
         case = judged.case
-        missing = self._without_counterpart(case)
+        missing = self.called.without_counterpart(case)
         if missing:
             verdict = _no_counterpart(missing)
             return self._add(case.name, case.family, verdict, case=case, ended=CaseEnd.NOT_CALLED)
@@ -468,15 +489,18 @@ class Judgement:
         case, collected = judged.case, CollectedFindings()
         how, seconds, problem = CaseEnd.RETURNED, 0.0, ""
         try:
-            self._construct_again(case)
-            collected.take(self._set_weights(case))
-            record = self._call(case, **order)
+            self._construct(case)
+            collected.take(self.called.set_weights(case))
+            record = self.called.call(case, **order)
             how = CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED
             seconds = float(record.get("seconds", 0.0))
             collected.take(compare(judged, record))
         except CandidateEnded as ended:
             return self._ended(case, ended)
-        except _CannotConstructError as error:
+        except OutOfTime:
+            self.judge.renew(judged)
+            raise
+        except CannotConstructError as error:
             how, problem = CaseEnd.NOT_CALLED, f"the candidate cannot be constructed: {error}"
         except WireError as error:
             problem = f"the candidate's process sent a record that cannot be read: {error}"
@@ -487,65 +511,36 @@ class Judgement:
         verdict = collected.verdict(strict=self.options.strict)
         return self._add(case.name, case.family, verdict, case=case, ended=how, seconds=seconds)
 
-    def _construct_again(self, case: KernelCase) -> None:
-        if self.process is None or self.process.is_gone:
-            loaded = self._start()
-            if loaded["error"]:
-                raise _CannotConstructError(loaded["error"])
-        self._construct(case)
-
-    def _call(self, case: KernelCase, **further: Any) -> dict[str, Any]:
-        assert self.process is not None  # noqa: S101  (for the type checker)
-        self._counts += 1
-        # A candidate that sees that it is watched only sometimes behaves only then.
-        is_imported = self.task.side.file in self.process.loaded["files"]
-        order = {
-            "do": "call",
-            "watch": bool(self.options.forbid) and not further.get("wide"),
-            "profile": is_imported and self.task.side.file != self.name.file,
-            "inputs": encode_inputs(case.inputs),
-            "seed": (self.options.seed * 7919 + self._counts * 104729) % (1 << 31),
-            "pattern": self._counts % 2,
-            "train": case.train if case.train is not None else self._own_mode,
-            "shared": list(self._names),
-            "attributes": self._memory,
-            "reuse": case.reuse,
-            "grad": self.options.gradients,
-            "grad_mode": False,
-            "cotangents": self.options.seed,
-            "wide": None,
-            **further,
-        }
-        return self.process.ask(order, self.options.call_seconds)
-
     def _compare(self, judged: JudgedCase, record: dict[str, Any]) -> CollectedFindings:
-        case, run = judged.case, judged.run
-        assert self.process is not None  # noqa: S101  (for the type checker)
+        case, run, called = judged.case, judged.run, self.called
 
         def ask(inputs: Inputs, wide: dict[str, Any]) -> dict[str, Any] | None:
             try:
-                if self._memory:
+                if called.memory:
                     self._construct(case)
-                    self._set_weights(case)
-                return self._call(dataclasses.replace(case, inputs=inputs, reuse=""), wide=wide)
+                    called.set_weights(case)
+                return called.call(dataclasses.replace(case, inputs=inputs, reuse=""), wide=wide)
             except CandidateEnded:
                 self.restarts += 1
                 return None
 
+        if not self.options.fresh_outputs:
+            record, kept = without_own_memory(record, called.names)
+            self._used_again |= dict.fromkeys(kept)
         lift = RemoteLift(
             run.evidence,
-            self._stand,
+            called.stand,
             ask,
-            self._names,
-            self.process.loaded["extensions"],
-            self._own_values,
+            called.names,
+            called.loaded["extensions"],
+            called.own_values,
         )
         failed = sum(not row.status.passes() for row in self.rows)
         collected = compare_call(
             run,
             record,
             lift,
-            self._names,
+            called.names,
             self.config,
             explains=failed < _MOST_EXPLAINED,
             nearby=functools.partial(self.task.run_nearby, case) if case.is_uniform else None,
@@ -556,7 +551,6 @@ class Judgement:
         return collected
 
     def _outside(self, record: dict[str, Any], *, is_load: bool = False) -> CollectedFindings:
-        assert self.process is not None  # noqa: S101  (for the type checker)
         own = self.name.file
         if is_load:  # builds write files, and start compilers
             built = {"writes", "deletes", "renames", "starts"}
@@ -566,7 +560,7 @@ class Judgement:
             record,
             reference_file=self.task.side.file,
             own_file=own or self.task.side.file,
-            temporary=self.process.temporary,
+            temporary=self.called.temporary,
         )
 
     def _ended(self, case: KernelCase, ended: CandidateEnded) -> KernelRow:
@@ -583,6 +577,7 @@ class Judgement:
     def _watched(self, given: JudgedCase) -> None:
         """Call it again with poisoned memory, and look at what it calls."""
         for pattern in (0, 1):
+            self.limit.require()
             # A caller may have gradients on without asking for any: as most do.
             grad_mode = bool(pattern) and not self.options.gradients
             case = dataclasses.replace(
@@ -593,20 +588,24 @@ class Judgement:
             order = {"watch": True, "profile": True, "pattern": pattern, "grad_mode": grad_mode}
             self._judge_call(JudgedCase(case, given.run), self._compare, **order)
 
-    def _from_other_callers(self, given: JudgedCase) -> None:
-        """Call it as programs do: with the given inputs, it computes the same for every caller."""
+    def _other_callers(self) -> list[str]:
         wanted = self.options.families
         if self.options.gradients or (wanted is not None and CaseFamily.CALLERS not in wanted):
-            return
-        callers = callers_on(
+            return []
+        return callers_on(
             self.options.device,
             is_compiled=self.options.compiled,
-            keeps_state=bool(self._memory),
+            keeps_state=bool(self.called.memory),
         )
+
+    def _from_other_callers(self, given: JudgedCase) -> None:
+        """Call it as programs do: with the given inputs, it computes the same for every caller."""
+        callers = self._other_callers()
         if STREAM in callers and not has_streams(self.options.device):
             callers.remove(STREAM)
             self.notes.append(f"not called {STREAM}: {self.options.device} has no streams")
         for caller in callers:
+            self.limit.require()
             case = dataclasses.replace(
                 given.case, name=f"as given, {caller}", family=CaseFamily.CALLERS
             )
@@ -617,6 +616,23 @@ class Judgement:
             except RefusedCase as refusal:
                 self.refused.append(f"{case.name}: {refusal}")
 
+    def _note_used_again(self) -> None:
+        """A kernel that returns its own buffer is right; a caller that keeps results must know."""
+        if not self._used_again:
+            return
+        collected = CollectedFindings(compared=len(self._used_again))
+        for path in self._used_again:
+            reason = "is in memory of the kernel's own, which a later call writes to again"
+            advice = "copy a result before the next call; --fresh-outputs makes this a failure"
+            collected.add(output(path), Aspect.ALIAS, Status.DIFFERENT, reason, advice)
+        name = "a result that is kept until the next call"
+        verdict = collected.verdict(strict=self.options.strict)
+        self._add(name, CaseFamily.MEMORY, verdict, is_limit=True)
+        self.notes.append(
+            "the kernel returns memory of its own, and uses it again in the next call: copy a "
+            "result that is kept; --fresh-outputs makes this a failure"
+        )
+
     def _compare_for(
         self, caller: str, judged: JudgedCase, record: dict[str, Any]
     ) -> CollectedFindings:
@@ -625,7 +641,7 @@ class Judgement:
         if caller != AUTOCAST:
             return self._compare(judged, record)
         cast = self.task.run_below_autocast(judged.case)
-        return compare_below_autocast(judged.run.native, cast, record, self._names)
+        return compare_below_autocast(judged.run.native, cast, record, self.called.names)
 
     def _add(
         self,
@@ -636,10 +652,11 @@ class Judgement:
         case: KernelCase | None = None,
         ended: CaseEnd = CaseEnd.RETURNED,
         seconds: float = 0.0,
+        is_limit: bool = False,
     ) -> KernelRow:
         status = verdict.status
         promised = {PROMISES[one] for one in self.options.fixed}
-        is_limit = family in promised
+        is_limit |= family in promised
         if case is not None:
             is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in promised
             # Refusing a tensor without elements, or a caller, harms nobody; a wrong result does.
@@ -658,10 +675,6 @@ class Judgement:
         )
         self.rows.append(row)
         return row
-
-
-class _CannotConstructError(Exception):
-    """The candidate's constructor raises."""
 
 
 def _content(file: str) -> bytes:
@@ -692,70 +705,3 @@ def _no_counterpart(missing: list[str]) -> Verdict:
     from paritas.results.findings import Coverage
 
     return Verdict(findings=(finding,), coverage=Coverage(compared=1))
-
-
-def match_weights(
-    reference: dict[str, Tensor], own: dict[str, Tensor], *, reshapes: bool = True
-) -> dict[str, str]:
-    """The candidate's name of each parameter -> the reference's: by name, or by value.
-
-    With `reshapes`, a parameter may have another shape, or be the transpose of a matrix.
-    """
-    names = {
-        name: name
-        for name, value in own.items()
-        if name in reference
-        and (
-            reference[name].shape == value.shape
-            or (reshapes and _has_reshaped_values(reference[name], value, fewest=1))
-        )
-    }
-    for fits in (_has_same_values, _has_reshaped_values) if reshapes else (_has_same_values,):
-        left = {name: value for name, value in reference.items() if name not in names.values()}
-        for name, value in own.items():
-            same = [theirs for theirs, one in left.items() if fits(one, value)]
-            # Of several equal ones, such as zeros, the one with the same last name.
-            last = [one for one in same if one.rpartition(".")[2] == name.rpartition(".")[2]]
-            same = last if len(same) > 1 else same
-            if name not in names and len(same) == 1:
-                names[name] = same[0]
-                del left[same[0]]
-    return names
-
-
-def _has_same_values(reference: Tensor, own: Tensor) -> bool:
-    return (
-        reference.shape == own.shape
-        and reference.dtype is own.dtype
-        and bitwise_equal(reference.detach().cpu(), own.detach().cpu())
-    )
-
-
-def _has_reshaped_values(reference: Tensor, own: Tensor, fewest: int = 2) -> bool:
-    if reference.numel() != own.numel() or own.numel() < fewest:
-        return False
-    return is_transpose(reference, own) or _has_same_values(reference.reshape(own.shape), own)
-
-
-def is_transpose(reference: Tensor, own: Tensor) -> bool:
-    """Whether a parameter is kept as the transpose of a matrix."""
-    return reference.dim() == 2 and _has_same_values(reference.mT.contiguous(), own)  # noqa: PLR2004
-
-
-def _fitting(reference: Tensor, own: Tensor) -> Callable[[Tensor], Tensor]:
-    """Brings a parameter of the reference into the form in which the candidate keeps it."""
-    if reference.shape == own.shape and not _is_other_transpose(reference, own):
-        return lambda value: value
-    if is_transpose(reference, own):
-        return lambda value: value.mT.contiguous()
-    return lambda value: value.reshape(own.shape)
-
-
-def _is_other_transpose(reference: Tensor, own: Tensor) -> bool:
-    return is_transpose(reference, own) and not _has_same_values(reference, own)
-
-
-def _left(judged: JudgedCase, task: KernelTask) -> list[str]:
-    """What a call leaves in the reference, apart from parameters and buffers."""
-    known = task.state(task.key(judged.case))
-    return [item.name for item in judged.run.native.state if item.name not in known]

@@ -10,6 +10,7 @@ each call: what else a candidate keeps must fit what it remembers elsewhere.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import os
@@ -45,6 +46,7 @@ from paritas.kernels.calling import (
     called_by,
     modes_of,
     poison_free_memory,
+    poisoned,
     stream_of,
 )
 from paritas.kernels.cases import NEW_TENSORS
@@ -120,6 +122,20 @@ class Held:
     sizes: set[int] = dataclasses.field(default_factory=set)
     junk: list[Tensor] = dataclasses.field(default_factory=list)
     chance: random.Random = dataclasses.field(default_factory=random.Random)
+    # Results of the last call in memory that another call has returned, or will.
+    used_again: list[Tensor] = dataclasses.field(default_factory=list)
+
+    def write_to_results(self, pattern: int) -> None:
+        """Write to results as their caller may, where a kernel that remembers them would show."""
+        for leaf in self.used_again:
+            with contextlib.suppress(RuntimeError), torch.no_grad():
+                poisoned(leaf, pattern)
+        storages = {one.untyped_storage().data_ptr() for one in self.used_again}
+        for results in self.results:
+            for path, each in results.items():
+                if each.leaf.untyped_storage().data_ptr() in storages:
+                    results[path] = HeldResult(each.leaf, _copied(each.leaf))
+        self.used_again = []
 
 
 class Observer:
@@ -162,6 +178,7 @@ class Observer:
     def observe(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one call as ordered, and return its record."""
         with self._audit.aside():
+            self.held.write_to_results(order["pattern"])
             inputs = self._make_inputs(order)
             before, beside = input_contents(inputs), MemoryBeside(inputs)
             versions = _versions(inputs)
@@ -207,15 +224,18 @@ class Observer:
 
     def rehearse(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one call and forget its result: what matters is that this process survives it."""
-        args, kwargs = decode(order["inputs"], self.device)
+        args, kwargs = decode(order["inputs"], order["device"])
         if order["train"] is not None and self.module is not None:
             self.module.train(order["train"])
+        call = self.call
+        if self.module is not None and order["device"] != self.device:
+            call = copy.deepcopy(self.module).to(order["device"])
         found: dict[str, Any] = {"error": "", "is_usable": True, "lazy": [], "written": []}
         inputs = Inputs(tuple(args), kwargs)
         versions = _versions(inputs)
         try:
             with torch.set_grad_enabled(order["grad"]):
-                result = self.call(*args, **kwargs)
+                result = call(*args, **kwargs)
                 found["lazy"] = _lazy(flattened(result, OUTPUT).leaves)
                 found["written"] = _written(inputs, versions)
                 if order["grad"]:
@@ -326,7 +346,8 @@ class Observer:
                 self._audit.is_calling = True
                 live[OUTPUT] = call(*inputs.args, **inputs.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)
-            record["error"] = [type(error).__name__, str(error)[:_LONGEST_TEXT]]
+            words = " ".join(str(error).split())
+            record["error"] = [type(error).__name__, words[:_LONGEST_TEXT]]
         record["seconds"] = time.perf_counter() - began
         self._audit.is_calling = False
         left = leftovers.put_back()
@@ -426,6 +447,8 @@ class Observer:
         ]
         record["values"] = _encoded(copies, after, changed, gradients)
         record["shared"] = self._in_memory_of_earlier(flat.leaves)
+        kept = {*record["shared"], *(path for _, _, path in self._own(record["aliases"], order))}
+        self.held.used_again = [flat.leaves[path].detach() for path in kept]
         if not order["wide"]:
             self._hold(
                 {
@@ -485,6 +508,12 @@ class Observer:
             # Results may be parts of one buffer.
             if other not in live or _overlap(live[other], live[item])
         ]
+
+    @staticmethod
+    def _own(aliases: list[list[str]], order: dict[str, Any]) -> list[list[str]]:
+        """Those with a parameter or buffer that the reference does not have."""
+        state = ItemKind.STATE.value
+        return [one for one in aliases if one[0] == state and one[1] not in order["shared"]]
 
     def _put_back(self, state: dict[str, Tensor], flags: dict[str, bool]) -> None:
         with torch.no_grad():

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,16 +28,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
-from paritas.kernels.forking import READY, environment
+from paritas.kernels.forking import READY, environment, stop_nurseries
+from paritas.kernels.time_limit import OutOfTime
 from paritas.kernels.wire import ChannelClosedError, WireError, decode, encode, receive, send
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paritas.kernels.forking import Nursery
     from paritas.kernels.observing import Observer
     from paritas.kernels.outside import OwnCode
     from paritas.kernels.sides import SideName
+    from paritas.kernels.time_limit import TimeLimit
 
 
 # --- Seen from the judge --------------------------------------------------------------------------
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 _ALONE = "from paritas.kernels.processes import run_alone; run_alone()"
 _LONGEST_LOG = 2000
 _GRACE_SECONDS = 5.0
+# The folders of running processes.
+_folders: set[str] = set()
 
 
 class CandidateEnded(Exception):  # noqa: N818  (how a process ended, not an error of ours)
@@ -75,12 +80,25 @@ class CandidateProcess:
         device: str = "cpu",
         memory: int = 0,
         seconds: float = 60.0,
+        limit: TimeLimit | None = None,
         is_candidate: bool = True,
     ) -> None:
+        """Start it, and load the side in it.
+
+        Args:
+            seconds: the time limit of loading.
+            limit: the time limit of everything that it is asked.
+
+        Raises:
+            CandidateEnded: the process ended meanwhile.
+            OutOfTime: the time limit was reached.
+        """
+        self._limit = limit
         ours, theirs = socket.socketpair()
         self._channel = ours
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)
         self._folder = tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True)
+        _folders.add(self._folder.name)
         self._nursery = nursery if nursery is not None and nursery.is_usable else None
         if device.startswith("cuda"):
             memory = 0  # CUDA reserves far more addresses than it uses
@@ -104,7 +122,7 @@ class CandidateProcess:
         }
         try:
             self.loaded = self.ask(order, seconds)
-        except CandidateEnded:
+        except (CandidateEnded, OutOfTime):
             self.close()
             raise
 
@@ -113,20 +131,36 @@ class CandidateProcess:
 
         Raises:
             CandidateEnded: the process ended, hung, or sent something else.
+            OutOfTime: the time limit was reached.
         """
+        left = seconds if self._limit is None else self._limit.left
         try:
-            self._channel.settimeout(max(seconds, 0.05))
+            self._channel.settimeout(max(min(seconds, left), 0.05))
             send(self._channel, order)
-            return receive(self._channel)
+            answer = receive(self._channel)
         except TimeoutError:
             self._kill()
+            if left < seconds:
+                raise OutOfTime from None
             raise CandidateEnded(f"it did not return within {seconds:.3g} s", "timed out") from None
         except (ChannelClosedError, WireError) as error:
             was = str(error) if isinstance(error, WireError) else ""
             raise self._ending(was) from None
+        if "broken" in answer:
+            self._kill()
+            how = f"its process cannot go on: {answer['broken']!s:.{_LONGEST_TEXT}}"
+            raise CandidateEnded(how, "crashed", self._read_log())
+        return answer
 
     def construct(
-        self, init: Any, seed: int, seconds: float, dtype: str = "", *, moves: bool = False
+        self,
+        init: Any,
+        seed: int,
+        seconds: float,
+        dtype: str = "",
+        *,
+        moves: bool = False,
+        reads_state: bool = True,
     ) -> dict[str, Any]:
         """Make what is called, and move it, if asked; return its parameters and buffers."""
         order = {
@@ -136,6 +170,7 @@ class CandidateProcess:
             "device": self._device,
             "dtype": [dtype] if dtype else [],
             "moves": moves,
+            "reads_state": reads_state,
         }
         return self.ask(order, seconds)
 
@@ -184,6 +219,7 @@ class CandidateProcess:
             self._channel.close()
         self._log.close()
         self._folder.cleanup()
+        _folders.discard(self._folder.name)
 
     @property
     def temporary(self) -> str:
@@ -195,6 +231,44 @@ class CandidateProcess:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class LastResort:
+    """Ends this process if a block goes on long after the time limit.
+
+    The limit reaches into most of what takes long. A function of the task, or one operator, may
+    still not return.
+    """
+
+    def __init__(self, seconds: float, give_up: Callable[[], int]) -> None:
+        """`give_up` reports what is known, in another thread, and returns the exit code."""
+        self._give_up = give_up
+        self._settled = threading.Lock()
+        self._timer = threading.Timer(seconds + _GRACE_SECONDS, self._end)
+        self._timer.daemon = True
+
+    def _end(self) -> None:
+        if not self._settled.acquire(blocking=False):
+            return
+        code = 3
+        try:
+            code = self._give_up()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            stop_nurseries()
+            for folder in list(_folders):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os._exit(code)
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+        if not self._settled.acquire(blocking=False):
+            self._timer.join()  # it ends this process
 
 
 def _start_interpreter(channel: socket.socket, log: int, memory: int) -> subprocess.Popen[bytes]:
@@ -399,7 +473,13 @@ class _Process:
         while True:
             order = receive(self._channel)
             action = getattr(self, f"_do_{order['do']}")
-            send(self._channel, action(order))
+            try:
+                answer = action(order)
+            except Exception as error:
+                # A device that was broken by a call breaks whatever comes next.
+                send(self._channel, {"broken": _in_words(error)})
+                raise
+            send(self._channel, answer)
 
     def _do_load(self, order: dict[str, Any]) -> dict[str, Any]:
         """Import the candidate; what its import changes in the process is reported."""
@@ -459,7 +539,7 @@ class _Process:
         return {
             "error": None,
             "settings": before.put_back(),
-            "state": encode(dict(observer.state())),
+            "state": encode(dict(observer.state()) if order["reads_state"] else {}),
             "train": None if observer.module is None else observer.module.training,
             "outside": self._audit.take(),
         }
@@ -490,14 +570,25 @@ class _Process:
         return check_registrations(self._side.target, decode(order["inputs"], self._device))
 
 
+def _in_words(error: Exception) -> str:
+    from paritas.errors import in_one_line
+
+    return in_one_line(error, _LONGEST_TEXT)
+
+
 def _move(module: Any) -> None:
     """Convert a module and convert it back: nothing changes, except which tensors share memory."""
 
     def state() -> dict[str, Any]:
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
+    from paritas.kernels.computable import is_number
+
     dtypes = {name: value.dtype for name, value in state().items()}
-    module.double()
+    # As `module.double()`, which cannot convert float4.
+    module._apply(  # noqa: SLF001
+        lambda one: one.double() if is_number(one.dtype) else one.clone()
+    )
     for name, value in state().items():
         value.data = value.data.to(dtypes.get(name, value.dtype))
 

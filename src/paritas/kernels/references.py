@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,8 +25,11 @@ from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import is_far_off
+from paritas.kernels.computable import as_computable, is_number, stored_as
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
+from paritas.kernels.time_limit import TimeLimit, TimeWatch
+from paritas.kernels.weights import redraw_weights
 from paritas.kernels.wire import encode
 from paritas.numerics.contents import map_leaves
 from paritas.numerics.judge import Checks, check_pair
@@ -32,11 +38,11 @@ from paritas.results.model_reports import CaseFamily, TaskRating, TrivialCandida
 from paritas.results.power_reports import CAUGHT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from paritas.execution.observation import Observation
+    from paritas.execution.observation import Observation, RunOptions
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.forking import Nursery
     from paritas.results.items import Item
@@ -46,6 +52,8 @@ if TYPE_CHECKING:
 _LONGEST_REASON = 160
 # A reference that ends this many processes is not called again.
 _MOST_ENDS = 8
+# How long a case with other indices may take on the CPU.
+_SECONDS_ON_CPU = 10.0
 # An operator gets the samples of the first dtype that it takes.
 _SAMPLED = (torch.float32, torch.int64, torch.bool)
 
@@ -55,7 +63,15 @@ class RefusedCase(Exception):  # noqa: N818  (the case is not asked)
 
 
 class ReferenceEnded(RefusedCase):
-    """The reference ends its process, breaks its device, or does not return."""
+    """The reference ends its process, breaks its device, or does not return.
+
+    Attributes:
+        is_timeout: it does not return.
+    """
+
+    def __init__(self, how: str, *, is_timeout: bool = False) -> None:
+        super().__init__(how)
+        self.is_timeout = is_timeout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +93,11 @@ class ReferenceRun:
     demand: Demand
     lazy: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
+
+    def renewed(self) -> ReferenceRun:
+        """The same run without the further runs so far: one of them was interrupted."""
+        evidence = Evidence(self.evidence.program, [self.native], self.evidence.seed)
+        return dataclasses.replace(self, evidence=evidence, demand=Demand(settles=False))
 
     @property
     def has_results(self) -> bool:
@@ -100,6 +121,23 @@ class JudgedCase:
     row: KernelRow | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Rehearsed:
+    """A call of the reference in a process of its own.
+
+    Attributes:
+        error: what it raised; empty if it returned.
+        seconds: how long it took.
+        lazy: outputs that are conjugated or negated when they are read.
+        written: inputs that it writes to, be it with the same values.
+    """
+
+    error: str = ""
+    seconds: float = 0.0
+    lazy: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+
+
 class Rehearsal:
     """The reference in a process of its own, where each call is made before it is made here.
 
@@ -107,12 +145,16 @@ class Rehearsal:
     still end ours.
     """
 
-    def __init__(self, name: SideName, nursery: Nursery, *, device: str, seconds: float) -> None:
-        """`seconds` is the time limit of one call."""
+    def __init__(
+        self, name: SideName, nursery: Nursery, *, device: str, seconds: float, limit: TimeLimit
+    ) -> None:
+        """`seconds` is the time limit of one call, `limit` that of all of them."""
         self._name, self._nursery, self._device = name, nursery, device
-        self._seconds = seconds
+        self._seconds, self._limit = seconds, limit
+        self._is_slow_on_cpu = False
         self._process: CandidateProcess | None = None
-        self._made: Any = None
+        self._made: tuple[int, str] | None = None
+        self._weights = 0
         self._ends = 0
 
     def load(self) -> None:
@@ -127,41 +169,81 @@ class Rehearsal:
             shown = self._name.shown
             raise UsageError(f"REFERENCE {shown!r} cannot be imported: {ended.how}") from None
 
-    def construct(self, key: tuple[int, str, int], init: Any, seed: int) -> bool:
+    def construct(self, key: tuple[int, str], init: Any, seed: int) -> bool:
         """Make what is called in a case there, unless it is there already; False if it raises.
 
         Raises:
             ReferenceEnded: it cannot be made here.
         """
         if self._process is None or self._process.is_gone or self._made != key:
-            self._made = None
-            made = self._asked(lambda process: process.construct(init, seed, self._seconds, key[1]))
+            self._made, self._weights = None, 0
+            made = self._asked(
+                lambda process: process.construct(
+                    init, seed, self._seconds, key[1], reads_state=False
+                )
+            )
             self._made = None if made["error"] else key
         return self._made is not None
 
-    def set_state(self, state: dict[str, Tensor]) -> None:
-        """Set the parameters and buffers of the module there."""
-        order = {"do": "state", "state": encode(state)}
-        self._asked(lambda process: process.ask(order, self._seconds))
+    def set_weights(self, number: int, state: Callable[[], dict[str, Tensor]]) -> None:
+        """Set the parameters and buffers of the module there, unless they are there already.
 
-    def call(self, case: KernelCase, *, gradients: bool) -> dict[str, frozenset[str]]:
-        """Call the reference there; returns what copies of its results do not show.
+        `number` is 0 for those of the construction.
+        """
+        if number != self._weights:
+            order = {"do": "state", "state": encode(state())}
+            self._asked(lambda process: process.ask(order, self._seconds))
+            self._weights = number
+
+    def call(self, case: KernelCase, *, gradients: bool) -> Rehearsed:
+        """Call the reference there.
 
         Raises:
             ReferenceEnded: it cannot be called here.
         """
-        order = {
-            "do": "rehearse",
-            "inputs": encode((list(case.inputs.args), case.inputs.kwargs)),
-            "train": case.train,
-            "grad": gradients,
-        }
-        answer = self._asked(lambda process: process.ask(order, self._seconds))
+        began = time.monotonic()
+        answer = self._rehearsed(case, self._device, self._seconds, gradients=gradients)
         if not answer["is_usable"]:
             self.end()
             self._ends += 1
             raise ReferenceEnded(f"the reference breaks its device: {answer['error']}")
-        return {name: frozenset(answer[name]) for name in ("lazy", "written")}
+        return Rehearsed(
+            error=answer["error"],
+            seconds=time.monotonic() - began,
+            lazy=frozenset(answer["lazy"]),
+            written=frozenset(answer["written"]),
+        )
+
+    def require_valid_indices(self, case: KernelCase) -> None:
+        """Call the reference there on the CPU, which checks each index.
+
+        On other devices, an index out of range is no exception: it ends the process.
+
+        Raises:
+            RefusedCase: it raises there, or takes too long.
+        """
+        slow = "whether its indices are valid takes too long to find out on the CPU"
+        if self._is_slow_on_cpu:
+            raise RefusedCase(slow)
+        try:
+            answer = self._rehearsed(case, "cpu", _SECONDS_ON_CPU, gradients=False)
+        except ReferenceEnded as ended:
+            self._is_slow_on_cpu = ended.is_timeout
+            raise RefusedCase(slow if ended.is_timeout else str(ended)) from None
+        if answer["error"]:
+            raise RefusedCase(answer["error"][:_LONGEST_REASON])
+
+    def _rehearsed(
+        self, case: KernelCase, device: str, seconds: float, *, gradients: bool
+    ) -> dict[str, Any]:
+        order = {
+            "do": "rehearse",
+            "inputs": encode((list(case.inputs.args), case.inputs.kwargs)),
+            "device": device,
+            "train": case.train,
+            "grad": gradients,
+        }
+        return self._asked(lambda process: process.ask(order, seconds))
 
     def _asked(self, ask: Callable[[CandidateProcess], dict[str, Any]]) -> dict[str, Any]:
         if self._ends > _MOST_ENDS:
@@ -171,7 +253,10 @@ class Rehearsal:
         except CandidateEnded as ended:
             self.end()
             self._ends += 1
-            raise ReferenceEnded(f"the reference does not return: {ended.how}") from None
+            is_timeout = ended.kind == "timed out"
+            raise ReferenceEnded(
+                f"the reference does not return: {ended.how}", is_timeout=is_timeout
+            ) from None
 
     def _start(self) -> CandidateProcess:
         if self._process is None or self._process.is_gone:
@@ -181,6 +266,7 @@ class Rehearsal:
                 self._nursery,
                 device=self._device,
                 seconds=self._seconds,
+                limit=self._limit,
                 is_candidate=False,
             )
         return self._process
@@ -210,10 +296,14 @@ class KernelTask:
         device: str,
         seed: int,
         rehearsal: Rehearsal | None = None,
+        limit: TimeLimit | None = None,
     ) -> None:
         """Without a rehearsal, a reference that crashes ends this process."""
         self.side, self.device, self.seed = side, device, seed
         self._rehearsal = rehearsal
+        self._limit = limit or TimeLimit(math.inf)
+        # Inputs that the task itself has made: their indices are valid.
+        self._own_inputs: list[weakref.ref[Inputs]] = []
         self._below_autocast: tuple[Inputs, Observation] | None = None
         self._make_inputs = make_inputs or getattr(side.home, INPUTS, None)
         self.init = self._init_inputs()
@@ -259,14 +349,15 @@ class KernelTask:
         found = _call_user(self._make_inputs, INPUTS)
         if isinstance(found, torch.Tensor):
             found = [found]
-        sets = input_sets(found)
-        return [
+        sets = [
             Inputs(
                 tuple(map_leaves(list(one.args), self._moved)),
                 map_leaves(dict(one.kwargs), self._moved),
             )
-            for one in sets
+            for one in input_sets(found)
         ]
+        self._own_inputs += map(weakref.ref, sets)
+        return sets
 
     def _moved(self, leaf: Any) -> Any:
         return leaf.detach().to(self.device) if isinstance(leaf, torch.Tensor) else leaf
@@ -318,7 +409,7 @@ class KernelTask:
             else:
                 if self._rehearsal is not None:
                     self._rehearsal.construct(
-                        (construction, dtype, 0), self.init, self.seed + construction
+                        (construction, dtype), self.init, self.seed + construction
                     )
                 module = self._constructed(construction, dtype)
             self._modules[key] = module
@@ -345,6 +436,8 @@ class KernelTask:
     def accepts(self, case: KernelCase) -> bool:
         """Whether the reference returns something for a case."""
         try:
+            if self._rehearsal is not None:
+                return not self._rehearse(case, gradients=False).error
             self.run(case, gradients=False)
         except RefusedCase:
             return False
@@ -356,9 +449,10 @@ class KernelTask:
         Raises:
             RefusedCase: it raises, draws random numbers, or returns nothing that can be compared.
             ReferenceEnded: it does not return.
+            OutOfTime: the time limit was reached, or would be.
         """
-        facts = self._rehearse(case, gradients=gradients)
-        self._require_valid_indices(case)
+        rehearsed = self._rehearse(case, gradients=gradients)
+        self._limit.require(rehearsed.seconds)
         subject = self.subject(case)
         rng = RandomState.now()
         conditions = RunConditions(gradients=gradients, seed=self.seed)
@@ -374,9 +468,11 @@ class KernelTask:
         self._require_defined(subject, rng, case, native)
         if case.is_given or self._returns_memory:
             self._require_the_same_again(subject, rng, case, native)
-        program = SubjectProgram(subject, case.inputs, rng, conditions, 1)
+        self._limit.require()
+        program = _TimedProgram(subject, case.inputs, rng, conditions, 1, self._limit)
         evidence = Evidence(program, [native], self.seed)
-        return ReferenceRun(subject, native, evidence, Demand(settles=False), **facts)
+        demand = Demand(settles=False)
+        return ReferenceRun(subject, native, evidence, demand, rehearsed.lazy, rehearsed.written)
 
     def run_below_autocast(self, case: KernelCase) -> Observation:
         """What the reference computes on the given inputs below autocast; it is computed once.
@@ -395,10 +491,11 @@ class KernelTask:
         generator = torch.Generator().manual_seed(self.seed)
 
         def moved(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            if not isinstance(leaf, torch.Tensor) or not is_number(leaf.dtype):
                 return leaf
-            signs = torch.randint(2, leaf.shape, generator=generator).to(leaf) * 2 - 1
-            return leaf.detach() * (1 + torch.finfo(leaf.dtype).eps * signs)
+            wide = as_computable(leaf.detach())
+            signs = torch.randint(2, leaf.shape, generator=generator).to(wide) * 2 - 1
+            return stored_as(wide * (1 + torch.finfo(leaf.dtype).eps * signs), leaf.dtype)
 
         args, kwargs = map_leaves([list(case.inputs.args), case.inputs.kwargs], moved)
         near = dataclasses.replace(case, inputs=Inputs(tuple(args), kwargs))
@@ -407,16 +504,19 @@ class KernelTask:
         except RefusedCase:
             return None
 
-    def _rehearse(self, case: KernelCase, *, gradients: bool) -> dict[str, frozenset[str]]:
+    def _rehearse(self, case: KernelCase, *, gradients: bool) -> Rehearsed:
+        self._limit.require()
         if self._rehearsal is None:
-            return {}
+            return Rehearsed()
         key = self.key(case) if self.side.is_module_class else (0, "", 0, None)
-        if self._rehearsal.construct(key[:3], self.init, self.seed + case.construction):
-            if key[2]:
-                state = {name: value.detach() for name, value in self.state(key).items()}
-                self._rehearsal.set_state(state)
-            return self._rehearsal.call(case, gradients=gradients)
-        return {}
+        if not self._rehearsal.construct(key[:2], self.init, self.seed + case.construction):
+            return Rehearsed()
+        self._rehearsal.set_weights(
+            key[2], lambda: {name: value.detach() for name, value in self.state(key).items()}
+        )
+        if self._may_have_wrong_indices(case):
+            self._rehearsal.require_valid_indices(case)
+        return self._rehearsal.call(case, gradients=gradients)
 
     def _require_the_same_again(
         self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation
@@ -430,33 +530,15 @@ class KernelTask:
             self._returns_memory = True  # what else it returns is no more defined
             raise RefusedCase("the reference returns what is in uninitialized memory")
 
-    def _require_valid_indices(self, case: KernelCase) -> None:
-        """Refuse a case that the reference refuses on the CPU, if it has integers.
-
-        On other devices, an index out of range is no exception: it ends the process.
-        """
-        tensors = [one for _, one in input_tensors(case.inputs)]
+    def _may_have_wrong_indices(self, case: KernelCase) -> bool:
+        """Whether there are integers that were changed, or that index what was made smaller."""
+        tensors = dict(input_tensors(case.inputs))
         is_safe = torch.device(self.device).type == "cpu" or case.is_given
-        if is_safe or not any(_is_integer(one.dtype) for one in tensors):
-            return
-        call = self.side.target
-        if self.side.is_module_class:
-            call = copy.deepcopy(self._module(self.key(case))).cpu()
-
-        def moved(leaf: Any) -> Any:
-            return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
-
-        rng = RandomState.now()
-        try:
-            with torch.no_grad():
-                call(
-                    *map_leaves(list(case.inputs.args), moved),
-                    **map_leaves(dict(case.inputs.kwargs), moved),
-                )
-        except Exception as error:
-            raise RefusedCase(in_one_line(error, _LONGEST_REASON)) from error
-        finally:
-            rng.restore()
+        if is_safe or not any(_is_integer(one.dtype) for one in tensors.values()):
+            return False
+        if any(own() is case.inputs for own in self._own_inputs):
+            return False
+        return not any(_has_same_indices(tensors, dict(input_tensors(one))) for one in self.given)
 
     def _require_defined(
         self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation
@@ -471,6 +553,29 @@ class KernelTask:
             call(case.inputs)
         if watch.seen:
             raise RefusedCase(f"the reference converts {watch.seen}, which torch does not define")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _TimedProgram(SubjectProgram):
+    """A reference whose lifted and perturbed runs end at the time limit."""
+
+    limit: TimeLimit = dataclasses.field(default_factory=lambda: TimeLimit(math.inf))
+
+    def run(self, options: RunOptions) -> list[Observation]:
+        self.limit.require()
+        if options.mode is None:
+            return super().run(options)
+        with TimeWatch(self.limit):
+            return super().run(options)
+
+
+def _has_same_indices(tensors: dict[str, Tensor], given: dict[str, Tensor]) -> bool:
+    """Whether all shapes, and all integers, are the given ones."""
+    return tensors.keys() == given.keys() and all(
+        one.shape == given[path].shape
+        and (not _is_integer(one.dtype) or bitwise_equal(one, given[path]))
+        for path, one in tensors.items()
+    )
 
 
 def _is_integer(dtype: torch.dtype) -> bool:
@@ -502,26 +607,6 @@ class _ConversionWatch(DispatchMode):
             if not bool(fits.all()):
                 self.seen = f"{source.detach()[~fits].flatten()[0].item():.6g} to {wanted}"
         return result
-
-
-def redraw_weights(module: nn.Module, seed: int) -> None:
-    """Change all floating parameters and buffers in place; positive ones stay positive."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for _, value in _named(module):
-            if not value.is_floating_point() or not value.numel():
-                continue
-            factor = 0.5 + torch.rand(value.shape, generator=generator)
-            shift = torch.randn(value.shape, generator=generator)
-            size = value.double().std() if value.numel() > 1 else value.double().abs().max()
-            is_positive = bool((value >= 0).all())
-            shift = shift.abs() / 10 if is_positive else shift * float(size) / 3
-            value.copy_(value.cpu() * factor.to(value.dtype) + shift.to(value.dtype))
-
-
-def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
 
 
 def _call_user(function: Callable[[], Any], name: str) -> Any:
@@ -612,7 +697,8 @@ def _passes(make: Any, judged: JudgedCase, first: JudgedCase) -> tuple[bool, boo
         if bitwise_equal(value, made):
             continue
         same_bits = False
-        evidence = ItemEvidence(judged.run.evidence, item)
+        # The perturbed runs that judged the candidate serve here, too.
+        evidence = ItemEvidence(judged.run.evidence, item, demand=judged.run.demand)
         findings, _ = check_pair(item, value, made, _CHECKS, evidence)
         if not all(finding.status.passes() for finding in findings):
             return False, False
@@ -652,11 +738,16 @@ def _first_output(
         return None
     ours, theirs = (dict(input_tensors(one.case.inputs)) for one in (judged, first))
     same = ours.keys() == theirs.keys() and all(
-        ours[path].numel() == theirs[path].numel()
-        and torch.equal(ours[path].reshape(-1), theirs[path].to(ours[path].dtype).reshape(-1))
+        ours[path].numel() == theirs[path].numel() and _have_same_values(ours[path], theirs[path])
         for path in ours
     )
     return None if same else other
+
+
+def _have_same_values(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether two inputs have the same values in the same order, whatever their dtypes."""
+    left, right = (as_computable(one).reshape(-1) for one in (ours, theirs))
+    return torch.equal(left, right.to(left.dtype))
 
 
 TRIVIAL: dict[str, Any] = {
@@ -673,7 +764,9 @@ TRIVIAL: dict[str, Any] = {
 _MOST_FAULTS, _MOST_SECONDS = 60, 30.0
 
 
-def plant_faults(rating: TaskRating, cases: Sequence[JudgedCase], seed: int) -> TaskRating:
+def plant_faults(
+    rating: TaskRating, cases: Sequence[JudgedCase], seed: int, seconds: float
+) -> TaskRating:
     """Plant faults in the reference, and count those that the given inputs show."""
     from paritas.mutants.power import power
 
@@ -685,7 +778,7 @@ def plant_faults(rating: TaskRating, cases: Sequence[JudgedCase], seed: int) -> 
             given.case.inputs,
             given.run.subject.call,
             faults=_MOST_FAULTS,
-            seconds=_MOST_SECONDS,
+            seconds=min(_MOST_SECONDS, max(seconds, 0.0)),
             gradients=False,
             seed=seed,
         )

@@ -8,6 +8,7 @@ checked before they are used. Tensors that share memory are sent as views of one
 from __future__ import annotations
 
 import struct
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -48,11 +49,14 @@ def send(channel: socket.socket, message: dict[str, Any]) -> None:
 
     Raises:
         ChannelClosedError: nobody reads it.
+        TimeoutError: the channel has a time limit, and it is exceeded.
     """
     content = msgspec.msgpack.encode(message)
     try:
         channel.sendall(_HEADER.pack(len(content)))
         channel.sendall(content)
+    except TimeoutError:
+        raise
     except OSError as error:
         raise ChannelClosedError(str(error)) from error
 
@@ -78,8 +82,13 @@ def receive(channel: socket.socket) -> dict[str, Any]:
 
 
 def _read(channel: socket.socket, count: int) -> bytes:
+    """Read so many bytes; the time limit of the channel is that of all of them."""
     parts: list[bytes] = []
+    seconds = channel.gettimeout()
+    until = None if seconds is None else time.monotonic() + seconds
     while count:
+        if until is not None and time.monotonic() > until:
+            raise TimeoutError
         try:
             part = channel.recv(min(count, _CHUNK))
         except TimeoutError:

@@ -289,11 +289,11 @@ def judge_floats(
         return Judgement(status=Status.IDENTICAL, lifted=lifted_score)
     settled = above is not None and not above.shaky
     if arbiter is not None and settled and Gate.OWN_ERROR in gates:
-        own = own_error_score(candidate, reference, arbiter)
-        if own.passed and metrics.nonfinite_mismatches == 0:
+        like = own_error_score(candidate, reference, arbiter)
+        if like.passed and metrics.nonfinite_mismatches == 0:
             # The meaning is settled and no accuracy is lost: there is no need to measure noise.
             return Judgement(
-                status=Status.EQUIVALENT, metrics=metrics, native=own, lifted=lifted_score
+                status=Status.EQUIVALENT, metrics=metrics, native=like, lifted=lifted_score
             )
     native = _judge_native(case, metrics, above)
     if native.passed:
@@ -382,7 +382,8 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
         unit=unit,
         step=step,
         inner=min(unit, UNIT_F32),
-        own=case.own,
+        # What is settled is only to be as accurate as the reference: like values, like errors.
+        own=case.own.over_populations() if is_settled else case.own,
         own_share=OWN_SHARE_SETTLED if is_settled else OWN_SHARE,
         reference=None if arbiter is None else reference,
         # Whatever rounding in float64 decides, rounding in a narrower dtype decides too.

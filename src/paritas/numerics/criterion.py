@@ -12,8 +12,9 @@ itself, `borrowed_share`: too little to hide that the element is wrong. `t` is t
 those without a gap of many octaves to it, and `v` the rounding inside operators, in float32 at
 least: terms of that size may cancel there.
 
-Once a lifted run has settled the meaning, 0.8 pool(e - r) replaces pool(e - r) / 2: only accuracy
-is left to judge, and twice the reference's own error is not a loss that anyone should look into.
+Once a lifted run has settled the meaning, 0.8 rms(e - r) over the element's population replaces
+pool(e - r) / 2: only accuracy is left to judge, and twice the reference's own error is not a loss
+that anyone should look into.
 
 The candidate fails where any z exceeds 12, or the root mean square of z exceeds 2.5 over the whole
 tensor or over one slice along an axis. Nothing here is an absolute tolerance: multiply a program's
@@ -306,7 +307,7 @@ def borrowed_share(unit: float) -> float:
     than its size shows. In bfloat16 this is one rounding, in float32 16: 12 times that is far below
     a fault that matters. In float64 it is a thousand times what is needed, and still no fault.
     """
-    return unit**0.75 / 4
+    return math.pow(unit, 0.75) / 4
 
 
 @dataclasses.dataclass(frozen=True)

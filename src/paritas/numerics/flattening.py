@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Flat", "as_plain", "flattened", "is_dense", "same_parts", "tensor_parts"]
+__all__ = ["STORED_ONLY", "Flat", "as_plain", "flattened", "is_dense", "same_parts", "tensor_parts"]
 
 _DENSE_CLASSES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 # Dtypes that torch only stores and cannot compute with: their bytes are compared.
-_STORED_ONLY = {
+STORED_ONLY = {
     getattr(torch, name)
     for name in dir(torch)
     if re.fullmatch(r"float4_\w+|bits\w+|u?int[1-7]", name)
@@ -105,7 +105,7 @@ def is_dense(tensor: Tensor) -> bool:
         type(tensor) in _DENSE_CLASSES
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
-        and tensor.dtype not in _STORED_ONLY
+        and tensor.dtype not in STORED_ONLY
         and not _dimension_names(tensor)
     )
 

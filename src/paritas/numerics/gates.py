@@ -84,17 +84,18 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     """The gate `OWN_ERROR`: a candidate no less accurate than the reference, like for like.
 
     Its errors to the arbiter may be 1.5 times the reference's own in the worst element, 1.25 times
-    in the mean square, and twice in a slice. Errors count in multiples of the reference's error in
-    elements of like magnitude. Sound for the mean square of the whole tensor: noise is at least
-    0.8 times that, so z is at most 2.5, and no factor that all elements share is larger than the
-    error. Not sound for single elements and slices: the full rule reports `degraded` if the worst
-    errors of the two are at different elements, and both are more than four times the typical
-    error. Nothing is lost there.
+    in the mean square, and twice in a slice. Errors count in multiples of the reference's in values
+    of one population, so that a few large ones do not hide the others. Sound for the mean square of
+    the whole tensor: noise is at least 0.8 times that, so z is at most 2.5, and no factor that all
+    elements share is larger than the error. Not sound for single elements and slices: the full rule
+    reports `degraded` if the worst errors of the two are at different elements, and both are more
+    than four times the typical error. Nothing is lost there.
     """
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, _ = as_reals(candidate, arbiter, Noise(unit=0.0))
     reference = real_view(reference)
-    noise = Noise(unit=unit_roundoff(reference.dtype), own=own_noise(reference, arbiter))
+    own_errors = own_noise(reference, arbiter).over_populations()
+    noise = Noise(unit=unit_roundoff(reference.dtype), own=own_errors)
     floors = NoiseFloors.of(arbiter, dataclasses.replace(noise, own_share=1.0))
     totals = [
         ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex, locates=is_candidate)

@@ -74,17 +74,24 @@ class Pooled:
         whole: its root mean square over the whole tensor.
         by_class: its root mean square for elements of like magnitude, if it is normal; the classes
             are those of `Populations` of the same tensor.
+        by_population: its root mean square for elements of one population, by class.
     """
 
     whole: float
     by_class: Tensor
+    by_population: Tensor
 
     def times(self, factor: float) -> Pooled:
         """All of it, multiplied."""
-        return Pooled(self.whole * factor, self.by_class * factor)
+        return Pooled(self.whole * factor, self.by_class * factor, self.by_population * factor)
+
+    def over_populations(self) -> Pooled:
+        """Pooled less closely: over populations, and not over like magnitudes alone."""
+        return Pooled(self.whole, self.by_population, self.by_population)
 
 
-NO_NOISE = Pooled(0.0, torch.zeros(CLASSES, dtype=torch.float64))
+_NOTHING = torch.zeros(CLASSES, dtype=torch.float64)
+NO_NOISE = Pooled(0.0, _NOTHING, _NOTHING)
 
 
 def pool(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
@@ -110,12 +117,13 @@ def _pool_samples(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
     if not bool(finite.all()):
         noise, truth = noise[finite], truth[finite]
     if not truth.numel() or not whole:
-        return Pooled(whole, NO_NOISE.by_class)
+        return Pooled(whole, _NOTHING, _NOTHING)
     classes = magnitudes.classes(truth)
-    counts = torch.bincount(classes, minlength=CLASSES).double()
+    counts = torch.bincount(classes, minlength=CLASSES)
     # Divided first: a sum of the largest numbers would overflow.
     totals = torch.bincount(classes, noise.abs() / truth.numel(), minlength=CLASSES)
-    return Pooled(whole, _mean_around(totals * truth.numel(), counts) * _MEAN_TO_RMS)
+    means = _mean_around(totals * truth.numel(), counts.double()) * _MEAN_TO_RMS
+    return Pooled(whole, means, _rms_by_population(noise.abs(), classes, counts)[1])
 
 
 def _mean_around(totals: Tensor, counts: Tensor) -> Tensor:
@@ -175,17 +183,25 @@ def populations(tensor: Tensor) -> Populations:
     values = values[torch.isfinite(values)].abs()
     magnitudes = Magnitudes.of(values)
     classes = magnitudes.classes(values)
+    counts = torch.bincount(classes, minlength=CLASSES)
+    return Populations(magnitudes, *_rms_by_population(values, classes, counts), is_whole)
+
+
+def _rms_by_population(
+    values: Tensor, classes: Tensor, counts: Tensor
+) -> tuple[tuple[float, ...], Tensor]:
+    """The root mean square of the values of each population, the largest first, and by class."""
     by_class = torch.zeros(CLASSES, dtype=torch.float64)
-    scales = []
-    for group in _group_octaves(torch.bincount(classes, minlength=CLASSES)):
+    found = []
+    for group in _group_octaves(counts):
         low, high = group[-1], group[0]
         members = values[(classes >= low) & (classes <= high)]
         top = float(members.max())
-        scale = top * float((members / top).square().mean().sqrt())
-        by_class[low : high + 1] = scale
-        scales.append(scale)
-    by_class[0] = scales[-1] if scales else 0.0
-    return Populations(magnitudes, tuple(scales), by_class, is_whole)
+        mean = top * float((members / top).square().mean().sqrt()) if top else 0.0
+        by_class[low : high + 1] = mean
+        found.append(mean)
+    by_class[0] = found[-1] if found else 0.0
+    return tuple(found), by_class
 
 
 def _group_octaves(counts: Tensor) -> Iterator[list[int]]:

@@ -675,6 +675,7 @@ _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
     "smooth_l1_loss": _one_sign,
     "huber_loss": _one_sign,
     "_softmax": _softmax,
+    "_safe_softmax": _softmax,
     "_log_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward,
     "_log_softmax_backward_data": _softmax_backward,

@@ -30,6 +30,7 @@ from paritas._torch.operators import (
     takes_dtype,
     traits,
 )
+from paritas.precision.composites import Inside, ListeningMode
 from paritas.precision.summing import LastSums
 
 if TYPE_CHECKING:
@@ -375,13 +376,26 @@ def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:
     return any(info.eps >= asked.eps and info.max <= asked.max for info in infos)
 
 
-class DtypeLog(DispatchMode):
-    """Records the native floating dtype of each operator call."""
+# They are one operator natively and in float64 alike, if there is such a kernel for float64.
+FUSED_ATTENTION = frozenset(
+    f"_scaled_dot_product_{kernel}{way}"
+    for kernel in (
+        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
+    )
+    for way in ("", "_backward")
+)  # fmt: skip
+
+
+class DtypeLog(ListeningMode):
+    """Records the native floating dtype of each operator call, and of composite functions.
+
+    Which operators are inside of these depends on the dtype, so they are not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: dict[tuple[Operator, int], torch.dtype] = {}
-        self._counts: dict[Operator, int] = {}
+        self.calls: dict[tuple[Any, int], torch.dtype] = {}
+        self._counts: dict[Any, int] = {}
 
     def __torch_dispatch__(
         self,
@@ -392,6 +406,20 @@ class DtypeLog(DispatchMode):
     ) -> Any:
         """Run the operator unchanged and record the dtype of its first floating result."""
         result = func(*args, **(kwargs or {}))
+        if self.within is None or traits(func).name in FUSED_ATTENTION:
+            self._record(func, result)
+        return result
+
+    def call_composite(self, func: Any, floats: dict[str, Tensor], options: dict[str, Any]) -> Any:
+        """Run the function unchanged and record the dtype of its result."""
+        place = Inside(0.0, 0.0)
+        with self.inside(place):
+            result = func(**floats, **options)
+        self.mark_backward(result, [value.grad_fn for value in floats.values()], place)
+        self._record(func, result)
+        return result
+
+    def _record(self, func: Any, result: Any) -> None:
         ordinal = self._counts.get(func, 0)
         self._counts[func] = ordinal + 1
         items = result if isinstance(result, list | tuple) else [result]
@@ -399,7 +427,6 @@ class DtypeLog(DispatchMode):
             if isinstance(item, torch.Tensor) and (item.is_floating_point() or item.is_complex()):
                 self.calls[func, ordinal] = item.dtype
                 break
-        return result
 
 
 def _widen_tensor(tensor: Tensor) -> Tensor:

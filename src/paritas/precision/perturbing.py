@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paritas._torch.kernels import place_of_argument
+from paritas._torch.kernels import attends_in_one_kernel, place_of_argument
 from paritas._torch.operators import (
     CHOICES,
     COMPARISONS,
@@ -35,8 +35,9 @@ from paritas.precision.accumulation import (
     errors_of_written_statistics,
     rounded_parts,
 )
-from paritas.precision.lifting import LiftMode
-from paritas.precision.summing import UnperturbedCall
+from paritas.precision.composites import ATTENTION, Inside, ListeningMode
+from paritas.precision.lifting import FUSED_ATTENTION, LiftMode
+from paritas.precision.summing import SharedError, UnperturbedCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas._torch.operators import Operator, Traits
-    from paritas.precision.summing import Amplitudes, SharedError
+    from paritas.precision.summing import Amplitudes
 
 
 # --- Sums that cancel so far that float64 loses the rest ------------------------------------------
@@ -171,7 +172,8 @@ _SMOOTH = frozenset(
     upsample_nearest2d var var_mean view where zero zeros zeros_like _adaptive_avg_pool2d
     _adaptive_avg_pool2d_backward _fused_rms_norm _fused_rms_norm_backward _log_softmax
     _log_softmax_backward_data _native_batch_norm_legit _native_batch_norm_legit_functional
-    _reshape_alias _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu
+    _reshape_alias _safe_softmax _scaled_dot_product_attention_math
+    _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data _to_copy
     _unsafe_index _unsafe_index_put _unsafe_view
     """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
@@ -252,13 +254,12 @@ _CANCELS = 2.0
 # They add one by one to values in memory, which are in the dtype of the program.
 _SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
 # Beside their result, in its dtype, they give the logarithms of the sums, in float32.
-_KEEPS_SUMS = frozenset(
-    f"_scaled_dot_product_{kernel}"
-    for kernel in (
-        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
-    )
-)  # fmt: skip
-_TAKES_SUMS = frozenset(f"{name}_backward" for name in _KEEPS_SUMS)
+_TAKES_SUMS = frozenset(name for name in FUSED_ATTENTION if name.endswith("_backward"))
+_KEEPS_SUMS = FUSED_ATTENTION - _TAKES_SUMS
+# Kernels of attention round the weights to the dtype of the program before they multiply the values
+# with them, and so the gradients of scores in the backward. The argument that these meet, by its
+# position, is perturbed in their place: the products err by as much.
+_MEETS_ROUNDED = {**dict.fromkeys(_KEEPS_SUMS, 2), **dict.fromkeys(_TAKES_SUMS, 0)}
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: mixes the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -311,7 +312,7 @@ class _NoiseSource:
     start: int | None
 
 
-class PerturbMode(LiftMode):
+class PerturbMode(ListeningMode, LiftMode):
     """A lifted run with random rounding of the program's own precision."""
 
     def __init__(  # noqa: PLR0913
@@ -321,7 +322,7 @@ class PerturbMode(LiftMode):
         unit: float,
         seed: int,
         *,
-        log: dict[tuple[Operator, int], torch.dtype] | None = None,
+        log: dict[tuple[Any, int], torch.dtype] | None = None,
         remember_decisions: bool = False,
         widen: bool = True,
         shake_inputs: bool = False,
@@ -350,7 +351,7 @@ class PerturbMode(LiftMode):
         self.shake_inputs = shake_inputs
         self.seed = seed
         self.log = log or {}
-        self._counts: dict[Operator, int] = {}
+        self._counts: dict[Any, int] = {}
         self._log_decisions = decisions
         self._draws = random.Random(seed)
         self._pool = pool or NoisePool(seed)
@@ -403,16 +404,18 @@ class PerturbMode(LiftMode):
         coarse = self._input_unit(kind, args, unit)
         if self.shake_inputs or not kind.basic or coarse > unit:
             # The inputs may come from a coarser dtype than the operator runs in: a widening cast.
-            given = max(unit, self.unit) if self.shake_inputs else unit
-            reach = max(given * abs(self.reach), abs(self.gain) * coarse / 2)
-            reach = math.copysign(reach, self.gain)
+            given = max(unit, self.unit) if self.shake_inputs else unit_inside(kind, unit)
             fixed = set(kind.mutates)
             if kind.name in _TAKES_SUMS:  # they were perturbed as results, and are in float32
                 fixed.add(place_of_argument(func, "logsumexp"))
+            reaches = dict.fromkeys(range(len(args)), self._reach_of_inputs(given, coarse))
+            if kind.name in _MEETS_ROUNDED:
+                place = _MEETS_ROUNDED[kind.name]
+                reaches[place] = self._reach_of_inputs(max(given, unit), coarse)
             shaken = tuple(
                 value
                 if place in fixed
-                else map_tensors(value, lambda tensor: self._shaken(tensor, reach))
+                else map_tensors(value, functools.partial(self._shaken, reach=reaches[place]))
                 for place, value in enumerate(args)
             )
             if kind.name in _SORTING_INTO_BINS:
@@ -434,6 +437,9 @@ class PerturbMode(LiftMode):
             kind.name, func, map_tensors(args, as_dense), kwargs, as_dense(result)
         )
         accumulated = accumulation(call)
+        within, first = self.within, next(iter(accumulated), None)
+        if within is not None and kind.name == "_softmax_backward_data" and isinstance(first, list):
+            accumulated = [[*first, _error_of_rounded_output(within, *args[:3])]]
         for statistic, amplitude in errors_of_written_statistics(call):
             uniform = self._uniform(self._place(statistic, repeats=False))
             share = self.gain * min(unit, UNIT_F32) / 2
@@ -505,6 +511,11 @@ class PerturbMode(LiftMode):
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         return results[0] if single else type(result)(results)
 
+    def _reach_of_inputs(self, unit: float, coarse: float) -> float:
+        """The noise of an operator's inputs, of this unit, or of tensor cores if that is more."""
+        reach = max(unit * abs(self.reach), abs(self.gain) * coarse / 2)
+        return math.copysign(reach, self.gain)
+
     def _draw_shared(self, tensor: Tensor, error: SharedError) -> Tensor:
         """Uniform noise in [-1, 1], one number for all values that share an error."""
         pool = self._pool.uniform(tensor.device, tensor.numel())
@@ -533,7 +544,37 @@ class PerturbMode(LiftMode):
             return tensor
         return tensor * (1 + self.gain * _UNIT_TF32 / 2 * self._draws.uniform(-1, 1))
 
-    def _unit_of(self, func: Operator) -> float:
+    def call_composite(self, func: Any, floats: dict[str, Tensor], options: dict[str, Any]) -> Any:
+        """Run a function of several operators as the one that it is natively.
+
+        Its result and the gradients that it passes back are rounded to its dtype; all else inside
+        of it is in float32. The values and the gradient that meet what kernels of attention round
+        inside are perturbed in its place, as in `_MEETS_ROUNDED`.
+        """
+        unit = self._unit_of(func)
+        if func is ATTENTION and attends_in_one_kernel(floats, options):
+            return func(**floats, **options)
+        given = {
+            name: self._pass_border(value, unit if name == "value" else 0.0, unit)
+            for name, value in floats.items()
+        }
+        place = Inside(min(unit, UNIT_F32), unit)
+        with self.inside(place):
+            result = func(**given, **options)
+        self.mark_backward(result, [value.grad_fn for value in given.values()], place)
+        return self._pass_border(result, unit, unit if func is ATTENTION else 0.0)
+
+    def _pass_border(self, value: Tensor, unit: float, back: float) -> Tensor:
+        """A value rounded to a unit, and its gradient to the unit `back`."""
+        with self.inside(Inside(unit, unit)):
+            passed = value * 1.0
+        if passed.grad_fn is not None:
+            self.mark_node(passed.grad_fn, Inside(back, back))
+        return passed
+
+    def _unit_of(self, func: Any) -> float:
+        if self.within is not None:
+            return self.within.unit
         ordinal = self._counts.get(func, 0)
         self._counts[func] = ordinal + 1
         dtype = self.log.get((func, ordinal))
@@ -588,6 +629,23 @@ class PerturbMode(LiftMode):
             return _noise_by_value(tensor, self._draws.getrandbits(62))
         pool = self._pool.uniform(tensor.device, tensor.numel())
         return _cut_from_pool(pool, place.start, tensor)
+
+
+def _error_of_rounded_output(
+    within: Inside, grad: Tensor, weights: Tensor, dim: int
+) -> SharedError:
+    """Kernels of attention take the sum of each row from the output, which is rounded."""
+    size = (grad * weights).square().sum(dim, keepdim=True).sqrt()
+    coarser = within.outer / min(within.outer, UNIT_F32)
+    return SharedError(weights.abs() * size * coarser, size.shape)
+
+
+def unit_inside(kind: Traits, unit: float) -> float:
+    """The unit of what an operator computes before it rounds its result.
+
+    Kernels for half precisions compute in float32. Those of others may do anything.
+    """
+    return min(unit, UNIT_F32) if kind.namespace in {"aten", "prims"} else unit
 
 
 def _draw_uniform(seed: int, device: torch.device, count: int) -> Tensor:

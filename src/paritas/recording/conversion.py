@@ -14,6 +14,7 @@ import torch
 
 from paritas.compat.ge_writing import Operator
 from paritas.compat.npy_tree import is_of_tree
+from paritas.dumps.completeness import describe_missing, missing_ranks
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
@@ -21,6 +22,7 @@ from paritas.files.records import LOCK, Entry, discard, is_locked, rank_folders,
 from paritas.files.tensor_bytes import (
     as_stored,
     bytes_needed,
+    check_repeats,
     digest,
     known_dtype,
     stored_dtype,
@@ -36,6 +38,7 @@ from paritas.recording.conversion_sources import (
     source_of,
     sync_to_disk,
 )
+from paritas.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -164,6 +167,7 @@ class Rewriter:
         if record.sketch is not None and record.statistics is not None:
             return msgspec.structs.replace(entry, sketch=source.read_sketch(record))
         values, part = _read_values(record, source), record.placement
+        check_repeats(values)
         drawn = sketch(
             values,
             global_shape=None if part is None else part.global_shape,
@@ -355,6 +359,9 @@ class Converter:
         """What was converted."""
         parts = list(self._ranks.values())
         problems = [problem for part in parts for problem in part.problems()]
+        if self.is_ours and parts:
+            missing = missing_ranks([part.rank.header for part in parts], self._ranks)
+            problems += map(describe_missing, missing)
         more = len(problems) - _MOST_PROBLEMS
         if more > 0:
             problems = [*problems[:_MOST_PROBLEMS], f"and {more} more like these"]
@@ -501,19 +508,33 @@ class _RankConversion:
     def problems(self) -> list[str]:
         """What could not be converted, or not be read as a record."""
         own = self.rewriter.problems
-        return [*(one for one in self.rank.problems if not any(one in each for each in own)), *own]
+        known = (one for one in self.rank.problems if not any(one in each for each in own))
+        return [*known, *own, *filter(None, [self._find_lost()])]
+
+    def _find_lost(self) -> str:
+        """How many records the index of a closed dump lacks; empty if none."""
+        written = self.rank.header.records
+        known = self.rewriter.records + len(self.rewriter.problems) + len(self.rank.losses)
+        if not (self._converter.is_ours and self.finished and written != known):
+            return ""
+        return f"{written} records were written, but {known} can be read"
 
     def close(self) -> None:
         """Close the new part."""
         failed = len(self.rewriter.problems)
-        if self._converter.is_ours:  # each problem is a line of the index
-            failed += len(self.rank.problems)
         header = self._header()
+        notes = [*header.notes]
+        if self._converter.is_ours:  # each problem is a line of the index
+            failed += len(self.rank.losses)
+        elif self.rank.losses:
+            notes.append(f"the original was incomplete: {enumerated(self.rank.losses)}")
         if failed:
-            records = "record" if failed == 1 else "records"
-            notes = (*header.notes, f"{failed} {records} could not be converted")
-            header = msgspec.structs.replace(header, notes=notes)
-        self.writer.close(header, complete=self.finished and not failed)
+            notes.append(f"{counted(failed, 'record')} could not be converted")
+        lost = self._find_lost()
+        notes += filter(None, [lost])
+        header = msgspec.structs.replace(header, notes=tuple(notes))
+        is_whole = not failed and not lost and not self.rank.losses
+        self.writer.close(header, complete=self.finished and is_whole)
         self.rewriter.settle()
         if self._converter.delete:
             self.free()

@@ -12,6 +12,7 @@ import msgspec
 from paritas.compat.foreign_dump import ForeignDump, rank_of
 from paritas.compat.ge_files import read_ge_header
 from paritas.compat.ge_writing import call_key
+from paritas.dumps.completeness import find_losses, list_problems
 from paritas.dumps.opening import is_known, is_ours, open_dump
 from paritas.dumps.reading import LONGEST_LINE, Dump, check_record
 from paritas.errors import ParitasError, UsageError
@@ -29,7 +30,7 @@ from paritas.files.records import (
     volumes_of,
     write_header,
 )
-from paritas.files.trees import Folder, Problems
+from paritas.files.trees import Folder, Problems, open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -71,7 +72,7 @@ class Follower:
 
     def _lines(self, index: Path) -> Iterator[Record]:
         try:
-            file = index.open("rb")
+            file = open_plain(index)
         except OSError:  # not written yet, or a step that the ring dropped
             return
         with file:
@@ -251,6 +252,7 @@ class _OwnRank:
     Attributes:
         header: as of the last `refresh`.
         problems: what could not be read as a record.
+        losses: the problems that no record stands for; here each is a line of the index.
     """
 
     def __init__(self, root: Path, rank: int) -> None:
@@ -260,7 +262,7 @@ class _OwnRank:
         reader = reader_without_index(root, self._folder, self.header)
         self.read, self.read_sketch = reader.read, reader.read_sketch
         self._follower = Follower(self._folder, rank)
-        self.problems = self._follower.problems
+        self.problems = self.losses = self._follower.problems
 
     @property
     def is_busy(self) -> bool:
@@ -315,6 +317,7 @@ def reader_without_index(path: Path, folder: Path, header: Header) -> Dump:
         state="being written",
         records=[],
         problems=[],
+        losses=[],
     )
     return Dump(path, {header.rank: rank}, [])
 
@@ -385,6 +388,7 @@ class _ForeignRank:
         self._source = source
         self._rank = rank
         self.problems: list[str] = []
+        self.losses: list[str] = []
         self._seen: set[tuple[str, str]] = set()
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: dict[int, tuple[str, str]] = {}
@@ -405,9 +409,19 @@ class _ForeignRank:
     def refresh(self) -> None:
         if self._rank in self._source.dump.ranks:
             self.header = self._header()
-        if not self._source.grows and self._rank == min(self._source.dump.ranks):
-            # Report problems of the tree once, not for each rank.
-            self.problems = list(self._source.dump.problems)
+        dump = self._source.dump
+        if self._source.grows or not dump.ranks:
+            return
+        # Report problems of the tree once, not for each rank.
+        is_first = self._rank == min(dump.ranks)
+        if is_first:
+            self.problems = list_problems(dump)
+        own = (self._rank, self._rank)
+        self.losses = [
+            loss.text
+            for loss in find_losses(dump)
+            if loss.ranks == own or (is_first and loss.ranks is None)
+        ]
 
     def _header(self) -> Header:
         found = self._source.dump.header(self._rank)
@@ -522,7 +536,7 @@ def _deleted_dump(path: Path, earlier: Sequence[Header]) -> ReadableDump:
     def nothing(record: Record, _: bool = False) -> Tensor:  # noqa: FBT001, FBT002
         raise UsageError(f"{record.id}: its file was deleted")
 
-    return ForeignDump(path, kind, ranks, [], nothing, nothing)
+    return ForeignDump(path, kind, ranks, [], [], nothing, nothing)
 
 
 def _payload_place(record: Record) -> tuple[str, str]:

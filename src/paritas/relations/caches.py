@@ -121,9 +121,9 @@ def _crop_cases(checked: CheckedModel) -> Iterator[Case]:
     if getattr(cache, "is_croppable", True) is False:
         raise NotPromised("its cache says that tokens cannot be taken back (is_croppable)")
     _record(cache)
+    with torch.no_grad():  # what it raises is a crash, not a refusal to take tokens back
+        cache = _run_others(tokens, tokens.model, tokens.inputs, half, cache)
     try:
-        with torch.no_grad():
-            cache = _run_others(tokens, tokens.model, tokens.inputs, half, cache)
         cache.crop(-GUESSED)
     except Exception as error:
         reason = in_one_line(error, _LONGEST_REASON)

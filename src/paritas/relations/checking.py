@@ -77,6 +77,7 @@ def invariants(  # noqa: PLR0913
     seed: int = 0,
     target: str = "",
     on_progress: Callable[[str], None] | None = None,
+    on_result: Callable[[str], None] | None = None,
 ) -> InvariantsReport:
     """Check relations between ways of running one model that must agree.
 
@@ -91,6 +92,7 @@ def invariants(  # noqa: PLR0913
         seed: seed of the perturbed runs.
         target: the name of the model in the report.
         on_progress: called with a short text before each step that may take long.
+        on_result: called with the line of each relation that was checked, as soon as it was.
 
     Returns:
         A report with a row for each relation. A relation that the model does not promise has a row
@@ -109,10 +111,13 @@ def invariants(  # noqa: PLR0913
     rng = RandomState.now()
     try:
         check = _Check(model, candidate, sets[0], strict=strict, seed=seed)
-        rows = []
+        rows: list[RelationRow] = []
         for relation in relations:
             tell(f"checking {relation.name}")
-            rows.append(check.run(relation))
+            row = check.linked(check.run(relation), rows)
+            rows.append(row)
+            if on_result is not None and row.status is not None:
+                on_result(f"{row.word}: {row.relation}: {row.summary}")
         rows += check.unrestored()
     finally:
         rng.restore()
@@ -155,7 +160,10 @@ class _Check:
         except (DoesNotApply, NotPromised) as why:
             skipped.append(why)
         except Exception as error:  # noqa: BLE001  (an unverified row reports it)
-            verdicts.append(self._unverified(relation, "", error))
+            if _is_refusal(error):
+                skipped.append(NotPromised(f"it raises {in_one_line(error, _LONGEST_REASON)}"))
+            else:
+                verdicts.append(self._unverified(relation, "", error))
         promise: Promise = "checked"
         reasons = list(dict.fromkeys(map(str, skipped)))
         if verdicts:
@@ -173,6 +181,18 @@ class _Check:
             verdict=msgspec.structs.replace(verdict, strict=self.strict),
             seconds=time.monotonic() - began,
         )
+
+    def linked(self, row: RelationRow, before: list[RelationRow]) -> RelationRow:
+        """The row, with the first one before it that fails at the same place, if one does."""
+        place = self._origins.get(row.relation)
+        if place is None or row.verdict.passed:
+            return row
+        alike = [
+            one.relation
+            for one in before
+            if not one.verdict.passed and self._origins.get(one.relation) == place
+        ]
+        return msgspec.structs.replace(row, linked=alike[0]) if alike else row
 
     def unrestored(self) -> list[RelationRow]:
         """A row if something of the model could not be restored between runs."""

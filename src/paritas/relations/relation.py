@@ -87,12 +87,13 @@ class CheckedModel:
         self.inputs = inputs
 
     @functools.cached_property
-    def _tokens(self) -> TokenModel | DoesNotApply:
+    def _tokens(self) -> TokenModel | Exception:
+        """What it is, or why it is not: a model that crashes is kept apart from other models."""
         from paritas.relations.token_models import TokenModel
 
         try:
             return TokenModel(self.model, self.inputs)
-        except DoesNotApply as reason:
+        except Exception as reason:  # noqa: BLE001  (raised again for each relation)
             return reason
 
     @property
@@ -113,8 +114,9 @@ class CheckedModel:
 
         Raises:
             DoesNotApply: it is not such a model.
+            Exception: the model raises this on the caller's own inputs.
         """
-        if isinstance(self._tokens, DoesNotApply):
+        if isinstance(self._tokens, Exception):
             raise self._tokens
         return self._tokens
 

@@ -66,8 +66,10 @@ class TokenModel:
 
         Raises:
             DoesNotApply: it does not map tokens to values.
+            Exception: it raises on the caller's own inputs.
         """
         self.model = model
+        self._given = inputs
         original = original_of(model)
         self.config: Any = getattr(original, "config", None)
         self.takes = _all_parameters(original)
@@ -132,6 +134,7 @@ class TokenModel:
         try:
             self._try(alone, plain)
         except Exception as error:
+            self._require_callable()
             reason = in_one_line(error, _LONGEST_REASON)
             raise DoesNotApply(
                 f"it needs {', '.join(sorted(rest))} beside its tokens: without them, {reason}"
@@ -159,6 +162,15 @@ class TokenModel:
         finally:
             state.restore()
 
+    def _require_callable(self) -> None:
+        """Raise what the model raises on the caller's own inputs: then it fails by itself."""
+        state = RandomState.now()
+        try:
+            with torch.no_grad():
+                self.model(*_copied_list(self._given.args), **_copied(self._given.kwargs))
+        finally:
+            state.restore()
+
     def _find_value(self) -> tuple[str, Tensor]:
         """The result with a value for each token, and its name."""
         ids = self.ids(self.inputs)
@@ -170,6 +182,7 @@ class TokenModel:
             try:
                 found = as_named(self._try(self.context, ids, **self._uncached()))
             except Exception:  # noqa: BLE001  (it is not for want of a mask)
+                self._require_callable()
                 raise DoesNotApply(f"it cannot be called on its tokens alone: {reason}") from error
         fitting = [
             name
@@ -435,6 +448,10 @@ def _copied(context: Mapping[str, Any]) -> dict[str, Any]:
         return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
     return {name: map_leaves(value, copied) for name, value in context.items()}
+
+
+def _copied_list(values: Sequence[Any]) -> list[Any]:
+    return list(_copied({str(place): one for place, one in enumerate(values)}).values())
 
 
 def as_named(output: Any) -> dict[str, Any]:

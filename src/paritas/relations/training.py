@@ -29,7 +29,7 @@ from paritas.relations.relation import (
     related,
     rows_of,
 )
-from paritas.relations.token_models import TokenModel, as_named, has_cache
+from paritas.relations.token_models import MATRIX, TokenModel, as_named, has_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -62,6 +62,7 @@ class Lesson:
         inputs: the inputs of the ways.
         rows: the size of the batch.
         labelled: whether the loss is the model's own.
+        crash: what the model raised on labels of the form that its logits have; None if nothing.
     """
 
     def __init__(self, checked: CheckedModel) -> None:
@@ -80,6 +81,7 @@ class Lesson:
             self.tokens = checked.tokens
         self.inputs = checked.inputs if self.tokens is None else self.tokens.inputs
         self.rows = batch_of(self.inputs)
+        self.crash: Exception | None = None
         self.labelled = self._has_labels()
 
     def _has_labels(self) -> bool:
@@ -90,17 +92,35 @@ class Lesson:
             with torch.no_grad():
                 labels, ids = self.labels(tokens.inputs), tokens.ids(tokens.inputs)
                 output = tokens.call(self.model, tokens.inputs, ids, labels=labels)
-        except Exception:  # noqa: BLE001  (labels of another form: the outputs are trained)
+        except Exception as error:  # noqa: BLE001  (the outputs are trained; see `crash`)
+            self.crash = error if self._takes_tokens_as_labels() else None
             return False
         loss = as_named(output).get("loss")
         return isinstance(loss, torch.Tensor) and loss.dim() == 0
 
+    def _takes_tokens_as_labels(self) -> bool:
+        """Whether tokens are labels of the right form: each has a class among the logits."""
+        tokens = self.tokens
+        if tokens is None or tokens.value != "logits":
+            return False
+        with torch.no_grad():
+            logits = tokens.whole(self.model, tokens.inputs)[tokens.value]
+        return logits.dim() > MATRIX and logits.shape[-1] > int(tokens.ids(tokens.inputs).max())
+
     @property
     def takes_count(self) -> bool:
-        """Whether the number of tokens of all micro-batches can be given to the model's loss."""
+        """Whether the number of tokens of all micro-batches is given to the model's loss.
+
+        The trainer of transformers gives it to every model that says so (`accepts_loss_kwargs`) or
+        whose `forward` has **kwargs, and then does not divide the loss itself.
+        """
         parameters = inspect.signature(self.model.forward).parameters.values()
+        if any(one.__module__.startswith("transformers.") for one in type(self.model).__mro__):
+            said = getattr(self.model, "accepts_loss_kwargs", None)
+            takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+            return bool(said) if said is not None else takes_any
         named = any(one.name == _ITEMS for one in parameters)
-        # transformers hands the arguments of the loss on by **kwargs, and says so.
+        # Others may hand the arguments of the loss on by **kwargs, and say so.
         handed = any(
             one.kind is one.VAR_KEYWORD
             and any(word in f"{one.name} {one.annotation}" for word in _LOSS_ARGUMENTS)
@@ -225,7 +245,36 @@ def _accumulation_cases(checked: CheckedModel) -> Iterator[Case]:
     _require_rows(lesson)
     if lesson.labelled and not lesson.takes_count:
         raise NotPromised(f"its loss is a mean over its own tokens: no {_ITEMS} in its signature")
+    if lesson.labelled:
+        halved = _halved(lesson)
+        # A loss that does not follow the count spoils every gradient: one value says so.
+        if not _follows(lesson, *halved):
+            label = f"{_ITEMS} twice as large"
+            yield Case(*halved, label, lesson.inputs)
+            return
     yield lesson.case(lesson.gradients, _accumulated(lesson))
+
+
+def _halved(lesson: Lesson) -> tuple[Way, Way]:
+    """Half of the loss, and the loss for twice as many tokens."""
+    count = lesson.count(lesson.inputs)
+
+    def half(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        with training(model, on=False):
+            return {"loss": lesson.loss(model, inputs) / 2}
+
+    def of_more(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+        with training(model, on=False):
+            return {"loss": lesson.loss(model, inputs, **{_ITEMS: 2 * count})}
+
+    return half, of_more
+
+
+def _follows(lesson: Lesson, half: Way, of_more: Way) -> bool:
+    """Whether the loss is nearer to what it should be than to what it is without a count."""
+    with torch.no_grad():
+        right, found = (way(lesson.model, lesson.inputs)["loss"] for way in (half, of_more))
+    return bool((found - right).abs() <= (found - 2 * right).abs())
 
 
 def _in_reverse(lesson: Lesson) -> Way:
@@ -270,6 +319,8 @@ def _loss_cases(checked: CheckedModel) -> Iterator[Case]:
     """The model's loss, and the cross-entropy of its logits."""
     lesson = Lesson(checked)
     tokens = checked_tokens(lesson)
+    if lesson.crash is not None:
+        raise lesson.crash
     if not lesson.labelled:
         raise DoesNotApply("it has no loss of labels")
     if tokens.value != "logits":

@@ -29,7 +29,7 @@ from paritas.reports.terminal import (
     remarks,
     small_table,
 )
-from paritas.results.comparisons import beginnings, finding_of
+from paritas.results.comparisons import beginnings, finding_of, losses_of
 from paritas.results.findings import Aspect, Status
 from paritas.results.wording import MOST_SHOWN, counted, finding_lines, ranges, size
 
@@ -364,11 +364,13 @@ _KINDS = {
     "made": "made here",
     "given": "not made here: it was in the inputs of the program",
     "unclear": "the first row that fails; it is unknown whether it was made here",
+    "unmatched": "the first row that fails; it may have been made before",
 }
 _NEXT = {
     "made": "look at this operator first: later ones inherit the error",
     "given": "compare what made the inputs, or give both programs the same inputs",
     "unclear": "record the inputs of this call on both sides, and compare again",
+    "unmatched": "map the names of the values before it with --rename, and compare again",
 }
 
 
@@ -387,9 +389,10 @@ def comparison_report(comparison: Comparison, *remarked: str) -> Group:
             if column.header in ROW_LEGENDS
         ]
         parts += [table, Text("\n".join(legend), style="dim"), Text()]
+    # What a dump lacks is among the failures.
     problems = (
-        listed("problem in my dump", comparison.my.problems),
-        listed("problem in the golden dump", comparison.golden.problems),
+        listed(f"problem in {whose} dump", [one for one in dump.problems if one not in dump.losses])
+        for whose, dump in (("my", comparison.my), ("the golden", comparison.golden))
     )
     for lines in (
         itertools.chain.from_iterable(map(divergence_lines, beginnings(comparison))),
@@ -584,4 +587,4 @@ def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[Render
         and row.golden is not None
         and (row.status is Status.UNVERIFIED or not begin)
     ]
-    yield from details(msgspec.structs.replace(verdict, findings=tuple(found)))
+    yield from details(msgspec.structs.replace(verdict, findings=(*losses_of(comparison), *found)))

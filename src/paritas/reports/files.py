@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paritas.errors import UsageError
+from paritas.files.trees import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -192,7 +193,8 @@ def read_comparison(path: Path) -> Comparison:
 
     file = path / COMPARISON_JSON if path.is_dir() else path
     try:
-        comparison = Comparison.from_json(file.read_bytes())
+        with open_plain(file) as opened:
+            comparison = Comparison.from_json(opened.read())
     except FileNotFoundError:
         where = f"{str(path)!r} does not exist"
         if path.is_dir():

@@ -113,10 +113,11 @@ def engine_cells(row: EngineRow) -> list[str]:
     return [row.name, str(row.tokens), *figures, first]
 
 
-def _described_causes(report: EngineReport) -> Iterator[Text]:
+def _described_causes(report: EngineReport) -> Iterator[RenderableType]:
     for cause in report.causes:
         yield Text(f"{cause.kind}: {cause.sentence}", style="bold")
         yield from (Text(f"  as well: {other}") for other in cause.also)
+    yield from listed("seen", report.observed)
 
 
 def model_account(report: ModelReport, *, command: str, subject: str, file: str = "") -> Account:

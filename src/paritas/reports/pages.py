@@ -181,6 +181,7 @@ _NEXT = {
     "made": "Look at that line. The row's panel below shows where in the tensor it is off.",
     "given": "Look at where that value comes from: the programs got different inputs.",
     "unclear": "Also record the inputs of this call on both sides, and compare again.",
+    "unmatched": "Map the names of the values before it with --rename, and compare again.",
 }
 _FUSED = (
     "Record the candidate with fusion off and compare again: if it is right then, the fusion"
@@ -214,9 +215,11 @@ def comparison_headline(comparison: Comparison) -> str:
     failing = sum(not row.status.passes(strict=comparison.strict) for row in comparison.rows)
     if not compared:
         return "Nothing was compared, so nothing is verified."
+    lost = len(comparison.my.losses) + len(comparison.golden.losses)
+    incomplete = f" The dumps are incomplete: {counted(lost, 'problem')}." if lost else ""
     if failing:
         verb = "does" if failing == 1 else "do"
-        return f"{failing:,} of {counted(rows, 'row')} {verb} not pass."
+        return f"{failing:,} of {counted(rows, 'row')} {verb} not pass.{incomplete}"
     few, unread = comparison.of_summaries, comparison.by_digest
     weaker = (
         f" For {counted(few, 'row')}, only statistics or sketches were compared." if few else ""
@@ -224,10 +227,10 @@ def comparison_headline(comparison: Comparison) -> str:
     if unread:
         weaker += f" For {counted(unread, 'row')}, only digests were compared, not the data."
     same = "the same except for rounding"
-    if comparison.status is Status.IDENTICAL:
+    if all(row.status is Status.IDENTICAL for row in comparison.rows):
         same = "the same in everything recorded" if few or unread else "equal bit for bit"
     subject = "The one row is" if rows == 1 else f"All {rows:,} rows are"
-    return f"{subject} {same}.{weaker}"
+    return f"{subject} {same}.{weaker}{incomplete}"
 
 
 def work_done(comparison: Comparison) -> str:
@@ -270,7 +273,7 @@ def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fa
     diagnosis = row.detail.diagnosis if row.detail else None
     if diagnosis is not None and diagnosis.sentence:
         yield Fact("what kind of wrong", diagnosis.sentence)
-    if divergence.reason and divergence.kind != "unclear":
+    if divergence.reason and divergence.kind not in ("unclear", "unmatched"):
         yield Fact("why this one", divergence.reason)
     if row.own is not None or row.inherited is not None:
         yield Fact("error", _error_words(row))

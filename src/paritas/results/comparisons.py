@@ -27,7 +27,7 @@ from paritas.results.report import Report, json_of_each, spell_nonfinite
 FORMAT = 1
 
 # How the two sides of a row were matched; "" if one of them is missing.
-MatchedBy = Literal["id", "node", "module", "rename", "order", ""]
+MatchedBy = Literal["id", "node", "module", "rename", "value", "order", ""]
 # How an error was divided into an inherited and an added part.
 Attributed = Literal["replayed", "estimated", ""]
 # What begins to differ: values, NaNs and infinities, or both at once.
@@ -206,17 +206,23 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         kind: "made": this call made the difference; its inputs are right. "given": the program's
             inputs already differ. "unclear": the first failing row; it is unknown whether it made
-            the difference, and `reason` says why.
+            the difference, and `reason` says why. "unmatched": the same, because values before it
+            have no certain counterpart.
         row: the index of that row.
     """
 
-    kind: Literal["made", "given", "unclear"]
+    kind: Literal["made", "given", "unclear", "unmatched"]
     row: int
     reason: str = ""
 
 
 class DumpFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of the two dumps."""
+    """One of the two dumps.
+
+    Attributes:
+        problems: what is damaged, missing or doubtful.
+        losses: what the dump lacks of the compared steps and ranks; with one, nothing passes.
+    """
 
     path: str
     kind: str
@@ -228,6 +234,7 @@ class DumpFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sources: tuple[str, ...] = ()
     fusion: str = ""
     problems: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
 
 class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -260,9 +267,9 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def verdict(self) -> Verdict:
-        """All rows as findings."""
+        """All rows as findings, then a finding for each thing that a dump lacks."""
         return Verdict(
-            findings=tuple(map(finding_of, self.rows)),
+            findings=(*map(finding_of, self.rows), *losses_of(self)),
             coverage=self.coverage,
             notes=self.notes,
             strict=self.strict,
@@ -270,9 +277,9 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def status(self) -> Status:
-        """The gravest status of all rows; nothing compared is `unverified`."""
+        """The gravest status of all rows; nothing compared, or a loss, is `unverified`."""
         found = {row.status for row in self.rows}
-        if self.coverage.compared == 0 or not found:
+        if self.coverage.compared == 0 or not found or self.my.losses or self.golden.losses:
             found.add(Status.UNVERIFIED)
         return max(found, key=lambda status: status.gravity)
 
@@ -345,6 +352,21 @@ def finding_of(row: ComparisonRow) -> Finding:
         source=row.line or None,
         origin=_origin_of_row(row) if row.made == "here" else None,
         diagnosis=row.detail.diagnosis if row.detail else None,
+    )
+
+
+def losses_of(comparison: Comparison) -> tuple[Finding, ...]:
+    """What the dumps lack, as findings: what is lost on both sides was not compared."""
+    return tuple(
+        Finding(
+            item=Item(ItemKind.HARNESS, whose),
+            aspect=Aspect.HARNESS,
+            status=Status.UNVERIFIED,
+            reason=f"it is incomplete: {loss}",
+            advice="copy or record it again, or select what is complete with --ranks and --steps",
+        )
+        for whose, dump in (("my dump", comparison.my), ("the golden dump", comparison.golden))
+        for loss in dump.losses
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -52,6 +53,7 @@ class RuleProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         split_by: the identifier that is split.
         reason: why it is not proved, or what is proved.
         parts: whether parts may be unequal ("any") or must be equal ("equal").
+        assumes: what is taken for granted about values.
         certificate: what `checker` checks, as JSON data.
         seconds: the time that it took.
     """
@@ -62,6 +64,7 @@ class RuleProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     status: ProofStatus
     reason: str = ""
     parts: str = ""
+    assumes: tuple[str, ...] = ()
     certificate: dict[str, Any] | None = None
     counterexample: Counterexample | None = None
     seconds: float = 0.0
@@ -72,17 +75,25 @@ class RuleProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.status == "proved":
             parts = "parts of any size" if self.parts == "any" else "parts of equal size"
             return (
-                f"proved over the reals, forward and backward, for all lengths and ranks, {parts}"
+                "proved over the reals, forward and backward, for all lengths and ranks, "
+                f"{parts}{assuming(self.assumes)}"
             )
         if self.counterexample is None:
             return f"not decided: {self.reason}"
         example = self.counterexample
         shapes = ", ".join(f"{list(shape)}" for shape in example.shapes.values())
-        return f"refuted on {shapes} over {example.ranks} ranks: {example.reason}"
+        otherwise = "; for parts of equal size it is proved" if self.parts == "equal" else ""
+        return f"refuted on {shapes} over {example.ranks} ranks: {example.reason}{otherwise}"
 
     def finding(self) -> Finding | None:
         """What fails if it is not proved."""
         return _finding(f"proof of the split by {self.split_by}", self)
+
+
+def assuming(assumptions: Iterable[str]) -> str:
+    """The assumptions at the end of a sentence."""
+    words = " and ".join(assumptions)
+    return f", if {words}" if words else ""
 
 
 class GraphProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +107,7 @@ class GraphProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         off_by: how far the ranks are off in the counterexample, relative to the largest value.
         shapes: of the inputs of the numerical check that are not parameters.
         ranks: its number of ranks.
+        assumes: what is taken for granted about values.
         certificate: what `graph_checker` checks, as JSON data.
     """
 
@@ -107,6 +119,7 @@ class GraphProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     off_by: float | None = None
     shapes: dict[str, tuple[int, ...]] = {}
     ranks: int = 2
+    assumes: tuple[str, ...] = ()
     certificate: dict[str, Any] | None = None
 
     @property
@@ -115,7 +128,8 @@ class GraphProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.status == "proved":
             return (
                 "proved over the reals, forward and backward, for all lengths and ranks that the "
-                f"rules allow, parts of equal size; checked numerically on {self.ranks} ranks"
+                f"rules allow, parts of equal size{assuming(self.assumes)}; checked numerically on "
+                f"{self.ranks} ranks"
             )
         place = f" ({self.place})" if self.place else ""
         at = f"{self.node}{place}: " if self.node else ""

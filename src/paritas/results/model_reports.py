@@ -34,6 +34,7 @@ class RelationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         promise: whether it was checked.
         reason: why it was not.
         verdict: of all its cases; empty if it was not checked.
+        linked: an earlier relation that fails at the same module: they may have one cause.
         seconds: duration.
     """
 
@@ -42,6 +43,7 @@ class RelationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     promise: Promise
     reason: str = ""
     verdict: Verdict = Verdict()
+    linked: str = ""
     seconds: float = 0.0
 
     @property
@@ -68,6 +70,8 @@ class RelationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         where = ""
         if first.origin is not None:
             where = f"; first in {first.origin.name or 'the model itself'}"
+        if self.linked:
+            where += f", as in {self.linked}: probably one cause"
         return f"{case}{more}: {first.reason or first.aspect.value}{where}"
 
 
@@ -138,6 +142,9 @@ def invariants_headline(report: InvariantsReport) -> str:
         status = failing[0].verdict.status.value
         verb = "fails" if len(failing) == 1 else "fail"
         of = f"{len(failing)} of {len(checked)} relations"
+        linked = sum(bool(row.linked) for row in failing)
+        if linked:
+            words.append(f"{linked} at a place where another fails, too")
         return f"{status}: {of} {verb} ({', '.join(words)}){others}"
     gravest = max((row.verdict.status for row in checked), key=lambda one: one.gravity)
     warning = " (unstable is a warning, not a failure)" if gravest is Status.UNSTABLE else ""
@@ -163,8 +170,8 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         kind: temperature, truncation, penalties, normalisation, shift, prompt, positions, cache,
-            quantised cache, stale weights, quantised weights, precision, settings, layers, routing,
-            sampling.
+            quantised cache, stale weights, quantised weights, loaded weights, precision, settings,
+            layers, routing, sampling.
         text: the cause in words.
         requests: the requests that it explains.
         remaining: the rms of what it leaves, as a share of the difference without it.
@@ -187,9 +194,9 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         share = f"{100 * (1 - self.remaining):.3g} % of the difference"
         if self.to_rounding:
             more = f", and most of {len(self.mostly)} more" if self.mostly else ""
-            return (
-                f"{self.text} (explains {counted(len(self.requests), 'request')} to rounding{more})"
-            )
+            same = f"; so does this: {'; '.join(self.also)}" if self.also else ""
+            explained = f"explains {counted(len(self.requests), 'request')} to rounding{more}"
+            return f"{self.text} ({explained}){same}"
         return f"not explained; closest: {self.text} (explains {share})"
 
 
@@ -229,6 +236,7 @@ class EngineReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
         strict: whether `unstable` counts as a failure.
         tried: the number of changed runs that were tried.
         seconds: duration.
+        observed: what the differences look like, whatever their cause is.
         notes: what else a reader should know.
     """
 
@@ -240,6 +248,7 @@ class EngineReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
     strict: bool = False
     tried: int = 0
     seconds: float = 0.0
+    observed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -283,6 +292,8 @@ def engine_lines(report: EngineReport) -> Iterator[str]:
     for cause in report.causes:
         yield f"  {cause.kind}: {cause.sentence}"
         yield from (f"    as well: {other}" for other in cause.also)
+    yield from (f"  seen: {one}" for one in report.observed)
+    yield from (f"  note: {one}" for one in report.notes)
     for row in report.failures:
         for finding in row.findings:
             if not finding.status.passes(strict=report.strict):
@@ -332,7 +343,8 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         inputs: shapes and dtypes of the inputs, for people.
         status: the gravest status of its findings.
         ended: how the candidate's call ended.
-        is_limit: the task promises that this does not happen, so it does not fail the kernel.
+        is_limit: what fails here does not fail the kernel: the task promises that it does not
+            happen, or the caller has to know it, such as a result in memory that is used again.
         verdict: everything that was compared.
         seconds: the time of the candidate's call.
     """
@@ -495,7 +507,7 @@ class KernelReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def limits(self) -> tuple[KernelRow, ...]:
-        """The cases that would fail if the task did not promise otherwise."""
+        """The cases that fail without failing the kernel; see `KernelRow.is_limit`."""
         return tuple(row for row in self.rows if row.is_limit)
 
     def __str__(self) -> str:
@@ -532,7 +544,8 @@ def kernel_headline(report: KernelReport) -> str:
     words = f"{status.value}: {MEANING[status]}"
     if report.failures:
         count = len(report.failures)
-        words += f"; {count} of {cases} {'fails' if count == 1 else 'fail'}"
+        fail = "fails" if count == 1 else "fail"
+        words += f"; {count} of {cases} {'not judged' if status is Status.UNVERIFIED else fail}"
     else:
         words += f"; {cases}"
     if report.limits:

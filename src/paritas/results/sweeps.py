@@ -34,6 +34,7 @@ class KernelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         fixed: what the task promises.
         forbid: operators that the candidate must not call.
         gradients: compare gradients too.
+        fresh_outputs: a result in memory that a later call uses again is a failure.
     """
 
     cases: int = 40
@@ -41,6 +42,7 @@ class KernelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     fixed: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     gradients: bool = False
+    fresh_outputs: bool = False
 
     @property
     def words(self) -> str:
@@ -49,6 +51,7 @@ class KernelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         found = [f"{self.cases} cases"] if self.cases != usual.cases else []
         found += [f"seed {self.seed}"] if self.seed else []
         found += ["gradients"] if self.gradients else []
+        found += ["fresh outputs"] if self.fresh_outputs else []
         found += [f"fixed {name}" for name in self.fixed]
         found += [f"no {name}" for name in self.forbid]
         return " ".join(["kernel", *found])

@@ -342,6 +342,7 @@ KEYS = (
     "fixed",
     "forbid",
     "gradients",
+    "fresh_outputs",
 )
 LIMITS = ("seconds", "memory")
 # What tells a row of kernels from one of models in a list of rows.
@@ -391,14 +392,16 @@ def _settings(where: str, asked: Mapping[str, Any]) -> KernelSettings:
         if isinstance(value, bool) or not isinstance(value, int) or value < min(usual, 1):
             raise UsageError(f"{where}: {name} = {value!r:.80} is not a number")
         numbers[name] = value
-    gradients = asked.get("gradients", False)
-    if not isinstance(gradients, bool):
-        raise UsageError(f"{where}: gradients = {gradients!r:.80}: write true or false")
+    switches = {name: asked.get(name, False) for name in ("gradients", "fresh_outputs")}
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{where}: {name} = {value!r:.80}: write true or false")
     return KernelSettings(
         **numbers,
         fixed=tuple(sorted(fixed)),
         forbid=_strings(where, asked, "forbid"),
-        gradients=gradients,
+        gradients=switches["gradients"],
+        fresh_outputs=switches["fresh_outputs"],
     )
 
 

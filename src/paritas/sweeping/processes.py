@@ -627,6 +627,7 @@ def _judge_kernel(run: SweepRun, settings: KernelSettings, tell: Callable[[str],
         fixed=frozenset(settings.fixed),
         forbid=settings.forbid,
         gradients=settings.gradients,
+        fresh_outputs=settings.fresh_outputs,
     )
     report = judge_kernel(
         run.target, run.candidate, options, inputs=run.inputs or None, on_progress=tell

@@ -18,6 +18,7 @@ from torch import nn
 from paritas._torch import arrival, dynamo
 from paritas._torch.arrival import HOOK, MODULE, on_first_compile
 from paritas._torch.dynamo import keeping_backends, replacing_backends, unguarded
+from paritas._torch.global_state import running_eagerly, taking_stance
 from paritas.errors import UnsupportedTorchError
 
 X = torch.arange(4.0)
@@ -341,3 +342,19 @@ def test_torch_is_not_imported_before_the_program_imports_it(tmp_path):
         assert not any("paritas" in type(finder).__module__ for finder in sys.meta_path)
     """)
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=600)
+
+
+def test_running_eagerly_ends_with_its_block_and_an_inner_stance_wins():
+    counting = Counting(lambda graph, _: graph.forward)
+    compiled = torch.compile(lambda x: x.sin(), backend=counting)
+    with running_eagerly():
+        compiled(X)
+        assert counting.graphs == 0
+        with taking_stance("default"):
+            compiled(X)
+        assert counting.graphs == 1
+        torch.compiler.reset()
+        compiled(X)
+        assert counting.graphs == 1
+    compiled(X)
+    assert counting.graphs == 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 from paritas.comparison.operands import Operand
 from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rules import Rules, align_steps
 from paritas.files.records import Record, Site, TensorFacts
 
 EVERYTHING = RecordedSelection()
+_CONTENTS = itertools.count(1000)
 
 
 def facts(shape):
@@ -22,12 +25,28 @@ class Side:
         self.step, self.rank = step, rank
         self.operands = []
 
-    def add(self, name, shape=(2, 3), *, value=None, step=None, rank=None, alias_of=None, **site):
+    def add(
+        self,
+        name,
+        shape=(2, 3),
+        *,
+        value=None,
+        step=None,
+        rank=None,
+        alias_of=None,
+        content=None,
+        **site,
+    ):
         """A tensor, or a number if `value` is given; other words go to the site.
 
-        What shares memory with another has its values, too.
+        What shares memory with another has its values, too; tensors of the same `content` are
+        equal, and all others differ.
         """
         made = Site(name=name, **{**self.default, **site})
+        if alias_of is not None:
+            digest = self.operands[alias_of].record.digest
+        else:
+            digest = f"{next(_CONTENTS) if content is None else content:032x}"
         record = Record(
             sequence=len(self.operands),
             step=self.step if step is None else step,
@@ -37,7 +56,7 @@ class Side:
             tensor=None if value is not None else facts(shape),
             value=value,
             alias_of=alias_of,
-            digest=f"{len(self.operands) if alias_of is None else alias_of:032x}",
+            digest=digest,
         )
         self.operands.append(Operand((record,)))
         return self

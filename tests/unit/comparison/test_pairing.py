@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paritas.comparison.operands import Operand
+from paritas.comparison.ordering import propose_renames
 from paritas.comparison.pairing import match
 from paritas.comparison.rules import Rules
 from unit.comparison.operand_samples import Side, found, told
@@ -149,3 +152,92 @@ def test_operators_of_other_words_are_compared_by_shape():
     foreign = Side(source="eager", level="op").add("mm.3", (4, 4), op="Functional.linear")
     other = Side(source="eager", level="op").add("MatMul", (4, 4), op="")
     assert [pair.matched_by for pair in found(foreign, other).pairs] == ["order"]
+
+
+# --- calls with unrelated names -------------------------------------------------------------------
+
+
+def linear(side, name, given, made, **facts):
+    """A call of a linear layer."""
+    side.add(name, (2, given), side="input", op="Linear", level="module", **facts)
+    return side.add(name, (2, made), op="Linear", level="module")
+
+
+def test_a_call_is_matched_as_a_whole_or_not_at_all():
+    my, golden = Side(), Side()
+    linear(my, "mlp.w13", 4, 12)
+    linear(golden, "self_attn.k_proj", 4, 2)
+    assert {pair.matched_by for pair in found(my, golden).pairs} == {""}
+
+
+def test_order_decides_only_between_equally_many_calls():
+    my, golden = Side(), Side()
+    for name in ("qkv", "wo"):
+        linear(my, name, 4, 4 if name == "wo" else 12)
+    for name in ("q", "k", "v", "o"):
+        linear(golden, name, 4, 4)
+    assert {pair.matched_by for pair in found(my, golden).pairs} == {""}
+    for side, name in ((my, "w2"), (golden, "down")):
+        linear(side, name, 6, 4)
+    matched = [pair for pair in told(found(my, golden)) if pair[0]]
+    assert matched == [
+        ("order", "w2#0/input.0", "down#0/input.0"),
+        ("order", "w2#0/output.0", "down#0/output.0"),
+    ]
+
+
+def test_what_follows_a_match_is_not_matched_with_what_precedes_it():
+    my, golden = Side(), Side()
+    linear(my, "a", 4, 4)
+    for side in (my, golden):
+        side.add("same", (7,))
+    linear(golden, "z", 4, 4)
+    assert [pair.matched_by for pair in found(my, golden).pairs if pair.matched_by] == ["id"]
+
+
+def test_a_shared_weight_or_result_identifies_a_call():
+    my, golden = Side(), Side()
+    for side, names in ((my, ("a", "b")), (golden, ("y", "x"))):
+        for name in names:
+            op = {"op": "aten.t.default"}
+            side.add(f"{name}/t", (4, 4), side="input", content=ord(name) % 2 + 1, **op)
+            side.add(f"{name}/t", (4, 4), **op)
+    # "a" and "y" have the same content, as have "b" and "x".
+    my_last = my.add("c", (5,), content=7)
+    golden.add("w", (5,), content=7)
+    assert told(found(my_last, golden)) == [
+        ("value", "a/t#0/input.0", "y/t#0/input.0"),
+        ("value", "a/t#0/output.0", "y/t#0/output.0"),
+        ("value", "b/t#0/input.0", "x/t#0/input.0"),
+        ("value", "b/t#0/output.0", "x/t#0/output.0"),
+        ("value", "c#0/output.0", "w#0/output.0"),
+    ]
+
+
+def test_calls_of_an_operator_do_not_match_by_number_if_one_side_has_more():
+    my, golden = Side(), Side()
+    for call in range(2):
+        my.add("attn/t", op="aten.transpose.int", call=call)
+    for call in range(3):
+        golden.add("attn/t", op="aten.transpose.int", call=call)
+    assert {pair.matched_by for pair in found(my, golden).pairs} == {""}
+    my.add("attn/t", op="aten.transpose.int", call=2)
+    assert {pair.matched_by for pair in found(my, golden).pairs} == {"id"}
+
+
+@pytest.mark.parametrize(
+    ("names", "rules"),
+    [
+        ([("tok", "embed")], [(r"^tok\b", "embed")]),
+        ([("same", "same")], []),
+        (
+            [("b.0.n", "l.0.norm"), ("b.1.n", "l.1.norm")],
+            [(r"^b\b", "l"), (r"^b\.(\d+)\.n\b", r"l.\1.norm")],
+        ),
+        ([("b.0.mlp", "l.0.mlp")], [(r"^b\b", "l")]),  # the rest follows
+        ([("b.0.n", "l.1.norm")], [(r"^b\b", "l")]),  # another layer
+        ([("a.0.c.3", "m.x.0.y.3")], [(r"^a\.(\d+)\.c\.(\d+)\b", r"m.x.\1.y.\2")]),
+    ],
+)  # fmt: skip
+def test_rules_are_proposed_for_names_whose_numbers_agree(names, rules):
+    assert propose_renames(names) == rules

@@ -12,6 +12,8 @@ from torch import nn
 
 import paritas
 from paritas.cli import main
+from paritas.engines.changes import move_rows
+from paritas.engines.judging import Clock
 from paritas.engines.records import (
     AS_RECORDED,
     EngineRecord,
@@ -221,3 +223,119 @@ def test_records_are_read_from_a_file_with_infinities_as_text(tmp_path):
     (found,) = read_records(path, None)
     assert found.logprobs == (-math.inf,)
     assert found.name == "a"
+
+
+# --- What is drawn, what is not, and how long it may take -----------------------------------------
+
+
+def served(tokens, *, drawn_at=1.0, seed=0, **sampling):
+    """A record of `Bigrams` whose numbers are right, drawn at some temperature."""
+    model, random = Bigrams(), torch.Generator().manual_seed(seed)
+    output, numbers, last = [], [], PROMPT[-1]
+    for _ in range(tokens):
+        row = model.table.weight[last].detach()
+        last = int(torch.multinomial((row / drawn_at).softmax(-1), 1, generator=random))
+        output.append(last)
+        numbers.append(float(row.log_softmax(-1)[last]))
+    return {"prompt": PROMPT, "output": output, "logprobs": numbers, "sampling": sampling}
+
+
+def test_tokens_that_a_tool_wrote_need_not_be_among_those_that_may_be_drawn():
+    row = Bigrams().table.weight[OUTPUT[1]]
+    worst = int(row.argmin())
+    with_tool = record()
+    with_tool["output"] = [*OUTPUT[:2], worst, *OUTPUT[3:]]
+    with_tool = {**with_tool, **_numbers(with_tool["output"])}
+    with_tool["sampling"] = {"top_k": 19}
+    assert paritas.check_engine(Bigrams(), [with_tool], explain=False).exit_code == 1
+    with_tool["logprobs"][2] = None  # a turn of a tool: nothing was drawn
+    assert paritas.check_engine(Bigrams(), [with_tool], explain=False).passed
+
+
+def _numbers(output):
+    rows = Bigrams()(torch.tensor([PROMPT + output]))["logits"][0, len(PROMPT) - 1 : -1]
+    return {"logprobs": rows.log_softmax(-1)[range(len(output)), output].tolist()}
+
+
+@pytest.mark.parametrize(
+    ("drawn_at", "words"),
+    [
+        (1.0, "drawn as with a temperature of about 1, though the requests ask for a temperature"),
+        (0.001, "the best token was drawn almost always, though the requests ask for"),
+    ],
+)
+def test_a_sampler_that_ignores_the_temperature_is_shown_by_its_tokens(drawn_at, words):
+    records = [served(80, drawn_at=drawn_at, seed=one, temperature=0.4) for one in range(3)]
+    report = paritas.check_engine(Bigrams(), records)
+    assert [one.kind for one in report.causes] == ["sampling"]
+    assert words in report.causes[0].text
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.4}, {"temperature": 1.3, "top_p": 0.8}])
+def test_tokens_that_are_drawn_as_asked_pass(sampling):
+    model, random = Bigrams(), torch.Generator().manual_seed(3)
+    heat, mass = sampling["temperature"], sampling.get("top_p", 1.0)
+    records = []
+    for _ in range(6):
+        output, last = [], PROMPT[-1]
+        for _ in range(60):
+            ordered, order = (model.table.weight[last].detach() / heat).sort(descending=True)
+            chances = ordered.softmax(-1)
+            chances = torch.where(chances.cumsum(-1) - chances < mass, chances, 0.0)
+            last = int(order[int(torch.multinomial(chances, 1, generator=random))])
+            output.append(last)
+        records.append({"prompt": PROMPT, "output": output, "sampling": sampling})
+        records[-1] |= _numbers(output)
+    assert paritas.check_engine(model, records).passed
+
+
+def test_an_added_token_moves_only_the_numbers_after_it():
+    rows = torch.arange(6.0)[:, None]
+    moved = move_rows(rows, (7, 8, 9), (7, 8, 9, 5))  # row 3 follows the added token
+    assert moved[:, 0].tolist() == [0, 1, 3, 4, 5]
+    moved = move_rows(rows, (7, 8, 9), (5, 7, 8, 9))
+    assert moved[:, 0].tolist() == [1, 2, 3, 4, 5]
+    moved = move_rows(rows, (7, 8, 9), (7, 8))  # nothing predicts the missing token
+    assert moved[:, 0].nan_to_num(-1).tolist() == [0, -1, 1, 2, 3, 4, 5]
+
+
+class _Slow(Clock):
+    """A clock on which every step takes as long as the limit."""
+
+    def allows_another(self, share=1.0, times=1.0):
+        return False
+
+
+def test_what_there_is_no_time_for_is_unverified_and_said(monkeypatch):
+    monkeypatch.setattr("paritas.engines.check.Clock", _Slow)
+    monkeypatch.setattr("paritas.engines.judging._FIRST_BATCH", 1)
+    wrong = record()
+    wrong["logprobs"][1] -= 0.5
+    report = paritas.check_engine(Bigrams(), [wrong, record()], seconds=7)
+    assert [row.status.value for row in report.rows] == ["different", "unverified"]
+    assert report.rows[1].findings[0].reason == "not compared within 7 s"
+    assert "the search for causes ended after 7 s" in str(report)
+    assert report.exit_code == 1
+    right = paritas.check_engine(Bigrams(), [record(), record()], seconds=7)
+    assert right.exit_code == 3
+
+
+def test_a_time_limit_that_is_none_is_refused():
+    with pytest.raises(paritas.UsageError, match="seconds must be positive"):
+        paritas.check_engine(Bigrams(), [record()], seconds=0)
+
+
+def test_what_shrinks_all_numbers_is_not_the_closest_cause():
+    torch.manual_seed(1)
+    other = nn.Embedding(20, 20).weight * 3  # the engine serves another model, more surely
+    output, last = [], PROMPT[-1]
+    for _ in range(12):
+        last = int(other[last].argmax())
+        output.append(last)
+    rows = other[torch.tensor([PROMPT[-1], *output[:-1]])].log_softmax(-1)
+    numbers = rows[range(12), output].tolist()
+    wrong = {"prompt": PROMPT, "output": output, "logprobs": numbers}
+    report = paritas.check_engine(Bigrams(), [wrong])
+    assert report.exit_code == 1
+    assert not report.causes, str(report)

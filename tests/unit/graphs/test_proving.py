@@ -17,8 +17,9 @@ from paritas.graphs.proving import prove_placed
 from paritas.graphs.verify import verify_graph
 from paritas.partition.library import unregister
 from paritas.partition.library.registry import register
-from paritas.partition.proofs.checker import Checker, Refused
+from paritas.partition.proofs.checker import Checker
 from paritas.partition.proofs.graph_checker import GraphChecker
+from paritas.partition.proofs.kernel import Refused
 from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome, GraphReport
 from quality.transformer import Sizes, Transformer, token_ids

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.kernels.judging import match_weights
 from paritas.kernels.sides import load_side, parse_side
+from paritas.kernels.weights import match_weights
 
 MODEL = """
 import torch
@@ -44,7 +44,7 @@ def test_an_operator_is_found_by_its_name() -> None:
 
 def test_a_function_is_found_by_its_own_name() -> None:
     name = parse_side(match_weights, "CANDIDATE")
-    assert (name.module, name.name) == ("paritas.kernels.judging", "match_weights")
+    assert (name.module, name.name) == ("paritas.kernels.weights", "match_weights")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paritas.kernels.judging import match_weights
+from paritas.kernels.weights import match_weights
 
 
 def drawn(*shape: int) -> torch.Tensor:

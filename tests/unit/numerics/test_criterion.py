@@ -67,7 +67,8 @@ def plain_rule(c, r, noise):
 
 def evenly(noise):
     """An error of the reference that is the same for all magnitudes."""
-    return Pooled(noise, torch.full((CLASSES,), noise, dtype=torch.float64))
+    everywhere = torch.full((CLASSES,), noise, dtype=torch.float64)
+    return Pooled(noise, everywhere, everywhere)
 
 
 def worst_slice(z):

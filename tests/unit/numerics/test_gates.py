@@ -143,7 +143,7 @@ def test_by_its_own_errors_the_whole_passes_in_the_mean_square(program):
     truth = runs.arbiter()
     if not own_error_score(candidate, reference, truth).passed:
         return
-    own = criterion.own_noise(reference, truth)
+    own = criterion.own_noise(reference, truth).over_populations()
     noise = Noise(unit=UNIT_F32, own=own, own_share=OWN_SHARE_SETTLED, reference=reference)
     assert criterion.score(candidate, truth, noise).score.rms_z <= RMS_Z
 
@@ -195,7 +195,7 @@ def test_what_is_near_natively_passes_by_its_dtype_or_by_the_mean_square_of_its_
     by_dtype = Noise(unit=UNIT_F32, relative=BLIND_NOISE * UNIT_F32)
     own = Noise(
         unit=UNIT_F32,
-        own=criterion.own_noise(reference, truth),
+        own=criterion.own_noise(reference, truth).over_populations(),
         own_share=OWN_SHARE_SETTLED,
     )
     assert (

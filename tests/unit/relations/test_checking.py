@@ -13,7 +13,7 @@ import paritas
 from paritas.cli import main
 from paritas.relations.relation import forget_relation
 from paritas.results.model_reports import InvariantsReport
-from quality.relation_models import TOKENS, Decoder, Trained, plant, tokens
+from quality.relation_models import TOKENS, VOCABULARY, Decoder, Trained, plant, tokens
 
 
 def decoder_and_tokens():
@@ -421,3 +421,90 @@ def test_a_candidate_that_is_not_a_module_is_not_trained():
     reason = "the candidate is not a module: it has no parameters to train"
     assert [row.reason for row in report.rows] == [reason] * 3, str(report)
     assert report.exit_code == 3
+
+
+# --- Crashes, hidden promises, and one cause of several alarms ------------------------------------
+
+
+class _Labelled(nn.Module):
+    """A bag of tokens with a head and a loss."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(VOCABULARY, 6), nn.Linear(6, VOCABULARY)
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        logits = self.head(self.table(input_ids))
+        return {"logits": logits, **({} if labels is None else {"loss": self.loss(logits, labels)})}
+
+    def loss(self, logits, labels):
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def test_a_loss_that_crashes_on_labels_is_not_taken_for_no_loss():
+    class Crashing(_Labelled):
+        def loss(self, logits, labels):
+            return super().loss(logits[:, 3:], labels)
+
+    row = paritas.invariants(Crashing().eval(), tokens(), only=["loss"]).row("loss")
+    assert row.status is paritas.Status.UNVERIFIED
+    assert "it raised ValueError" in row.summary
+
+
+def test_labels_of_another_form_are_no_crash():
+    class Classes(_Labelled):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(6, 2)
+
+    row = paritas.invariants(Classes().eval(), tokens(), only=["loss"]).row("loss")
+    assert (row.promise, row.reason) == ("does not apply", "it has no loss of labels")
+
+
+def test_a_model_that_crashes_on_its_own_inputs_does_not_count_as_one_without_tokens():
+    class Crashing(Decoder):
+        def forward(self, input_ids, past_key_values=None, use_cache=False):
+            raise RuntimeError("shapes do not fit")
+
+    report = paritas.invariants(
+        Crashing().eval(), tokens(), only=["cached-decoding", "accumulation"]
+    )
+    assert {row.status for row in report.rows} == {paritas.Status.UNVERIFIED}
+    assert report.exit_code == 3
+    assert "shapes do not fit" in str(report)
+
+
+class _FromTransformers(_Labelled):
+    """Takes the arguments of a loss by `**kwargs` without an annotation, and ignores them."""
+
+    __module__ = "transformers.models.own"
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_count_of_tokens_that_kwargs_swallow_is_one_alarm_that_names_it():
+    row = paritas.invariants(_FromTransformers().eval(), tokens(), only=["accumulation"]).rows[0]
+    assert row.status is paritas.Status.DIFFERENT
+    assert len(row.verdict.findings) == 1
+    assert row.summary.startswith("num_items_in_batch twice as large")
+
+
+def test_a_model_of_transformers_that_refuses_the_count_promises_nothing():
+    class Refusing(_FromTransformers):
+        __module__ = "transformers.models.own"
+        accepts_loss_kwargs = False
+
+    row = paritas.invariants(Refusing().eval(), tokens(), only=["accumulation"]).rows[0]
+    assert row.promise == "not promised"
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_relations_that_fail_at_one_module_are_linked_and_told_at_once():
+    model, told = faulty_and_tokens()[0].eval(), []
+    names = ["cached-decoding", "chunked-prefill"]
+    report = paritas.invariants(model, tokens(), only=names, on_result=told.append)
+    first, second = report.rows
+    assert (first.linked, second.linked) == ("", "cached-decoding")
+    assert second.summary.endswith("as in cached-decoding: probably one cause")
+    assert "1 at a place where another fails, too" in str(report)
+    assert [one.partition(": ")[2].partition(":")[0] for one in told] == names

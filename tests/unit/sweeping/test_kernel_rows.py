@@ -118,3 +118,12 @@ def test_a_file_has_rows_of_models_and_of_kernels(tmp_path):
 )
 def test_a_mistake_in_a_row_is_refused(row, message):
     assert message in refusal(**row)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_row_may_ask_for_results_in_new_memory():
+    row = {"reference": "tasks/softmax.py", "candidates": "kernels/softmax.py"}
+    (run,) = runs(**row, fresh_outputs=True)
+    assert run.kernel.fresh_outputs
+    assert run.kernel.words == "kernel fresh outputs"
+    assert "fresh_outputs = 1: write true or false" in refusal(**row, fresh_outputs=1)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.errors import in_one_line
 from paritas.partition.library.registry import Bound, bind, name_of, parameters_of
 from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError, Term
@@ -87,21 +88,29 @@ class SymbolicCall:
         functions: how to evaluate the unknown functions.
         requires: what sizes must satisfy for the operator to run.
         assumes: what is taken for granted about values, in words.
+        without_values: the names of tensors whose values do not count.
         draws: the random tensors that the operator draws, by name.
         writes: what the operator writes to its arguments, by their names.
         written: what the last call with other values wrote to running statistics.
     """
 
     def __init__(
-        self, call: OperatorCall, bound: Bound, symbolic: Iterable[tuple[Place, int | None]]
+        self,
+        call: OperatorCall,
+        bound: Bound,
+        symbolic: Iterable[tuple[Place, int | None]],
+        assumed: Sequence[str] | None = None,
     ) -> None:
         self.call = call
         self.bound = bound
         self.symbolic = set(symbolic)
+        self._assumed = assumed
+        self._as_lengths: set[tuple[Place, int | None]] = set()
         self.result: list[torch.Tensor] = []
         self.functions: dict[str, Evaluator] = {}
         self.requires: list[tuple[Any, ...]] = []
         self.assumes: list[str] = []
+        self.without_values: set[str] = set()
         self.draws: dict[str, torch.Tensor] = {}
         self.writes: dict[str, Array] = {}
         self.written: dict[str, torch.Tensor] = {}
@@ -110,8 +119,20 @@ class SymbolicCall:
     # --- arguments --------------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument as it was given."""
+        """An argument as it was given.
+
+        Raises:
+            OutsideTheoryError: it is a length, which has another value in other calls.
+        """
+        if self._is_length(name):
+            raise OutsideTheoryError(
+                f"argument {name} as a length: the definition needs it as a number"
+            )
         return self.bound.get(name, default)
+
+    def _is_length(self, name: str) -> bool:
+        """Whether a rule ties an argument, or an item of it, to a length."""
+        return any(place in self.places(name) for place, _ in self.symbolic)
 
     def places(self, name: str) -> list[Place]:
         """Where an argument is; several places if its items were passed one by one."""
@@ -120,7 +141,7 @@ class SymbolicCall:
 
     def tensor(self, name: str) -> Array | None:
         """A tensor argument."""
-        value = self.get(name)
+        value = self.bound.get(name)
         if not isinstance(value, torch.Tensor):
             return None
         return _argument(str(self.places(name)[0]), value)
@@ -145,27 +166,36 @@ class SymbolicCall:
 
     def number(self, name: str, default: int | None = None) -> Poly:
         """A number that may be a length."""
-        value = self.get(name, default)
+        value = self.bound.get(name, default)
         place = self.places(name)
         if place and (place[0], None) in self.symbolic:
-            return symbol(f"#{place[0]}")
+            return self._length(place[0], None)
         if isinstance(value, bool) or not isinstance(value, int):
             raise OutsideTheoryError(f"a call in which {name} is {value!r:.40}")
         return indices.constant(value)
 
     def numbers(self, name: str) -> list[Poly]:
         """The items of a sequence of numbers that may be lengths."""
-        values, places, found = self.get(name), self.places(name), []
+        values, places, found = self.bound.get(name), self.places(name), []
         for at, value in enumerate(values):
             spread = self.bound.spread(name)
             place, item = (places[at], None) if spread else (places[0], at)
             if (place, item) in self.symbolic and value != -1:
-                found.append(symbol(f"#{place}" if item is None else f"#{place}[{item}]"))
+                found.append(self._length(place, item))
             elif isinstance(value, int):
                 found.append(indices.constant(value))
             else:
                 raise OutsideTheoryError(f"a call in which {name} is {value!r:.40}")
         return found
+
+    def _length(self, place: Place, item: int | None) -> Poly:
+        self._as_lengths.add((place, item))
+        return symbol(number_name(place, item))
+
+    def keep_unused_lengths(self) -> None:
+        """A number that the definition does not use as a length must be the same on a rank."""
+        for place, item in sorted(self.symbolic - self._as_lengths, key=repr):
+            self.keep(symbol(number_name(place, item)))
 
     def all_tensors(self) -> dict[str, Array]:
         """All tensor arguments by parameter, without those in lists."""
@@ -188,6 +218,25 @@ class SymbolicCall:
         """The operator depends on a size in a way that is not written out."""
         self.requires.append(("keep", size))
 
+    def assume(self, words: str, holds: Callable[[], bool] | None = None) -> bool:
+        """Whether to take something for granted: always, or if it holds for the values given.
+
+        A call that is rebuilt from a certificate has no values; the certificate says it.
+        """
+        if holds is None:
+            taken = True
+        else:
+            taken = holds() if self._assumed is None else words in self._assumed
+        if taken:
+            self.assumes.append(words)
+        return taken
+
+    def count_results(self) -> int:
+        """How many tensors it returns, if that depends on lengths: it is assumed for others."""
+        count = len(self.result)
+        self.assume(f"{operator_word(self.call)} returns {count} tensors")
+        return count
+
     def fresh(self) -> str:
         """A name for an index."""
         return f"%g{next(self._count)}"
@@ -197,22 +246,31 @@ class SymbolicCall:
         name = self.fresh()
         return (kind, name, size, body(symbol(name)))
 
-    def function(self, name: str, evaluate: Evaluator) -> str:
-        """Name an unknown function."""
-        settings = {
-            key: value
-            for key, value in self.bound.values.items()
-            if not isinstance(value, torch.Tensor) and not _holds_tensors(value)
-        }
-        places = {key: self.places(key) for key in settings}
-        plain = [
-            f"{key}={value!r}"
-            for key, value in settings.items()
-            if not any(place in places[key] for place, _ in self.symbolic)
-        ]
-        own = f"{name}({', '.join(plain)})"
-        self.functions[own] = evaluate
-        return own
+    def function(self, name: str, evaluate: Evaluator, given: Mapping[str, Any]) -> str:
+        """Name the operator as an unknown function, by all of its arguments that are not tensors.
+
+        A number that is a length cannot be in the name, so it must be the same on all ranks.
+
+        Args:
+            given: the arguments that `evaluate` replaces, other than tensors.
+        """
+        settings = {**self.bound.values, **given}
+        words = []
+        for key, value in settings.items():
+            if isinstance(value, torch.Tensor) or _holds_tensors(value):
+                continue
+            if key in given or not self._is_length(key):
+                words.append(f"{key}={value!r}")
+                continue
+            for place, item in sorted(self.symbolic, key=repr):
+                if place in self.places(key):
+                    self.keep(symbol(number_name(place, item)))
+        return self.known_function(f"{name}({', '.join(words)})", evaluate)
+
+    def known_function(self, name: str, evaluate: Evaluator) -> str:
+        """Name a function that depends on nothing but what it is given."""
+        self.functions[name] = evaluate
+        return name
 
     def run(self, values: Mapping[str, Any]) -> list[torch.Tensor]:
         """Call the operator with other values of parameters; items of lists as `name[0]`."""
@@ -231,6 +289,11 @@ class SymbolicCall:
             else:
                 kwargs[base] = value
         return flat(self.call.function(*args, **kwargs))
+
+
+def number_name(place: Place, item: int | None) -> str:
+    """The name of a number that is a length."""
+    return f"#{place}" if item is None else f"#{place}[{item}]"
 
 
 def _set(
@@ -305,7 +368,8 @@ def by_slices(
             _run_on_slices, call, {n: own for n, (_, own) in layouts.items()}, at, layout,
             dict(settings or {}), pick,
         )  # fmt: skip
-        own = call.function(f"{name or operator_word(call.call)}{f'#{at}' if at else ''}", evaluate)
+        word = f"{name or operator_word(call.call)}{f'#{at}' if at else ''}"
+        own = call.function(word, evaluate, settings or {})
         shape = tuple(
             symbol(("size", f"{own}.{place}", inner)) if dim is None else lengths.get(dim, ONE)
             for place, dim in enumerate(layout)
@@ -408,6 +472,12 @@ def defines_unless(name: str, function: Define) -> None:
 
 def definition_of(name: str) -> Define | None:
     """The definition of an operator."""
+    key = definition_key(name)
+    return None if key is None else _DEFINITIONS[key]
+
+
+def definition_key(name: str) -> str | None:
+    """The ending of an operator's name under which its definition is registered."""
     # Importing the families registers their definitions; here, because they import this module.
     from paritas.partition.proofs.operators import (
         contractions,
@@ -418,11 +488,8 @@ def definition_of(name: str) -> Define | None:
 
     del contractions, elementwise, norms_and_losses, rearrangements
     parts = name.split(".")
-    for begin in range(len(parts)):
-        found = _DEFINITIONS.get(".".join(parts[begin:]))
-        if found is not None:
-            return found
-    return None
+    endings = (".".join(parts[begin:]) for begin in range(len(parts)))
+    return next((ending for ending in endings if ending in _DEFINITIONS), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,11 +501,19 @@ class Definition:
     tensors: Mapping[str, torch.Tensor]
 
 
-def define(call: OperatorCall, symbolic: Iterable[tuple[Place, int | None]] = ()) -> Definition:
+def define(
+    call: OperatorCall,
+    symbolic: Iterable[tuple[Place, int | None]] = (),
+    assumed: Sequence[str] | None = None,
+) -> Definition:
     """The definition of a call.
 
+    Args:
+        symbolic: the numbers that are lengths, by place and item.
+        assumed: what to take for granted about values; by default, what holds for those given.
+
     Raises:
-        OutsideTheoryError: there is none.
+        OutsideTheoryError: there is none, or it does not cover this call.
     """
     key = name_of(call.name) if call.name else name_of(call.function)
     parameters = parameters_of(key)
@@ -450,13 +525,33 @@ def define(call: OperatorCall, symbolic: Iterable[tuple[Place, int | None]] = ()
     if bound is None or written is None:
         raise OutsideTheoryError(f"no definition of {call.name or key}")
     named = dataclasses.replace(call, name=key)
-    symbolic_call = SymbolicCall(named, bound, symbolic)
-    symbolic_call.result = run_quietly(named)
-    arrays = written(symbolic_call)
-    found = [arrays] if isinstance(arrays, Array) else list(arrays)
-    outputs = [_output(array, None) for array in found]
-    outputs += [_output(array, name) for name, array in symbolic_call.writes.items()]
-    return Definition(symbolic_call, tuple(outputs), tensors_by_name(call))
+    symbolic_call = SymbolicCall(named, bound, symbolic, assumed)
+    symbolic_call.result, changed = run_quietly(named)
+    try:
+        arrays = written(symbolic_call)
+        found = [arrays] if isinstance(arrays, Array) else list(arrays)
+        outputs = [_output(array, None) for array in found]
+        outputs += [_output(array, name) for name, array in symbolic_call.writes.items()]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise OutsideTheoryError(
+            f"a call of {key} that its definition does not cover: {in_one_line(error, 80)}"
+        ) from error
+    for name in changed - symbolic_call.writes.keys():
+        raise OutsideTheoryError(f"an operator that writes to its argument {name}")
+    symbolic_call.keep_unused_lengths()
+    tensors = tensors_by_name(call)
+    read = {name for output in outputs for name in _tensors_read(output.term)}
+    for name in tensors.keys() - read - symbolic_call.without_values:
+        raise OutsideTheoryError(f"a call of {key} with argument {name}, which it does not read")
+    return Definition(symbolic_call, tuple(outputs), tensors)
+
+
+def _tensors_read(term: Any) -> Iterable[str]:
+    if isinstance(term, tuple):
+        if term[:1] == ("read",):
+            yield term[1]
+        for part in term:
+            yield from _tensors_read(part)
 
 
 def _output(array: Array, written: str | None) -> DefinedOutput:
@@ -464,12 +559,17 @@ def _output(array: Array, written: str | None) -> DefinedOutput:
     return DefinedOutput(array.shape, index, array[tuple(map(symbol, index))], written)
 
 
-def run_quietly(call: OperatorCall) -> list[torch.Tensor]:
-    """The results of the call; its arguments and the random numbers stay as they are."""
+def run_quietly(call: OperatorCall) -> tuple[list[torch.Tensor], set[str]]:
+    """The results of the call, and the names of arguments that it writes to.
+
+    The arguments themselves and the random numbers stay as they are.
+    """
     copied = call.map_tensors(lambda tensor: tensor.detach().clone())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(call.seed)
-        return flat(call.function(*copied.args, **copied.kwargs))
+        results = flat(call.function(*copied.args, **copied.kwargs))
+    tensors = tensors_by_name(copied)
+    return results, {name for name, one in tensors.items() if one._version}  # noqa: SLF001
 
 
 def tensors_by_name(call: OperatorCall) -> dict[str, torch.Tensor]:

@@ -13,9 +13,10 @@ from torch import fx
 
 from paritas.parallel.dtensor import DTensorClaim, argument_tensors, examine_dtensor
 from paritas.partition.proofs.algebra import OutsideTheoryError
+from paritas.partition.proofs.certificates import certificate_of
+from paritas.partition.proofs.claims import placed_claim
 from paritas.partition.proofs.definitions import Definition, define, tensors_by_name
 from paritas.partition.proofs.graphs import subscript
-from paritas.partition.proofs.prove import certificate_of, placed_claim
 from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import lifted, validate
 from paritas.placement.placement import OperatorCall
@@ -65,7 +66,6 @@ class _Defined:
 
     Attributes:
         places: for each tensor of the definition, its number among the arguments.
-        elements: how many the definition and torch were compared on.
         outside: what the theory does not have.
     """
 
@@ -73,7 +73,6 @@ class _Defined:
     call: OperatorCall
     definition: Definition | None = None
     places: tuple[int, ...] = ()
-    elements: int = 0
     outside: str = ""
 
 
@@ -86,14 +85,14 @@ def _defined(
     inner = call if name else _called(call) or call
     try:
         definition = define(inner)
-        elements = validate(definition)
+        validate(definition)
     except OutsideTheoryError as error:
         return dataclasses.replace(known, outside=str(error))
     found = [_number(tensor, given) for tensor in definition.tensors.values()]
     places = tuple(place for place in found if place is not None)
     if len(places) != len(found):
         return dataclasses.replace(known, outside="a tensor that is not an argument")
-    return dataclasses.replace(known, definition=definition, places=places, elements=elements)
+    return dataclasses.replace(known, definition=definition, places=places)
 
 
 def _number(tensor: Any, given: list[Any]) -> int | None:
@@ -159,14 +158,19 @@ def _decided(known: _Defined, claim: DTensorClaim, ranks: int, seed: int) -> Rul
     try:
         stated = _claim(claim, known.definition, known.places)
         found = find_proof(stated)
+        if isinstance(found, Failure):
+            return msgspec.structs.replace(proof, reason=found.reason)
+        certificate = certificate_of(known.definition, stated, found[0], None, None)
     except OutsideTheoryError as error:
         return msgspec.structs.replace(proof, reason=str(error))
-    if isinstance(found, Failure):
-        return msgspec.structs.replace(proof, reason=found.reason)
     parts, forms = found
-    certificate = certificate_of(proof, stated, parts, forms, known.definition.call, known.elements)
     return msgspec.structs.replace(
-        proof, status="proved", parts=parts, reason="; ".join(forms), certificate=certificate
+        proof,
+        status="proved",
+        parts=parts,
+        reason="; ".join(forms),
+        assumes=tuple(known.definition.call.assumes),
+        certificate=certificate,
     )
 
 

@@ -26,8 +26,14 @@ from paritas.errors import UsageError
 from paritas.partition import nnscaler_functions
 from paritas.partition.library import annotation_of_call
 from paritas.partition.proofs.algebra import OutsideTheoryError
+from paritas.partition.proofs.certificates import (
+    GRAPH_VERSION,
+    certificate_of,
+    describe_tensor,
+)
+from paritas.partition.proofs.claims import placed_claim
 from paritas.partition.proofs.definitions import define
-from paritas.partition.proofs.prove import Prover, certificate_of, placed_claim
+from paritas.partition.proofs.prove import Prover
 from paritas.partition.proofs.splits import Failure, RoleWords, find_proof
 from paritas.partition.proofs.validation import (
     combined,
@@ -357,15 +363,27 @@ class _Decision:
             reason = f"proved, but the ranks are off by {off:.2g}; please report this"
             return msgspec.structs.replace(found, reason=reason)
         certificate = {
-            "paritas graph certificate": 1,
-            "inputs": {name: _word(role) for name, role in self.roles.items()},
+            "paritas graph certificate": GRAPH_VERSION,
+            "inputs": {
+                name: {"placement": _word(role), **describe_tensor(self.inputs[name])}
+                for name, role in self.roles.items()
+            },
             "calls": self.calls,
             "outputs": [
                 {"value": name, "placement": _word(role)}
                 for name, role in zip(names, wanted, strict=True)
             ],
         }
-        return msgspec.structs.replace(found, status="proved", certificate=certificate)
+        assumes = tuple(
+            dict.fromkeys(
+                words
+                for call in self.calls
+                for words in call.get("certificate", {}).get("assumes", ())
+            )
+        )
+        return msgspec.structs.replace(
+            found, status="proved", assumes=assumes, certificate=certificate
+        )
 
     def _get(self, name: str) -> _Value:
         if name not in self.values:
@@ -384,7 +402,8 @@ class _Decision:
         if step.function in COLLECTIVES.values():
             self.values[step.name] = self._collective(step)
             return
-        first = self._get(step.args[0].name) if step.args and _refs(step.args[0]) else None
+        source = step.args[0] if step.args else None
+        first = self._get(source.name) if isinstance(source, Ref) else None
         if step.function is operator.getitem and first is not None:
             if not isinstance(first.whole, torch.Tensor):
                 self.values[step.name] = self._item(step, step.args[0].name, step.args[1])
@@ -516,7 +535,8 @@ class _Decision:
         if any(None in found for found in roles.values()):
             raise _Stopped("the placement of an argument is unknown")
         if all(found == {Replicate()} for found in roles.values()):
-            self.calls.append({**entry, "same on all ranks": True, "placements": ["replicate"]})
+            results = [describe_tensor(one) for one in tensors_in(whole)]
+            self.calls.append({**entry, "same on all ranks": results, "placements": ["replicate"]})
             return Replicate()
         pieces = self._pieces(step, whole)
         if pieces is not None:
@@ -610,7 +630,7 @@ class _Decision:
             return None
         try:
             definition = define(lifted(call))
-            elements = validate(definition)
+            validate(definition)
             words: dict[str, RoleWords] = {
                 name: ("partial", "sum")
                 if roles[int(place) if place.isdigit() else place] == terms
@@ -621,23 +641,25 @@ class _Decision:
             results: list[RoleWords] = [("partial", "sum")] * len(definition.outputs)
             claim = placed_claim(definition, words, results)
             found = find_proof(claim)
+            if isinstance(found, Failure):
+                return None
+            certificate = certificate_of(definition, claim, found[0], None, None)
         except OutsideTheoryError:
             return None
-        if isinstance(found, Failure):
-            return None
-        about = RuleProof(operator=_name(call), rule="terms of a sum", split_by="", status="proved")
-        certificate = certificate_of(about, claim, *found, definition.call, elements)
         placements = [_word(terms)] * len(results)
         self.calls.append({**entry, "certificate": certificate, "placements": placements})
         return terms if len(results) == 1 else (terms,) * len(results)
 
     def _proved(self, call: OperatorCall, annotation: Annotation, option: Option) -> RuleProof:
-        """The proof of an option; layers that are alike share it."""
+        """The proof of an option; layers that are alike share it, unless values count."""
         described = repr(fx.node.map_aggregate((call.args, call.kwargs), _described))
         key = (_name(call), described, annotation.text, option)
-        if key not in self.proofs:
-            self.proofs[key] = Prover(call, annotation, self.ranks).decide(option)
-        return self.proofs[key]
+        if key in self.proofs:
+            return self.proofs[key]
+        proof = Prover(call, annotation, self.ranks).decide(option)
+        if not proof.assumes:
+            self.proofs[key] = proof
+        return proof
 
     def _collective(self, step: GraphStep) -> _Value:
         source = step.args[0].name

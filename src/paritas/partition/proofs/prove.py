@@ -16,31 +16,23 @@ from paritas.partition.annotation import Annotation, Expansion, Option, expand
 from paritas.partition.configuration import make_call
 from paritas.partition.grammar import ANY_LENGTH, Bounds, Dim, Number
 from paritas.partition.library import annotation_of_call
-from paritas.partition.proofs import indices
 from paritas.partition.proofs.algebra import OutsideTheoryError
-from paritas.partition.proofs.definitions import Definition, SymbolicCall, define, tensors_by_name
-from paritas.partition.proofs.indices import LENGTH, ONE, Poly, constant, symbol
-from paritas.partition.proofs.splits import Claim, Failure, RoleWords, find_proof
+from paritas.partition.proofs.certificates import certificate_of
+from paritas.partition.proofs.claims import Claims
+from paritas.partition.proofs.definitions import tensors_by_name
+from paritas.partition.proofs.splits import Failure, find_proof
 from paritas.partition.proofs.validation import DisagreementError, lifted, validate
 from paritas.partition.recipe_checks import check_recipe
 from paritas.partition.resolving import resolve_operator
-from paritas.placement.placement import (
-    Divided,
-    Group,
-    OperatorCall,
-    Place,
-    Range,
-    Recipe,
-    tensors_in,
-)
 from paritas.results.findings import Status
 from paritas.results.graph_reports import Counterexample, RuleProof
-from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paritas.partition.configuration import VerifyConfig
+    from paritas.placement.placement import OperatorCall, Recipe
+    from paritas.results.findings import Verdict
 
 
 def prove(
@@ -77,293 +69,6 @@ def prove(
     return tuple(prover.decide(option) for option in asked)
 
 
-# --- From a rule and a call to a claim ------------------------------------------------------------
-
-
-def _symbolic_numbers(expansion: Expansion) -> dict[tuple[Place, int | None], Poly | None]:
-    """The numbers that depend on lengths, and their values on the whole."""
-    found: dict[tuple[Place, int | None], Poly | None] = {}
-    call = expansion.call
-    names = set(expansion.lengths)
-    for name, value in call.kwargs.items():
-        if name in names and isinstance(value, int) and not isinstance(value, bool):
-            found[name, None] = _length(expansion, name)
-    for number in expansion.signature.numbers:
-        if isinstance(number, Number):
-            found[number.place, number.item] = _size(expansion, number.dim)
-        elif isinstance(number, Bounds):
-            found[number.begin, None] = found[number.end, None] = None
-    return found
-
-
-def _length(expansion: Expansion, name: str) -> Poly:
-    return ONE if expansion.lengths.get(name) == 1 else symbol(f"n:{name}")
-
-
-def _size(expansion: Expansion, dim: Dim) -> Poly:
-    factors = [
-        constant(int(one.name)) if one.is_number else _length(expansion, one.name)
-        for one in dim.factors
-    ]
-    return indices.multiply(*factors)
-
-
-class _Claims:
-    """The claims that an annotation makes about one call."""
-
-    def __init__(self, call: OperatorCall, annotation: Annotation) -> None:
-        self.call = lifted(call)
-        self.annotation = annotation
-        self.expansion = expand(annotation.signature, self.call)
-        self.numbers = _symbolic_numbers(self.expansion)
-        self.definition: Definition = define(self.call, self.numbers)
-        self.elements = validate(self.definition)
-
-    def claim(self, recipe: Recipe) -> Claim:
-        """The claim that a recipe makes.
-
-        Raises:
-            OutsideTheoryError: the theory has no words for it.
-        """
-        split = {f"n:{recipe.identifier}": symbol(LENGTH)}
-        tensors = {}
-        for name, sizes in self._sizes().items():
-            place = name.partition("[")[0]
-            role = recipe.placement(int(place) if place.isdigit() else place)
-            whole = tuple(indices.replace(size, split, {}) for size in sizes)
-            tensors[name] = (whole, _role_words(role, name))
-        numbers = self._numbers(recipe, split, tensors)
-        outputs = []
-        roles = iter(recipe.outputs)
-        for output in self.definition.outputs:
-            if output.written is None:
-                outputs.append((output, _role_words(next(roles, Replicate()), "a result")))
-                continue
-            role = recipe.placement(
-                int(output.written) if output.written.isdigit() else output.written
-            )
-            if not (isinstance(role, Replicate) and role.own):
-                outputs.append((output, _role_words(role, output.written)))
-        self._own_gradients(recipe, outputs)
-        return Claim(tensors, numbers, tuple(outputs), tuple(self.definition.call.requires))
-
-    def _sizes(self) -> dict[str, tuple[Poly, ...]]:
-        """The sizes of all tensors in terms of lengths."""
-        found = {
-            name: tuple(
-                ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
-            )
-            for name, tensor in self.definition.tensors.items()
-        }
-        for operand in self.expansion.inputs:
-            if operand.place is None or operand.dims is None:
-                continue
-            for name, sizes in found.items():
-                if name.partition("[")[0] == str(operand.place) and len(sizes) == len(operand.dims):
-                    found[name] = tuple(
-                        size
-                        if size == ONE or dim.factors[0].name == ANY_LENGTH
-                        else _size(self.expansion, dim)
-                        for size, dim in zip(sizes, operand.dims, strict=True)
-                    )
-        return found
-
-    def _numbers(
-        self,
-        recipe: Recipe,
-        split: Mapping[str, Poly],
-        tensors: Mapping[str, tuple[tuple[Poly, ...], RoleWords]],
-    ) -> dict[str, tuple[Poly, Poly]]:
-        rules = {
-            (place, rule.item if isinstance(rule, Divided) else None): rule
-            for place, rule in recipe.numbers
-        }
-        if any(isinstance(rule, Group) for rule in rules.values()):
-            raise OutsideTheoryError("an operator whose ranks exchange data")
-        known = {key for key in rules if key not in self.numbers}
-        if known:
-            raise OutsideTheoryError(f"argument {next(iter(known))[0]} is divided")
-        found: dict[str, tuple[Poly, Poly]] = {}
-        for (place, item), value in self.numbers.items():
-            name = f"#{place}" if item is None else f"#{place}[{item}]"
-            given = self._value(place, item)
-            whole = indices.replace(value, split, {}) if value else constant(given)
-            local = whole
-            rule = rules.get((place, item))
-            if isinstance(rule, Divided):
-                if LENGTH not in indices.atoms(whole):
-                    raise OutsideTheoryError(f"argument {place} is divided, but is not a length")
-                local = indices.replace(whole, {LENGTH: symbol("m")}, {})
-            elif isinstance(rule, Range):
-                whole, local = self._bounds(rule, given, tensors)
-            elif value is None:
-                whole, local = self._unsplit_bounds(place, given)
-            found[name] = (whole, local)
-        return found
-
-    def _value(self, place: Place, item: int | None) -> Any:
-        call = self.call
-        value: Any = call.kwargs.get(place) if isinstance(place, str) else call.args[place]
-        return value if item is None else value[item]
-
-    def _bounds(
-        self,
-        rule: Range,
-        value: int,
-        tensors: Mapping[str, tuple[tuple[Poly, ...], RoleWords]],
-    ) -> tuple[Poly, Poly]:
-        """The start or the end of a rank's part."""
-        sizes, role = tensors[str(rule.of)]
-        if role[0] != "shard":
-            raise OutsideTheoryError("a range of something that is not split")
-        size = sizes[role[1]]
-        concrete = self.definition.tensors[str(rule.of)].shape[role[1]]
-        unit = indices.quotient(size, symbol(LENGTH)) or ONE
-        begin = indices.multiply(symbol("o"), unit)
-        if rule.end == "begin":
-            return constant(value), indices.add(constant(value), begin)
-        # The end of the whole is where it begins plus its length.
-        start = constant(value - concrete)
-        end = indices.add(begin, indices.multiply(symbol("m"), unit))
-        return indices.add(start, size), indices.add(start, end)
-
-    def _unsplit_bounds(self, place: Place, value: int) -> tuple[Poly, Poly]:
-        for number in self.expansion.signature.numbers:
-            if isinstance(number, Bounds) and number.end == place:
-                length = self.expansion.lengths.get(number.name)
-                if length == value:
-                    return _length(self.expansion, number.name), _length(
-                        self.expansion, number.name
-                    )
-        return constant(value), constant(value)
-
-    def _own_gradients(self, recipe: Recipe, outputs: Sequence[Any]) -> None:
-        """A gradient that each rank has as a whole is known only if all results are replicated."""
-        claimed = [
-            place
-            for place, role in recipe.inputs
-            if isinstance(role, Replicate) and not role.summed and not role.own
-        ]
-        if claimed and any(role[0] != "replicate" for _, role in outputs):
-            raise OutsideTheoryError(
-                "a gradient that each rank is claimed to have as a whole (`/`)"
-            )
-
-
-def _role_words(role: Role, name: str) -> RoleWords:
-    match role:
-        case Shard(halo=halo) if halo != (0, 0):
-            raise OutsideTheoryError("a halo")
-        case Shard(pieces=1, order="natural", dim=dim):
-            return ("shard", dim)
-        case Replicate():
-            return ("replicate",)
-        case Once():
-            return ("once",)
-        case Partial(reduction=reduction):
-            return ("partial", reduction)
-    raise OutsideTheoryError(f"the placement of {name}: {role}")
-
-
-def placed_claim(
-    definition: Definition, roles: Mapping[str, RoleWords], results: Sequence[RoleWords]
-) -> Claim:
-    """A claim without an annotation: placements of tensors and results; shards have one length.
-
-    Raises:
-        OutsideTheoryError: shards of different lengths, or another number of results.
-    """
-    tensors: dict[str, tuple[tuple[Poly, ...], RoleWords]] = {}
-    lengths: set[int] = set()
-    for name, tensor in definition.tensors.items():
-        role = roles[name]
-        sizes = [
-            ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
-        ]
-        if role[0] == "shard":
-            lengths.add(tensor.shape[role[1]])
-            sizes[role[1]] = symbol(LENGTH)
-        tensors[name] = (tuple(sizes), role)
-    if len(lengths) > 1:
-        raise OutsideTheoryError("arguments that are sharded along dimensions of different length")
-    if len(results) != len(definition.outputs):
-        raise OutsideTheoryError("another number of results")
-    outputs = tuple(zip(definition.outputs, results, strict=True))
-    return Claim(tensors, {}, outputs, tuple(definition.call.requires))
-
-
-# --- Certificates ---------------------------------------------------------------------------------
-
-VERSION = 1
-
-
-def certificate_of(
-    proof: RuleProof,
-    claim: Claim,
-    parts: str,
-    forms: tuple[str, ...],
-    definition: SymbolicCall,
-    elements: int,
-) -> dict[str, Any]:
-    """All that `checker` needs, as JSON data.
-
-    Args:
-        elements: how many the definition and torch were compared on.
-    """
-    drawn: dict[str, Any] = {}
-    outputs = [
-        {
-            "shape": output.shape,
-            "index": output.index,
-            "term": _with_draws(output.term, claim, drawn),
-            "role": role,
-            "written": output.written,
-            "normal form": form,
-        }
-        for (output, role), form in zip(claim.outputs, forms, strict=True)
-    ]
-    certificate = {
-        "paritas certificate": VERSION,
-        "operator": proof.operator,
-        "rule": proof.rule,
-        "split by": proof.split_by,
-        "arguments": {
-            name: repr(value)
-            for name, value in definition.bound.values.items()
-            if not tensors_in(value)
-        },
-        "parts": parts,
-        "assumes": definition.assumes,
-        "tensors": {
-            name: {"sizes": sizes, "role": role}
-            for name, (sizes, role) in {**claim.tensors, **drawn}.items()
-        },
-        "numbers": claim.numbers,
-        "requires": claim.requires,
-        "outputs": outputs,
-        "compared with torch": {"version": str(torch.__version__), "elements": elements},
-    }
-    # Tuples become lists, as in a file.
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(certificate))
-    return decoded
-
-
-def _with_draws(term: Any, claim: Claim, drawn: dict[str, Any]) -> Any:
-    """A term in which random tensors are arguments, of which each rank has its part."""
-    if not isinstance(term, tuple):
-        return term
-    if term[:1] != ("draw",):
-        return tuple(_with_draws(part, claim, drawn) for part in term)
-    whole = {
-        f"{n}.{at}": s for n, (sizes, _) in claim.tensors.items() for at, s in enumerate(sizes)
-    }
-    split = {f"{n}.{role[1]}" for n, (_, role) in claim.tensors.items() if role[0] == "shard"}
-    sizes = tuple(indices.replace(size, whole, {}) for size in term[2])
-    dims = [at for at, size in enumerate(term[2]) if split & set(indices.atoms(size))]
-    drawn[f"draw {term[1]}"] = (sizes, ("shard", dims[0]) if dims else ("replicate",))
-    return ("read", f"draw {term[1]}", term[3])
-
-
 # --- The decision ---------------------------------------------------------------------------------
 
 
@@ -385,11 +90,13 @@ class Prover:
     check: bool = True
 
     def __post_init__(self) -> None:
-        self._claims: _Claims | None = None
+        self._claims: Claims | None = None
         self._outside = ""
         self.disagreement: str | None = ""
         try:
-            self._claims = _Claims(self.call, self.annotation)
+            claims = Claims(lifted(self.call), self.annotation)
+            validate(claims.definition)
+            self._claims = claims
         except OutsideTheoryError as error:
             self._outside = str(error)
             self.disagreement = str(error) if isinstance(error, DisagreementError) else None
@@ -410,19 +117,43 @@ class Prover:
             verdict = check_recipe(self.call, recipe, self.ranks, seed=self.seed)
             if verdict.status in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
                 return found
-            reason = (
-                f"proved, but the numerical check says {verdict.status}: "
-                f"{verdict.failures[0].reason if verdict.failures else ''}; please report this"
-            )
-            return msgspec.structs.replace(
-                found, status="not decided", reason=reason, certificate=None
-            )
+            if found.parts == "equal" and self._has_unequal_parts(recipe):
+                return self._only_for_equal_parts(found, recipe)
+            return self._contradicted(found, verdict)
         example = self.refute(recipe)
         if example is not None:
             return msgspec.structs.replace(
                 found, status="refuted", reason=found.reason, counterexample=example
             )
         return found
+
+    def _contradicted(self, found: RuleProof, verdict: Verdict) -> RuleProof:
+        reason = (
+            f"proved, but the numerical check says {verdict.status}: "
+            f"{verdict.failures[0].reason if verdict.failures else ''}; please report this"
+        )
+        return msgspec.structs.replace(found, status="not decided", reason=reason, certificate=None)
+
+    def _has_unequal_parts(self, recipe: Recipe) -> bool:
+        return bool(self._split_length(recipe) % self.ranks)
+
+    def _split_length(self, recipe: Recipe) -> int:
+        return expand(self.annotation.signature, self.call).lengths.get(recipe.identifier, 0)
+
+    def _only_for_equal_parts(self, found: RuleProof, recipe: Recipe) -> RuleProof:
+        """The parts of this call are unequal, for which the split is wrong."""
+        expansion = expand(self.annotation.signature, self.call)
+        length = self._split_length(recipe)
+        equal = resized(self.call, expansion, {recipe.identifier: length - length % self.ranks})
+        again = check_recipe(equal, recipe, self.ranks, seed=self.seed)
+        if again.status not in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
+            return self._contradicted(found, again)
+        return msgspec.structs.replace(
+            found,
+            status="refuted",
+            certificate=None,
+            counterexample=self._fails(self.call, recipe, self.ranks),
+        )
 
     def prove(self, recipe: Recipe) -> RuleProof:
         """The proof of one recipe, without the numerical check."""
@@ -436,26 +167,23 @@ class Prover:
         if self._claims is None:
             return result
         try:
-            claim = self._claims.claim(recipe)
+            definition, claim = self._claims.definition, self._claims.claim(recipe)
             proof = find_proof(claim)
+            if isinstance(proof, Failure):
+                return msgspec.structs.replace(result, reason=proof.reason)
+            certificate = certificate_of(
+                definition, claim, proof[0], self.annotation.text, recipe.identifier
+            )
         except OutsideTheoryError as error:
             return msgspec.structs.replace(result, reason=str(error))
-        if isinstance(proof, Failure):
-            return msgspec.structs.replace(result, reason=proof.reason)
         parts, forms = proof
         return msgspec.structs.replace(
             result,
             status="proved",
             parts=parts,
             reason="; ".join(forms),
-            certificate=certificate_of(
-                result,
-                claim,
-                parts,
-                forms,
-                self._claims.definition.call,
-                self._claims.elements,
-            ),
+            assumes=tuple(definition.call.assumes),
+            certificate=certificate,
         )
 
     def refute(self, recipe: Recipe) -> Counterexample | None:

@@ -183,7 +183,12 @@ class _Comparison:
             if kind == "same" and local[0] != local[1] and local != whole:
                 return Failure("on a rank, sizes that must be equal are not")
             if kind == "keep" and local != whole:
-                return Failure("a rank has another size where the operator depends on it")
+                what = shown_index(sizes[0])
+                what = f"argument {what[1:]}" if what.startswith("#") else f"the size {what}"
+                changed = f"{shown_index(whole[0])}, on a rank {shown_index(local[0])}"
+                return Failure(
+                    f"{what} is {changed}; how the operator depends on it is not written out"
+                )
         return None
 
     # --- elements ---------------------------------------------------------------------------------

@@ -9,12 +9,14 @@ import random
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paritas.errors import UsageError, in_one_line
 from paritas.partition.proofs.algebra import OutsideTheoryError, Term
-from paritas.partition.proofs.definitions import Definition, flat, tensors_by_name
+from paritas.partition.proofs.definitions import Definition, flat, number_name, tensors_by_name
+from paritas.partition.proofs.indices import atoms
 from paritas.placement.placement import OperatorCall, Recipe, Terms, split_values
 from paritas.results.items import Once, Partial, Replicate, Role, Shard
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 # are computed from the definition and compared with what torch returns, and so are their
 # gradients.
 
-# How many elements of each result are compared.
+# How many elements of each result are compared for a proof.
 ELEMENTS = 3
 _RELATIVE, _ABSOLUTE = 1e-7, 1e-9
 _MOST_EVALUATED = 20_000
@@ -48,8 +50,11 @@ def lifted(call: OperatorCall) -> OperatorCall:
     )
 
 
-def validate(definition: Definition) -> int:
+def validate(definition: Definition, elements: int = ELEMENTS) -> int:
     """Compare elements of the results, and their gradients, with torch.
+
+    Args:
+        elements: how many of each result are compared; all if it has fewer.
 
     Returns:
         The number of elements that were compared.
@@ -67,6 +72,7 @@ def validate(definition: Definition) -> int:
     for name in run.changed():
         if name not in written:
             raise OutsideTheoryError(f"an operator that writes to its argument {name}")
+    run.check_sizes()
     compared = 0
     places = random.Random(0)
     real = iter(run.results)
@@ -76,7 +82,10 @@ def validate(definition: Definition) -> int:
             raise DisagreementError(
                 f"the definition has {len(output.index)} dimensions, torch {value.dim()}"
             )
-        compared += run.compare(output, value, places)
+        run.check_shape(output, value)
+        compared += run.compare(
+            output, value, places.sample(range(value.numel()), min(elements, value.numel()))
+        )
     if not compared:
         raise OutsideTheoryError("a call without an element to compare")
     return compared
@@ -126,14 +135,36 @@ class _Run:
             self.after[name] = now
         return found
 
-    def compare(self, output: DefinedOutput, value: torch.Tensor, places: random.Random) -> int:
-        """Compare some elements of one result, and the gradients of the first ones."""
-        if not value.numel():
-            return 0
-        count = min(ELEMENTS, value.numel())
-        for turn in range(count):
-            at = tuple(places.randrange(size) for size in value.shape)
-            evaluation = _Evaluation(self.definition, self.leaves, self.sizes)
+    def check_sizes(self) -> None:
+        """What the operator is said to need must be so: it ran."""
+        evaluation = _Evaluation(self.definition, self.leaves, self.sizes)
+        for kind, *sizes in self.definition.call.requires:
+            if kind == "same" and len({evaluation.index(size, {}) for size in sizes}) > 1:
+                raise DisagreementError(
+                    "the definition needs sizes to be equal that are not: "
+                    f"{' and '.join(str(evaluation.index(size, {})) for size in sizes)}"
+                )
+
+    def check_shape(self, output: DefinedOutput, value: torch.Tensor) -> None:
+        """The shape that the definition gives must be that of torch, as far as it is given."""
+        evaluation = _Evaluation(self.definition, self.leaves, self.sizes)
+        for at, (size, real) in enumerate(zip(output.shape, value.shape, strict=True)):
+            unknown = any(isinstance(one, tuple) and one[0] == "size" for one in atoms(size))
+            if not unknown and evaluation.index(size, {}) != real:
+                raise DisagreementError(
+                    f"dimension {at} of the result has length {evaluation.index(size, {})} by the "
+                    f"definition, {real} in torch"
+                )
+
+    def compare(self, output: DefinedOutput, value: torch.Tensor, places: list[int]) -> int:
+        """Compare elements of one result, and the gradients of the first ones."""
+        chosen = [tuple(map(int, np.unravel_index(place, value.shape))) for place in places]
+        known: dict[Any, Tensor] = {}
+        for turn, at in enumerate(chosen):
+            differentiated = turn < 2 and output.written is None  # noqa: PLR2004 - two of them
+            evaluation = _Evaluation(
+                self.definition, self.leaves, self.sizes, None if differentiated else known
+            )
             env = dict(zip(output.index, at, strict=True))
             try:
                 found = evaluation.number(output.term, env)
@@ -147,9 +178,9 @@ class _Run:
                     f"at {list(at)} the definition gives {found.detach().item()}, "
                     f"torch {real.detach().item()}"
                 )
-            if turn < 2 and output.written is None:  # noqa: PLR2004 - two of them
+            if differentiated:
                 self._compare_gradients(found.reshape(()), real, at)
-        return count
+        return len(chosen)
 
     def _compare_gradients(
         self, found: torch.Tensor, real: torch.Tensor, at: tuple[int, ...]
@@ -157,9 +188,14 @@ class _Run:
         if not real.requires_grad or not real.is_floating_point():
             return
         leaves = {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
-        torch_own = torch.autograd.grad(
-            real, list(leaves.values()), retain_graph=True, allow_unused=True
-        )
+        try:
+            torch_own = torch.autograd.grad(
+                real, list(leaves.values()), retain_graph=True, allow_unused=True
+            )
+        except RuntimeError as error:
+            raise OutsideTheoryError(
+                f"a call whose gradient fails: {in_one_line(error, 120)}"
+            ) from error
         ours: tuple[torch.Tensor | None, ...] = (None,) * len(leaves)
         if found.requires_grad:
             ours = torch.autograd.grad(
@@ -205,10 +241,7 @@ def _sizes(definition: Definition) -> dict[Atom, int]:
     call = definition.call.call
     for place, item in definition.call.symbolic:
         value = call.kwargs[place] if isinstance(place, str) else call.args[place]
-        if item is None:
-            sizes[f"#{place}"] = value
-        else:
-            sizes[f"#{place}[{item}]"] = value[item]
+        sizes[number_name(place, item)] = value if item is None else value[item]
     return sizes
 
 
@@ -221,7 +254,10 @@ class _Evaluation:
         definition: Definition,
         tensors: Mapping[str, torch.Tensor],
         sizes: Mapping[Atom, int],
+        known: dict[Any, Tensor] | None = None,
     ) -> None:
+        """With `known`, a function that is evaluated again for the same arrays is looked up."""
+        self._known = known
         self._functions = definition.call.functions
         self._draws = definition.call.draws
         self._tensors = tensors
@@ -267,9 +303,17 @@ class _Evaluation:
             return self._functions[term[1]]([self.number(one, env) for one in term[2]])
         if kind == "fun":
             arrays = [self._array(binders, body, env) for binders, body in term[2]]
-            result = self._functions[term[1]](arrays)
+            result = self._function(term[1], arrays)
             return result[tuple(self.index(place, env) for place in term[3])]
         return self._reduction(term, env)
+
+    def _function(self, name: str, arrays: list[Tensor]) -> Tensor:
+        if self._known is None:
+            return self._functions[name](arrays)
+        contents = tuple((tuple(one.shape), one.detach().numpy().tobytes()) for one in arrays)
+        if (name, contents) not in self._known:
+            self._known[name, contents] = self._functions[name](arrays).detach()
+        return self._known[name, contents]
 
     def _reduction(self, term: Term, env: Mapping[Atom, int]) -> torch.Tensor:
         kind, name, size, body = term

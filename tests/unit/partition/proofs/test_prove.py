@@ -16,9 +16,9 @@ from paritas.cli import main
 from paritas.errors import UsageError
 from paritas.partition import TensorInfo, VerifyConfig, prove
 from paritas.partition.annotation import Annotation
-from paritas.partition.proofs import checker, definitions
+from paritas.partition.proofs import checker, definitions, kernel
 from paritas.partition.proofs import prove as proving
-from paritas.partition.proofs.definitions import Array
+from paritas.partition.proofs.definitions import Array, by_slices
 from paritas.partition.proofs.dtensor import prove_dtensor
 from paritas.placement.placement import OperatorCall
 from paritas.results.findings import Aspect, Finding, Status, Verdict
@@ -114,7 +114,7 @@ def test_a_definition_that_disagrees_with_torch_proves_nothing(monkeypatch):
 def test_a_definition_with_another_gradient_proves_nothing(monkeypatch):
     def detached(call):
         x = call.given("x")
-        name = call.function("detached", lambda one: one[0].detach().exp())
+        name = call.known_function("detached", lambda one: one[0].detach().exp())
         return Array(x.shape, lambda *at: ("fn", name, (x[at],)))
 
     monkeypatch.setitem(definitions._DEFINITIONS, "exp", detached)
@@ -139,6 +139,111 @@ def test_a_proof_that_fails_the_numerical_check_is_no_proof(monkeypatch):
     assert "proved, but the numerical check says different: off by one" in proof.reason
 
 
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def decide(function, args, rule, **kwargs):
+    """The proofs of all options of a rule, by what they split."""
+    call, annotation = OperatorCall(function, args, kwargs), Annotation.parse(rule)
+    prover = proving.Prover(call, annotation)
+    proofs = [prover.decide(option) for option in annotation.options(call)]
+    return {proof.split_by: proof for proof in proofs}
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_number_that_is_the_length_that_is_split_is_not_left_out_of_the_proof():
+    rule = "b n^ k^ -> b n^ k^ ; diagonal=b"
+    (proof,) = prove(config("torch.tril", (8, 3, 3), diagonal=8), annotation=rule)
+
+    assert proof.status == "refuted"  # by shorter batches; on 8 x 3 x 3, nothing is cut off
+    clamped = decide(torch.clamp, (10 * drawn(8, 3),), "b n -> b n ; max=b", max=8)
+    assert (clamped["b"].status, clamped["n"].status) == ("refuted", "proved")
+    assert clamped["b"].reason == (
+        "argument max is N, on a rank m(%r); how the operator depends on it is not written out"
+    )
+    moved = decide(torch.transpose, (drawn(2, 3, 4), 1, 2), "a b c, ?, ? -> a c b ; 2=a")
+    assert moved["b"].status != "proved"  # for other lengths of a, it swaps other dimensions
+
+
+def test_a_size_that_depends_on_values_is_not_proved():
+    ids = torch.tensor([0, 3, 1, 3])
+    proof = decide(torch.nn.functional.one_hot, (ids,), "a -> a _")["a"]
+
+    assert proof.status == "refuted"
+    assert proof.reason == "one_hot without num_classes: its size depends on the values"
+    assert decide(torch.nn.functional.one_hot, (ids, 4), "a, ? -> a 4")["a"].status == "proved"
+
+
+def test_what_is_assumed_about_values_is_said():
+    logits, target = drawn(6, 4), torch.tensor([0, 3, 1, 2, 2, 0])
+    loss = decide(torch.nn.functional.cross_entropy, (logits, target), "a+avg k^, a+avg -> 1")["a"]
+    halves = decide(torch.chunk, (drawn(4, 6), 2, 1), "a b^, ?, ? -> a _, a _")["a"]
+
+    assert loss.words == (
+        "proved over the reals, forward and backward, for all lengths and ranks, parts of equal "
+        "size, if no target is ignore_index (-100)"
+    )
+    assert halves.assumes == ("chunk returns 2 tensors",)
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_split_that_is_right_for_equal_parts_only_is_refuted_on_unequal_ones():
+    (proof,) = prove(config("torch.mean", (5,)))
+
+    assert (proof.status, proof.parts, proof.certificate) == ("refuted", "equal", None)
+    assert proof.words.startswith("refuted on [5] over 2 ranks: output: ")
+    assert proof.words.endswith("; for parts of equal size it is proved")
+
+
+@pytest.mark.parametrize(
+    ("equation", "rule"),
+    [
+        ("...ij,jk", "?, b i j+, j+ k -> b i k"),
+        ("...j,jk->k", "?, b+ i+ j+, j+ k -> k"),
+        ("i...j,j...->ij", "?, b i+ j, j i+ -> b j"),
+    ],
+)
+def test_an_einsum_with_an_ellipsis_is_proved(equation, rule):
+    pair = drawn(4, 2, 3), drawn(3, 5 if "k" in equation else 2)
+    proofs = decide(torch.einsum, (equation, *pair), rule)
+
+    assert {proof.status for proof in proofs.values()} == {"proved"}
+
+
+def test_a_source_that_is_longer_than_its_index_is_not_decided():
+    """torch itself cannot differentiate it."""
+    index = torch.tensor([[0, 2], [1, 1], [2, 0], [0, 1]])
+    args = (drawn(4, 3), 1, index, drawn(4, 5))
+    proof = decide(torch.scatter_add, args, "a b^, ?, a c^, a d^ -> a b^")["a"]
+
+    assert proof.status == "not decided"
+    assert proof.reason.startswith("a call whose gradient fails")
+    still = OperatorCall(torch.scatter_add, args, without_gradient=frozenset([0, 3]))
+    annotation = Annotation.parse("a b^, ?, a c^, a d^ -> a b^")
+    prover = proving.Prover(still, annotation)
+    assert prover.decide(annotation.options(still)[0]).status == "proved"
+
+
+def test_a_rule_with_another_number_of_results_is_not_proved():
+    proof = decide(torch.relu, (drawn(4, 6),), "a b -> a b, a b")["a"]
+
+    assert proof.status != "proved"
+
+
+def test_a_definition_that_does_not_read_an_argument_proves_nothing(monkeypatch):
+    """What it does not read would be the same on all ranks, whatever the rule says."""
+
+    def of_first(call):
+        x = call.given("x")
+        return by_slices(call, {"x": (x, ["a", "b"])}, [["a", "b"]])
+
+    monkeypatch.setitem(definitions._DEFINITIONS, "fmod", of_first)
+    proofs = decide(torch.fmod, (drawn(4, 6), torch.tensor(0.7)), "a b, ? -> a b")
+
+    assert proofs["a"].reason == "a call of torch.fmod with argument 1, which it does not read"
+
+
 # --- certificates ---------------------------------------------------------------------------------
 
 
@@ -147,8 +252,8 @@ def certificate(operator, *shapes, split, **kwargs):
     return next(proof.certificate for proof in proofs if proof.split_by == split)
 
 
-def test_the_checker_stands_alone_and_is_short():
-    source = Path(checker.__file__).read_text("utf-8")
+def test_the_kernel_of_the_checker_stands_alone_and_is_short():
+    source = Path(kernel.__file__).read_text("utf-8")
     imported = {
         name
         for node in ast.walk(ast.parse(source))
@@ -207,15 +312,18 @@ def test_a_changed_certificate_is_refused(what):
     wrong = copy.deepcopy(right)
     _change(wrong, what)
 
-    with pytest.raises((checker.Refused, IndexError)):
+    with pytest.raises(kernel.Refused):
         checker.Checker(wrong).check()
+    if what != "another operator":  # which only the definition shows
+        with pytest.raises((kernel.Refused, IndexError)):
+            kernel.Kernel(wrong).check()
 
 
 def test_a_certificate_for_equal_parts_does_not_hold_for_others():
     made = certificate("torch.mean", (6, 4), split="b", dim=1)
     checker.Checker(made).check()
 
-    with pytest.raises(checker.Refused):
+    with pytest.raises(kernel.Refused):
         checker.Checker({**made, "parts": "any"}).check()
 
 

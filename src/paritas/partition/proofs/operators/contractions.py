@@ -25,7 +25,7 @@ from paritas.partition.proofs.indices import ONE, ZERO, Poly, constant, floor_di
 from paritas.partition.proofs.operators.elementwise import broadcast_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -172,7 +172,7 @@ def _contract(
     call: SymbolicCall,
     arrays: Sequence[Array],
     terms: Sequence[Sequence[str]],
-    outside: str | list[str],
+    outside: Sequence[str],
 ) -> Array:
     """A sum of products over the letters that the result does not have."""
     lengths: dict[str, Poly] = {}
@@ -209,13 +209,30 @@ def _contract(
 
 @defines("einsum")
 def _einsum(call: SymbolicCall) -> Array:
-    equation = call.get("equation").replace(" ", "")
-    inside, arrow, outside = equation.partition("->")
-    if not arrow:
-        counts = Counter(inside.replace(",", ""))
-        outside = "".join(sorted(letter for letter, count in counts.items() if count == 1))
+    inside, arrow, outside = call.get("equation").replace(" ", "").partition("->")
     arrays = [array for array in call.tensors("operands") if array is not None]
-    return _contract(call, arrays, inside.split(","), outside)
+    written = inside.split(",")
+    others = [len(text.replace(_ELLIPSIS, "")) for text in written]
+    counts = [array.dim - count for array, count in zip(arrays, others, strict=True)]
+    most = max(
+        (count for count, text in zip(counts, written, strict=True) if _ELLIPSIS in text), default=0
+    )
+    terms = [_einsum_dims(text, most, count) for text, count in zip(written, counts, strict=True)]
+    if not arrow:
+        letters = Counter(inside.replace(",", "").replace(_ELLIPSIS, ""))
+        single = sorted(letter for letter, count in letters.items() if count == 1)
+        outside = "".join([_ELLIPSIS, *single])
+    return _contract(call, arrays, terms, _einsum_dims(outside, most, most))
+
+
+_ELLIPSIS = "..."
+
+
+def _einsum_dims(text: str, most: int, count: int) -> list[str]:
+    """The names of dimensions; the last ones that `...` stands for are the same in all tensors."""
+    before, ellipsis, after = text.partition(_ELLIPSIS)
+    rest = [f"{_ELLIPSIS}{at}" for at in range(most - count, most)]
+    return [*before, *(rest if ellipsis else ()), *after]
 
 
 @defines("tensordot")
@@ -248,7 +265,7 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
     for one, other in zip(first.shape[:-2], second.shape[:-2], strict=True):
         if ONE not in (one, other):
             call.same(one, other)
-    distance = call.function("distance", lambda pair: (pair[0] - pair[1]).abs())
+    distance = call.known_function("distance", lambda pair: (pair[0] - pair[1]).abs())
     shape = (
         broadcast_sizes(call, Array(first.shape[:-2], _nothing), Array(second.shape[:-2], _nothing))
         if stack
@@ -323,7 +340,11 @@ def _convolution(call: SymbolicCall) -> Array:
     if not transposed:
         call.same(indices.multiply(made, groups), outside)
     planes = (*x.shape[samples + 1 :], *weight.shape[2:])
-    function = call.function("convolve", lambda arrays: _convolve_planes(call, arrays, space))
+    single = {"groups": 1, "bias": None}
+    given = {name: value for name, value in single.items() if name in call.bound.values}
+    function = call.function(
+        "convolve", lambda arrays: _convolve_planes(call, arrays, space, given), given
+    )
     sizes = [symbol(("size", f"{function}.{at}", planes)) for at in range(space)]
 
     def element(*at: Poly) -> Term:
@@ -362,17 +383,14 @@ def _plane(call: SymbolicCall, array: Array, front: Sequence[Poly]) -> tuple[Any
     return tuple(binders), array[(*fixed, *places)]
 
 
-def _convolve_planes(call: SymbolicCall, arrays: list[torch.Tensor], space: int) -> torch.Tensor:
+def _convolve_planes(
+    call: SymbolicCall, arrays: list[torch.Tensor], space: int, given: Mapping[str, Any]
+) -> torch.Tensor:
     """The operator itself with one channel."""
     whole, kernel = call.get("x"), call.get("weight")
     plane = arrays[0].reshape(1, 1, *whole.shape[whole.dim() - space :])
     weight = arrays[1].reshape(1, 1, *kernel.shape[2:])
-    settings: dict[str, Any] = {"x": plane, "weight": weight}
-    if "groups" in call.bound.values:
-        settings["groups"] = 1
-    if "bias" in call.bound.values:
-        settings["bias"] = None
-    return call.run(settings)[0][0, 0]
+    return call.run({"x": plane, "weight": weight, **given})[0][0, 0]
 
 
 # --- Pooling and resampling -----------------------------------------------------------------------
@@ -414,7 +432,7 @@ def _windows_apart(call: SymbolicCall, kernel: tuple[int, ...]) -> Array:
         window = arrays[0].reshape(*[1] * front, *kernel)
         return call.run({"x": window})[0].reshape(())
 
-    function = call.function("window", evaluate)
+    function = call.function("window", evaluate, {})
     sizes = []
     for size, width in zip(x.shape[front:], kernel, strict=True):
         if size == ONE and width == 1:
@@ -499,7 +517,7 @@ def _unfold(call: SymbolicCall) -> Array:
     def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
         return call.run({"x": arrays[0].reshape(1, 1, *shape[-2:])})[0][0]
 
-    function = call.function("windows", evaluate)
+    function = call.function("windows", evaluate, {})
     size = symbol(("size", function, x.shape[front:]))
 
     def element(*at: Poly) -> Term:
@@ -526,7 +544,7 @@ def _fold(call: SymbolicCall) -> Array:
     def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
         return call.run({"x": arrays[0].reshape(1, width, -1)})[0][0, 0]
 
-    function = call.function("fold", evaluate)
+    function = call.function("fold", evaluate, {})
     sizes = [symbol(("size", f"{function}.{at}", x.shape[front:])) for at in range(2)]
 
     def element(*at: Poly) -> Term:

@@ -115,6 +115,7 @@ def _like(call: SymbolicCall) -> Array:
     """The other tensor gives its shape or its dtype."""
     x, other = call.given("x"), call.given("other")
     broadcast_sizes(call, x, other)
+    call.without_values |= set(map(str, call.places("other")))
     return Array(other.shape, x_at(x))
 
 
@@ -144,7 +145,7 @@ def _dropout(call: SymbolicCall) -> Array | list[Array]:
     for _ in range(channels):
         drawn[0] = drawn[0].select(-1, 0)
     call.draws["factor"] = drawn[0]
-    call.assumes.append("each rank draws its part of the random numbers of the whole")
+    call.assume("each rank draws its part of the random numbers of the whole")
     shape = x.shape[:kept]
     result = Array(x.shape, lambda *at: times(x[at], ("draw", "factor", shape, at[:kept])))
     if word != "native_dropout":
@@ -218,18 +219,15 @@ def reduce_array(
 
 def _own_scalar(call: SymbolicCall) -> Callable[[Term], Term]:
     """The operator itself, applied to one element."""
+    single = {"dim": 0, "keepdim": False}
+    settings = {name: value for name, value in single.items() if name in call.bound.values}
 
     def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
-        one = arrays[0].reshape(()).to(call.get("x").dtype)
-        settings = {name: None for name in ("dim",) if name in call.bound.values}
-        if "dim" in settings:
-            settings["dim"] = 0  # type: ignore[assignment]
-            one = one.reshape(1)
-        if "keepdim" in call.bound.values:
-            settings["keepdim"] = False  # type: ignore[assignment]
+        shape = (1,) if "dim" in settings else ()
+        one = arrays[0].reshape(shape).to(call.get("x").dtype)
         return call.run({"x": one, **settings})[0]
 
-    name = call.function(operator_word(call.call), evaluate)
+    name = call.function(operator_word(call.call), evaluate, settings)
     return lambda term: ("fn", name, (term,))
 
 
@@ -326,6 +324,8 @@ def _order(call: SymbolicCall) -> list[Array]:
 @defines("one_hot")
 def _one_hot(call: SymbolicCall) -> list[Array]:
     tensor = call.given("tensor")
+    if call.bound.get("num_classes", -1) == -1:
+        raise OutsideTheoryError("one_hot without num_classes: its size depends on the values")
     names = letters(tensor.dim)
     return by_slices(call, {"tensor": (tensor, names)}, [[*names, None]])
 

@@ -70,13 +70,14 @@ def _group_norm(call: SymbolicCall) -> Array:
     width = floor_divide(x.shape[1], call.number("num_groups", 1), {})
     call.same(indices.multiply(width, call.number("num_groups", 1)), x.shape[1])
     shape = call.get("x").shape
+    plain = {name: None for name in ("weight", "bias") if name in call.bound.values}
+    given = {"num_groups": 1, **plain}
 
     def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
         own = arrays[0].reshape(1, -1, *shape[2:])
-        plain = {name: None for name in ("weight", "bias") if name in call.bound.values}
-        return call.run({"x": own, "num_groups": 1, **plain})[0][0]
+        return call.run({"x": own, **given})[0][0]
 
-    function = call.function("group_norm", evaluate)
+    function = call.function("group_norm", evaluate, given)
 
     def element(*at: Poly) -> Term:
         group = floor_divide(at[1], width, {})
@@ -182,6 +183,7 @@ def _instance_norm(call: SymbolicCall) -> list[Array]:
 def _wrapped_batch_norm(call: SymbolicCall) -> list[Array]:
     if call.get("training", True):
         raise OutsideTheoryError("an operator whose ranks exchange data")
+    call.without_values |= set(map(str, call.places("num_batches_tracked")))
     given = call.bound.has("running_mean")
     return _channels(call, () if given else (0, 2, 3), writes=False)
 
@@ -300,8 +302,9 @@ def _by_class(call: SymbolicCall) -> Array:
         return _reduce_loss(call, each, reduction)
     ignored = call.get("ignore_index", -100)
     values = call.get("target")
-    if weight is None and not bool((values == ignored).any()):
-        call.assumes.append(f"no target is ignore_index ({ignored})")
+    if weight is None and call.assume(
+        f"no target is ignore_index ({ignored})", lambda: not bool((values == ignored).any())
+    ):
         return _reduce_loss(call, each, reduction)
     counts = _counts(call, target, weight, ignored)
     shares = ("inv", _all_of(call, Array(target.shape, counts)))
@@ -320,7 +323,7 @@ def _counts(
         at = arrays[0].long() if weight is not None else 0
         return counts * (classes[0].reshape(-1)[at] if counts else 1.0)
 
-    function = call.function("count", evaluate)
+    function = call.known_function(f"count(ignore_index={ignored})", evaluate)
 
     def element(*at: Poly) -> Term:
         if weight is None:

@@ -111,7 +111,7 @@ def _permute(call: SymbolicCall) -> Array:
 @defines("transpose swapdims swapaxes")
 def _transpose(call: SymbolicCall) -> Array:
     x = call.given("x")
-    pair = [value for name, value in call.bound.values.items() if name != "x"]
+    pair = [call.get(name) for name in call.bound.values if name != "x"]
     first, second = _dims(call, pair)
     order = list(range(x.dim))
     order[first], order[second] = order[second], order[first]
@@ -278,7 +278,7 @@ def _stack(call: SymbolicCall) -> list[Array]:
 
 @defines("chunk split split_with_sizes tensor_split")
 def _cut(call: SymbolicCall) -> list[Array]:
-    return along(call, [call.get("dim", 0)], len(call.result))
+    return along(call, [call.get("dim", 0)], call.count_results())
 
 
 def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
@@ -291,7 +291,7 @@ def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
 
 @defines("unbind")
 def _unbind(call: SymbolicCall) -> list[Array]:
-    return _removed(call, call.get("dim", 0), len(call.result))
+    return _removed(call, call.get("dim", 0), call.count_results())
 
 
 @defines("select")
@@ -397,7 +397,9 @@ def _fullslice(call: SymbolicCall) -> list[Array]:
 
 def _is(call: SymbolicCall) -> str:
     """The function that is 1 where an index is a number, and 0 elsewhere."""
-    return call.function("is", lambda pair: (pair[0].reshape(()) == pair[1]).to(torch.float64))
+    return call.known_function(
+        "is", lambda pair: (pair[0].reshape(()) == pair[1]).to(torch.float64)
+    )
 
 
 def _looked_up(call: SymbolicCall, index: Term, size: Poly, row: Any, start: Poly = ZERO) -> Term:
@@ -420,10 +422,10 @@ def _table(call: SymbolicCall, ids: Array, weight: Array, start: Poly = ZERO) ->
     """Rows of a table; the gradient of the padding row is not passed on."""
     _frequencies(call)
     padding = call.get("padding_idx")
-    value = call.get("weight")
+    row_of_padding = constant(padding or 0)
     if padding is not None and padding < 0 and start == ZERO:
-        padding += value.shape[0]
-    stopped = call.function("constant", lambda one: one[0].detach())
+        row_of_padding = indices.add(weight.shape[0], row_of_padding)
+    stopped = call.known_function("constant", lambda one: one[0].detach())
     equal = _is(call)
 
     def element(*at: Poly) -> Term:
@@ -434,7 +436,7 @@ def _table(call: SymbolicCall, ids: Array, weight: Array, start: Poly = ZERO) ->
             if padding is None:
                 return entry
             place: Term = ("int", indices.add(start, k))
-            is_padding: Term = ("fn", equal, (("num", str(padding)), place))
+            is_padding: Term = ("fn", equal, (("int", row_of_padding), place))
             kept = plus(("num", "1"), times(("num", "-1"), is_padding))
             return plus(times(kept, entry), times(is_padding, ("fn", stopped, (entry,))))
 
@@ -489,26 +491,27 @@ def _bags(call: SymbolicCall) -> Array | list[Array]:
     return Array((ids.shape[0], weight.shape[1]), element)
 
 
-def _matched(call: SymbolicCall, x: Array, index: Array, dim: int) -> bool:
-    """Whether all other dimensions are equally long, which is then needed."""
-    own, other = call.get("x").shape, index
-    names = [n for n in ("index", "indices") if call.bound.has(n)]
-    shape = call.get(names[0]).shape
-    if len(own) != len(shape):
+def _matched(call: SymbolicCall, dim: int, *names: str) -> bool:
+    """Whether all other dimensions of tensors are equally long, which is then needed."""
+    shapes = [tuple(call.get(name).shape) for name in names]
+    if len(set(map(len, shapes))) > 1:
         raise OutsideTheoryError("an index with another number of dimensions")
-    equal = all(a == b for at, (a, b) in enumerate(zip(own, shape, strict=True)) if at != dim)
+    others = [at for at in range(len(shapes[0])) if at != dim]
+    equal = len({tuple(shape[at] for at in others) for shape in shapes}) == 1
     if equal:
-        for at, (a, b) in enumerate(zip(x.shape, other.shape, strict=True)):
-            if at != dim:
-                call.same(a, b)
+        first = call.given(names[0])
+        for name in names[1:]:
+            for at in others:
+                call.same(first.shape[at], call.given(name).shape[at])
     return equal
 
 
 @defines("gather take_along_dim")
 def _gather(call: SymbolicCall) -> Array:
-    x, index = call.given("x"), call.given("index" if call.bound.has("index") else "indices")
+    name = "index" if call.bound.has("index") else "indices"
+    x, index = call.given("x"), call.given(name)
     (dim,) = _dims(call, call.get("dim"))
-    if not _matched(call, x, index, dim):
+    if not _matched(call, dim, "x", name):
         for at, size in enumerate(index.shape):
             if at != dim:  # shorter than the table: each rank must have the same rows
                 call.keep(size)
@@ -525,15 +528,16 @@ def _gather(call: SymbolicCall) -> Array:
 @defines("scatter")
 def _scatter(call: SymbolicCall) -> list[Array]:
     """Along the dimension, the last of equal indices wins."""
-    return _written_along(call, ("x", "index", "src"))
+    return _written_along(call)
 
 
-def _written_along(call: SymbolicCall, names: Sequence[str]) -> list[Array]:
-    x, index = call.given("x"), call.given("index")
+def _written_along(call: SymbolicCall) -> list[Array]:
+    names = [name for name in ("x", "index", "src") if call.bound.has(name)]
     (dim,) = _dims(call, call.get("dim"))
-    matched = _matched(call, x, index, dim)
-    layout = [name if matched and at != dim else None for at, name in enumerate(letters(x.dim))]
-    layouts = {name: (call.given(name), layout) for name in names if call.bound.has(name)}
+    matched = _matched(call, dim, *names)
+    count = call.given("x").dim
+    layout = [name if matched and at != dim else None for at, name in enumerate(letters(count))]
+    layouts = {name: (call.given(name), layout) for name in names}
     return by_slices(call, layouts, [layout])
 
 
@@ -541,10 +545,10 @@ def _written_along(call: SymbolicCall, names: Sequence[str]) -> list[Array]:
 def _scatter_add(call: SymbolicCall) -> Array | list[Array]:
     x, index, source = call.given("x"), call.given("index"), call.given("src")
     (dim,) = _dims(call, call.get("dim"))
-    if not _matched(call, x, index, dim):
-        return _written_along(call, ("x", "index", "src"))
-    for own, size in zip(source.shape, index.shape, strict=True):
-        call.same(own, size)
+    if not _matched(call, dim, "x", "index", "src"):
+        return _written_along(call)
+    if call.get("src").shape[dim] == call.get("index").shape[dim]:  # it may be longer
+        call.same(source.shape[dim], index.shape[dim])
     equal = _is(call)
 
     def element(*at: Poly) -> Term:

@@ -1,0 +1,350 @@
+"""Match calls whose names are unrelated: by their weights and values, then by order between those.
+
+A match by order is a guess. It is made only where it is unambiguous: between two calls that match
+otherwise, both sides have as many calls of that kind and of those shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from paritas.comparison.matching import increasing
+from paritas.results.wording import counted, enumerated
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from paritas.comparison.operands import Book, MatchItem
+    from paritas.results.comparisons import MatchedBy
+
+_ATEN = re.compile(r"(?:aten|prims)\.")
+_COMPOSITE = "composite"
+_MODULES = ("module",)
+_INSIDE = ("op", "node", "buffer", "parameter", "tensor")
+
+
+def match_order(book: Book) -> None:
+    """Link calls with unrelated names; note how many, and propose rules for their names."""
+    mine, golden = _collect_calls(book)
+    if not mine or not golden:
+        return
+    _match_values(book, mine, golden)
+    before = len(book.links)
+    _match_between(book, *(_select(calls, _MODULES) for calls in (mine, golden)))
+    _confine_operators(book, mine, golden)
+    _match_between(book, *(_select(calls, _INSIDE) for calls in (mine, golden)))
+    guessed = len(book.links) - before
+    if guessed:
+        book.notes.append(
+            f"{counted(guessed, 'pair')} matched by order and shape only, because the names are "
+            f"unrelated: check these rows with care"
+        )
+    renames = propose_renames(
+        (link.my.site.name, link.golden.site.name)
+        for link in book.links
+        if link.by in ("order", "value") and link.my.site.level == "module"
+    )
+    if renames:
+        rules = enumerated((f"--rename '{old}={new}'" for old, new in renames), 12, between=" ")
+        book.notes.append(f"rules for names that seem to belong together: {rules}")
+
+
+# --- Calls ----------------------------------------------------------------------------------------
+
+
+class _Call:
+    """The values of one call that still need a counterpart.
+
+    Attributes:
+        stretch: only calls of the same stretch of the program can match.
+        kind: only calls of the same kind can match.
+        items: by side and position.
+        at: where it begins, on its own side.
+    """
+
+    __slots__ = ("at", "items", "kind", "shapes", "stretch")
+
+    def __init__(self, stretch: Hashable, kind: Hashable, at: int) -> None:
+        self.stretch = stretch
+        self.kind = kind
+        self.at = at
+        self.items: dict[tuple[str, str], MatchItem] = {}
+        self.shapes: Hashable = ()
+
+    @property
+    def is_left(self) -> bool:
+        return all(item.is_left for item in self.items.values())
+
+    @property
+    def level(self) -> str:
+        return next(iter(self.items.values())).site.level
+
+
+def _collect_calls(book: Book) -> tuple[list[_Call], list[_Call]]:
+    """The calls of both sides with values that are left, in program order."""
+    strange = _naming_schemes(book.my).isdisjoint(_naming_schemes(book.golden))
+    classes = _same_classes(_leaf_classes(book.my), _leaf_classes(book.golden))
+    sides = [{one.site.side for one in items} for items in (book.my, book.golden)]
+    both = sides[0] & sides[1]
+    found: list[list[_Call]] = []
+    for mine in (True, False):
+        composite = _composite_modules(book.my if mine else book.golden)
+        calls: dict[Hashable, _Call] = {}
+        for item in book.left(mine=mine):
+            site = item.site
+            kind = _order_class(item, strange=strange)
+            if site.level == "module":
+                is_composite = (item.scope, site.name) in composite
+                own = _COMPOSITE if is_composite else classes.get(site.op, site.op)
+                key: Hashable = (item.scope, site.phase, "module", site.name, site.call)
+            else:
+                own = "" if strange else plain_operator(item)
+                # Tools with other names for operators also record other arguments.
+                place = (site.side, site.position) if strange or site.level != "op" else ()
+                key = (item.scope, item.graph, site.level, site.name, site.call, place)
+                own = f"{own} {site.side}" if place else own
+            call = calls.get(key)
+            if call is None:
+                call = calls[key] = _Call((item.scope, site.phase), (kind, own), item.at)
+            call.items[site.side, site.position] = item
+        for call in calls.values():
+            call.shapes = tuple(
+                sorted(
+                    (*place, item.shape)
+                    for place, item in call.items.items()
+                    if item.shape is not None and place[0] in both
+                )
+            )
+        found.append([call for call in calls.values() if call.shapes])
+    return found[0], found[1]
+
+
+def _order_class(item: MatchItem, *, strange: bool) -> str:
+    """Only items of the same class are matched by order."""
+    site = item.site
+    if site.level == "buffer" and site.kernel:
+        return "kernel"
+    if site.level not in ("op", "node", "buffer"):
+        return site.level
+    # With the same operator names, eager code and graphs still differ in the number of operators.
+    return "operator" if strange or site.level != "op" else "operator of eager code"
+
+
+def plain_operator(item: MatchItem) -> str:
+    """The same for `aten.add.Tensor`, `Add` and `add`."""
+    parts = item.site.op.split(".")
+    name = parts[1] if len(parts) > 2 else parts[-1]  # noqa: PLR2004  (namespace and overload)
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _naming_schemes(items: Iterable[MatchItem]) -> set[str]:
+    """How the operators of one side are named."""
+    named = (item.site for item in items if item.site.op)
+    return {"aten" if _ATEN.match(site.op) else site.level for site in named}
+
+
+def _composite_modules(items: Iterable[MatchItem]) -> set[Hashable]:
+    """The modules that contain other modules. Two programs rarely give them the same class."""
+    names = {(item.scope, item.site.name) for item in items if item.site.level == "module"}
+    inside = {(scope, name.rpartition(".")[0]) for scope, name in names}
+    roots = {
+        (item.scope, item.site.name)
+        for item in items
+        if item.site.level == "module" and item.site.name == item.site.op
+    }
+    return inside | roots
+
+
+def _leaf_classes(items: Sequence[MatchItem]) -> set[str]:
+    composite = _composite_modules(items)
+    return {
+        item.site.op
+        for item in items
+        if item.site.level == "module" and (item.scope, item.site.name) not in composite
+    }
+
+
+def _same_classes(mine: set[str], golden: set[str]) -> dict[str, str]:
+    """The golden class for each of my classes that means the same: `LlamaRMSNorm` for `RMSNorm`."""
+    found = {}
+    rest = golden - mine
+    for name in mine - golden:
+        alike = [one for one in rest if one.endswith(name) or (one and name.endswith(one))]
+        if name and len(alike) == 1:
+            found[name] = alike[0]
+    return found
+
+
+# --- Weights and values ---------------------------------------------------------------------------
+
+
+def _match_values(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
+    """Link calls of one kind that share a weight, or all results, with no other call."""
+    known = _index_values(golden)
+    for key, call in _index_values(mine).items():
+        other = known.get(key)
+        if call is not None and other is not None and call.is_left and other.is_left:
+            _link_calls(book, call, other, "value")
+
+
+def _index_values(calls: list[_Call]) -> dict[Hashable, _Call | None]:
+    """Calls by what identifies them; None if several have it in common."""
+    found: dict[Hashable, _Call | None] = {}
+    for call in calls:
+        for key in _identify_call(call):
+            found[key] = None if key in found else call
+    return found
+
+
+def _identify_call(call: _Call) -> Iterator[Hashable]:
+    where = (call.stretch, call.kind, call.shapes)
+    results = []
+    for (side, position), item in sorted(call.items.items()):
+        if item.shape is None:
+            continue
+        content = (position, item.record.digest, item.dtype)
+        if side == "input":
+            if item.record.digest:
+                yield *where, content
+        else:
+            results.append(content)
+    if results and all(digest for _, digest, _ in results):
+        yield *where, tuple(results)
+
+
+def _link_calls(book: Book, call: _Call, other: _Call, by: MatchedBy) -> None:
+    for place, item in call.items.items():
+        theirs = other.items.get(place)
+        if theirs is not None and item.shape == theirs.shape:
+            book.link(item, theirs, by)
+
+
+# --- Order between them ---------------------------------------------------------------------------
+
+
+def _select(calls: list[_Call], levels: Sequence[str]) -> dict[Hashable, list[_Call]]:
+    """The calls of these levels that are left, by stretch."""
+    found: defaultdict[Hashable, list[_Call]] = defaultdict(list)
+    for call in calls:
+        if call.level in levels and call.is_left:
+            found[call.stretch].append(call)
+    return found
+
+
+def _confine_operators(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
+    """Let operators of eager code match only inside modules that match."""
+    levels = [{item.site.level for item in items} for items in (book.my, book.golden)]
+    if not all("module" in found for found in levels):
+        return
+    modules = {
+        (link.my.scope, link.my.site.name): link.golden.site.name
+        for link in book.links
+        if link.my.site.level == "module"
+    }
+    for calls, known in ((mine, modules), (golden, {})):
+        for call in calls:
+            item = next(iter(call.items.values()))
+            if call.level == "op":
+                module = item.site.module
+                call.kind = (call.kind, known.get((item.scope, module), module))
+
+
+def _match_between(
+    book: Book, mine: Mapping[Hashable, list[_Call]], golden: Mapping[Hashable, list[_Call]]
+) -> None:
+    """Link calls in order, between the links that there are."""
+    anchors: defaultdict[Hashable, set[tuple[int, int]]] = defaultdict(set)
+    for link in book.links:
+        anchors[link.my.scope, link.my.site.phase].add((link.my.at, link.golden.at))
+    for stretch, ours in mine.items():
+        ends = increasing(sorted(anchors[stretch]))
+        parts: defaultdict[int, tuple[list[_Call], list[_Call]]] = defaultdict(lambda: ([], []))
+        for side, calls in enumerate((ours, golden.get(stretch, []))):
+            places = [end[side] for end in ends]
+            for call in calls:
+                parts[bisect_left(places, call.at)][side].append(call)
+        for part in parts.values():
+            for call, other in _pair_unambiguous(*part):
+                _link_calls(book, call, other, "order")
+
+
+def _pair_unambiguous(mine: list[_Call], golden: list[_Call]) -> Iterator[tuple[_Call, _Call]]:
+    """Pairs of calls, where both sides have as many of a kind; then again between these."""
+    waiting = [(mine, golden)]
+    while waiting:
+        ours, theirs = waiting.pop()
+        pairs = increasing(sorted(_pair_counted(ours, theirs)))
+        begin = other = 0
+        for at, there in pairs:
+            yield ours[at], theirs[there]
+            waiting.append((ours[begin:at], theirs[other:there]))
+            begin, other = at + 1, there + 1
+        if pairs:
+            waiting.append((ours[begin:], theirs[other:]))
+
+
+def _pair_counted(ours: list[_Call], theirs: list[_Call]) -> list[tuple[int, int]]:
+    """The positions of kinds that both sides have once; if there are none, equally often."""
+    places: list[defaultdict[Hashable, list[int]]] = []
+    for calls in (ours, theirs):
+        found: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for at, call in enumerate(calls):
+            found[call.kind, call.shapes].append(at)
+        places.append(found)
+    mine, golden = places
+    equal = [key for key, own in mine.items() if len(own) == len(golden.get(key, ()))]
+    once = [key for key in equal if len(mine[key]) == 1]
+    return [pair for key in once or equal for pair in zip(mine[key], golden[key], strict=True)]
+
+
+# --- Rules for names ------------------------------------------------------------------------------
+
+
+def propose_renames(names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Rename rules for pairs of my and golden module names; numbers in them must agree.
+
+    A rule that follows from one for an enclosing module is left out.
+    """
+    votes: Counter[tuple[str, str]] = Counter()
+    for mine, golden in dict.fromkeys(names):
+        ours, theirs = mine.split("."), golden.split(".")
+        while ours and theirs:  # enclosing modules, too, while the numbers agree
+            numbers = [[part for part in path if part.isdecimal()] for path in (ours, theirs)]
+            if numbers[0] == numbers[1]:
+                votes[_generalize(ours), _generalize(theirs)] += 1
+            ours, theirs = ours[:-1], theirs[:-1]
+            if len(ours) != len(theirs):
+                break
+    rules: dict[str, str] = {}
+    total = Counter[str]()
+    for (mine, _), count in votes.items():
+        total[mine] += count
+    for (mine, golden), count in sorted(votes.items(), key=lambda vote: vote[0][0].count(".")):
+        above = [old for old in rules if mine.startswith(f"{old}.")]
+        implied = mine
+        if above:
+            longest = max(above, key=len)
+            implied = rules[longest] + mine[len(longest) :]
+        if 2 * count > total[mine] and implied != golden:
+            rules[mine] = golden
+    return [(_as_pattern(mine), _as_replacement(golden)) for mine, golden in rules.items()]
+
+
+def _generalize(path: Sequence[str]) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in path)
+
+
+def _as_pattern(name: str) -> str:
+    return "^" + re.escape(name).replace(r"\*", r"(\d+)") + r"\b"
+
+
+def _as_replacement(name: str) -> str:
+    count = 0
+    parts = []
+    for part in name.split("."):
+        count += part == "*"
+        parts.append(rf"\{count}" if part == "*" else part)
+    return ".".join(parts)

@@ -1,0 +1,106 @@
+"""Parameters and buffers: which of a candidate's are the reference's, and other values for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.kernels.computable import as_computable, is_number, stored_as
+from paritas.numerics.metrics import bitwise_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor, nn
+
+
+def redraw_weights(module: nn.Module, seed: int) -> None:
+    """Change all floating parameters and buffers in place; positive ones stay positive.
+
+    Of float4, whose bytes hold two numbers, the bytes are shuffled.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, value in _named(module):
+            if value.is_floating_point() and value.numel():
+                value.copy_(_redrawn(value, generator))
+
+
+def _redrawn(value: Tensor, generator: torch.Generator) -> Tensor:
+    old = as_computable(value).cpu()
+    if not is_number(value.dtype):
+        order = torch.randperm(value.numel(), generator=generator)
+        return stored_as(old.reshape(-1)[order].reshape(value.shape), value.dtype)
+    factor = 0.5 + torch.rand(value.shape, generator=generator)
+    shift = torch.randn(value.shape, generator=generator)
+    size = old.double().std() if old.numel() > 1 else old.double().abs().max()
+    is_positive = bool((old >= 0).all())
+    shift = shift.abs() / 10 if is_positive else shift * float(size) / 3
+    return stored_as(old * factor.to(old.dtype) + shift.to(old.dtype), value.dtype)
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def match_weights(
+    reference: dict[str, Tensor], own: dict[str, Tensor], *, reshapes: bool = True
+) -> dict[str, str]:
+    """The candidate's name of each parameter -> the reference's: by name, or by value.
+
+    With `reshapes`, a parameter may have another shape, or be the transpose of a matrix.
+    """
+    names = {
+        name: name
+        for name, value in own.items()
+        if name in reference
+        and (
+            reference[name].shape == value.shape
+            or (reshapes and _has_reshaped_values(reference[name], value, fewest=1))
+        )
+    }
+    for fits in (_has_same_values, _has_reshaped_values) if reshapes else (_has_same_values,):
+        left = {name: value for name, value in reference.items() if name not in names.values()}
+        for name, value in own.items():
+            same = [theirs for theirs, one in left.items() if fits(one, value)]
+            # Of several equal ones, such as zeros, the one with the same last name.
+            last = [one for one in same if one.rpartition(".")[2] == name.rpartition(".")[2]]
+            same = last if len(same) > 1 else same
+            if name not in names and len(same) == 1:
+                names[name] = same[0]
+                del left[same[0]]
+    return names
+
+
+def _has_same_values(reference: Tensor, own: Tensor) -> bool:
+    return (
+        reference.shape == own.shape
+        and reference.dtype is own.dtype
+        and bitwise_equal(reference.detach().cpu(), own.detach().cpu())
+    )
+
+
+def _has_reshaped_values(reference: Tensor, own: Tensor, fewest: int = 2) -> bool:
+    if reference.numel() != own.numel() or own.numel() < fewest:
+        return False
+    return is_transpose(reference, own) or _has_same_values(reference.reshape(own.shape), own)
+
+
+def is_transpose(reference: Tensor, own: Tensor) -> bool:
+    """Whether a parameter is kept as the transpose of a matrix."""
+    return reference.dim() == 2 and _has_same_values(reference.mT.contiguous(), own)  # noqa: PLR2004
+
+
+def fitting(reference: Tensor, own: Tensor) -> Callable[[Tensor], Tensor]:
+    """Brings a parameter of the reference into the form in which the candidate keeps it."""
+    if reference.shape == own.shape and not _is_other_transpose(reference, own):
+        return lambda value: value
+    if is_transpose(reference, own):
+        return lambda value: value.mT.contiguous()
+    return lambda value: value.reshape(own.shape)
+
+
+def _is_other_transpose(reference: Tensor, own: Tensor) -> bool:
+    return is_transpose(reference, own) and not _has_same_values(reference, own)
