@@ -13,20 +13,21 @@ import functools
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paritas.compat.fusion_switch import load_switch
 from paritas.compat.npy_tree import is_of_tree
-from paritas.errors import UsageError
+from paritas.errors import ParityWarning, UsageError
 from paritas.files.records import TIME
 from paritas.recording.pipeline import rank_and_world
 from paritas.recording.record import record
 from paritas.recording.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from paritas.recording.record import RecordingBackend
 
@@ -44,11 +45,15 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class _Option:
-    """The default of an option, the values it accepts, and these in words."""
+    """The default of an option, the values it accepts, and these in words.
+
+    `has_effect`: whether it means anything here; if not, it is passed over.
+    """
 
     default: Any
     accepts: Callable[[Any], bool]
     accepted: str
+    has_effect: bool = True
 
 
 class _OptionGroup:
@@ -65,9 +70,8 @@ class _OptionGroup:
     def __setattr__(self, name: str, value: Any) -> None:
         option = self._contents.get(name)
         if option is None:
-            nearest = difflib.get_close_matches(
-                name, self._contents, n=len(self._contents), cutoff=0
-            )
+            known = [key for key, one in self._contents.items() if _has_effect(one)]
+            nearest = difflib.get_close_matches(name, known, n=len(known), cutoff=0)
             raise UsageError(
                 f"{self._where}.{name} = {value!r}: there is no such option; the options are "
                 f"{', '.join(nearest)}"
@@ -79,8 +83,18 @@ class _OptionGroup:
         vars(self)[name] = value
 
     def __repr__(self) -> str:
-        body = ", ".join(f"{name}={vars(self)[name]!r}" for name in self._contents)
+        shown = [name for name, one in self._contents.items() if _has_effect(one)]
+        body = ", ".join(f"{name}={vars(self)[name]!r}" for name in shown)
         return f"{self._where}({body})"
+
+    def passed_over(self) -> Iterator[str]:
+        """The settings that have no effect here, such as `config.mode = 'reduce-overhead'`."""
+        for name, one in self._contents.items():
+            value = vars(self)[name]
+            if isinstance(one, _OptionGroup):
+                yield from one.passed_over()
+            elif not one.has_effect and value != one.default:
+                yield f"{self._where}.{name} = {value!r}"
 
     if TYPE_CHECKING:
         _where: str
@@ -89,15 +103,37 @@ class _OptionGroup:
         def __getattr__(self, name: str) -> Any: ...
 
 
+class _ForeignGroup(_OptionGroup):
+    """A group of torchair that has no meaning here: it takes any option and group."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._contents[name] = _Option(object(), lambda _: True, "anything", has_effect=False)
+        vars(self)[name] = value
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__") or "_where" not in vars(self):  # being copied
+                raise AttributeError(name)
+            group = _ForeignGroup(f"{self._where}.{name}")
+            self._contents[name] = vars(self)[name] = group
+            return group
+
+
+def _has_effect(one: _Option | _OptionGroup) -> bool:
+    return one.has_effect if isinstance(one, _Option) else not isinstance(one, _ForeignGroup)
+
+
 class CompilerConfig(_OptionGroup):
     """The configuration for `get_backend`; set it directly, or with the two dump functions.
 
     ::
 
-        debug.graph_dump.type    None | 'txt'                print the graphs
+        debug.graph_dump.type    None | 'txt'                print the graphs; 'pbtxt', 'py' as txt
         debug.graph_dump.path    text                        must be the folder of the dump
         debug.data_dump.type     None | 'npy'                record the graph node by node
         debug.data_dump.path     text                        into this folder
+        debug.data_dump.layout   'msit' | 'msit-7.1.0'       torchair's tree, new or old
         dump_config.enable_dump  False | True                record the fused code
         dump_config.dump_path    text                        into this folder
         dump_config.dump_mode    'all' | 'input' | 'output'
@@ -105,6 +141,9 @@ class CompilerConfig(_OptionGroup):
         dump_config.dump_layer   'Add Conv_1'                names or globs; all if empty
         dump_config.layout       'msit' | 'ge' | 'ge-7.1.0'  .npy files, or Ascend's formats
         fusion_config.fusion_switch_file  None | text        what not to fuse
+
+    The other settings of torchair are accepted and passed over, with a warning and a note in the
+    dump: they are about Ascend's compiler.
     """
 
     def __init__(self) -> None:
@@ -115,14 +154,18 @@ class CompilerConfig(_OptionGroup):
                 "config.debug",
                 graph_dump=_OptionGroup(
                     "config.debug.graph_dump",
-                    type=_make_choice(None, "txt"),
+                    type=_make_choice(None, "txt", "pbtxt", "py"),
                     path=_make_text("./", "a path"),
                 ),
                 data_dump=_OptionGroup(
                     "config.debug.data_dump",
                     type=_make_choice(None, "npy"),
                     path=_make_text("./", "a path"),
+                    layout=_make_choice(*FX_LAYOUTS),
+                    filter=_make_foreign(None),
                 ),
+                run_eagerly=_make_foreign(default=False),
+                **{name: _ForeignGroup(f"config.debug.{name}") for name in _FOREIGN_DEBUG_GROUPS},
             ),
             dump_config=_OptionGroup(
                 "config.dump_config",
@@ -132,6 +175,8 @@ class CompilerConfig(_OptionGroup):
                 dump_step=_Option("", _are_steps, "steps such as '1|2|5-7', ascending"),
                 dump_layer=_make_text("", "names separated by spaces"),
                 layout=_make_choice("msit", "ge", "ge-7.1.0"),
+                quant_dumpable=_make_foreign(default=False),
+                dump_data=_make_foreign("tensor"),
             ),
             fusion_config=_OptionGroup(
                 "config.fusion_config",
@@ -139,7 +184,29 @@ class CompilerConfig(_OptionGroup):
                     None, lambda value: value is None or isinstance(value, str), "a path or None"
                 ),
             ),
+            mode=_make_foreign("max-autotune"),
+            post_grad_custom_pre_pass=_make_foreign(None),
+            post_grad_custom_post_pass=_make_foreign(None),
+            **{name: _ForeignGroup(f"config.{name}") for name in _FOREIGN_GROUPS},
         )
+
+
+_FOREIGN_GROUPS = (
+    "aclgraph_config",
+    "aoe_config",
+    "experimental_config",
+    "export",
+    "export_config",
+    "ge_config",
+    "inference_config",
+    "npugraphex_config",
+)
+_FOREIGN_DEBUG_GROUPS = ("aclgraph", "fx_summary")
+
+
+def _make_foreign(default: Any) -> _Option:
+    """An option of torchair that means nothing here."""
+    return _Option(default, lambda _: True, "anything", has_effect=False)
 
 
 def _make_choice(*values: Any) -> _Option:
@@ -169,6 +236,7 @@ GE_FOLDER = "msit_ge_dump"
 FX_FOLDER = "msit_fx_dump"
 MODES = ("input", "output", "all")
 LAYOUTS = ("msit", "ge", "ge-7.1.0")
+FX_LAYOUTS = ("msit", "msit-7.1.0")
 
 
 def get_ge_dump_config(
@@ -229,22 +297,34 @@ def get_ge_dump_config(
     return _configure(config, wanted, folder)
 
 
-def get_fx_dump_config(dump_path: str | os.PathLike[str] = "", compiler_config: Any = None) -> Any:
+def get_fx_dump_config(
+    dump_path: str | os.PathLike[str] = "", compiler_config: Any = None, *, layout: str = "msit"
+) -> Any:
     """Configure a dump of the captured graph, node by node, into `{dump_path}/msit_fx_dump`.
 
     Args:
         dump_path: each run needs a different one; "" is the working directory. Old releases of
             torchair ignore it and write to the working directory.
         compiler_config: the configuration to change, ours or torchair's; None makes one of ours.
+        layout: `msit`, torchair's tree; `msit-7.1.0`, its tree up to that release, without a folder
+            per rank.
 
     Returns:
         The configuration.
     """
+    if layout not in FX_LAYOUTS:
+        raise UsageError(f"layout={layout!r}: give one of {', '.join(FX_LAYOUTS)}")
     config = CompilerConfig() if compiler_config is None else compiler_config
+    if layout != "msit" and not isinstance(config, CompilerConfig):
+        raise UsageError(
+            f"layout={layout!r}: the release of torchair decides its tree; omit layout"
+        )
     if isinstance(config, CompilerConfig) and config.dump_config.enable_dump:
         raise UsageError(_BOTH.format(config.dump_config.dump_path))
     folder = _make_path(dump_path, FX_FOLDER)
     wanted: dict[str, Any] = {"debug.data_dump.type": "npy"}
+    if layout != "msit":
+        wanted["debug.data_dump.layout"] = layout
     option = _path_option(config, "debug.data_dump")
     if _has_option(config, option):
         wanted[option] = folder
@@ -378,6 +458,20 @@ def get_backend(*, compiler_config: Any = None) -> RecordingBackend | str:
             f"compiler_config={config!r}: not a CompilerConfig of paritas.torchair_dump; pass "
             "torchair's own to torchair.get_npu_backend"
         )
+    passed_over = list(config.passed_over())
+    kind = config.debug.graph_dump.type
+    if kind not in (None, "txt"):
+        passed_over.append(f"config.debug.graph_dump.type = {kind!r} (graphs are printed as 'txt')")
+    if passed_over:
+        told = f"passed over, because only Ascend's compiler has them: {', '.join(passed_over)}"
+        warnings.warn(told, ParityWarning, stacklevel=2)
+    backend = _make_backend(config)
+    if passed_over and not isinstance(backend, str):
+        backend.session.note(told)
+    return backend
+
+
+def _make_backend(config: CompilerConfig) -> RecordingBackend | str:
     data, dump, graphs = config.debug.data_dump, config.dump_config, config.debug.graph_dump
     switch = config.fusion_config.fusion_switch_file
     if data.type and dump.enable_dump:
@@ -393,7 +487,7 @@ def get_backend(*, compiler_config: Any = None) -> RecordingBackend | str:
     if switch and not dump.enable_dump:
         raise UsageError(f"fusion_switch_file = {switch!r} only affects dumps of fused code")
     if data.type:
-        return record(data.path, source="fx", layout="msit")
+        return record(data.path, source="fx", layout=data.layout)
     if not dump.enable_dump:
         return "inductor"
     if graphs.type and Path(graphs.path).absolute() != Path(dump.dump_path).absolute():

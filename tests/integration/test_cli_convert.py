@@ -173,6 +173,16 @@ def test_a_record_that_cannot_be_read_is_told_and_the_rest_converted(dump, tmp_p
 # --- deleting -------------------------------------------------------------------------------------
 
 
+def test_values_that_a_damaged_line_may_name_are_kept(dump):
+    index = dump / "rank0" / "index.jsonl"
+    lines = index.read_bytes().splitlines(keepends=True)
+    index.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[4:]]))
+    result = convert(dump, "--to", "stats", "--delete")
+    assert result.exit_code == 3
+    assert f"problem: {index}, byte " in result.stdout
+    assert (dump / "rank0" / "data-0000.safetensors").exists()
+
+
 def test_deleting_leaves_the_index_and_says_what_was_freed(dump, tmp_path):
     before = list(Dump.open(dump).records())
     result = convert(dump, "--to", "stats", "--delete")

@@ -172,6 +172,40 @@ def test_an_exception_of_the_compiled_code_is_a_finding_and_goes_on() -> None:
     with pytest.raises(ArithmeticError, match="no such kernel"):
         torch.compile(lambda x: x.sin(), backend=backend)(torch.randn(8))
     assert aspects(backend) == {"exception"}
+    (finding,) = backend.verdict().failures
+    assert (finding.path, finding.status) == ("graph 0: call", Status.UNVERIFIED)
+    assert finding.reason == (
+        "the compiled code raises ArithmeticError: no such kernel; the graph does not"
+    )
+
+
+def test_an_exception_of_the_compiled_code_is_the_programs_own_and_falls_back_if_asked() -> None:
+    def failing(*_: Any) -> Any:
+        raise ArithmeticError("no such kernel")
+
+    x = torch.randn(8)
+    raising, falling_back = (
+        torch.compile(lambda x: x.sin(), backend=guard(backend_that(failing), on_mismatch=action))
+        for action in ("raise", "fallback")
+    )
+    told = pytest.warns(ParityWarning, match="unverified")
+    with told, pytest.raises(ArithmeticError, match="no such kernel"):
+        raising(x)
+    with told:
+        given = falling_back(x)
+    assert torch.equal(given, x.sin())
+
+
+def test_a_fault_that_is_not_seen_again_is_reported_for_the_whole_graph() -> None:
+    calls = []
+
+    def wrong_once(graph: Any, args: Any, _: Any) -> Any:
+        calls.append(1)
+        return [value + (len(calls) == 1) for value in graph(*args)]
+
+    backend = guard(backend_that(wrong_once), on_mismatch="record")
+    torch.compile(lambda x: x.sin(), backend=backend)(torch.randn(8))
+    assert "graph 0: the whole graph" in failing_paths(backend)
 
 
 # --- right backends -------------------------------------------------------------------------------

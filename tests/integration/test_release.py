@@ -89,7 +89,7 @@ def environment(wheel, tmp_path_factory) -> Path:
     return programs
 
 
-def run(*command, cwd: Path) -> str:
+def run(*command, cwd: Path, **variables: str) -> str:
     # What this run was told must not reach the other: a path to the source, pytest's own options.
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("PY", "PARITAS"))
@@ -97,8 +97,9 @@ def run(*command, cwd: Path) -> str:
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
+        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if variables else subprocess.PIPE,
         text=True,
         timeout=600,
         check=False,
@@ -231,6 +232,25 @@ def test_what_is_installed_verifies_and_signs_its_dumps_with_the_version(environ
     home, version, *rest = json.loads(run(environment / "python", "-c", USE, cwd=tmp_path))
     assert Path(home).is_relative_to(environment.parent)
     assert [version, *rest] == [VERSION, "identical", "different", VERSION]
+
+
+PLAIN = """
+import torch
+
+torch.compile(lambda x: x * 2, backend="eager")(torch.ones(3))
+"""
+
+
+def test_the_environment_guards_a_program_that_does_not_import_paritas(environment, tmp_path):
+    output = run(environment / "python", "-c", PLAIN, cwd=tmp_path, PARITAS_GUARD="1")
+    assert "paritas (PARITAS_GUARD=1): identical: " in output
+    assert run(environment / "python", "-c", PLAIN, cwd=tmp_path, PARITAS_GUARD="") == ""
+
+
+def test_an_editable_installation_has_the_start_up_file_too(tmp_path):
+    with contextlib.chdir(ROOT):
+        wheel = zipfile.ZipFile(tmp_path / backend.build_editable(str(tmp_path)))
+    assert wheel.read("paritas_guard.pth") == (ROOT / "src" / "paritas_guard.pth").read_bytes()
 
 
 def test_pytest_finds_the_installed_plugin(environment, tmp_path):

@@ -6,6 +6,8 @@ import collections
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -307,6 +309,20 @@ def test_what_the_format_cannot_hold_is_not_lost(layout, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_conversion_deletes_every_file_of_values(layout, dumps, tmp_path):
+    """Also one with an input that has its record in the file of another operator."""
+    made = dumps("ge", layout=layout)
+    for folder in made.parent.glob("msit_ge_dump*"):
+        shutil.copytree(folder, tmp_path / folder.name)
+    dump, new = tmp_path / "msit_ge_dump", tmp_path / "new"
+    command = ["convert", str(dump), "--to", "stats", "--output", str(new), "--delete"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    left = [path for path in dump.rglob("*") if path.is_file() and path.parent.name != "rank0"]
+    assert {path.name.split("_")[0] for path in left} == {"dynamo"}
+
+
+@pytest.mark.parametrize("layout", ["ge", "ge-7.1.0"])
 def test_a_ring_of_the_last_steps_leaves_the_folders_of_these_alone(layout, tmp_path):
     model = nn.Linear(2, 2)
     with torch.no_grad(), paritas.capture(tmp_path / "ring", layout=layout, last=2):
@@ -375,3 +391,77 @@ def test_a_file_appears_under_its_name_when_it_is_whole(tmp_path, monkeypatch):
     with paritas.capture(tmp_path / "dump", layout="ge"):
         nn.Sequential(nn.Linear(2, 2), nn.GELU())(torch.ones(1, 2))
     assert seen
+
+
+# --- the end of the program -----------------------------------------------------------------------
+
+ENDING = """
+import atexit
+import sys
+import paritas.torchair_dump as torchair
+
+atexit.register(print, "a callback of the program")
+torchair.get_npu_backend(compiler_config=torchair.get_ge_dump_config("dump"))
+if sys.argv[1:]:
+    raise LookupError("of the program")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["fail"], 1)])
+def test_a_failure_at_exit_is_not_exit_code_0(arguments, code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "paritas: part of the selection was not recorded; 0 values are in" in done.stderr
+    assert done.stderr.count("Traceback") == len(arguments)
+    assert "a callback of the program" in done.stdout
+
+
+# --- the captured graph in the old tree -----------------------------------------------------------
+
+
+def test_the_captured_graph_is_written_in_the_old_tree_too(dumps, tmp_path):
+    new, old = dumps("fx"), dumps("fx", layout="msit-7.1.0")
+    assert {path.name for path in old.iterdir()} == {"rank0", "data_dump"}
+    folders = {path.parent.relative_to(old).as_posix() for path in old.rglob("*.npy")}
+    times = {re.fullmatch(r"data_dump/([123])/gm_(\d+)_dump", name).groups() for name in folders}
+    assert sorted(token for token, _ in times) == ["1", "2", "3"]
+    assert len({time for _, time in times}) == 1
+
+    def plain(dump):
+        return sorted(re.sub(r"\.\d{20}\.npy", "", path.name) for path in dump.rglob("*.npy"))
+
+    assert plain(old) == plain(new)
+    found = {}
+    for golden in (new, old, old / "data_dump"):
+        code, _, comparison = compare(dumps("ge"), golden, tmp_path / "out")
+        assert code == 0
+        found[golden] = statuses(comparison)
+    assert found[old] == found[new]
+    # Without the index, the graph has no name.
+    without_index = collections.Counter(found[old / "data_dump"].values())
+    assert without_index == collections.Counter(found[new].values())
+
+
+def test_the_old_tree_is_replaced_and_freed_and_has_no_ranks(dumps, tmp_path, monkeypatch):
+    old = shutil.copytree(dumps("fx", layout="msit-7.1.0"), tmp_path / "dump")
+    command = ["convert", str(old), "--to", "stats", "--delete"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert not list(old.rglob("*.npy"))
+    with pytest.raises(UsageError, match=r"exists already"):
+        paritas.record(old, source="fx", layout="msit-7.1.0")
+    backend = paritas.record(old, source="fx", layout="msit-7.1.0", overwrite=True)
+    backend.session.close(raising=False)
+    assert not (old / "data_dump").exists()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UsageError, match="has no place for 2 ranks"):
+        paritas.record(tmp_path / "other", source="fx", layout="msit-7.1.0")

@@ -85,6 +85,38 @@ def test_importing_paritas_leaves_torch_unimported(tmp_path):
     )
 
 
+START = f"""
+import importlib.util, sys
+sys.path.insert(0, {str(SOURCE)!r})
+exec(open({str(SOURCE / "paritas_guard.pth")!r}).read())
+"""
+
+
+def test_the_start_of_python_costs_nothing_without_a_guard(tmp_path, monkeypatch):
+    monkeypatch.delenv("PARITAS_GUARD", raising=False)
+    run_cold(
+        START + "assert not {'_paritas_guard', 'paritas', 'torch'} & sys.modules.keys()", tmp_path
+    )
+
+
+def test_a_guard_asked_for_by_the_environment_waits_for_the_import_of_torch(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARITAS_GUARD", "1")
+    before = "assert '_paritas_guard' in sys.modules; assert 'paritas' not in sys.modules\n"
+    after = (
+        "assert 'paritas.checks.guard_settings' in sys.modules; assert 'torch' not in sys.modules"
+    )
+    run_cold(START + before + "importlib.util.find_spec('torch')\n" + after, tmp_path)
+
+
+def test_a_guard_that_cannot_be_started_does_not_end_the_program(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARITAS_GUARD", "1")
+    broken = "sys.modules['paritas'] = None; sys.stderr = sys.stdout\n"
+    told = run_cold(START + broken + "importlib.util.find_spec('torch')", tmp_path)
+    assert told.startswith(
+        "paritas (PARITAS_GUARD): unverified: nothing was guarded: import paritas"
+    )
+
+
 # --- the front door -------------------------------------------------------------------------------
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 
 from paritas import torchair_dump
-from paritas.errors import UsageError
+from paritas.errors import ParityWarning, UsageError
 
 OFF = {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}
 
@@ -211,8 +212,8 @@ def test_our_configuration_takes_what_it_knows_and_nothing_else():
         config.dump_config.dump_step = "5|2"
     with pytest.raises(UsageError, match=r"dump_steps = '1': .*options are dump_step, "):
         config.dump_config.dump_steps = "1"
-    with pytest.raises(UsageError, match=r"config\.mode = 'x': there is no such option"):
-        config.mode = "x"
+    with pytest.raises(UsageError, match=r"config\.modus = 'x': there is no such option"):
+        config.modus = "x"
     with pytest.raises(UsageError, match=r"config\.debug is a group"):
         config.debug = None
 
@@ -255,3 +256,29 @@ def test_an_option_that_would_have_no_effect_is_refused(group, option, value, me
 def test_torchairs_own_configuration_makes_no_backend_here():
     with pytest.raises(UsageError, match=r"pass torchair's own to torchair\.get_npu_backend"):
         torchair_dump.get_backend(compiler_config=torchair_config())
+
+
+def test_other_settings_of_torchair_are_passed_over_with_a_note():
+    config = torchair_dump.CompilerConfig()
+    config.mode = "reduce-overhead"
+    config.experimental_config.frozen_parameter = True
+    config.experimental_config.aclgraph.static_kernel = 1
+    config.debug.aclgraph.disable_reinplace_input_mutated_ops_pass = True
+    config.dump_config.quant_dumpable = False  # the default
+    assert config.experimental_config.frozen_parameter is True
+    assert repr(config).startswith("config(debug=")
+    assert copy.deepcopy(config).mode == "reduce-overhead"
+    with pytest.warns(ParityWarning) as told:
+        assert torchair_dump.get_backend(compiler_config=config) == "inductor"
+    (warning,) = told
+    assert str(warning.message) == (
+        "passed over, because only Ascend's compiler has them: "
+        "config.debug.aclgraph.disable_reinplace_input_mutated_ops_pass = True, "
+        "config.mode = 'reduce-overhead', config.experimental_config.frozen_parameter = True, "
+        "config.experimental_config.aclgraph.static_kernel = 1"
+    )
+    torchair_dump.get_fx_dump_config("dump", config)
+    with pytest.warns(ParityWarning):
+        backend = torchair_dump.get_backend(compiler_config=config)
+    backend.session.close(raising=False)
+    assert str(warning.message) in backend.session._header.notes

@@ -251,8 +251,8 @@ def summary_line(watch: GuardWatch) -> str:
 
 
 def _expects_no_compiling() -> bool:
-    """Whether this process is not expected to compile: a command of paritas, a worker."""
-    if "torch" not in sys.modules or _commands:
+    """Whether this process is not expected to compile: a command of paritas, torchrun, a worker."""
+    if "torch" not in sys.modules or "torch.distributed.run" in sys.modules or _commands:
         return True
     import multiprocessing
 

@@ -559,9 +559,9 @@ class GuardedCode:
             reason = f"the graph, run op by op, raises {in_one_line(reference, 120)}"
             out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         elif reference is None:
-            out.compared += 1
             reason = f"the compiled code raises {in_one_line(candidate, 120)}; the graph does not"
-            out.add(item, Aspect.EXCEPTION, Status.DIFFERENT, reason)
+            raised = type(candidate).__name__
+            out.add(item, Aspect.EXCEPTION, Status.UNVERIFIED, reason, raised=raised)
         else:
             reason = f"both raise; the compiled code raises {in_one_line(candidate, 120)}"
             out.add(item, Aspect.EXCEPTION, Status.UNVERIFIED, reason)
@@ -592,7 +592,9 @@ class GuardedCode:
         # A call that could not be checked does not stop the program, but is always reported.
         if verdict.failures and action != "record":
             warnings.warn(str(verdict), ParityWarning, stacklevel=3)
-        if differs and action == "fallback":
+        # If both raise, the program gets the error of the compiled code.
+        only_compiled_raises = any(finding.raised for finding in verdict.failures)
+        if (differs or only_compiled_raises) and action == "fallback":
             return substitute()
         if error is not None:
             raise error

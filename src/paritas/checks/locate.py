@@ -540,7 +540,10 @@ def _located_finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
 def _origin_item(suspect: Suspect | CapturedSuspect, where: Origin) -> Item:
     if where.kind is OriginKind.NODE:
         return Item(ItemKind.NODE, where.name, graph=suspect.label)
-    return Item(ItemKind.ORIGIN, f"{where.kind.value} {where.name}", graph=suspect.label)
+    named = f"{where.kind.value} {where.name}"
+    if where.kind is OriginKind.GRAPH:  # its name is the label
+        named = "the whole graph"
+    return Item(ItemKind.ORIGIN, named, graph=suspect.label)
 
 
 # --- A captured graph -----------------------------------------------------------------------------

@@ -202,8 +202,9 @@ def convert(  # noqa: PLR0913  (one for each option)
     --watch may be started before the program. It also stops when the program was killed.
 
     --delete deletes a file of DUMP once its content is converted and on disk, even while the
-    program runs. Indexes and unreadable files are kept. A packed file is emptied when the program
-    has moved on to the next one (after 1 GiB).
+    program runs. Indexes, graphs and unreadable files are kept, and all files of a rank whose
+    index has a damaged line. A packed file is emptied when the program has moved on to the next
+    one (after 1 GiB).
 
     Exit codes: 0 everything is converted, 2 no dump or wrong usage, 3 something could not be read
     or DUMP is not closed, 130 interrupted.

@@ -268,7 +268,7 @@ class RankRecords:
 KIND = "ge"
 _SUFFIXES = (MIN_MAX, TABLE, ".bin")
 # Of all stages that the engine may write, the one it executes.
-_BUILT_GRAPH = re.compile(r"ge_proto_.+_Build\.txt")
+_BUILT_GRAPH = re.compile(r"ge_proto_.+_Build\.(txt|json)")
 _MOST_NAMED = 3
 
 
@@ -374,10 +374,12 @@ def _read_graphs(folder: Folder, found: list[FoundFile], problems: Problems) -> 
     graphs: list[GeGraph] = []
     for one in found:
         name = Path(one.parts[-1])
-        if graph_label(name) is None and not _BUILT_GRAPH.fullmatch(name.name):
+        is_named = graph_label(name) is not None or _BUILT_GRAPH.fullmatch(name.name) is not None
+        if not is_named and name.suffix != ".json":
             continue
         try:
             graphs.append(read_graph(folder.locate(one.name)))
         except (UsageError, OSError) as error:
-            problems.add(f"{one.name}: {error}", is_loss=False)
+            if is_named:  # other files in JSON are not about the graph
+                problems.add(f"{one.name}: {error}", is_loss=False)
     return graphs

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from paritas.compat.ge_files import spell_name
 from paritas.errors import UsageError
@@ -56,6 +57,44 @@ def parse_text(path: Path, events: Events) -> None:
             raise ValueError(f"it has {size} bytes, the limit is {_LARGEST_FILE}")
         file.seek(0)
         _parse(_split_tokens(file.read(size)), events)
+
+
+_LARGEST_JSON = 1 << 28
+
+
+def parse_json(path: Path, events: Events) -> None:
+    """Read the same messages from JSON.
+
+    Raises:
+        ValueError: it is not JSON, or has no graph.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size > _LARGEST_JSON:
+            raise ValueError(f"it has {size} bytes, the limit is {_LARGEST_JSON}")
+        file.seek(0)
+        try:
+            model = json.loads(file.read(size))
+            graphs = model.get("graph") if isinstance(model, dict) else None
+            if not isinstance(graphs, list) or not graphs:
+                raise ValueError("it has no list of graphs")
+            for field, value in model.items():
+                _tell_json(field, value, events)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+
+
+def _tell_json(field: str, value: Any, events: Events) -> None:
+    if isinstance(value, dict):
+        events.begin(field.encode())
+        for name, inner in value.items():
+            _tell_json(name, inner, events)
+        events.end()
+    elif isinstance(value, list):  # a repeated field
+        for one in value:
+            _tell_json(field, one, events)
+    else:
+        events.value(field.encode(), str(value).encode("utf-8", "replace"))
 
 
 class _TextToken(NamedTuple):
@@ -322,14 +361,26 @@ def graph_label(path: Path) -> tuple[GraphKind, str, int | None] | None:
 
 
 def read_graph(path: Path) -> GeGraph:
-    """Read a text graph."""
+    """Read a text graph, or the same in JSON, as the engine's converter prints an OM model."""
     kind, label, rank = graph_label(path) or ("other", path.stem, None)
     collected = _Collector()
+    is_json = path.suffix == ".json"
     try:
-        parse_text(path, collected)
+        (parse_json if is_json else parse_text)(path, collected)
     except ValueError as error:
-        raise UsageError(f"{path.name} is not a text graph: {error}") from error
+        wanted = "an OM model in JSON" if is_json else "a text graph"
+        raise UsageError(f"{path.name} is not {wanted}: {error}") from error
     return GeGraph(path, label, kind, rank, collected.name, collected.ops)
+
+
+def is_graph(path: Path) -> bool:
+    """Whether a file is a graph with operators, in text or JSON."""
+    if path.suffix not in (".txt", ".pbtxt", ".json"):
+        return False
+    try:
+        return bool(read_graph(path).ops)
+    except (UsageError, OSError):
+        return False
 
 
 # --- Collecting operators -------------------------------------------------------------------------

@@ -370,7 +370,7 @@ class CallFiles:
 
     def is_over(self, entry: Entry) -> bool:
         """Whether an entry belongs to another call than the pending ones."""
-        return bool(self._pending) and _call_key(entry) != _call_key(self._pending[-1])
+        return bool(self._pending) and call_key(entry) != call_key(self._pending[-1])
 
     def put(self, entry: Entry) -> None:
         """Add an entry to the pending call."""
@@ -519,7 +519,7 @@ def _make_payload(entry: Entry, file: str, tensor: GeTensor) -> Payload:
     return Payload(file=file, key=tensor.key, begin=begin, nbytes=nbytes, shape=shape)
 
 
-def _call_key(entry: Entry) -> tuple[object, ...]:
+def call_key(entry: Entry | Record) -> tuple[object, ...]:
     """The same for entries of one call; a kernel writes several buffers."""
     site = entry.site
     what = RESULT_TYPE if _is_result(site) else site.kernel or (site.level, site.name)

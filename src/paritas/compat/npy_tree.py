@@ -28,7 +28,7 @@ from paritas.files.npy_files import (
     read_npy_header,
     summary_of,
 )
-from paritas.files.records import TORCHAIR, Payload, Site, whole_file
+from paritas.files.records import OLD_FX_TOP, TORCHAIR, Payload, Site, whole_file
 from paritas.files.tensor_bytes import known_dtype, stored_dtype, stored_shape, typed
 from paritas.files.torch_files import only_tensor
 from paritas.files.trees import glimpse, natural_key
@@ -233,6 +233,10 @@ def _pack_float4(values: Array) -> Tensor:
 #     worldsize{W}_global_rank{r}/{model}/{step}/{name}-{op}.INPUT.{i}[.{j}].{time}.npy
 #     worldsize{W}_global_rank{r}/{model}/{step}/{name}-{op}.OUTPUT.{i}.{time}.npy
 #
+# and up to torchair 7.1.0, without ranks::
+#
+#     data_dump/{step + 1}/gm_{time of the model}_dump/{name}-{op}.INPUT.{i}[.{j}].{time}.npy
+#
 # `model` is the graph, with its backward pass as a separate model, or `eager` without a graph. All
 # files of one call have the same time. A name that is too long is replaced by a number, which
 # `mapping.csv` in the same folder explains. The index of the dump is the usual one.
@@ -259,15 +263,21 @@ class NpyTree:
     system supports it: the tree is complete, and the disk holds them once.
     """
 
-    def __init__(self, root: Path, rank: int, world_size: int) -> None:
-        """`root` is the folder of the dump."""
+    def __init__(self, root: Path, rank: int, world_size: int, *, has_ranks: bool = True) -> None:
+        """`root` is the folder of the dump; without ranks it is torchair's tree up to 7.1.0."""
+        if not has_ranks and world_size > 1:
+            raise UsageError(
+                f'layout="msit-7.1.0" has no place for {world_size} ranks: use layout="msit"'
+            )
         self._root = root
+        self._has_ranks = has_ranks
+        self._model_times: dict[str, str] = {}
         self._top = f"worldsize{world_size}_global_rank{rank}"
         self._step: int | None = None
         self._times: dict[tuple[str, str, str, str, int], str] = {}
         self._taken: set[tuple[str, str]] = set()
         self._last_time = dt.datetime.min.replace(tzinfo=dt.UTC)
-        self._folders: set[str] = set()
+        self._folders: dict[str, int] = {}  # with their steps
         self._earlier: dict[str, dict[_Kind, _EarlierFile]] = {}
 
     def write(self, entry: Entry) -> Payload:
@@ -286,13 +296,13 @@ class NpyTree:
     def drop_step(self, step: int) -> None:
         """Remove the files of a step."""
         for folder in sorted(self._folders):
-            if not folder.endswith(f"/{step}"):
+            if self._folders[folder] != step:
                 continue
             # Renamed first: a reader finds all of it or nothing.
             leaving = self._root / f"{folder}.leaving"
             (self._root / folder).rename(leaving)
             shutil.rmtree(leaving)
-            self._folders.discard(folder)
+            del self._folders[folder]
             for known in self._earlier.values():
                 gone = [key for key, one in known.items() if one.file.startswith(f"{folder}/")]
                 for key in gone:
@@ -346,10 +356,10 @@ class NpyTree:
 
     def _place(self, entry: Entry) -> str:
         site = entry.site
-        folder = f"{self._top}/{model_name(site.graph, site.phase)}/{entry.step}"
+        folder = self._folder(model_name(site.graph, site.phase), entry.step)
         if folder not in self._folders:
             (self._root / folder).mkdir(parents=True, exist_ok=True)
-            self._folders.add(folder)
+            self._folders[folder] = entry.step
         name = self._file_name(site)
         if (folder, name) in self._taken:
             # This place was already written in this call. Nothing is ever overwritten.
@@ -357,6 +367,13 @@ class NpyTree:
             name = self._file_name(site)
         self._taken.add((folder, name))
         return f"{folder}/{fitting_name(self._root / folder, name, '.npy')}"
+
+    def _folder(self, model: str, step: int) -> str:
+        if self._has_ranks:
+            return f"{self._top}/{model}/{step}"
+        if model not in self._model_times:
+            self._model_times[model] = self._next_time()
+        return f"{OLD_FX_TOP}/{step + 1}/gm_{self._model_times[model]}_dump"
 
     def _file_name(self, site: Site) -> str:
         call = call_name(_name_node(site), site.op or site.level)
@@ -366,10 +383,14 @@ class NpyTree:
         """The same for all inputs and outputs of a call, and different for each call."""
         call = _call_key(site)
         if call not in self._times:
-            moment = dt.datetime.now(dt.UTC)
-            self._last_time = max(moment, self._last_time + dt.timedelta(microseconds=1))
-            self._times[call] = time_stamp(self._last_time)
+            self._times[call] = self._next_time()
         return self._times[call]
+
+    def _next_time(self) -> str:
+        """The time, and later than the last one."""
+        moment = dt.datetime.now(dt.UTC)
+        self._last_time = max(moment, self._last_time + dt.timedelta(microseconds=1))
+        return time_stamp(self._last_time)
 
 
 def _name_node(site: Site) -> str:
@@ -449,7 +470,7 @@ _FILE = re.compile(
 _DEVICE_FILE = re.compile(r"(?P<node>.+)_device_(?P<device>\d+)_(?P<count>\d{1,9})\.pt")
 _RANK = re.compile(r"worldsize(\d{1,6})_global_rank(\d{1,6})")
 _MODULE = re.compile(r"gm_(\d{1,20})_dump")
-_TOPS = ("msit_fx_dump", "msprobe_fx_dump", "data_dump")
+_TOPS = ("msit_fx_dump", "msprobe_fx_dump", OLD_FX_TOP)
 _NUMBER = re.compile(r"\d{1,9}")
 _SUMMARY = "_min_max.npy"
 
@@ -563,7 +584,7 @@ def _parse_folders(
             step, graph = _model_and_token(folders[place + 1 :])
         elif match := _MODULE.fullmatch(folder):
             graph = modules.get(match[1], "gm_0")
-        elif folder == "data_dump":
+        elif folder == OLD_FX_TOP:
             following = folders[place + 1 :][:1]
             # The folder of a token has a number one higher.
             if following and _NUMBER.fullmatch(following[0]):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paritas.compat import ge_dump, msprobe, npy_tree, plain_files, sglang
+from paritas.compat.ge_graphs import is_graph
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
 from paritas.files.records import HEADER, INDEX, index_home, rank_folders
@@ -52,6 +53,11 @@ def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> Readable
         if kind == name or (kind is None and reader.looks_like(root)):
             found: ReadableDump = reader.open_dump(root)
             return found
+    if root.is_file() and is_graph(root):
+        raise UsageError(
+            f"{root} is a graph of Ascend's engine, which has no tensors: put it into the folder "
+            "of the tensor files, and give that folder"
+        )
     raise UsageError(
         f"{root} is not a known dump: found neither rank0/{HEADER} of paritas nor a dump of "
         f"{', '.join(_READERS)}"

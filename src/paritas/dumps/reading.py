@@ -25,6 +25,7 @@ from paritas.files.records import (
     HEADER,
     INDEX,
     LOCK,
+    NPY_LAYOUTS,
     RANK,
     RankDump,
     Record,
@@ -129,7 +130,7 @@ def check_payload(record: Record, files: DumpFiles, layout: Layout) -> Path:
     payload, facts = record.payload, record.tensor
     if payload is None:
         raise UsageError("it has no values: only statistics were recorded")
-    if layout == "msit":
+    if layout in NPY_LAYOUTS:
         return files.find(payload.file, max(payload.nbytes, 0))
     if facts is None:
         raise UsageError(f"it is not a tensor: its value is {record.value}")
@@ -581,7 +582,7 @@ class Dump:
             payload, facts = record.payload, record.tensor
             if payload is None or facts is None:
                 raise UsageError(f"it is not a tensor: its value is {record.value}")
-            if layout == "msit":
+            if layout in NPY_LAYOUTS:
                 values = found = read_npy(path, record, self._open if is_view else None)
             else:
                 dtype = stored_dtype(known_dtype(facts.dtype))

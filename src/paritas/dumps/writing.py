@@ -23,6 +23,8 @@ from paritas.files.records import (
     HEADER,
     INDEX,
     LOCK,
+    NPY_LAYOUTS,
+    OLD_FX_TOP,
     RANK,
     STEP,
     TIME,
@@ -169,6 +171,9 @@ def _survey_folder(root: Path) -> tuple[list[_ClaimedPart], list[Path]]:
 
 def _is_of_torchair_layout(path: Path) -> bool:
     """Whether it is the tree or a graph of one of our ranks, whose own folder comes first."""
+    if path.name == OLD_FX_TOP:
+        found = _header_or_none(path.with_name(rank_name(0)))
+        return found is not None and found.layout == "msit-7.1.0"
     match = TORCHAIR.fullmatch(path.name)
     if match is None:
         return False
@@ -191,7 +196,9 @@ def _refuse_removal(folder: Path) -> None:
 
 
 def _remove_part(root: Path, part: _ClaimedPart) -> None:
-    if part.header.layout != "packed":
+    if part.header.layout == "msit-7.1.0":
+        discard(root / OLD_FX_TOP)
+    elif part.header.layout != "packed":
         for path in root.iterdir():
             if TIME.fullmatch(path.name):
                 discard(path / str(part.header.rank))
@@ -426,8 +433,9 @@ class DumpWriter:
         self._encode = msgspec.json.Encoder().encode
         self._tree: NpyTree | None = None
         self._calls: CallFiles | None = None
-        if header.layout == "msit":
-            self._tree = NpyTree(path, header.rank, header.world_size)
+        if header.layout in NPY_LAYOUTS:
+            has_ranks = header.layout == "msit"
+            self._tree = NpyTree(path, header.rank, header.world_size, has_ranks=has_ranks)
         elif header.layout != "packed":
             self._calls = CallFiles(path, header.layout, header.rank, header.world_size)
         self.folder = claim(path, self._header, overwrite=overwrite)

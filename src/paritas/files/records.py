@@ -38,7 +38,9 @@ Level = Literal["module", "op", "node", "buffer", "parameter", "tensor"]
 Phase = Literal["forward", "backward"]
 Side = Literal["input", "output"]
 State = Literal["closed", "being written", "ended early"]
-Layout = Literal["packed", "msit", "ge", "ge-7.1.0"]
+Layout = Literal["packed", "msit", "msit-7.1.0", "ge", "ge-7.1.0"]
+# One `.npy` file per value.
+NPY_LAYOUTS = frozenset({"msit", "msit-7.1.0"})
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -274,6 +276,8 @@ DATA = re.compile(r"data-\d{4,}\.safetensors")
 TORCHAIR = re.compile(
     r"worldsize\d+_global_rank(\d{1,9})|dynamo_(?:original|optimized)_.+_rank_(\d{1,9})_.+\.txt"
 )
+# The top of torchair's tree of a captured graph up to 7.1.0, which has no ranks.
+OLD_FX_TOP = "data_dump"
 # The first folder level of Ascend's old tree, which names devices and not ranks.
 TIME = re.compile(r"\d{14}")
 _LARGEST_HEADER = 64 << 20

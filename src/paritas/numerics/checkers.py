@@ -47,13 +47,13 @@ class AutomaticValueChecker:
 
     Attributes:
         pcc: tensors of more than one float pass if their Pearson correlation is at least this.
-        rtol: single floats pass within `atol + rtol * |reference|`.
-        atol: as above.
+        rtol: single floats, and integers, pass within `atol + rtol * |reference|`.
+        atol: as above. Of the two, the one that is not given is 0 for integers.
         dissimilarity_threshold: bool tensors pass if their Rogers-Tanimoto dissimilarity is at
             most this.
 
-    Without its argument, a kind of value is judged by the automatic criterion. Integers always
-    are: a correlation of token ids means nothing.
+    Without its argument, a kind of value is judged by the automatic criterion. `pcc` does not apply
+    to integers: a correlation of token ids means nothing.
     """
 
     pcc: float | None = None
@@ -74,11 +74,15 @@ class AutomaticValueChecker:
         validate_checker(self)
         if not isinstance(reference, torch.Tensor) or not isinstance(candidate, torch.Tensor):
             return _check_objects(reference, candidate)
+        is_tolerant = self.rtol is not None or self.atol is not None
         if not is_inexact(reference) and not is_inexact(candidate):
             if self.dissimilarity_threshold is not None and reference.dtype is torch.bool:
                 return _check_dissimilarity(reference, candidate, self.dissimilarity_threshold)
+            if is_tolerant and torch.bool not in (reference.dtype, candidate.dtype):
+                closeness = AllCloseValueChecker(rtol=self.rtol or 0.0, atol=self.atol or 0.0)
+                return closeness.check(reference, candidate)
             return judge_exact(reference, candidate, evidence)
-        if reference.numel() == 1 and (self.rtol is not None or self.atol is not None):
+        if reference.numel() == 1 and is_tolerant:
             return AllCloseValueChecker(**_drop_none(rtol=self.rtol, atol=self.atol)).check(
                 reference, candidate
             )

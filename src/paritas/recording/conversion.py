@@ -32,8 +32,8 @@ from paritas.numerics.sketch import sketch
 from paritas.numerics.statistics import summarize
 from paritas.recording.conversion_sources import (
     DumpSource,
+    LatestFiles,
     is_there,
-    note_use,
     reader_without_index,
     source_of,
     sync_to_disk,
@@ -68,7 +68,7 @@ class Rewriter:
         problems: records that could not be read, and why.
         used: files of the old dump that its index points to, and how often.
         needed: those of them with something that could not be converted.
-        newest: the last data file in use of each folder.
+        latest: those at the end of the index.
     """
 
     def __init__(self, writer: DumpWriter, made: Dump, target: Target) -> None:
@@ -78,7 +78,7 @@ class Rewriter:
         self.problems: list[str] = []
         self.used: Counter[str] = Counter()
         self.needed: set[str] = set()
-        self.newest: dict[str, int] = {}
+        self.latest = LatestFiles()
         self._writer = writer
         self._made = made
         self._target = target
@@ -101,8 +101,9 @@ class Rewriter:
 
     def rewrite(self, record: Record, source: SourceRank) -> bool:
         """Convert a record, unless it already is; return whether it was converted now."""
-        for payload in (record.payload, record.sketch):
-            note_use(payload, self.used, self.newest)
+        files = _files_of(record)
+        self.used.update(files)
+        self.latest.note(record, files)
         if record.sequence in self._done:
             return False
         try:
@@ -112,9 +113,9 @@ class Rewriter:
             entry = self._entry(record, source)
         except ParitasError as error:
             self.problems.append(f"rank {record.rank}: {error}")
-            self.needed |= _files_of(record)
+            self.needed |= files
             return False
-        self._add(entry, _files_of(record))
+        self._add(entry, files)
         return True
 
     def take_over(self, record: Record, earlier: Dump) -> None:
@@ -486,7 +487,7 @@ class _RankConversion:
         """Delete files whose values are in the new dump."""
         if not self._is_through:  # interrupted: a file may be converted only in part
             return
-        files = self.rank.deletable(self.rewriter.safe(), self.rewriter.newest)
+        files = self.rank.deletable(self.rewriter.safe(), self.rewriter.latest)
         if not files:
             return
         try:

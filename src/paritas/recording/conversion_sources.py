@@ -11,6 +11,7 @@ import msgspec
 
 from paritas.compat.foreign_dump import ForeignDump, rank_of
 from paritas.compat.ge_files import read_ge_header
+from paritas.compat.ge_writing import call_key
 from paritas.dumps.completeness import find_losses, list_problems
 from paritas.dumps.opening import is_known, is_ours, open_dump
 from paritas.dumps.reading import LONGEST_LINE, Dump, check_record
@@ -18,6 +19,8 @@ from paritas.errors import ParitasError, UsageError
 from paritas.files.records import (
     INDEX,
     LOCK,
+    NPY_LAYOUTS,
+    OLD_FX_TOP,
     RankDump,
     Record,
     index_home,
@@ -30,14 +33,13 @@ from paritas.files.records import (
 from paritas.files.trees import Folder, Problems, open_plain
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from paritas.dumps.opening import ReadableDump
-    from paritas.files.records import Header, Payload
+    from paritas.files.records import Header
 
 
 # --- Reading the index of one rank as it grows ----------------------------------------------------
@@ -96,8 +98,38 @@ class Follower:
                 yield record
 
 
+class LatestFiles:
+    """The files at the end of a growing index, which the program may not have finished.
+
+    A file is started before the index line of its first record, so the index must have moved on.
+
+    Attributes:
+        numbers: for each folder, the number of the last data file in use.
+        of_call: the files of the last call.
+    """
+
+    def __init__(self) -> None:
+        """Before the first record."""
+        self.numbers: dict[str, int] = {}
+        self.of_call: set[str] = set()
+        self._call: tuple[object, ...] = ()
+
+    def note(self, record: Record, files: Iterable[str]) -> None:
+        """Note the files of the next record."""
+        call = call_key(record)
+        if call != self._call:
+            self._call = call
+            self.of_call.clear()
+        for file in files:
+            self.of_call.add(file)
+            folder, _, name = file.rpartition("/")
+            number = _DATA.fullmatch(name)
+            if number is not None:
+                self.numbers[folder] = max(self.numbers.get(folder, 0), int(number[1]))
+
+
 def freeable_files(
-    root: Path, header: Header, used: Mapping[str, int], newest: dict[str, int]
+    root: Path, header: Header, used: Mapping[str, int], latest: LatestFiles
 ) -> list[Path]:
     """The files of a rank that can be deleted once their content is converted.
 
@@ -105,46 +137,40 @@ def freeable_files(
 
     Args:
         used: files that the index points to, and how many records of each are converted.
-        newest: for each folder, the number of the last data file in use. While the program runs,
-            only earlier files are finished. A file is started before the index line of its first
-            record, so the index must have moved on to the next file.
+        latest: where the index ends. While the program runs, only earlier files are finished.
     """
-    if header.layout == "msit":
+    if header.layout in NPY_LAYOUTS:
         # Files appear complete, and the program does not need them any more.
-        tree = root / f"worldsize{header.world_size}_global_rank{header.rank}"
+        top = f"worldsize{header.world_size}_global_rank{header.rank}"
+        tree = root / (top if header.layout == "msit" else OLD_FX_TOP)
         return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
     if header.layout in ("ge", "ge-7.1.0"):
-        # The file of a call is written before its index lines: all its tensors must be converted.
+        # The file of a call is written before its index lines, which follow each other. An input
+        # may have its record in the file of another operator, so not each tensor has one.
         found = ((path, path.relative_to(root).as_posix()) for path in root.rglob("*"))
-        return [p for p, name in found if name in used and _count_tensors(p) == used[name]]
+        return [
+            path
+            for path, name in found
+            if name in used
+            and (header.closed or name not in latest.of_call or _has_all_records(path, used[name]))
+        ]
     files = []
     for path in (root / f"rank{header.rank}").rglob("data-*.safetensors"):
         number, name = _DATA.fullmatch(path.name), path.relative_to(root).as_posix()
         if number is None or name not in used:
             continue
-        older = int(number[1]) < newest.get(name.rpartition("/")[0], 0)
+        older = int(number[1]) < latest.numbers.get(name.rpartition("/")[0], 0)
         if header.closed or (older and path.stat().st_size):
             files.append(path)
     return files
 
 
-def _count_tensors(path: Path) -> int:
-    """The number of tensors in a file of Ascend's graph engine; -1 if it is not one."""
+def _has_all_records(path: Path, records: int) -> bool:
+    """Whether a file of Ascend's graph engine has no more tensors than these records."""
     try:
-        return len(read_ge_header(path).tensors)
+        return len(read_ge_header(path).tensors) == records
     except (UsageError, OSError):
-        return -1
-
-
-def note_use(payload: Payload | None, used: Counter[str], newest: dict[str, int]) -> None:
-    """Count the use of a payload's file."""
-    if payload is None:
-        return
-    used[payload.file] += 1
-    folder, _, name = payload.file.rpartition("/")
-    number = _DATA.fullmatch(name)
-    if number is not None:
-        newest[folder] = max(newest.get(folder, 0), int(number[1]))
+        return False
 
 
 def sync_to_disk(folder: Path) -> None:
@@ -261,9 +287,11 @@ class _OwnRank:
         """The records of an earlier conversion that need not be converted again."""
         return earlier.records
 
-    def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
+    def deletable(self, used: Mapping[str, int], latest: LatestFiles) -> list[Path]:
         """The files whose content is converted."""
-        return freeable_files(self._root, self.header, used, newest)
+        if self.problems:  # a damaged line may name a value in any of them
+            return []
+        return freeable_files(self._root, self.header, used, latest)
 
     def delete(self, path: Path) -> None:
         """Delete one of these files."""
@@ -471,8 +499,8 @@ class _ForeignRank:
         self._next = max(places, default=-1) + 1
         return records
 
-    def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
-        del newest  # files are independent of each other
+    def deletable(self, used: Mapping[str, int], latest: LatestFiles) -> list[Path]:
+        del latest  # files are independent of each other
         found: list[Path] = []
         for name in used:
             with contextlib.suppress(UsageError, OSError):  # deleted, or outside the dump

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import os
+import sys
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -35,7 +37,7 @@ from paritas.compat.fusion_switch import load_switch
 from paritas.compat.npy_tree import model_name
 from paritas.errors import UnsupportedTorchError, UsageError
 from paritas.execution.saved_state import Copier, RandomState
-from paritas.files.records import Observed, Site
+from paritas.files.records import NPY_LAYOUTS, Observed, Site
 from paritas.recording.graphs import (
     NodeSites,
     RecordedGraph,
@@ -48,7 +50,6 @@ from paritas.recording.selection import Selection, check_one_of
 from paritas.recording.session import RecordingSession
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
     from typing import Self
@@ -325,7 +326,7 @@ class FusedGraph:
     def _describe(self, code: ListeningCode, sites: BufferSites) -> None:
         """Write the graph as text, and set the operator names that other tools use."""
         operators = None
-        if self.session.options.layout != "msit":
+        if self.session.options.layout not in NPY_LAYOUTS:
             operators = operators_of(self.lowered.module, code.kernels, sites.of)
             self.session.name_operators(operators)
         write_graph_texts(
@@ -484,7 +485,8 @@ def record(  # noqa: PLR0913  (each is an independent choice)
         every: record every n-th step.
         data: record whole tensors, or statistics only.
         layout: packed files; `msit`, one `.npy` file per tensor in torchair's tree; `ge`, one file
-            per call in the tree of Ascend's graph engine, or `ge-7.1.0` for its old releases.
+            per call in the tree of Ascend's graph engine; `msit-7.1.0` and `ge-7.1.0` are the trees
+            of old releases.
         last: keep only this many of the last steps.
         overwrite: replace an earlier dump in the same folder.
         stepping: with `manual`, `step()` ends a step.
@@ -544,7 +546,7 @@ class RecordingBackend:
         session.source(source, taps=taps, fusion="on" if switch is None else switch.describe())
         for note in switch.notes if switch is not None else ():
             session.note(note)
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     def pause(self) -> None:
         """Record nothing until `resume`; steps in between are not counted."""
@@ -564,8 +566,16 @@ class RecordingBackend:
 
     def close(self) -> None:
         """Write what is queued and close the dump; raise if part of the selection is missing."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         self.session.close()
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.session.close()
+        except Exception as error:  # noqa: BLE001  (Python would print it and exit with 0)
+            sys.stderr.write(f"paritas: {error}\n")
+            if not hasattr(sys, "last_value"):  # the program's own error has an exit code
+                _failed_exits.append(_FailedExit(2 if isinstance(error, UsageError) else 3))
 
     def __enter__(self) -> Self:
         return self
@@ -608,3 +618,21 @@ class RecordingBackend:
         if not came:
             self.session.lose(f"{name}: torch returned code that cannot be recorded")
         return compiled
+
+
+class _FailedExit:
+    """Ends the process with this exit code when Python clears its modules.
+
+    An `atexit` callback cannot change the exit code, and if it left itself, the callbacks of others
+    would not run.
+    """
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        self._leave = os._exit
+
+    def __del__(self) -> None:
+        self._leave(self._code)
+
+
+_failed_exits: list[_FailedExit] = []

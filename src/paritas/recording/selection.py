@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
+from paritas.compat.ge_names import torch_names
 from paritas.errors import UsageError
 from paritas.files.records import Phase
 
@@ -35,7 +36,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         mode: the sides of a call.
         steps: first and last of each span of steps, ascending.
-        layers: names or globs of modules, nodes and parameters; a module includes its content.
+        layers: names or globs of modules, nodes and parameters, or Ascend's names of operators
+            (`Conv_1` is `convolution_1`); a module includes its content.
         ops: names or globs of operators and of module classes.
         ranks: the processes of a distributed run.
         every: every n-th step, from step 0.
@@ -137,8 +139,10 @@ class Sieve:
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
-        self._layers = [_Pattern(text.casefold(), text) for text in selection.layers or ()]
-        self._ops = [_Pattern(text, text) for text in selection.ops or ()]
+        self._layers = [
+            _Pattern(text, (text.casefold(), *torch_names(text))) for text in selection.layers or ()
+        ]
+        self._ops = [_Pattern(text, (text,)) for text in selection.ops or ()]
         self._verdicts: dict[tuple[object, ...], bool] = {}
         self._names: dict[str, None] = {}
         self._operators: dict[str, None] = {}
@@ -228,14 +232,15 @@ class Sieve:
 class _Pattern:
     """A name or glob, and whether it has matched anything."""
 
-    def __init__(self, glob: str, text: str) -> None:
+    def __init__(self, text: str, globs: tuple[str, ...]) -> None:
+        """`globs` are its spellings; one of them must match."""
         self.text = text
         self.met = False
-        self._glob = glob
-        self._match = re.compile(fnmatch.translate(glob)).match
+        self._globs = globs
+        self._match = re.compile("|".join(map(fnmatch.translate, globs))).match
 
     def meets(self, names: Iterable[str]) -> bool:
-        found = any(name == self._glob or self._match(name) for name in names)
+        found = any(name in self._globs or self._match(name) for name in names)
         self.met |= found
         return found
 

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from paritas._torch.tensors import local_part
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import UsageError
-from paritas.files.records import Header, run_identity
+from paritas.files.records import NPY_LAYOUTS, Header, run_identity
 from paritas.recording.pipeline import (
     CopyPool,
     PendingSummary,
@@ -193,7 +193,7 @@ class RecordingSession:
                 pending = PendingSummary(plain, placement)
             else:
                 # A file of a whole call must contain all its values, even repeated ones.
-                known = self._known if self.options.layout in ("packed", "msit") else set()
+                known = self._known if self.options.layout in {"packed", *NPY_LAYOUTS} else set()
                 snapshot = Snapshot(plain, kind, placement, known, self._pool)
         except UsageError as error:
             # This kind of tensor cannot be stored: record the reason in its place.

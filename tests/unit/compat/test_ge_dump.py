@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,39 @@ def test_the_graphs_beside_it_tell_the_nodes(tmp_path):
         ("Mul", "output", ("mul",), True),
     ]
     assert dump.ranks[0].records[3].site.nodes == ("other",)
+
+
+def test_an_om_model_in_json_beside_it_tells_what_was_fused(tmp_path):
+    listed = {"key": "_datadump_original_op_names", "value": {"list": {"s": ["Add_2", "Cast_9"]}}}
+    ops = [{"name": "fused_1", "type": "Fused", "input": ["x:0"], "attr": [listed]}]
+    model = json.dumps({"name": "m", "graph": [{"name": "g", "op": ops}]})
+    captured = graph_text(
+        op_text("x", "Data", outputs=[""]),
+        op_text("Add_2", "Add", ["x:0"], outputs=["add_1-aten.add.Tensor.OUTPUT.0"]),
+        op_text("Cast_9", "Cast", ["Add_2:0"], outputs=["to-aten._to_copy.default.OUTPUT.0"]),
+    )
+    seen = {}
+    for name, text in (("model.json", model), ("settings.json", '{"other": 1}')):
+        top = tmp_path / name / "msit_ge_dump"
+        ge.write(top, "", name, text.encode())
+        ge.write(top, "", "dynamo_original_graph_1_rank_0_pid_7_ts_2024.txt", captured.encode())
+        folder = NEW.format(rank=0, step=0).removeprefix("msit_ge_dump/")
+        ge.write(top, folder, ge.file_name("Fused", "fused_1"), add_bytes(name="fused_1"))
+        dump = open_dump(top)
+        assert dump.problems == []
+        seen[name] = [record.site.nodes for record in dump.ranks[0].records]
+    assert seen["model.json"][-1] == ("add_1", "to")
+    assert seen["settings.json"][-1] == ()
+
+
+@pytest.mark.parametrize("name", ["model.json", "ge_proto_00000001_Build.txt"])
+def test_a_graph_alone_is_refused_with_what_to_give_instead(name, tmp_path):
+    model = {"name": "m", "graph": [{"name": "g", "op": [{"name": "x", "type": "Data"}]}]}
+    text = json.dumps(model) if name.endswith("json") else graph_text(op_text("x", "Data"))
+    (tmp_path / name).write_text(text)
+    message = "is a graph of Ascend's engine, which has no tensors: put it into the folder"
+    with pytest.raises(UsageError, match=message):
+        open_any(tmp_path / name)
 
 
 def test_models_of_one_name_are_told_apart_by_their_numbers(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,58 @@ def test_the_name_of_the_file_tells_kind_graph_and_rank(graph_of):
     )
     assert graph_of(CHAIN, OPTIMIZED).kind == "optimized"
     assert graph_of(CHAIN, "dynamo_original_graph_2.txt").rank is None
+
+
+def test_a_model_in_json_is_the_same_as_its_graph_in_text(graph_of):
+    text = graph_text(
+        op_text("Add_2", "Add", ["x:0"], outputs=["add-aten.add.Tensor.OUTPUT.0"]),
+        op_text("AddMul", "Fused", ["Add_2:0"], originals=["add", "mul"]),
+    )
+
+    def attribute(key, value):
+        return {"key": key, "value": value}
+
+    ops = [
+        {
+            "name": "Add_2",
+            "type": "Add",
+            "input": ["x:0"],
+            "output_desc": [
+                {
+                    "dtype": "DT_FLOAT16",
+                    "shape": {"dim": [2, 3]},
+                    "attr": [attribute("_fx_tensor_name", {"s": "add-aten.add.Tensor.OUTPUT.0"})],
+                }
+            ],
+        },
+        {
+            "name": "AddMul",
+            "type": "Fused",
+            "input": ["Add_2:0"],
+            "attr": [
+                attribute("_datadump_original_op_names", {"list": {"s": ["add", "mul"]}}),
+                attribute("is_input_const", {"list": {"b": [False]}}),
+            ],
+        },
+    ]
+    model = {"name": "a_graph", "graph": [{"name": "a_graph", "op": ops}], "version": 3}
+    graph = graph_of(json.dumps(model), "ge_proto_00000001_Build.json")
+    assert (graph.kind, graph.name) == ("other", "a_graph")
+    assert graph.ops == graph_of(text).ops
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[1]", "it has no list of graphs"),
+        ('{"graph": {}}', "it has no list of graphs"),
+        ('{"graph": ' + "[" * 100_000, "it is nested too deeply"),
+    ],
+)
+def test_other_json_is_refused_with_the_reason(text, why, graph_of):
+    with pytest.raises(UsageError, match=f"m.json is not an OM model in JSON: {why}"):
+        graph_of(text, "m.json")
 
 
 def test_an_operator_has_its_inputs_and_the_files_of_its_results(graph_of):

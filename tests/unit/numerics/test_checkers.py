@@ -127,7 +127,7 @@ def test_integers_are_never_judged_by_correlation(dtype):
     x = torch.arange(100, dtype=dtype)
     y = x.clone()
     y[50] += 1
-    judgement = AutomaticValueChecker(pcc=0.5, rtol=1.0, atol=10.0).check(x, y)
+    judgement = AutomaticValueChecker(pcc=0.5).check(x, y)
     assert judgement.status is Status.DIFFERENT
     assert judgement.reason == "1 of 100 values differ; these values are exact"
 
@@ -322,6 +322,23 @@ def test_integer_tensors_obey_the_tolerance_that_was_given(dtype):
     refused = AllCloseValueChecker(atol=1).check(reference, candidate)
     assert refused.status is Status.DIFFERENT
     assert refused.reason.startswith("1 of 3 values are not within rtol=1e-05, atol=1")
+
+
+@pytest.mark.parametrize("checker", [AutomaticValueChecker, FullValueChecker])
+def test_an_explicit_tolerance_applies_to_integers(checker):
+    reference, candidate = torch.tensor([100_000, 20, 7]), torch.tensor([100_002, 20, 6])
+    assert status(checker(atol=2), reference, candidate) is Status.EQUIVALENT
+    assert status(checker(rtol=0.15), reference, candidate) is Status.EQUIVALENT
+    assert status(checker(), reference, candidate) is Status.DIFFERENT
+    assert status(checker(pcc=0.0), reference, candidate) is Status.DIFFERENT
+    refused = AutomaticValueChecker(atol=1).check(reference, candidate)
+    assert refused.reason.startswith("1 of 3 values are not within rtol=0, atol=1")
+
+
+def test_a_tolerance_does_not_make_bools_equal():
+    yes, no = torch.tensor([True]), torch.tensor([False])
+    assert status(AutomaticValueChecker(atol=2), yes, no) is Status.DIFFERENT
+    assert status(FullValueChecker(atol=2), yes, no) is Status.DIFFERENT
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import paritas
+from paritas.errors import UsageError
 from paritas.numerics.automatic import Judgement
 from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 from paritas.numerics.judge import Checks, check_pair, judge
@@ -372,3 +373,41 @@ def test_a_declined_pair_goes_to_the_next_checker():
     (numbers,), _ = check_pair(output("out"), torch.ones(2), torch.ones(2), checks)
     assert strings.status is Status.EQUIVALENT
     assert numbers.status is Status.IDENTICAL
+
+
+# --- a given arbiter ------------------------------------------------------------------------------
+
+
+def test_the_reference_in_float64_says_how_much_rounding_there_is():
+    def cancels(x):
+        return {"h": x + 1e3 - 1e3, "ids": torch.arange(3)}
+
+    x = floats()
+    reference, wide = cancels(x), cancels(x.double())
+    exact = {**reference, "h": x}
+    assert judge(reference, exact).status is Status.DIFFERENT
+    verdict = judge(reference, exact, fp64_ref=wide)
+    assert verdict.status is Status.EQUIVALENT
+    assert verdict.findings[0].native.noise == "the reference's own error"
+    assert not judge(reference, {**reference, "h": x * 1.01}, fp64_ref=wide).passed
+
+
+def test_an_arbiter_that_is_not_of_the_reference_is_refused_or_not_used():
+    x = floats()
+    with pytest.raises(UsageError, match=r"fp64_ref has no tensor value\['a'\]"):
+        judge({"a": x}, {"a": x}, fp64_ref={"b": x.double()})
+    with pytest.raises(UsageError, match=r"fp64_ref: value has shape \[2\], in reference \[256\]"):
+        judge(x, x, fp64_ref=x.double()[:2])
+    verdict = judge(x, x * 1.5, fp64_ref=-x.double())
+    assert verdict.status is Status.DIFFERENT
+    assert verdict.notes == (
+        "value: the reference is far from fp64_ref (relative L2 2), so it is not used",
+    )
+    assert judge(x, x, fp64_ref=x).notes == ("value: fp64_ref is float32 there, so it is not used",)
+
+
+def test_an_arbiter_may_be_infinite_or_zero_where_the_reference_is():
+    x = torch.tensor([INF, 1.0, 0.0])
+    assert judge(x, x.clone(), fp64_ref=x.double()).status is Status.IDENTICAL
+    zeros = torch.zeros(3)
+    assert judge(zeros, zeros + 1e-3, fp64_ref=zeros.double()).status is Status.DIFFERENT

@@ -29,6 +29,33 @@ def wanted(selection, *sites):
     return [sieve.wants(site) for site in sites]
 
 
+# --- Ascend's names -------------------------------------------------------------------------------
+
+
+def test_operators_may_be_named_as_in_the_graph_engine():
+    names = ["add", "convolution", "convolution_1", "addmm_1", "sum_1", "sum_2", "where", "select"]
+    sites = [node(name) for name in names]
+
+    def chosen(*layers):
+        taken = wanted(Selection.of(layers=layers), *sites)
+        return [name for name, is_wanted in zip(names, taken, strict=True) if is_wanted]
+
+    assert chosen("Add", "Conv_1") == ["add", "convolution_1"]
+    assert chosen("Conv2D", "MatMulV2_1") == ["convolution", "addmm_1"]
+    assert chosen("ReduceSum", "ReduceSumD_1") == ["sum_1", "sum_2"]
+    assert chosen("Select") == ["where", "select"]
+    assert chosen("select") == ["select"], "torch's spelling is torch's operator"
+
+
+def test_a_name_of_the_graph_engine_that_matches_nothing_is_reported_once():
+    sieve = Sieve(Selection.of(layers=["Conv_7"]))
+    sieve.wants(node("convolution"))
+    sieve.saw_step(0)
+    assert sieve.unmatched() == [
+        "layers: 'Conv_7' matched none of 1 name; the most similar: 'convolution'"
+    ]
+
+
 # --- steps ----------------------------------------------------------------------------------------
 
 
