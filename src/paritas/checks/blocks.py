@@ -42,10 +42,11 @@ from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import ForeignProgram, Inputs, inspect_subject
 from paritas.numerics import criterion
-from paritas.numerics.automatic import FEW_RUNS, MOST_RUNS, NoEvidence
+from paritas.numerics.automatic import FEW_RUNS, MOST_RUNS
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import map_leaves
 from paritas.numerics.flattening import flattened
+from paritas.numerics.judge_evidence import NoEvidence
 from paritas.numerics.metrics import promotable
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.results.items import CALL, Item, ItemKind, gradient, harness, output
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from paritas.execution.block_runs import BlockCall
     from paritas.execution.observation import Observation
     from paritas.execution.subjects import Subject, VerifyConfig
-    from paritas.numerics.automatic import JudgeEvidence
+    from paritas.numerics.judge_evidence import JudgeEvidence
 
 BETWEEN = "between blocks"
 # The sum of the gradients of all pieces may differ by this share from the gradient of the whole.

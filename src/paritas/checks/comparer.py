@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paritas.execution.observation import Observation
     from paritas.execution.subject_runs import SubjectLift
     from paritas.execution.subjects import VerifyConfig
-    from paritas.numerics.automatic import JudgeEvidence
+    from paritas.numerics.judge_evidence import JudgeEvidence
 
 INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
 SECOND_ADVICE = (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from paritas._torch.dynamo import Backend
     from paritas.diagnosis.case import Context
-    from paritas.numerics.automatic import JudgeEvidence
+    from paritas.numerics.judge_evidence import JudgeEvidence
     from paritas.results.findings import Finding, Verdict
 
 

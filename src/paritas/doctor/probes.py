@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import inspect
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -651,8 +651,6 @@ def stance() -> None:
 
 def quiet() -> None:
     """Torch's log handlers can drop messages about runs of paritas."""
-    import logging
-
     log = logging.getLogger("torch._subclasses.fake_tensor")
     record = log.makeRecord(log.name, logging.ERROR, __file__, 0, "of ours", (), None)
     with quietly():

@@ -14,14 +14,13 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.numerics.automatic import (
-    JudgeEvidence,
     Judgement,
-    NoEvidence,
     judge_exact,
     judge_floats,
 )
 from paritas.numerics.bits import halves, is_inexact
 from paritas.numerics.contents import Opaque, as_leaf, parts, same_leaf
+from paritas.numerics.judge_evidence import JudgeEvidence, NoEvidence
 from paritas.numerics.metrics import pair_metrics
 from paritas.results.findings import Status
 

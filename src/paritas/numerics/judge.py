@@ -10,11 +10,12 @@ import msgspec
 import torch
 
 from paritas.errors import UsageError
-from paritas.numerics.automatic import NoEvidence, fault_in_float64
+from paritas.numerics.automatic import fault_in_float64
 from paritas.numerics.bits import dtype_name, is_inexact
 from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueChecker
 from paritas.numerics.contents import SEQUENCE, Opaque
 from paritas.numerics.flattening import Flat, flattened
+from paritas.numerics.judge_evidence import NoEvidence
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.items import Item, ItemKind
 from paritas.results.wording import enumerated
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.numerics.automatic import JudgeEvidence
+    from paritas.numerics.judge_evidence import JudgeEvidence
 
 _MOST_NAMED = 5
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.execution.block_runs import BlockCall, Recorder
-    from paritas.numerics.automatic import JudgeEvidence
+    from paritas.numerics.judge_evidence import JudgeEvidence
     from paritas.parallel.assembling import StepItem
     from paritas.parallel.boundaries import CallForms
     from paritas.parallel.judging import Judged

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.execution.observation import RunOptions
-    from paritas.numerics.automatic import JudgeEvidence
+    from paritas.numerics.judge_evidence import JudgeEvidence
     from paritas.parallel.assembling import Slots
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import Trace

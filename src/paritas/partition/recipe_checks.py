@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.numerics.automatic import JudgeEvidence
+    from paritas.numerics.judge_evidence import JudgeEvidence
     from paritas.partition.annotation import Annotation
     from paritas.partition.ranks.remote_runs import Team
     from paritas.partition.runner import OperatorRun

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from paritas.numerics.automatic import MOST_RUNS, NoEvidence, judge_exact, judge_floats
+from paritas.numerics.automatic import MOST_RUNS, judge_exact, judge_floats
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Jumps
+from paritas.numerics.judge_evidence import NoEvidence
 from paritas.numerics.whole_error import whole_error
 from paritas.results.findings import Status
 

@@ -11,8 +11,9 @@ from torch import nn
 
 import paritas
 from paritas import VerifyConfig
-from paritas.numerics.automatic import NoEvidence, judge_floats
+from paritas.numerics.automatic import judge_floats
 from paritas.numerics.criterion import UNIT_F32
+from paritas.numerics.judge_evidence import NoEvidence
 from paritas.results.findings import Status
 from spying import Spy
 

@@ -13,7 +13,6 @@ from paritas.numerics.automatic import (
     BLIND_NOISE,
     LIFTED_SLACK,
     LIFTED_SLACK_SCALED,
-    NoEvidence,
     judge_floats,
 )
 from paritas.numerics.criterion import OWN_SHARE_SETTLED, RMS_Z, UNIT_F32, UNIT_F64, Noise
@@ -30,6 +29,7 @@ from paritas.numerics.gates import (
     near_natively,
     own_error_score,
 )
+from paritas.numerics.judge_evidence import NoEvidence
 from paritas.numerics.pair_figures import pair_figures, quick_figures
 from paritas.results.findings import Status
 
