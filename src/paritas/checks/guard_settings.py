@@ -11,6 +11,7 @@ import dataclasses
 import os
 import random
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.arrival import on_first_compile
@@ -252,8 +253,15 @@ def summary_line(watch: GuardWatch) -> str:
 
 def _expects_no_compiling() -> bool:
     """Whether this process is not expected to compile: a command of paritas, torchrun, a worker."""
-    if "torch" not in sys.modules or "torch.distributed.run" in sys.modules or _commands:
+    if "torch" not in sys.modules or _is_torchrun() or _commands:
         return True
     import multiprocessing
 
     return multiprocessing.parent_process() is not None
+
+
+def _is_torchrun() -> bool:
+    """Whether this process only launches others: `torchrun`, `python -m torch.distributed.run`."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    by_module = getattr(spec, "name", "") == "torch.distributed.run"
+    return by_module or Path(sys.argv[0] if sys.argv else "").name == "torchrun"

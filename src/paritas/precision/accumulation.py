@@ -53,14 +53,11 @@ def rounded_parts(call: UnperturbedCall, accumulated: Amplitudes) -> list[Tensor
 
     In half precisions a sum is computed in float32 and rounded once. But ranks, micro-batches and
     kernels that split it round each part. Where the parts cancel, they are larger than the result.
-    An amplitude has the squares of all partial sums in it. Twice their root mean square is what two
-    to four parts and their sums make, each rounded by up to a unit, and not by half of one.
+    An amplitude has the squares of all partial sums in it.
     """
     lengths = _LENGTHS[call.name](call) if call.name in _LENGTHS else []
     return [
-        amplitude * (2 / math.sqrt(length))
-        if isinstance(amplitude, torch.Tensor) and length
-        else None
+        amplitude / math.sqrt(length) if isinstance(amplitude, torch.Tensor) and length else None
         for amplitude, length in zip(accumulated, lengths, strict=False)
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def facts_of(name, ranks=2):
 
 
 def script_text(facts):
-    return split_script(facts).text("script.safetensors")
+    return split_script(facts).text(Path("script.py"))
 
 
 def exit_code(text, capsys, path="script.py"):
