@@ -121,3 +121,21 @@ def test_adding_in_order_is_right(name: str) -> None:
 @pytest.mark.parametrize("add", [in_bfloat16, in_float16])
 def test_adding_in_a_narrower_dtype_is_degraded(name: str, add: Add) -> None:
     assert status(name, add) is Status.DEGRADED
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("seed", "rows", "terms"), [(0, 16, 7), (1, 9, 9), (3, 9, 9), (10, 16, 7)])
+def test_parts_of_a_product_may_be_rounded_and_added(dtype, seed, rows, terms, undiagnosed):
+    # As on ranks, or in micro-batches. What is left where they cancel may be exact by chance.
+    torch.manual_seed(seed)
+    left, right = torch.randn(3, rows, terms).to(dtype), torch.randn(3, terms, 16).to(dtype)
+
+    def in_parts(left, right):
+        parts = zip(left.chunk(2, -1), right.chunk(2, 1), strict=True)
+        first, second = (torch.bmm(*part) for part in parts)
+        return first + second
+
+    quiet = VerifyConfig(raise_on_mismatch=False)
+    assert paritas.verify([left, right], torch.bmm, in_parts, quiet).passed
+    wrong = paritas.verify([left, right], torch.bmm, lambda a, b: 0.9 * in_parts(a, b), quiet)
+    assert not wrong.passed
