@@ -91,7 +91,8 @@ def default_dtypes() -> None:
     expect("default dtypes", {value.dtype for value in made}, {torch.float64})
     expect("a default that no mode can see", mode.asked_default, wanted=False)
     with mode:
-        expect("a number that was already rounded", torch.tensor(0.1) and mode.asked_default)
+        torch.tensor(0.1)
+    expect("a number that was already rounded", mode.asked_default)
 
 
 def equality() -> None:
@@ -114,22 +115,17 @@ def foreach() -> None:
 
 def hooks() -> None:
     """Hooks of a tensor are visible, and so is a backward that is differentiable only once."""
-    from paritas._torch.tensors import (
-        accumulation_hooks,
-        copy_hooks,
-        gradient_hooks,
-        refuse_once_differentiable,
-    )
+    from paritas._torch import tensors
 
     x, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     x.register_hook(torch.neg)
     x.register_post_accumulate_grad_hook(lambda _: None)
-    copy_hooks(x, other)
-    found = gradient_hooks(other), len(accumulation_hooks(other))
-    expect("hooks on a gradient and on its accumulation", found, ((torch.neg,), 1))
+    tensors.copy_hooks(x, other)
+    expect("a hook on a gradient", tensors.gradient_hooks(other), (torch.neg,))
+    expect("hooks on its accumulation", len(tensors.accumulation_hooks(other)), 1)
     double = torch.autograd.function.once_differentiable(lambda _, gradient: gradient * 2)
     try:
-        refuse_once_differentiable([double(None, x).sin()])
+        tensors.refuse_once_differentiable([double(None, x).sin()])
     except RuntimeError:
         return
     expect("a backward that is differentiable only once", "accepted", "refused")

@@ -295,7 +295,7 @@ class Bench:
                 beside = self.runner.together(self.float32, pair)[0]
         except Exception:  # noqa: BLE001  (then each request is run by itself)
             return False
-        return criterion.rms_difference(alone, beside) <= _SAME * criterion.rms(alone)
+        return criterion.relative_rms(beside - alone, alone) <= _SAME
 
     # --- The rows ---
 

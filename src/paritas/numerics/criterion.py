@@ -356,9 +356,8 @@ class NoiseFloors:
         """The usual noise of some elements; 0 if rounding decides most of them."""
         classes = self.populations.magnitudes.classes(values)
         own = self.own.by_class.to(values.device)[classes] / 2
-        most = KNIFE_EDGE_SHARE * self.populations.scale(values)
-        middle = torch.where(torch.as_tensor(self.median <= most, device=own.device), 1.0, 0.0)
-        return torch.maximum(own, middle * self.median)
+        is_steady = self.median <= KNIFE_EDGE_SHARE * self.populations.scale(values)
+        return torch.maximum(own, own.new_full((), self.median) * is_steady)
 
 
 def _median(spread: Tensor) -> float:
