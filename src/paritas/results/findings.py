@@ -233,6 +233,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         nodes: all nodes of a fused set.
         remedies: compiler options; each of them alone removes the difference.
         ranks: the wrong ranks of a parallel model; empty if all are wrong.
+        arguments: the operator's arguments in words: `input: float32 [4, 8]`, `eps=1e-05`.
+        chain: what the fault passes through on its way to the results, from the place on.
     """
 
     kind: OriginKind
@@ -244,6 +246,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     nodes: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    arguments: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
 
 
 NO_ITEM = Item()
@@ -257,6 +261,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         path: the item in words. If only the path is given, as in JSON of older versions, the item
             is derived from it.
         raised: the class of the exception that the candidate raised, if that is the difference.
+        cause: the path of the finding where the difference starts, if this one only results from
+            it; one cause has many results.
     """
 
     path: str = ""
@@ -274,6 +280,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     diagnosis: Diagnosis | None = None
     item: Item = NO_ITEM
     raised: str = ""
+    cause: str = ""
 
     def __post_init__(self) -> None:
         if self.item == NO_ITEM:
