@@ -66,13 +66,14 @@ def prepared(name):
 
 
 def ours(name, seconds, folder):
+    from paritas.execution.time_limit import TimeLimit
     from paritas.shrinking.programs import Oracle
     from paritas.shrinking.shrink import shrink
 
     fault, candidate, programs = prepared(name)
-    seen = Oracle(candidate, 2 * STARTUP).first(programs[0]).signature
+    seen = Oracle(candidate, TimeLimit(2 * STARTUP)).first(programs[0]).signature
     busy = cpu_seconds()
-    result = shrink(programs, candidate, signature=seen, seconds=seconds, outdir=folder)
+    result = shrink(programs, candidate, signature=seen, limit=TimeLimit(seconds), outdir=folder)
     signature = result.signature
     same = signature.role == fault.role and signature.nonfinite == fault.nonfinite
     return {
@@ -174,6 +175,7 @@ def judged(fault, candidate, program, best):
     """How many calls are left, and whether they show the failure that was asked about."""
     import dataclasses
 
+    from paritas.execution.time_limit import TimeLimit
     from paritas.shrinking.programs import Oracle
 
     inputs = tuple(
@@ -181,7 +183,7 @@ def judged(fault, candidate, program, best):
         for value in best[1]
     )
     small = dataclasses.replace(program, graph=best[0], inputs=inputs, dynamic={})
-    signature = Oracle(candidate, STARTUP).check(small)
+    signature = Oracle(candidate, TimeLimit(STARTUP)).check(small)
     same = signature is not None and (signature.role, signature.nonfinite) == (
         fault.role,
         fault.nonfinite,

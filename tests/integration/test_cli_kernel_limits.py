@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.cli import main
-from paritas.kernels import time_limit
+from paritas.execution import time_limit
 from paritas.kernels.called import CalledCandidate
 
 FLOAT8 = """

@@ -84,7 +84,7 @@ def test_a_wrong_operator_of_a_model_becomes_a_standalone_script_and_is_1(net, m
         "shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out", "--json", "j"
     )
     assert result.exit_code == 1, result.output
-    assert "fewer operator calls (4 operator calls so far): at most " in result.stderr
+    assert "trying the 4 operator calls one by one: at most " in result.stderr
     assert result.stdout.splitlines()[0] == (
         "different: value of output: 4 operator calls -> 1 operator call"
     )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from paritas.execution.time_limit import TimeLimit
 from paritas.shrinking.programs import Candidate
 from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
@@ -18,7 +19,9 @@ def test_a_wrong_gradient_of_the_compiler_ends_as_a_script_that_shows_it(tmp_pat
     model = nn.Sequential(nn.Linear(2, 2), nn.GELU())
     with planted(FAULTS[fault]):
         programs = capture_programs(model, [torch.randn(2, 2)])
-        result = shrink(programs, Candidate(setup=setup(fault)), outdir=tmp_path, seconds=3600)
+        result = shrink(
+            programs, Candidate(setup=setup(fault)), outdir=tmp_path, limit=TimeLimit(3600)
+        )
     assert [node.target.__name__ for node in result.program.calls] == ["gelu"]
     assert result.signature.role == "gradient"
     assert result.script.shows, result.script.output

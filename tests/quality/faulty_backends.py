@@ -5,6 +5,7 @@ They name themselves as `quality.faulty_backends:function`, so that a script fin
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -67,6 +68,11 @@ def writes_left_out(graph: fx.GraphModule, inputs: list[Any]) -> Any:
         node.target = "add"
     graph.recompile()
     return graph.forward
+
+
+def takes_an_hour(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+    time.sleep(60)  # enough for a search with a limit of seconds
+    raise AssertionError("nothing has ended it")
 
 
 def right(graph: fx.GraphModule, inputs: list[Any]) -> Any:

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from paritas.execution.time_limit import TimeLimit
 from paritas.shrinking.programs import Candidate
 from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
@@ -32,7 +33,7 @@ def test_a_fault_inside_a_model_ends_as_a_script_of_a_few_calls(name, tmp_path):
     candidate = Candidate(dynamic=fault.dynamic, setup=setup(fault.plant))
     with without_caches(), PLANTS[fault.plant](), torch.set_grad_enabled(fault.training):
         programs = capture_programs(model, list(inputs), candidate)
-        result = shrink(programs, candidate, seconds=3600, outdir=tmp_path)
+        result = shrink(programs, candidate, limit=TimeLimit(3600), outdir=tmp_path)
     assert 50 <= len(result.original.calls) <= 400
     assert len(result.program.calls) <= fault.most_calls, result.report.steps
     assert (result.signature.role, result.signature.nonfinite) == (fault.role, fault.nonfinite)

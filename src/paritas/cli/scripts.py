@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.cli.running import Ending, ScriptProgram
-    from paritas.shrinking.programs import Candidate, FailingProgram
     from paritas.shrinking.shrink import ShrinkReport
 
 
@@ -300,7 +299,9 @@ def _shrink_factory(
     """Shrink the compiled form of the user's model."""
     from paritas._torch.dynamo import find_backend
     from paritas.candidates.makers import build_reference
+    from paritas.execution.time_limit import TimeLimit
     from paritas.shrinking.programs import Candidate
+    from paritas.shrinking.shrink import shrink
     from paritas.shrinking.sources import capture_programs
 
     candidate = Candidate(
@@ -309,9 +310,10 @@ def _shrink_factory(
     find_backend(candidate.resolve())  # fail now if it does not exist
     tell(f"building {target}")
     model, inputs = build_reference(target, options)
+    limit = TimeLimit(options.seconds)
     tell("capturing graphs")
     programs = capture_programs(model, inputs, candidate)
-    return _shrink_programs(programs, candidate, options, tell)
+    return shrink(programs, candidate, limit=limit, outdir=options.output, on_progress=tell).report
 
 
 def _shrink_script(
@@ -322,8 +324,9 @@ def _shrink_script(
     from paritas.checks.guard import GuardEverywhere
     from paritas.checks.guard_settings import GuardSettings
     from paritas.cli.running import run_program
+    from paritas.execution.time_limit import TimeLimit
     from paritas.results.wording import headline
-    from paritas.shrinking.shrink import NothingFailsError
+    from paritas.shrinking.shrink import NothingFailsError, shrink
     from paritas.shrinking.sources import programs_of
 
     tell(f"running {program.target}")
@@ -335,8 +338,9 @@ def _shrink_script(
     if not failed:
         how = f"the script {ending.words}; " if ending.words else ""
         raise NothingFailsError(f"{how}{headline(verdict)}")
+    limit = TimeLimit(options.seconds)
     programs, candidate = programs_of(failed[0], options.statements)
-    return _shrink_programs(programs, candidate, options, tell)
+    return shrink(programs, candidate, limit=limit, outdir=options.output, on_progress=tell).report
 
 
 def _shrink_folder(
@@ -360,18 +364,6 @@ def _shrink_folder(
         return shrink_comparison(folder, options.output, **asked)
     graph = None if options.graph is None else find_graph(options.graph)
     return shrink_graph_results(folder, options.output, graph=graph, **asked)
-
-
-def _shrink_programs(
-    programs: list[FailingProgram],
-    candidate: Candidate,
-    options: ShrinkOptions,
-    tell: Callable[[str], None],
-) -> ShrinkReport:
-    from paritas.shrinking.shrink import shrink
-
-    asked: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
-    return shrink(programs, candidate, outdir=options.output, **asked).report
 
 
 def _import_setup(modules: tuple[str, ...]) -> None:

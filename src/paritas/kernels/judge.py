@@ -14,6 +14,7 @@ from paritas.errors import UsageError
 from paritas.execution.observation import input_tensors
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs, usable_device
+from paritas.execution.time_limit import OutOfTime, TimeLimit
 from paritas.kernels import PROMISES, KernelOptions
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
 from paritas.kernels.comparing import encode_inputs
@@ -27,7 +28,6 @@ from paritas.kernels.references import (
     Rehearsal,
 )
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
-from paritas.kernels.time_limit import OutOfTime, TimeLimit
 from paritas.kernels.wire import WireError
 from paritas.numerics.contents import map_leaves
 from paritas.results.findings import Verdict, unverified

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from paritas.checks.comparer import CollectedFindings
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs, VerifyConfig
+from paritas.execution.time_limit import OutOfTime
 from paritas.kernels import PROMISES
 from paritas.kernels.called import CalledCandidate, CannotConstructError
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
@@ -28,7 +29,6 @@ from paritas.kernels.comparing import (
 )
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
-from paritas.kernels.time_limit import OutOfTime
 from paritas.kernels.wire import WireError
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import Item, ItemKind, harness, output

@@ -28,18 +28,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
+from paritas.execution.time_limit import OutOfTime
 from paritas.kernels.forking import READY, environment, stop_nurseries
-from paritas.kernels.time_limit import OutOfTime
 from paritas.kernels.wire import ChannelClosedError, WireError, decode, encode, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paritas.execution.time_limit import TimeLimit
     from paritas.kernels.forking import Nursery
     from paritas.kernels.observing import Observer
     from paritas.kernels.outside import OwnCode
     from paritas.kernels.sides import SideName
-    from paritas.kernels.time_limit import TimeLimit
 
 
 # --- Seen from the judge --------------------------------------------------------------------------

@@ -23,12 +23,12 @@ from paritas.execution.running import running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
+from paritas.execution.time_limit import TimeLimit, TimeWatch
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import is_far_off
 from paritas.kernels.computable import as_computable, is_number, stored_as
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
-from paritas.kernels.time_limit import TimeLimit, TimeWatch
 from paritas.kernels.weights import redraw_weights
 from paritas.kernels.wire import encode
 from paritas.numerics.contents import map_leaves

@@ -454,7 +454,10 @@ def write(script: Script, path: Path, seconds: float | None) -> WrittenScript:
     exit_code, output = run_script(path, seconds)
     written = dataclasses.replace(written, exit_code=exit_code, output=output)
     if not written.shows:
-        note = f"NOTE: run by itself, this script did not show the failure: {written.problem:.200}"
+        ended = "run by itself, this script did not show the failure"
+        if exit_code is None:
+            ended = "this script was not run to its end"
+        note = f"NOTE: {ended}: {written.problem:.200}"
         heading = (*script.heading[:2], note, *script.heading[2:])
         _write_text(dataclasses.replace(script, heading=heading), path)
     return written

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,13 @@ from paritas.dumps.survey import RecordedCalls
 from paritas.errors import UsageError
 from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.program import VALUE
+from paritas.execution.time_limit import TimeLimit
 from paritas.numerics.checkers import AutomaticValueChecker
 from paritas.numerics.metrics import bitwise_equal
 from paritas.reports.files import read_comparison
 from paritas.reports.scripts import Script, ScriptValues, literal, write
 from paritas.results.progress import Progress
-from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
+from paritas.shrinking.shrink import NothingFailsError, ShrinkReport, script_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -169,7 +169,7 @@ def shrink_comparison(
         NothingFailsError: the two dumps do not diverge, or not at an operator.
         UsageError: the dumps do not hold enough of it; the message says what is missing.
     """
-    began = time.monotonic()
+    limit = TimeLimit(seconds)
     show = on_progress or (lambda _: None)
     show("reading the comparison")
     comparison = read_comparison(folder)
@@ -184,18 +184,19 @@ def shrink_comparison(
     before = case.elements
     interrupted, queries = False, 0
     try:
-        for smaller in _shrink_cases(case, began + seconds):
-            queries += 1
-            case = smaller
-            words = f"taking single rows ({case.elements} numbers so far)"
-            show(Progress(words, at_most=began + seconds - time.monotonic()))
+        with limit.reserving(script_seconds(seconds)):
+            for smaller in _shrink_cases(case, limit):
+                queries += 1
+                case = smaller
+                words = f"taking single rows ({case.elements} numbers so far)"
+                show(Progress(words, at_most=max(limit.left, 0.0)))
+            ended = not limit.is_reached
     except KeyboardInterrupt:
-        interrupted = True
-    ended = not interrupted
+        ended, interrupted = False, True
     script = _operator_script(case, _script_heading(comparison, row))
     show("running the script")
     try:
-        written = write(script, outdir / SCRIPT, max(30.0, seconds))
+        written = write(script, outdir / SCRIPT, max(limit.left, 1.0))
     except KeyboardInterrupt:
         interrupted, written = True, write(script, outdir / SCRIPT, None)
     return ShrinkReport(
@@ -208,8 +209,8 @@ def shrink_comparison(
         diagnosis=row.detail.diagnosis if row.detail else None,
         steps=(case.plan.words,),
         queries=queries,
-        seconds=time.monotonic() - began,
-        ended=ended and time.monotonic() < began + seconds,
+        seconds=limit.seconds - limit.left,
+        ended=ended,
         interrupted=interrupted,
         said=written.said,
     )
@@ -293,14 +294,14 @@ def _calls_of_step(dump: ReadableDump, record: Record) -> RecordedCalls:
 # --- smaller cases --------------------------------------------------------------------------------
 
 
-def _shrink_cases(case: _RecordedCase, until: float) -> Iterator[_RecordedCase]:
+def _shrink_cases(case: _RecordedCase, limit: TimeLimit) -> Iterator[_RecordedCase]:
     """Ever smaller cases, each wrong in the same place."""
     for dim in range(case.made[0].dim()):
         size = case.made[0].shape[dim]
         if size < 2:  # noqa: PLR2004
             continue
         for places in _alignments(case, dim, size):
-            if time.monotonic() > until:
+            if limit.is_reached:
                 return
             part = _part(case, dim, places)
             if part is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import numbers
 import operator
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from paritas._torch.graphs import provenance
 from paritas.checks.locate import minimise
 from paritas.execution.observation import INPUT
 from paritas.results.items import ItemKind, nth_output
@@ -306,8 +308,9 @@ _SIZES = (1, 2, 3, 5)
 _CONFIRMED = 3
 # Neighbourhoods overlap: they may hold this many times the calls of the program in total.
 _REPEATED = 2
-# Parts in one query; more would compile as slowly as the program itself.
-_TOGETHER = 48
+# Parts in the first query and in the later ones, which have more and more: the first ones compile
+# fast and find most faults, and more than the last would compile as slowly as the program itself.
+_TOGETHER = (8, 16, 32, 48)
 
 
 def reduce_nodes(
@@ -321,14 +324,32 @@ def reduce_nodes(
 
 
 def wrong_part(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+    oracle: Oracle,
+    program: FailingProgram,
+    wanted: FailureSignature,
+    places: Collection[str] = (),
+    *,
+    alone: bool = False,
 ) -> FailingProgram | None:
-    """A few neighbouring calls that show the failure on their own, if there are any."""
-    return _NodeReduction(oracle, program, wanted).small_part()
+    """A few neighbouring calls that show the failure on their own, if there are any.
+
+    Args:
+        places: source lines or names of calls that are tried first.
+        alone: try single calls only.
+    """
+    reduction = _NodeReduction(oracle, program, wanted, places)
+    return reduction.small_part(_SIZES[:1] if alone else _SIZES)
 
 
 class _NodeReduction:
-    def __init__(self, oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> None:
+    def __init__(
+        self,
+        oracle: Oracle,
+        program: FailingProgram,
+        wanted: FailureSignature,
+        places: Collection[str] = (),
+    ) -> None:
+        self.places = places
         self.oracle = oracle
         self.program = program
         self.wanted = wanted
@@ -339,8 +360,8 @@ class _NodeReduction:
         self.frugal = program if needed else dataclasses.replace(program, gradients=False)
         self.base = self.frugal
 
-    def small_part(self) -> FailingProgram | None:
-        for size in _SIZES:
+    def small_part(self, sizes: Sequence[int] = _SIZES) -> FailingProgram | None:
+        for size in sizes:
             if size > 1 and size >= len(self.calls):
                 break
             found = self._together(size)
@@ -363,13 +384,19 @@ class _NodeReduction:
         if len(unique) * size > _REPEATED * len(self.calls):
             return None  # reducing piece by piece compiles less
         # Small values make small scripts.
-        sets = sorted(unique.values(), key=self._elements)
-        for start in range(0, len(sets), _TOGETHER):
-            suspects = self._suspects(sets[start : start + _TOGETHER])
+        sets = sorted(
+            unique.values(), key=lambda part: (self._is_remote(part), self._elements(part))
+        )
+        for some in _batches(sets):
+            suspects = self._suspects(some)
             for part in suspects[:_CONFIRMED]:
                 if self._part_of_either(part) is not None:
                     return part
         return None
+
+    def _is_remote(self, part: list[Node]) -> bool:
+        """Whether none of the calls is at a place where the failure was seen to start."""
+        return not any({node.name, provenance(node).source} & set(self.places) for node in part)
 
     def _elements(self, part: list[Node]) -> int:
         return sum(_count_elements(self.recorded.made.get(node)) for node in part)
@@ -426,10 +453,20 @@ class _NodeReduction:
         def shows(names: list[str]) -> bool:
             return self._part([by_name[name] for name in names]) is not None
 
-        deadline = time.monotonic() + self.oracle.left
+        deadline = time.monotonic() + self.oracle.limit.left
         names = [node.name for node in self.calls if node in set(kept)]
         smallest = minimise(names, shows, deadline)
         return self._part([by_name[name] for name in smallest]) or self.program
+
+
+def _batches(sets: list[list[Node]]) -> Iterator[list[list[Node]]]:
+    """The sets in order, as many at a time as `_TOGETHER` says."""
+    start = 0
+    for number in itertools.chain(_TOGETHER, itertools.repeat(_TOGETHER[-1])):
+        if start >= len(sets):
+            return
+        yield sets[start : start + number]
+        start += number
 
 
 def _neighbourhoods(calls: list[Node], size: int) -> Iterator[list[Node]]:
@@ -496,14 +533,14 @@ def inline_bodies(
     oracle: Oracle, program: FailingProgram, wanted: FailureSignature
 ) -> FailingProgram:
     """The program with nested graphs inlined, if it still fails in the same way."""
-    if not any(_body_of(program.graph, node) is not None for node in program.graph.graph.nodes):
-        return program
     opened = with_bodies_inlined(program)
-    return opened if oracle.shows(opened, wanted) else program
+    return opened if opened is program or oracle.shows(opened, wanted) else program
 
 
 def with_bodies_inlined(program: FailingProgram) -> FailingProgram:
     """The same program with nested graphs inlined."""
+    if not any(_body_of(program.graph, node) is not None for node in program.graph.graph.nodes):
+        return program
     module = copy.deepcopy(program.graph)
     while True:
         found = ((node, _body_of(module, node)) for node in module.graph.nodes)

@@ -10,14 +10,13 @@ import dataclasses
 import hashlib
 import importlib
 import operator
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas._torch.global_state import quietly
 from paritas.checks.verify import verify
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import UsageError
 from paritas.execution.subjects import Inputs, VerifyConfig
 from paritas.results.findings import Aspect, Status, Verdict
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule, Node
 
+    from paritas.execution.time_limit import TimeLimit
     from paritas.results.findings import Diagnosis, Finding
 
 
@@ -274,10 +274,6 @@ _WAYS = (
 _NOT_RUNNING = FailureSignature(status=Status.UNVERIFIED, aspect=Aspect.HARNESS, role=EXCEPTION)
 
 
-class OutOfTimeError(ParitasError):
-    """No time is left for another query. It ends a reduction and never reaches the user."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """The result of a query: no signature if it passes, no verdict if the reference fails."""
@@ -290,19 +286,13 @@ class Answer:
 class Oracle:
     """Judges programs, each only once, and counts the compilations in `queries`."""
 
-    def __init__(self, candidate: Candidate, seconds: float) -> None:
-        """Start the clock; `seconds` is the limit for all queries together."""
+    def __init__(self, candidate: Candidate, limit: TimeLimit) -> None:
+        """`limit` is for all queries together; one that is under way ends with it."""
         self.candidate = candidate
-        self.seconds = seconds
-        self.started = time.monotonic()
+        self.limit = limit
         self.queries = 0
         self._way = 0
         self._known: dict[tuple[Any, ...], Answer] = {}
-
-    @property
-    def left(self) -> float:
-        """Seconds until no further query is started."""
-        return self.started + self.seconds - time.monotonic()
 
     def check(
         self, program: FailingProgram, candidate: Candidate | None = None
@@ -343,14 +333,17 @@ class Oracle:
         return False
 
     def ask(self, program: FailingProgram, candidate: Candidate | None = None) -> Answer:
-        """Judge a program, or return the known answer."""
+        """Judge a program, or return the known answer.
+
+        Raises:
+            OutOfTime: the time limit was reached.
+        """
         how = candidate or self.candidate
         key = (program.key, self._way, repr(sorted(how.options.items())), how.backend, how.mode)
         if key in self._known:
             return self._known[key]
-        if self.left <= 0:
-            raise OutOfTimeError(f"the {self.seconds:g} seconds for shrinking are over")
-        self._known[key] = self._judge(program, how)
+        with self.limit.interrupting():
+            self._known[key] = self._judge(program, how)
         return self._known[key]
 
     @quietly()

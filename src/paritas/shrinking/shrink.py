@@ -8,7 +8,7 @@ import keyword
 import platform
 import re
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,24 +16,32 @@ import torch
 
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
+from paritas.execution.time_limit import OutOfTime, TimeLimit
 from paritas.reports.scripts import Script, ScriptValues, WrittenScript, write
-from paritas.results.findings import Diagnosis
+from paritas.results.findings import Aspect, Diagnosis, Status
 from paritas.results.progress import Progress
 from paritas.results.report import Result
 from paritas.results.wording import counted
-from paritas.shrinking.nodes import drop_outputs, inline_bodies, reduce_nodes, wrong_part
+from paritas.shrinking.nodes import (
+    drop_outputs,
+    inline_bodies,
+    reduce_nodes,
+    with_bodies_inlined,
+    wrong_part,
+)
 from paritas.shrinking.programs import (
     EXCEPTION,
+    GRADIENT,
+    OUTPUT,
     Candidate,
     FailingProgram,
     FailureSignature,
     Oracle,
-    OutOfTimeError,
     reference_runs,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Collection, Iterator
 
     from torch import Tensor
     from torch.fx import Node
@@ -296,11 +304,15 @@ _KNOWN_GLOBALS = frozenset({"torch", "fx_pytree", "pytree", "NoneType"})
 def program_script(
     program: FailingProgram,
     candidate: Candidate,
-    signature: FailureSignature,
+    signature: FailureSignature | None,
     diagnosis: Diagnosis | None,
     remedies: tuple[str, ...] = (),
 ) -> Script:
-    """The script of a failing program; its docstring names compiler options as remedies."""
+    """The script of a program; its docstring names compiler options as remedies.
+
+    Args:
+        signature: of its failure; None if it was not seen to fail.
+    """
     names = _input_names(program)
     values = ScriptValues()
     texts = [
@@ -308,7 +320,8 @@ def program_script(
         for position, (name, value) in enumerate(zip(names, program.inputs, strict=True))
     ]
     imports, body = _function_text(program, names)
-    expected = signature.exception if signature.role == EXCEPTION else ""
+    raises = signature is not None and signature.role == EXCEPTION
+    expected = signature.exception if signature is not None and raises else ""
     function = [
         f"\n\n{body}",
         values.list_function("inputs", texts),
@@ -328,7 +341,7 @@ def program_script(
 
 def _describe_failure(
     program: FailingProgram,
-    signature: FailureSignature,
+    signature: FailureSignature | None,
     diagnosis: Diagnosis | None,
     remedies: tuple[str, ...],
 ) -> tuple[str, ...]:
@@ -336,7 +349,9 @@ def _describe_failure(
     system = f"{platform.system()} {platform.machine()}"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {system}"
     return (
-        f"torch.compile and eager disagree: {signature.sentence}.",
+        f"torch.compile and eager disagree: {signature.sentence}."
+        if signature is not None
+        else f"torch.compile and eager may disagree: {_NOT_SEEN}.",
         "",
         *([f"What kind of wrong, on the original inputs: {sentence}."] if sentence else []),
         *(f"It goes away with {text}." for text in remedies),
@@ -432,10 +447,15 @@ def _input_names(program: FailingProgram) -> list[str]:
 # --- Shrinking ------------------------------------------------------------------------------------
 
 SCRIPT = "repro.py"
-# The share of the time reserved for running the script.
+# The share of the time reserved for running the script, and seconds that it needs to import torch
+# and to compile, if they are not more than half of the time.
 _SCRIPT_SHARE = 0.25
-# The minimum for that: importing torch and compiling are slow on a busy machine.
-_SCRIPT_SECONDS = 60.0
+_SCRIPT_SECONDS = 20.0
+
+
+def script_seconds(seconds: float) -> float:
+    """How much of a time limit is kept for running the script."""
+    return max(_SCRIPT_SHARE * seconds, min(_SCRIPT_SECONDS, seconds / 2))
 
 
 class NothingFailsError(UsageError):
@@ -450,7 +470,7 @@ class Shrunk:
     script: WrittenScript
     original: FailingProgram
     program: FailingProgram
-    signature: FailureSignature
+    signature: FailureSignature | None
 
 
 def shrink(
@@ -458,7 +478,8 @@ def shrink(
     candidate: Candidate | None = None,
     *,
     signature: FailureSignature | None = None,
-    seconds: float = 120.0,
+    places: Collection[str] = (),
+    limit: TimeLimit | None = None,
     outdir: str | Path | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Shrunk:
@@ -469,7 +490,9 @@ def shrink(
         candidate: how it is compiled.
         signature: of the failure, if a verdict already has it: then a part may be tried before the
             whole program is compiled again.
-        seconds: the time limit; when it is over, the best result so far is written.
+        places: source lines or nodes where the failure was seen to start; they are tried first.
+        limit: the time limit, 120 seconds by default; when it is over, the best result so far is
+            written.
         outdir: the folder for the script; a new folder by default.
         on_progress: called with a description before each step.
 
@@ -477,9 +500,10 @@ def shrink(
         UsageError: nothing fails.
     """
     programs = [program] if isinstance(program, FailingProgram) else list(program)
-    folder = script_folder(outdir, seconds)
-    work = _Shrinking(candidate or Candidate(), seconds, folder, on_progress or (lambda _: None))
-    return work.run(programs, signature)
+    limit = limit or TimeLimit(120.0)
+    folder = script_folder(outdir, limit.seconds)
+    work = _Shrinking(candidate or Candidate(), limit, folder, on_progress or (lambda _: None))
+    return work.run(programs, signature, places)
 
 
 def script_folder(outdir: str | Path | None, seconds: float) -> Path:
@@ -489,83 +513,132 @@ def script_folder(outdir: str | Path | None, seconds: float) -> Path:
     return Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
 
 
-# The failing program, the part of it that is known to fail, and the failure.
-_Start = tuple[FailingProgram, FailingProgram, FailureSignature]
+_Reduction = Callable[[Oracle, FailingProgram, FailureSignature], FailingProgram]
+# Failures that single calls are tried for if the failure is not known: the most frequent first.
+_LIKELY = tuple(
+    FailureSignature(Status.DIFFERENT, Aspect.VALUE, role, nonfinite=nonfinite)
+    for role in (OUTPUT, GRADIENT)
+    for nonfinite in (False, True)
+)
+_NOT_SEEN = "the time was over before any graph was seen to fail"
 
 
 class _Shrinking:
+    """The state of a search.
+
+    Attributes:
+        original: the program that is shrunk, or the one that is tried now.
+        best: the smallest part of it that is known to fail.
+        wanted: the failure, once it has been seen.
+    """
+
+    original: FailingProgram
     best: FailingProgram
+    wanted: FailureSignature | None
 
     def __init__(
-        self, candidate: Candidate, seconds: float, folder: Path, show: Callable[[str], None]
+        self, candidate: Candidate, limit: TimeLimit, folder: Path, show: Callable[[str], None]
     ) -> None:
         self.candidate = candidate
-        self.seconds = seconds
+        self.limit = limit
         self.folder = folder
         self.show = show
-        self.started = time.monotonic()
-        self.oracle = Oracle(candidate, seconds * (1 - _SCRIPT_SHARE))
+        self.oracle = Oracle(candidate, limit)
         self.steps: list[str] = []
         self.remedies: tuple[str, ...] = ()
         self.diagnosis: Diagnosis | None = None
 
-    def run(self, programs: list[FailingProgram], known: FailureSignature | None) -> Shrunk:
-        try:
-            program, self.best, wanted = self._known(programs, known) or self._failing(programs)
-        except OutOfTimeError as error:
-            raise UsageError(f"{error}, and no graph has failed yet; allow more time") from None
+    def run(
+        self,
+        programs: list[FailingProgram],
+        known: FailureSignature | None,
+        places: Collection[str],
+    ) -> Shrunk:
+        if not programs:
+            raise NothingFailsError(
+                "torch.compile makes no graph of it: there is nothing to shrink"
+            )
+        self.original = self.best = programs[0]
+        self.wanted = known
         ended, interrupted = True, False
         try:
-            if self.best is program:
-                self._reduce_calls(wanted)
-            self._reduce_inputs(wanted)
-        except (OutOfTimeError, KeyboardInterrupt) as stop:
+            with self.limit.reserving(script_seconds(self.limit.seconds)):
+                self._search(programs, known, places)
+        except (OutOfTime, KeyboardInterrupt) as stop:
             ended, interrupted = False, isinstance(stop, KeyboardInterrupt)
-            self.steps.append("interrupted" if interrupted else str(stop))
+            over = f"the {self.limit.seconds:g} seconds for shrinking are over"
+            self.steps.append("interrupted" if interrupted else over)
         self.show("running the script")
         try:
-            written = self._write(wanted, run=True)
+            written = self._write(run=True)
         except KeyboardInterrupt:
             interrupted = True
-            written = self._write(wanted, run=False)
+            written = self._write(run=False)
         report = ShrinkReport(
             script=str(written.path),
             data=None if written.data_path is None else str(written.data_path),
             shows=written.shows,
-            what=wanted.sentence,
-            before=counted(len(program.calls), "operator call"),
+            what=_NOT_SEEN if self.wanted is None else self.wanted.sentence,
+            before=counted(len(self.original.calls), "operator call"),
             after=counted(len(self.best.calls), "operator call"),
             diagnosis=self.diagnosis,
             steps=tuple(self.steps),
             remedies=self.remedies,
             queries=self.oracle.queries,
-            seconds=time.monotonic() - self.started,
+            seconds=self.limit.seconds - self.limit.left,
             ended=ended,
             interrupted=interrupted,
             said=written.said,
         )
-        return Shrunk(report, written, program, self.best, wanted)
+        return Shrunk(report, written, self.original, self.best, self.wanted)
 
-    def _known(
-        self, programs: list[FailingProgram], known: FailureSignature | None
-    ) -> _Start | None:
-        """The first program of which a small part shows the known failure."""
-        if known is None or known.role == EXCEPTION:
-            return None
+    def _search(
+        self,
+        programs: list[FailingProgram],
+        known: FailureSignature | None,
+        places: Collection[str],
+    ) -> None:
+        if not self._find_part(programs, known, places):
+            self._find_failing(programs)
+            self._reduce_calls()
+        self._reduce_inputs()
+
+    def _find_part(
+        self,
+        programs: list[FailingProgram],
+        known: FailureSignature | None,
+        places: Collection[str],
+    ) -> bool:
+        """Find the first program of which a small part shows the failure by itself.
+
+        That compiles less than the program does. If the failure is not known, only single calls
+        are tried.
+        """
+        if known is not None and known.role == EXCEPTION:
+            return False
+        likely = _LIKELY if known is None else (known,)
         for program in programs:
+            self.original = self.best = program
+            opened = with_bodies_inlined(program)
             self._show(f"trying the {len(program.calls)} operator calls one by one")
-            part = wrong_part(self.oracle, program, known)
-            if part is not None:
-                self.steps.append(
-                    f"wrong on its own: {_describe_size(program)} -> {_describe_size(part)}"
-                )
-                return program, part, known
-        return None
+            for wanted in likely:
+                if wanted.role == GRADIENT and not program.gradients:
+                    continue
+                alone = known is None
+                part = wrong_part(self.oracle, opened, wanted, places, alone=alone)
+                if part is not None:
+                    sizes = f"{_describe_size(program)} -> {_describe_size(part)}"
+                    self.steps.append(f"wrong on its own: {sizes}")
+                    self.best, self.wanted = part, wanted
+                    self._write(run=False)
+                    return True
+        return False
 
-    def _failing(self, programs: list[FailingProgram]) -> _Start:
-        """The first program that fails; if random numbers hide it, with those of eager mode."""
+    def _find_failing(self, programs: list[FailingProgram]) -> None:
+        """Find the first program that fails; if random numbers hide it, with those of eager."""
         unclear: list[str] = []
         for position, program in enumerate(programs):
+            self.original = self.best = program
             self._show(f"looking for the failure in graph {position + 1} of {len(programs)}")
             answer = self.oracle.first(program)
             # Something could not be compared, and nothing else is wrong.
@@ -575,8 +648,8 @@ class _Shrinking:
             if answer.signature is None or not answer.signature.is_mismatch:
                 unclear += [] if answer.signature is None else [answer.signature.sentence]
                 continue
-            self.diagnosis = answer.diagnosis
-            return program, program, answer.signature
+            self.diagnosis, self.wanted = answer.diagnosis, answer.signature
+            return
         message = (
             f"none of the {len(programs)} graphs fails on its own, so there is nothing to shrink; "
             "the failure may need the code around them, or more than one call"
@@ -595,45 +668,44 @@ class _Shrinking:
         self.candidate = self.oracle.candidate = before
         return None
 
-    def _reduce_calls(self, wanted: FailureSignature) -> None:
+    def _reduce_calls(self) -> None:
         if not self.oracle.is_native:
-            self._step("float64 everywhere", lambda: in_double(self.oracle, self.best, wanted))
-        self._step("nested graphs inlined", lambda: inline_bodies(self.oracle, self.best, wanted))
-        self._step("fewer operator calls", lambda: reduce_nodes(self.oracle, self.best, wanted))
+            self._step("float64 everywhere", in_double)
+        self._step("nested graphs inlined", inline_bodies)
+        self._step("fewer operator calls", reduce_nodes)
 
-    def _reduce_inputs(self, wanted: FailureSignature) -> None:
+    def _reduce_inputs(self) -> None:
         answer = self.oracle.ask(self.best)
-        wanted = answer.signature or wanted
+        self.wanted = answer.signature or self.wanted
         self.diagnosis = answer.diagnosis or self.diagnosis
-        self._step("fewer outputs", lambda: drop_outputs(self.oracle, self.best, wanted))
-        self._step("smaller shapes", lambda: reduce_shapes(self.oracle, self.best, wanted))
-        self._step("simpler values", lambda: reduce_values(self.oracle, self.best, wanted))
-        self._step("simpler dtypes", lambda: reduce_dtypes(self.oracle, self.best, wanted))
+        self._step("fewer outputs", drop_outputs)
+        self._step("smaller shapes", reduce_shapes)
+        self._step("simpler values", reduce_values)
+        self._step("simpler dtypes", reduce_dtypes)
         self._show("compiler options")
         self.remedies = tuple(decisive_options(self.oracle, self.best))
 
-    def _step(self, name: str, reduce: Callable[[], FailingProgram]) -> None:
+    def _step(self, name: str, reduce: _Reduction) -> None:
         """Do one reduction, and write the result so far: the compiler may crash later."""
+        if self.wanted is None:
+            return
         self._show(f"{name} ({len(self.best.calls)} operator calls so far)")
-        smaller = reduce()
+        smaller = reduce(self.oracle, self.best, self.wanted)
         if smaller is self.best:
             return
         self.steps.append(f"{name}: {_describe_size(self.best)} -> {_describe_size(smaller)}")
         self.best = smaller
-        signature = self.oracle.check(smaller)
-        if signature is not None:
-            self._write(signature, run=False)
+        self._write(run=False)
 
     def _show(self, words: str) -> None:
         """Report a step that ends when the time is over."""
-        self.show(Progress(words, at_most=self._left()))
+        self.show(Progress(words, at_most=max(self.limit.left, 0.0)))
 
-    def _left(self) -> float:
-        return self.started + self.seconds - time.monotonic()
-
-    def _write(self, wanted: FailureSignature, *, run: bool) -> WrittenScript:
-        script = program_script(self.best, self.candidate, wanted, self.diagnosis, self.remedies)
-        seconds = max(self._left(), _SCRIPT_SECONDS) if run else None
+    def _write(self, *, run: bool) -> WrittenScript:
+        # A plain function has no nested graphs; whether it fails without them, the run shows.
+        best = with_bodies_inlined(self.best)
+        script = program_script(best, self.candidate, self.wanted, self.diagnosis, self.remedies)
+        seconds = max(self.limit.left, 1.0) if run else None
         return write(script, self.folder / SCRIPT, seconds)
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import backends_of, dynamic_of, find_backend, is_registered, original_of
+from paritas._torch.dynamo import (
+    backends_of,
+    dynamic_of,
+    find_backend,
+    is_registered,
+    original_of,
+    room_for_entries,
+)
 from paritas._torch.graphs import copy_graph, placeholders
 from paritas.checks.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
 from paritas.errors import UsageError
@@ -17,6 +24,7 @@ from paritas.execution.observation import RunConditions
 from paritas.execution.running import running_subject
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import input_sets, inspect_subject
+from paritas.execution.time_limit import TimeLimit
 from paritas.results.findings import Status
 from paritas.results.progress import shows_progress
 from paritas.shrinking.programs import Candidate, FailingProgram, fresh_copy, signature_of
@@ -50,7 +58,9 @@ def capture_programs(
     side = inspect_subject(compiled, "candidate", "model")
     rng = RandomState.now()
     try:
-        with running_subject(side, rng, RunConditions(gradients=False, seed=0)) as call:
+        conditions = RunConditions(gradients=False, seed=0)
+        # Dynamo runs what it has compiled too often without a backend.
+        with room_for_entries(), running_subject(side, rng, conditions) as call:
             seen = call(given)
     finally:
         rng.restore()
@@ -177,6 +187,7 @@ def shrink_verdict(
     Raises:
         UsageError: nothing failed, the programs are not available, or no graph fails on its own.
     """
+    limit = TimeLimit(seconds)
     if verdict.passed or not verdict.enabled:
         raise UsageError(
             f"nothing failed (the verdict is {verdict.status}), so there is nothing to shrink"
@@ -201,10 +212,18 @@ def shrink_verdict(
         programs,
         candidate,
         signature=None if known is None else known[0],
-        seconds=seconds,
+        places=_places_of(verdict),
+        limit=limit,
         outdir=outdir,
         on_progress=on_progress,
     ).report
+
+
+def _places_of(verdict: Verdict) -> frozenset[str]:
+    """The nodes and the source lines where the failures start, as far as they are known."""
+    origins = [finding.origin for finding in verdict.failures if finding.origin is not None]
+    named = (name for origin in origins for name in (origin.name, origin.source, *origin.nodes))
+    return frozenset(name for name in named if name)
 
 
 def _why_unknown(verdict: Verdict) -> str:

@@ -1,6 +1,7 @@
 import torch
 from torch import fx
 
+from paritas.execution.time_limit import TimeLimit
 from paritas.shrinking.nodes import islands, record_values
 from paritas.shrinking.programs import Candidate, FailingProgram
 from paritas.shrinking.shrink import shrink
@@ -31,6 +32,6 @@ def test_operators_that_only_read_the_same_value_are_tried_together(tmp_path):
 
     program = traced(waves, torch.linspace(0, 1, 8))
     candidate = Candidate(backend("sin_wrong_beside_cos"))
-    result = shrink(program, candidate, seconds=3600, outdir=tmp_path)
+    result = shrink(program, candidate, limit=TimeLimit(3600), outdir=tmp_path)
     assert {node.target for node in result.program.calls} == {torch.cos, torch.sin}
     assert result.script.shows, result.script.output

@@ -4,6 +4,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paritas.errors import UsageError
+from paritas.execution.time_limit import TimeLimit
 from paritas.results.findings import Aspect, Status
 from paritas.shrinking.programs import Candidate, FailureSignature, Oracle
 from paritas.shrinking.shrink import shrink
@@ -129,18 +130,38 @@ def test_dynamic_shapes_stay_dynamic(tmp_path):
 
 
 def test_best_so_far_is_kept_when_the_time_is_over(tmp_path, monkeypatch):
-    asked = []
+    limit = TimeLimit(3600)
+    judge = Oracle._judge
 
-    def left(self):
-        asked.append(1)
-        return 1.0 if self.queries < 3 else 0.0
+    def third_takes_long(self, *given):
+        if self.queries == 2:
+            limit.begin(spent=3600)
+        return judge(self, *given)
 
-    monkeypatch.setattr(Oracle, "left", property(left))
+    monkeypatch.setattr(Oracle, "_judge", third_takes_long)
     with torch.no_grad():
-        result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path)
+        result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, limit=limit)
     assert not result.report.ended
     assert targets(result) == [torch.sin]
     assert result.script.path.exists()
+
+
+def test_a_query_that_takes_longer_than_the_limit_is_stopped(tmp_path):
+    # Compiling takes an hour: without an end, nobody would see what is known by then.
+    limit = TimeLimit(4)
+    result = shrunk(Model(), [torch.randn(4, 8)], "takes_an_hour", tmp_path, limit=limit)
+    assert not result.report.ended
+    assert "the 4 seconds for shrinking are over" in result.report.steps
+    assert result.report.after == "14 operator calls"
+    assert "the time was over before any graph was seen to fail" in result.report.what
+    assert "may disagree" in result.script.path.read_text()
+
+
+def test_calls_at_the_place_where_it_starts_are_tried_first(tmp_path):
+    # A small batch of calls is compiled first, and the last layer's is not among the smallest.
+    result = shrunk(Model(9), [torch.randn(4, 8)], "sin_as_cos", tmp_path, places={"sin_8"})
+    assert targets(result) == [torch.sin]
+    assert result.report.queries <= 6
 
 
 def test_best_so_far_is_kept_on_interrupt(tmp_path):

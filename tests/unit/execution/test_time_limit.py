@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paritas.kernels import time_limit
+from paritas.execution import time_limit
+from paritas.execution.time_limit import OutOfTime, TimeLimit
 from paritas.kernels.cases import KernelCase
 from paritas.kernels.references import KernelTask
 from paritas.kernels.sides import Side, SideName
-from paritas.kernels.time_limit import OutOfTime, TimeLimit
 from paritas.kernels.wire import receive, send
 from paritas.results.model_reports import CaseFamily
 

@@ -1,12 +1,14 @@
-"""The time limit of a judgement, and how it reaches into what takes long.
+"""The time limit of a judgement or a search, and how it reaches into what takes long.
 
-A call in another process ends with that process. Lifted and perturbed runs of the reference are
-made in this one, and end at the next operator.
+A call in another process ends with that process. Runs in this one end at the next operator, and
+compilations wherever they are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +68,43 @@ class TimeLimit:
             yield
         finally:
             self._end += seconds
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """End this block when the limit is reached, also within a compilation.
+
+        By a signal, as Ctrl-C does: in other threads, on systems without it, and while another
+        timer of the process runs, the block ends where it asks for the time.
+
+        Raises:
+            OutOfTime: the time limit was reached.
+        """
+        self.require()
+        if not _can_interrupt():
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, _raise_out_of_time)
+        # What swallows the first one, such as a destructor, does not swallow the next.
+        signal.setitimer(signal.ITIMER_REAL, self.left, _AGAIN_AFTER)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+# Long enough to put everything back that the first interruption leaves changed.
+_AGAIN_AFTER = 10.0
+
+
+def _can_interrupt() -> bool:
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return hasattr(signal, "setitimer") and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def _raise_out_of_time(*_: Any) -> None:
+    raise OutOfTime
 
 
 class TimeWatch(DispatchMode):
