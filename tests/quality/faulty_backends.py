@@ -70,6 +70,15 @@ def writes_left_out(graph: fx.GraphModule, inputs: list[Any]) -> Any:
     return graph.forward
 
 
+def third_sin_as_cos(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+    """A pass that counts: which call it gets wrong depends on those before it."""
+    calls = graph.graph.find_nodes(op="call_function", target=torch.sin)
+    for node in calls[2:3]:
+        node.target = torch.cos
+    graph.recompile()
+    return graph.forward
+
+
 def takes_an_hour(graph: fx.GraphModule, inputs: list[Any]) -> Any:
     time.sleep(60)  # enough for a search with a limit of seconds
     raise AssertionError("nothing has ended it")

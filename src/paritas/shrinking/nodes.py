@@ -298,9 +298,9 @@ def _detached(value: Any) -> Any:
 # --- The search for the wrong part ----------------------------------------------------------------
 
 # Compilation dominates the cost, and twenty unconnected operators compile about as fast as one. So
-# first every distinct operator call is tried on its own, all of them in one query; then neighbours
-# together, as for a fusion bug; and only if that finds nothing, the program is reduced piece by
-# piece.
+# first every distinct operator call is tried on its own, many of them in one query; then all calls,
+# for a compiler that gets the third of them wrong; then neighbours together, as for a fusion bug;
+# and only if that finds nothing, the program is reduced piece by piece.
 
 # The numbers of neighbours to try together.
 _SIZES = (1, 2, 3, 5)
@@ -368,6 +368,22 @@ class _NodeReduction:
             if found is not None:
                 # Neither of two showed it alone; of more, some may not be needed.
                 return self._part(found) if size <= 2 else self._one_by_one(found)  # noqa: PLR2004
+            if size == 1 and len(sizes) > 1:
+                found = self._by_position()
+                if found is not None:
+                    return self._one_by_one(found)
+        return None
+
+    def _by_position(self) -> list[Node] | None:
+        """Calls of one operator, if the compiler gets one of them wrong, such as every second.
+
+        All calls are compiled side by side, in the program's order and also if they are alike.
+        """
+        for suspect in self._suspects([[node] for node in self.calls])[:_CONFIRMED]:
+            last = self.calls.index(suspect[0])
+            alike = [node for node in self.calls[: last + 1] if node.target == suspect[0].target]
+            if len(alike) > 1 and self._part_of_either(alike) is not None:
+                return alike
         return None
 
     def whole(self) -> FailingProgram:

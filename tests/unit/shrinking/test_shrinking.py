@@ -146,6 +146,12 @@ def test_best_so_far_is_kept_when_the_time_is_over(tmp_path, monkeypatch):
     assert result.script.path.exists()
 
 
+def test_a_pass_that_counts_calls_needs_only_those_that_it_counts(tmp_path):
+    result = shrunk(Model(6), [torch.randn(4, 8)], "third_sin_as_cos", tmp_path)
+    assert targets(result) == [torch.sin] * 3
+    assert result.report.queries <= 16
+
+
 def test_a_query_that_takes_longer_than_the_limit_is_stopped(tmp_path):
     # Compiling takes an hour: without an end, nobody would see what is known by then.
     limit = TimeLimit(4)
