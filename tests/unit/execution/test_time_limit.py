@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
+import signal
 import socket
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -78,3 +81,41 @@ def test_a_process_that_reads_nothing_is_out_of_time() -> None:
         ours.settimeout(0.05)
         with pytest.raises(TimeoutError), contextlib.closing(theirs):
             send(ours, {"content": b"x" * (1 << 24)})
+
+
+def test_what_takes_long_is_interrupted_at_the_limit() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(OutOfTime), TimeLimit(0.05).interrupting():
+        time.sleep(60)
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_timer_of_the_program_is_left_alone() -> None:
+    # A test runner's own limit, for example.
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    try:
+        with TimeLimit(0.001).interrupting():
+            time.sleep(0.01)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 900
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def test_a_block_in_another_thread_ends_where_it_asks() -> None:
+    def run() -> str:
+        limit = TimeLimit(0.01)
+        try:
+            with limit.interrupting():
+                while True:
+                    limit.require()
+        except OutOfTime:
+            return "ended"
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(run).result(60) == "ended"
+
+
+def test_nothing_begins_after_the_limit() -> None:
+    with pytest.raises(OutOfTime), TimeLimit(-1).interrupting():
+        raise AssertionError
