@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas._torch.dynamo import backend_name, find_backend, room_for_entries, uncompiled
+from paritas._torch.dynamo import (
+    backend_name,
+    find_backend,
+    raised_by_backend,
+    room_for_entries,
+    uncompiled,
+)
 from paritas._torch.global_state import quietly
 from paritas.checks.guard import GuardEverywhere
 from paritas.checks.guard_settings import GuardSettings
 from paritas.checks.places import LONGER, FailedCall, Place, is_over
+from paritas.errors import in_one_line
 from paritas.execution.observation import RunOptions
 from paritas.execution.running import running_subject
 from paritas.execution.subjects import inspect_subject
@@ -40,8 +47,7 @@ def locate_compiled(call: FailedCall) -> Place:
         if is_over(call):
             break
         call.tell(f"checking the candidate graph by graph{way.words}")
-        journal = _run_guarded(call, way)
-        place = _read_journal(call, journal)
+        place = _read_journal(call, *_run_guarded(call, way))
         if place.findings:
             return place
         reason = reason or place.reason
@@ -100,8 +106,11 @@ def _ways(call: FailedCall) -> Iterator[_Way]:
 
 
 @quietly()
-def _run_guarded(call: FailedCall, way: _Way) -> GuardJournal:
-    """Call the candidate as in the failed call; its state and the generators are restored."""
+def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception | None]:
+    """Call the candidate as in the failed call, and return what the guards saw and it raised.
+
+    Its state and the generators are restored.
+    """
     settings = GuardSettings(
         on_mismatch="record",
         check_passes=way.checks_passes,
@@ -119,15 +128,14 @@ def _run_guarded(call: FailedCall, way: _Way) -> GuardJournal:
     calls = min((finding.item.call or 1 for finding in call.failures), default=1)
     guards = GuardEverywhere(settings)
     with room_for_entries(), guards, running_subject(call.candidate, call.rng, conditions) as run:
-        for _ in range(calls):
-            run(call.inputs)
-    return guards.journal
+        errors = [run(call.inputs).error for _ in range(calls)]
+    return guards.journal, errors[0]
 
 
 # --- What the guards found ------------------------------------------------------------------------
 
 
-def _read_journal(call: FailedCall, journal: GuardJournal) -> Place:
+def _read_journal(call: FailedCall, journal: GuardJournal, error: Exception | None) -> Place:
     verdict = journal.verdict()
     aspects = {finding.aspect for finding in call.failures}
     explaining = [finding for finding in verdict.failures if _explains(finding, aspects)]
@@ -137,6 +145,8 @@ def _read_journal(call: FailedCall, journal: GuardJournal) -> Place:
         failed = [finding for finding in explaining if finding.item.graph == entry.label]
         if failed:
             (backward if entry.is_backward else forward).append(_place_in(entry, failed))
+        elif error is not None and not entry.calls:
+            forward.append(_refused_graph(entry, error))
     # They work before the graph is split into forward and backward, and so belong to neither.
     passes = [finding for finding in explaining if finding.origin and not finding.item.graph]
     places = _distinct([*forward, *backward])
@@ -144,7 +154,7 @@ def _read_journal(call: FailedCall, journal: GuardJournal) -> Place:
         places[0] = _with_reasons(places[0], passes)
     places = places or passes
     if not places:
-        return Place(reason=_why_none(call, journal, verdict.findings))
+        return Place(reason=_why_none(call, journal, verdict.findings, error))
     number = call.failures[0].item.inputs
     places = [msgspec.structs.replace(place, item=place.item.during(0, number)) for place in places]
     is_backward = bool(backward) and not (forward or passes)
@@ -189,6 +199,20 @@ def _place_in(entry: GraphEntry, failed: list[Finding]) -> Finding:
     return _with_source(whole, entry)
 
 
+def _refused_graph(entry: GraphEntry, error: Exception) -> Finding:
+    """The place of an exception of the compiler: the graph that it was given."""
+    error = raised_by_backend(error)
+    finding = Finding(
+        item=Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label),
+        aspect=Aspect.EXCEPTION,
+        status=Status.DIFFERENT,
+        reason=f"the compiler raises {in_one_line(error, 160)}",
+        raised=type(error).__name__,
+        origin=Origin(kind=OriginKind.GRAPH, name=entry.label),
+    )
+    return _with_source(finding, entry)
+
+
 def _with_source(finding: Finding, entry: GraphEntry) -> Finding:
     """A place without a line of its own has that of its graph."""
     if finding.origin is None or finding.origin.source:
@@ -220,8 +244,15 @@ def _group_failures(
     return dict.fromkeys(others, ""), reason
 
 
-def _why_none(call: FailedCall, journal: GuardJournal, findings: tuple[Finding, ...]) -> str:
+def _why_none(
+    call: FailedCall,
+    journal: GuardJournal,
+    findings: tuple[Finding, ...],
+    error: Exception | None,
+) -> str:
     """Why no place was found, in one sentence."""
+    if error is not None:
+        return f"no compiled graph explains that the candidate raises {in_one_line(error, 120)}"
     names = ", ".join(dict.fromkeys(map(backend_name, call.candidate.backends)))
     if not journal.graphs:
         return f"torch.compile ({names}) captured no graph"

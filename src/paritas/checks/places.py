@@ -131,6 +131,25 @@ def add_places(verdict: Verdict, call: FailedCall) -> Verdict:
     return _group(verdict, place)
 
 
+def gather_places(verdict: Verdict) -> Verdict:
+    """Put the places in the pieces of a model first, and the failures of the whole under them.
+
+    A piece is checked on the reference's inputs, so what fails in another piece is not a result.
+    """
+    wrong = [finding for finding in verdict.findings if finding.status in _WRONG]
+    whole = {finding.path for finding in wrong if not finding.item.graph}
+    places = tuple(finding for finding in wrong if finding.origin is not None)
+    pieces = tuple(finding for finding in wrong if finding.item.graph and not finding.cause)
+    others = {finding.path: "" for finding in pieces}
+    reason = ""
+    if whole and not pieces:
+        reason = (
+            "each piece computes what the reference's does, so the difference is in what the "
+            "candidate does across pieces"
+        )
+    return _group(verdict, Place(findings=places, causes=others, reason=reason))
+
+
 def _group(verdict: Verdict, place: Place) -> Verdict:
     """Put the places first, and the failures that result from them after them."""
     located = [_not_graver(finding, verdict.status) for finding in place.findings]

@@ -17,7 +17,7 @@ from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
 from paritas.checks.fitting import check_by, describe_shortage, verify_where_it_fits
-from paritas.checks.places import FailedCall, add_places, wrong_findings
+from paritas.checks.places import FailedCall, add_places, gather_places, wrong_findings
 from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
@@ -357,6 +357,8 @@ def _verify_by_blocks(
         )
     finally:
         rng.restore()
+    if config.locate_seconds > 0:
+        verdict = gather_places(verdict)
     if verdict.enabled and not verdict.passed:
         remember_failed(verdict, check.failed or [FailedPair(*pair, sets)])
     return verdict
