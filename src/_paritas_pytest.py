@@ -52,6 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="count unstable findings as failures",
     )
     group.addoption(
+        "--paritas-locate-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="the time limit for finding where a failure of parity.verify starts; 0 turns it off",
+    )
+    group.addoption(
         "--paritas-update",
         action="store_true",
         default=None,

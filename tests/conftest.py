@@ -94,6 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _outlive_commands(config)
     # After each of thousands of compiles, torch would let Python collect what is young.
     os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+    # Hundreds of tests fail a `verify`; those about where it starts ask for it.
+    os.environ.setdefault("PARITAS_LOCATE_SECONDS", "0")
     processes.make_folder()
     config.add_cleanup(processes.stop_server)
     if not WHOLE:

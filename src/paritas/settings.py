@@ -96,6 +96,33 @@ def hint(word: str, known: Iterable[str]) -> str:
     return did_you_mean(word, sorted(known))
 
 
+# --- A setting that Python reads, too -------------------------------------------------------------
+
+_LOCATE_SECONDS = PREFIX + "LOCATE_SECONDS"
+LOCATE_SECONDS = 60.0
+
+
+def default_locate_seconds() -> float:
+    """How long a failing `verify` looks for where the failure starts, unless it is told.
+
+    The variable of the commands also holds for `verify()` in Python: a suite of tests can set it
+    without a change of its tests.
+
+    Raises:
+        UsageError: The variable is not a number of seconds.
+    """
+    given = os.environ.get(_LOCATE_SECONDS) or str(LOCATE_SECONDS)
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UsageError(
+            f"{_LOCATE_SECONDS} must be a number of seconds, 0 to turn it off, not {given!r}"
+        )
+    return seconds
+
+
 # --- The table of the pytest plugin, in the form of a command -------------------------------------
 
 # Updating goldens is not a setting: with it, no test that compares with them could fail.
@@ -111,6 +138,13 @@ _PYTEST = click.Command(
             help="Check every N-th call of a guarded graph, or a share of the calls.",
         ),
         click.Option(["--strict"], is_flag=True, help="Count unstable findings as failures."),
+        click.Option(
+            ["--locate-seconds"],
+            type=click.FloatRange(min=0),
+            metavar="SECONDS",
+            help="The time limit for finding where a failure of parity.verify starts; 0 turns it "
+            "off.",
+        ),
         click.Option(
             ["--golden-dir"],
             type=click.Path(file_okay=False, path_type=Path),

@@ -72,6 +72,12 @@ def is_faithful(backend: Callable[..., Any]) -> bool:
     return backend_name(backend) in FAITHFUL and module.split(".", maxsplit=1)[0] == "torch"
 
 
+def raised_by_backend(error: Exception) -> Exception:
+    """What a backend raised, without what Dynamo wraps it in; `error` itself otherwise."""
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, Exception) else error
+
+
 def draws_like_eager(backend: Callable[..., Any]) -> bool:
     """Whether a backend draws its random numbers from eager's stream.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paritas.errors import UsageError, in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
 
     from torch import nn
@@ -82,6 +82,22 @@ def look_here() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import the modules of `--setup`, also from the current directory.
+
+    Raises:
+        UsageError: one of them cannot be imported.
+    """
+    look_here()
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise UsageError(
+                f"--setup {name!r} cannot be imported: {in_one_line(error)}"
+            ) from error
 
 
 def call(function: Callable[..., Any], spec: str, parameter: str, *args: Any) -> Any:

@@ -17,7 +17,14 @@ import torch
 from paritas._torch.global_state import quietly
 from paritas._torch.inductor import compiled_package
 from paritas._torch.operators import default_dtype
-from paritas.candidates.loading import call, is_named, make, model_and_inputs, resolve
+from paritas.candidates.loading import (
+    call,
+    is_named,
+    look_here,
+    make,
+    model_and_inputs,
+    resolve,
+)
 from paritas.errors import UsageError, chain_of_causes, in_one_line
 from paritas.execution.isolation import ProgramState, copy_inputs
 from paritas.execution.subjects import (
@@ -29,6 +36,7 @@ from paritas.execution.subjects import (
 )
 from paritas.numerics.contents import leaves, map_leaves
 from paritas.precision.widening import lift_captured
+from paritas.shrinking.programs import Candidate
 from paritas.targets import build_target, is_target
 
 if TYPE_CHECKING:
@@ -93,24 +101,31 @@ def build_candidate(model: Any, inputs: Any, options: CandidateOptions) -> Calla
         return make(options.candidate, model, inputs)
     if options.candidate is not None:
         return _from_function(model, options.candidate)
-    _check_backend(options.backend)
+    backend = _find_backend(options.backend)
     asked = {name: getattr(options, name) for name in ("backend", "mode", "dynamic", "fullgraph")}
     try:
-        return torch.compile(model, **asked)
+        return torch.compile(model, **{**asked, "backend": backend})
     except Exception as error:
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         raise UsageError(f"torch.compile({shown}) refuses: {error}") from error
 
 
-def _check_backend(name: str) -> None:
+def _find_backend(name: str) -> Any:
+    """The name of a backend that torch knows, or the function that `module:function` names."""
+    if ":" in name:
+        look_here()
+        return Candidate(name).resolve()
     known = torch.compiler.list_backends(exclude_tags=())
     if name in known:
-        return
+        return name
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     usual = torch.compiler.list_backends()
     others = f"and {len(known) - len(usual)} for debugging, such as eager and aot_eager"
-    raise UsageError(f"unknown --backend {name!r}; {hint}known are {', '.join(usual)}, {others}")
+    raise UsageError(
+        f"unknown --backend {name!r}; {hint}known are {', '.join(usual)}, {others}; or give "
+        "module:function"
+    )
 
 
 def _from_function(model: Any, spec: str) -> Callable[..., Any]:

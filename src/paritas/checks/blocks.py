@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from paritas._torch.tensors import is_out_of_memory
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.cut_models import Rest, Side
 from paritas.checks.failures import Explainer, FailedPair
+from paritas.checks.places import add_places
 from paritas.checks.verify import Verification, same_observation
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import ComposedNoise, Parked, Recorder, Shaken, bring_back
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from paritas.checks.places import FailedCall
     from paritas.execution.block_runs import BlockCall
     from paritas.execution.observation import Observation
     from paritas.execution.subjects import Subject, VerifyConfig
@@ -231,6 +234,19 @@ class ComposedEvidence(NoEvidence):
         return reached & contested
 
 
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A part of both models that is verified alone.
+
+    Attributes:
+        label: its name in findings.
+        module: the path of the module that it is; "" for what lies between the blocks.
+    """
+
+    label: str
+    module: str = ""
+
+
 # --- The check ------------------------------------------------------------------------------------
 
 
@@ -277,6 +293,7 @@ class BlocksCheck:
         self.config = dataclasses.replace(config, raise_on_mismatch=False)
         self.tell = tell
         self.failed: list[FailedPair] = []
+        self.located_until: float | None = None
 
     def run(self, inputs: Inputs, number: int = 0) -> Verdict:
         """Check one set of inputs; `number` is its number if there are several."""
@@ -404,8 +421,8 @@ class _OneCheck:
         config = dataclasses.replace(self._piece_config, verify_input_gradients=False)
         with call.around.around(), _entered(call, ours, theirs):
             one = self._verify_piece(
-                label, (ours, self.check.candidate.like(theirs)), inputs, call.draws[0], upstream,
-                config,
+                _Piece(label, call.name), (ours, self.check.candidate.like(theirs)), inputs,
+                call.draws[0], upstream, config,
             )  # fmt: skip
             if one is None:
                 return
@@ -421,7 +438,7 @@ class _OneCheck:
 
     def _verify_piece(
         self,
-        label: str,
+        piece: _Piece,
         pair: tuple[Callable[..., Any], Callable[..., Any]],
         inputs: Inputs,
         rng: RandomState,
@@ -448,7 +465,8 @@ class _OneCheck:
             # Dynamo reads the gradients of all inputs; those of a block need not be leaves.
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
             verdict = one.run()
-        self._take(verdict, label, names or {})
+            verdict = add_places(verdict, self._failed_call(one, verdict))
+        self._take(verdict, piece, names or {})
         if not verdict.passed and len(self.check.failed) == 0 and not names:
             self.check.failed.append(FailedPair(*pair, [inputs]))
         if one.evidence is not None:
@@ -462,7 +480,13 @@ class _OneCheck:
         config = self._piece_config
         with rest.cut() as pair:
             one = self._verify_piece(
-                BETWEEN, pair, inputs, self.rng, upstream, config, rest.names(whole.natives[0])
+                _Piece(BETWEEN),
+                pair,
+                inputs,
+                self.rng,
+                upstream,
+                config,
+                rest.names(whole.natives[0]),
             )
             if one is None or one.evidence is None or one.evidence.native[0].error is not None:
                 return
@@ -527,15 +551,36 @@ class _OneCheck:
 
     # --- Results ----------------------------------------------------------------------------------
 
-    def _take(self, verdict: Verdict, label: str, names: Mapping[str, str]) -> None:
+    def _failed_call(self, one: Verification, verdict: Verdict) -> FailedCall:
+        """The call of a piece; all pieces share the time for the search."""
+        if self.check.located_until is None:
+            self.check.located_until = time.monotonic() + self.config.locate_seconds
+        call = one.failed_call(verdict)
+        return dataclasses.replace(call, deadline=self.check.located_until, tell=self.check.tell)
+
+    def _take(self, verdict: Verdict, piece: _Piece, names: Mapping[str, str]) -> None:
         """Take the findings of a piece, under its name."""
+        label, within = piece.label, piece.module
 
         def shown(item: Item) -> Item:
-            return item.named(names.get(item.name, item.name)).in_graph(label)
+            graph = f"{label}: {item.graph}" if item.graph else label
+            renamed = item.named(names.get(item.name, item.name)).in_graph(graph)
+            return renamed.during(item.call, self.number)
 
+        paths = {finding.path: shown(finding.item).text for finding in verdict.findings}
         for finding in verdict.findings:
-            item = shown(finding.item).during(finding.item.call, self.number)
-            self.out.findings.append(msgspec.structs.replace(finding, item=item))
+            origin = finding.origin
+            if origin is not None and within:
+                module = f"{within}.{origin.module}" if origin.module else within
+                origin = msgspec.structs.replace(origin, module=module)
+            self.out.findings.append(
+                msgspec.structs.replace(
+                    finding,
+                    item=shown(finding.item),
+                    origin=origin,
+                    cause=paths.get(finding.cause, ""),
+                )
+            )
         self.out.compared += verdict.coverage.compared
         for skipped in verdict.coverage.skipped:
             self.skipped[skipped].append(label)

@@ -149,6 +149,7 @@ class Guard:
         def watch(lowered: LoweredGraph, compiled: Callable[..., Any]) -> GuardedGraph:
             kind = "backward" if lowered.is_backward else "forward"
             entry = self.journal.enter(f"graph {number} {kind}", source)
+            entry.is_backward = lowered.is_backward
             result = GuardedGraph(
                 lowered, compiled, names, self.settings, self.journal, entry, locator
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import math
 import os
 import random
 import sys
@@ -48,6 +49,8 @@ class GuardSettings:
         check_passes: check the compiler's passes and its split of the graph, at compile time.
         strict: count `unstable` as a failure.
         seed: the seed of the perturbed runs.
+        deadline: when all searches for the first wrong operator must have ended, by
+            `time.monotonic`; each has a time limit of its own, too.
     """
 
     on_mismatch: str = "raise"
@@ -56,6 +59,7 @@ class GuardSettings:
     check_passes: bool = False
     strict: bool = False
     seed: int = 0
+    deadline: float = math.inf
 
     def __post_init__(self) -> None:
         if self.on_mismatch not in ACTIONS:

@@ -76,6 +76,7 @@ class GraphEntry:
         skipped: what was not checked, "" for whole calls, and why -> in how many calls.
         unguarded: why it could not be guarded, or "".
         of_gradients: whether it is about a captured graph's gradients.
+        is_backward: whether it runs in the backward pass.
     """
 
     label: str
@@ -89,6 +90,7 @@ class GraphEntry:
     )
     unguarded: str = ""
     of_gradients: bool = False
+    is_backward: bool = False
 
     def left_out(self) -> list[str]:
         """What was not checked, and why."""

@@ -7,6 +7,7 @@ such graphs, results and gradients are compared with the captured graph.
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,7 @@ class Suspect:
         failures: the findings that do not pass.
         compare: compares the results of other code for this graph, and its arguments after the
             call, with the reference.
+        deadline: when the search must have ended, by `time.monotonic`.
     """
 
     lowered: LoweredGraph
@@ -150,6 +152,7 @@ class Suspect:
     label: str
     failures: tuple[Finding, ...]
     compare: Callable[[Observation, list[Any]], list[Finding]]
+    deadline: float = math.inf
 
 
 class GuardedGraph(GuardedCode):
@@ -377,6 +380,7 @@ class GuardedGraph(GuardedCode):
                     self.entry.label,
                     verdict.failures,
                     lambda seen, given: self._compare(runs, seen, given).findings,
+                    self.settings.deadline,
                 )
                 self._located = locate_safely(self.locator, suspect)
         return msgspec.structs.replace(verdict, findings=(*self._located, *verdict.findings))
@@ -461,7 +465,7 @@ class GuardedCapture(GuardedCode):
             entry = self.journal.enter(f"{self.entry.label} gradients", self.entry.source)
             self._backward = GuardedCode(self.settings, self.journal, entry)
             self._backward.made_by = self.made_by
-            entry.of_gradients = True
+            entry.of_gradients = entry.is_backward = True
         return self._backward
 
     def __call__(self, *args: Any) -> Any:
@@ -635,7 +639,14 @@ class GuardedCapture(GuardedCode):
         if gradients not in self._located:
             from paritas.checks.locate import CapturedSuspect, locate_captured
 
-            suspect = CapturedSuspect(runs, label, verdict.failures, gradients, self._check_part)
+            suspect = CapturedSuspect(
+                runs,
+                label,
+                verdict.failures,
+                gradients,
+                self._check_part,
+                self.settings.deadline,
+            )
             self._located[gradients] = locate_safely(locate_captured, suspect)
         findings = (*self._located[gradients], *verdict.findings)
         return msgspec.structs.replace(verdict, findings=findings)

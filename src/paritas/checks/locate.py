@@ -78,12 +78,22 @@ class CompiledVariant:
     error: Exception | None = None
 
 
+class SearchOverError(Exception):
+    """The time for the search is over; it never reaches the user."""
+
+
 def run_variant(
     suspect: Suspect,
     module: GraphModule | None = None,
     options: dict[str, Any] | None = None,
 ) -> CompiledVariant:
-    """Compile the graph, or a changed copy of it, with additional options, and run it."""
+    """Compile the graph, or a changed copy of it, with additional options, and run it.
+
+    Raises:
+        SearchOverError: there is no time left for it.
+    """
+    if time.monotonic() >= suspect.deadline:
+        raise SearchOverError
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
     given = copy_arguments(suspect.runs.program.kept)
     seen = Observation(rng_before=suspect.runs.program.rng)
@@ -159,7 +169,7 @@ def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
 
     if not names or not shows(names):
         return []
-    return minimise(names, shows, time.monotonic() + seconds)
+    return minimise(names, shows, min(time.monotonic() + seconds, suspect.deadline))
 
 
 def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: float) -> list[str]:
@@ -425,6 +435,7 @@ def _cannot_be_drawn_alone(node: Node) -> bool:
 
 # The time limit for finding a smallest set; the smallest so far is used when it runs out.
 SECONDS_FOR_SETS = 40.0
+SEARCH_OVER = "the time for the search was over before a node was found"
 MOST_NAMED = 3
 # Nodes that exceed their limit this many times less than the worst node are ignored: they may be
 # just above the noise.
@@ -434,10 +445,20 @@ CLEARLY = 50.0
 @quietly()
 def locate(suspect: Suspect) -> list[Finding]:
     """Find where the difference starts; returns at least one finding with an origin."""
+    known: list[Finding] = []
+    try:
+        return _locate_in_lowered(suspect, known)
+    except SearchOverError:
+        return known or [_whole_graph_finding(suspect, SEARCH_OVER, ())]
+
+
+def _locate_in_lowered(suspect: Suspect, known: list[Finding]) -> list[Finding]:
+    """Find it; `known` gets what is known if the time runs out."""
     tapping = tap_graph(suspect)
     checked = check_graph_passes(suspect.lowered)
     passes = [finding for finding in checked if finding.status is Status.DIFFERENT]
     node = _first_node_finding(tapping)
+    known += passes if node is None else [node, *passes]
     if node is not None and node.origin is not None:
         if is_wrong_alone(suspect, node.origin.name) or passes:
             return [node, *passes]
@@ -569,6 +590,7 @@ class CapturedSuspect:
         gradients: whether the gradients differ.
         check: compiles a graph with the same backend, calls it repeatedly on given arguments, with
             or without a backward pass, and returns the verdict.
+        deadline: when the search must have ended, by `time.monotonic`.
     """
 
     runs: Evidence[CapturedProgram]
@@ -576,6 +598,7 @@ class CapturedSuspect:
     failures: tuple[Finding, ...]
     gradients: bool
     check: Callable[[GraphModule, list[Any], bool, int], Verdict]
+    deadline: float = math.inf
 
 
 def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
@@ -589,13 +612,13 @@ def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
 
 
 def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
-    deadline = time.monotonic() + SECONDS_FOR_PARTS
+    deadline = min(time.monotonic() + SECONDS_FOR_PARTS, suspect.deadline)
     module = suspect.runs.program.reference.module
     values = _record_values(suspect)
     nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
     for node in nodes:
-        if time.monotonic() > deadline:
-            break
+        if time.monotonic() >= deadline:
+            return _captured_finding(suspect, None, SEARCH_OVER, None)
         worst = _failure_of_part(suspect, _cut_part([node]), values)
         if worst is not None:
             return _captured_finding(suspect, node, "is wrong even if compiled alone", worst)
@@ -613,6 +636,8 @@ def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
             start = middle
         else:
             end = middle
+    if end - start > 1:
+        return _captured_finding(suspect, None, SEARCH_OVER, None)
     worst = _failure_of_part(suspect, _cut_part(nodes[:end]), values)
     why = f"is correct alone, but not if compiled together with the {end - 1} nodes before it"
     return _captured_finding(suspect, nodes[end - 1], why, worst)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
 from paritas.checks.fitting import check_by, describe_shortage, verify_where_it_fits
+from paritas.checks.places import FailedCall, add_places, gather_places, wrong_findings
 from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
@@ -355,6 +357,8 @@ def _verify_by_blocks(
         )
     finally:
         rng.restore()
+    if config.locate_seconds > 0:
+        verdict = gather_places(verdict)
     if verdict.enabled and not verdict.passed:
         remember_failed(verdict, check.failed or [FailedPair(*pair, sets)])
     return verdict
@@ -369,15 +373,20 @@ def _verify_whole(
     config, limits, around = limit_to_candidate(config, compiled_model)
     rng = RandomState.now()
     verdicts = []
+    failed: Verification | None = None
     try:
         with around:
             for position, given in enumerate(sets):
                 number = position + 1 if len(sets) > 1 else 0
                 one = Verification(reference, candidate, given, config, number, tell)
                 verdicts.append(one.run())
+                if failed is None and wrong_findings(verdicts[-1]):
+                    failed = one
+            verdict = Verdict.merge(verdicts)
+            if failed is not None:
+                verdict = add_places(verdict, failed.failed_call(verdict))
     finally:
         rng.restore()
-    verdict = Verdict.merge(verdicts)
     if limits:
         verdict = msgspec.structs.replace(verdict, notes=(limits, *verdict.notes))
     if verdict.enabled and not verdict.passed:
@@ -394,6 +403,7 @@ class Verification:
 
     Attributes:
         conditions: the conditions of all runs.
+        later_conditions: those of the runs that also compute the further gradients.
         evidence: evidence about the reference, once it has run.
         runs_again_later: the reference is run once more by the caller, as part of a whole.
     """
@@ -425,6 +435,7 @@ class Verification:
             seed=config.seed,
             accumulates=_hang_on_accumulation(reference, candidate),
         )
+        self.later_conditions = self.conditions
 
     def run(self) -> Verdict:
         """Run both sides, and compare them."""
@@ -440,6 +451,7 @@ class Verification:
             (self.reference, self.candidate), self.inputs, self.rng, self.config, self.conditions
         )
         first, my_first = further.ask((natives[0], mine[0]))
+        self.later_conditions = further.conditions
         changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
         program = SubjectProgram(
             self.reference,
@@ -479,6 +491,24 @@ class Verification:
             collected.take(self._compare_memory(mine[0]))
         collected.notes += evidence.notes
         return collected.verdict(strict=self.config.strict)
+
+    def failed_call(self, verdict: Verdict) -> FailedCall:
+        """The call on these inputs, for a search for where its failures start."""
+        failures = [f for f in wrong_findings(verdict) if f.item.inputs == self.number]
+        later = self.later_conditions
+        items = {finding.item.without_place for finding in failures}
+        asks_later = {*map(gradient, later.also)} & {item.during(0, 0) for item in items}
+        return FailedCall(
+            reference=self.reference,
+            candidate=self.candidate,
+            inputs=self.inputs,
+            rng=self.rng,
+            config=self.config,
+            conditions=later if asks_later else self.conditions,
+            failures=tuple(failures),
+            deadline=math.inf,
+            tell=self.tell,
+        )
 
     def _shown(self, item: Item, call: int = 0) -> Item:
         """The item as findings name it: with the set of inputs, if there are several."""

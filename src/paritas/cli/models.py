@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.candidates.loading import BuildOptions, CandidateOptions
+from paritas.candidates.loading import BuildOptions, CandidateOptions, import_modules
 from paritas.cli.options import (
     DTYPES,
     INTERRUPTED,
     OutputFormat,
+    backend_option,
     blocks_option,
     by_option,
     device_option,
@@ -31,11 +32,13 @@ from paritas.cli.options import (
     print_report,
     progress,
     refuse,
+    setup_option,
     strict_option,
     subject_file,
     train_option,
     write_json,
 )
+from paritas.settings import LOCATE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,14 +64,15 @@ class VerifyOptions(CandidateOptions):
     no_lift: bool
     by: str | None
     blocks: tuple[str, ...]
+    locate_seconds: float
+    setup: tuple[str, ...]
 
 
 @click.command(short_help="Compare a model with its compiled form.")
 @click.argument("factory", metavar="package.module:factory")
 @inputs_option
-@click.option(
-    "--backend", default="inductor", show_default=True, help="The backend of torch.compile."
-)
+@backend_option
+@setup_option("Import this module first, for example to register a backend.")
 @click.option("--mode", help="The mode of torch.compile, for example max-autotune.")
 @click.option("--dynamic/--no-dynamic", default=None, help="torch.compile with dynamic shapes.")
 @click.option("--fullgraph", is_flag=True, help="torch.compile without graph breaks.")
@@ -86,6 +90,14 @@ class VerifyOptions(CandidateOptions):
 @by_option
 @blocks_option
 @click.option("--no-lift", is_flag=True, help="Skip the float64 comparison: faster, but weaker.")
+@click.option(
+    "--locate-seconds",
+    type=click.FloatRange(min=0),
+    default=LOCATE_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="On a failure, look for where it starts for at most this time; 0 turns it off.",
+)
 @json_option()
 @format_options
 @click.pass_context
@@ -130,6 +142,7 @@ def _run_verify(factory: str, options: VerifyOptions) -> Verdict:
         from paritas.checks import verify as verifying
         from paritas.execution import subjects
 
+        import_modules(options.setup)
         tell(f"building {factory}")
         model, inputs = build_reference(factory, options)
         candidate = build_candidate(model, inputs, options)
@@ -138,6 +151,7 @@ def _run_verify(factory: str, options: VerifyOptions) -> Verdict:
             lift=not options.no_lift,
             strict=options.strict,
             raise_on_mismatch=False,
+            locate_seconds=options.locate_seconds,
         )
         by: Any = options.by
         return verifying.verify(

@@ -41,6 +41,20 @@ KINDS = click.Choice(["paritas", "msprobe", "ge", "fx", "sglang", "files"])
 device_option = click.option(
     "--device", metavar="DEVICE", help="Run on this device, for example cuda."
 )
+backend_option = click.option(
+    "--backend",
+    default="inductor",
+    show_default=True,
+    metavar="NAME|MODULE:FUNCTION",
+    help="The backend of torch.compile.",
+)
+
+
+def setup_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add `--setup` to a command, which gets the names of modules to import."""
+    return click.option("--setup", multiple=True, metavar="MODULE", help=text)
+
+
 by_option = click.option(
     "--by",
     type=click.Choice(["whole", "blocks"]),

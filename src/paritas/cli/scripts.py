@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import os
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.candidates.loading import BuildOptions
+from paritas.candidates.loading import BuildOptions, import_modules
 from paritas.cli.options import (
     UNVERIFIED,
     OutputFormat,
+    backend_option,
     dtype_option,
     format_options,
     inputs_option,
@@ -22,6 +22,7 @@ from paritas.cli.options import (
     json_takes_stdout,
     progress,
     refuse,
+    setup_option,
     strict_option,
     train_option,
     write_json,
@@ -202,22 +203,13 @@ class ShrinkOptions(BuildOptions):
     help="The time limit; after it, the smallest script so far is written.",
 )
 @inputs_option
-@click.option(
-    "--backend",
-    default="inductor",
-    show_default=True,
-    metavar="NAME|MODULE:FUNCTION",
-    help="The backend of torch.compile.",
-)
+@backend_option
 @click.option("--mode", help="The mode of torch.compile, for example max-autotune.")
 @click.option("--dynamic/--no-dynamic", default=None, help="torch.compile with dynamic shapes.")
 @dtype_option
 @train_option
-@click.option(
-    "--setup",
-    multiple=True,
-    metavar="MODULE",
-    help="Import this module first, here and in the script, for example to register a backend.",
+@setup_option(
+    "Import this module first, here and in the script, for example to register a backend."
 )
 @click.option(
     "--graph",
@@ -257,7 +249,7 @@ def shrink(
         tell("importing torch")
         from paritas.shrinking.shrink import NothingFailsError
 
-        _import_setup(options.setup)
+        import_modules(options.setup)
         try:
             report = make(tell)
         except NothingFailsError as error:
@@ -364,21 +356,6 @@ def _shrink_folder(
         return shrink_comparison(folder, options.output, **asked)
     graph = None if options.graph is None else find_graph(options.graph)
     return shrink_graph_results(folder, options.output, graph=graph, **asked)
-
-
-def _import_setup(modules: tuple[str, ...]) -> None:
-    """Import the modules of `--setup`."""
-    from paritas.candidates.loading import look_here
-    from paritas.errors import UsageError, in_one_line
-
-    look_here()
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            raise UsageError(
-                f"--setup {name!r} cannot be imported: {in_one_line(error)}"
-            ) from error
 
 
 def report_lines(report: ShrinkReport) -> list[str]:

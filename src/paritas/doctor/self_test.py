@@ -178,7 +178,7 @@ def wrong_candidate(_backend: str) -> str:
 def _quiet_config() -> Any:
     from paritas.execution.subjects import VerifyConfig
 
-    return VerifyConfig(raise_on_mismatch=False)
+    return VerifyConfig(raise_on_mismatch=False, locate_seconds=0)
 
 
 def guarded_graph(_backend: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import math
 import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from paritas.errors import UsageError, first_line
 from paritas.execution.isolation import ProgramState
 from paritas.execution.reachable import reachable_modules
 from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker, validate_checker
+from paritas.settings import default_locate_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +89,8 @@ class VerifyConfig:
         strict: count `unstable` as a failure.
         raise_on_mismatch: raise `MismatchError` on anything that does not pass.
         seed: seed of the cotangents and of the perturbed runs.
+        locate_seconds: on a failure, look for where it starts for at most this time; 0 turns it
+            off. By default 60, or what PARITAS_LOCATE_SECONDS in the environment says.
     """
 
     enabled: bool = True
@@ -113,6 +117,7 @@ class VerifyConfig:
     strict: bool = False
     raise_on_mismatch: bool = True
     seed: int = 0
+    locate_seconds: float = dataclasses.field(default_factory=default_locate_seconds)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -123,6 +128,12 @@ class VerifyConfig:
                 raise UsageError(f"{field.name} must be True or False, not {value!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UsageError(f"seed must be an integer, not {self.seed!r}")
+        seconds = self.locate_seconds
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not is_number or not 0 <= seconds < math.inf:
+            raise UsageError(
+                f"locate_seconds must be a number of seconds, 0 to turn it off, not {seconds!r}"
+            )
         for checker in self.checkers:
             if isinstance(checker, type) or not isinstance(checker, ValueChecker):
                 raise UsageError(

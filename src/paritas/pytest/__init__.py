@@ -57,6 +57,8 @@ class PluginOptions:
         guard: check every `torch.compile` in the suite.
         every: check every n-th call of a graph, or a share of the calls.
         strict: count `unstable` as a failure unless a test overrides it.
+        locate_seconds: how long `parity.verify` looks for where a failure starts; None for the
+            default, and a test may override it.
         update: write goldens instead of failing.
         golden_dir: the folder of goldens; None for a folder beside each test.
         report: the folder for pages about failures; None for no pages.
@@ -66,6 +68,7 @@ class PluginOptions:
     guard: bool = False
     every: float = 1
     strict: bool = False
+    locate_seconds: float | None = None
     update: bool = False
     golden_dir: Path | None = None
     report: Path | None = None

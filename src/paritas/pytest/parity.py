@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 VERIFY_NAMES = frozenset(field.name for field in dataclasses.fields(VerifyConfig))
 # Not taken from `paritas.guard` itself, which imports the compiler.
-_GUARD_FIELDS = frozenset(field.name for field in dataclasses.fields(GuardSettings)) - {"seed"}
+_NO_OPTIONS = {"seed", "deadline"}
+_GUARD_FIELDS = frozenset(f.name for f in dataclasses.fields(GuardSettings)) - _NO_OPTIONS
 GUARD_NAMES = _GUARD_FIELDS | {"enabled", "options"}
 
 
@@ -346,6 +347,8 @@ class Parity:
 
     def __init__(self, item: pytest.Item, options: PluginOptions) -> None:
         self.settings = {"strict": options.strict, **settings_of(item)}
+        if options.locate_seconds is not None:
+            self.settings.setdefault("locate_seconds", options.locate_seconds)
         self._item = item
         self._options = options
         self._record = functools.partial(record_outcome, item, options)

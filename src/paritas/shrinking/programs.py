@@ -267,9 +267,9 @@ def _raw_bytes(value: torch.Tensor) -> bytes:
 
 # From cheap to expensive: natively; also in float64; also with a second call.
 _WAYS = (
-    VerifyConfig(raise_on_mismatch=False, lift=False, verify_second_call=False),
-    VerifyConfig(raise_on_mismatch=False, verify_second_call=False),
-    VerifyConfig(raise_on_mismatch=False),
+    VerifyConfig(raise_on_mismatch=False, lift=False, verify_second_call=False, locate_seconds=0),
+    VerifyConfig(raise_on_mismatch=False, verify_second_call=False, locate_seconds=0),
+    VerifyConfig(raise_on_mismatch=False, locate_seconds=0),
 )
 _NOT_RUNNING = FailureSignature(status=Status.UNVERIFIED, aspect=Aspect.HARNESS, role=EXCEPTION)
 

@@ -641,7 +641,9 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
     tell(f"making the candidate {run.candidate}")
     candidate = build_candidate(model, inputs, options)
     config = VerifyConfig(
-        verify_gradients=False if run.mode.endswith("-forward") else None, raise_on_mismatch=False
+        verify_gradients=False if run.mode.endswith("-forward") else None,
+        raise_on_mismatch=False,
+        locate_seconds=0,  # it would take from the time limit of the run
     )
     verdict = verify(inputs, model, candidate, config, on_progress=tell)
     return verdict, _device_versions(run.device)
