@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paritas._torch.operators import traits
 from paritas.checks.failures import FailedPair
 from paritas.checks.places import Place
 from paritas.checks.region_programs import Region, judge_regions
-from paritas.checks.trace_matching import Joint, KnownValues, OwnPart, find_joints, same_settings
+from paritas.checks.trace_matching import (
+    Joint,
+    KnownValues,
+    OwnPart,
+    find_joints,
+    plain_name,
+    same_settings,
+)
 from paritas.checks.traced_runs import (
     SAME_IN_FLOAT64,
     Instead,
@@ -107,7 +113,7 @@ class _Parting:
             for value, number in zip(self.mine.trace.values, self.classes, strict=True)
             if number is None and value.figures is not None
         }
-        return OwnPart.behind(self.mine.trace, self.ends[1], own)
+        return OwnPart.behind("candidate", self.mine.trace, self.ends[1], own)
 
     @property
     def reference(self) -> OwnPart:
@@ -118,7 +124,7 @@ class _Parting:
             for value, number in zip(self.theirs.trace.values, self.known.classes, strict=True)
             if number not in present and value.figures is not None
         }
-        return OwnPart.behind(self.theirs.trace, self.ends[0], own)
+        return OwnPart.behind("reference", self.theirs.trace, self.ends[0], own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +246,7 @@ class _Search:
             if run.seen.error is not None or run.seen.gradient_error is not None:
                 continue
             left = self._part(parting.theirs, run, parting.known, rounding)
-            if left is None or _has_moved_on(left, ours, joint):
+            if left is None or _has_moved_on(parting, left, joint):
                 instead.update(changed)
                 return _name_spot(parting, ours, theirs, joint), left
         return _spot_without_joint(parting, ours, theirs), None
@@ -369,19 +375,28 @@ def _is_of_backward(item: Item) -> bool:
     return item.kind.is_gradient or item.kind.is_after_backward
 
 
-def _has_moved_on(after: _Parting, ours: OwnPart, joint: Joint) -> bool:
-    """Whether the operators behind the value now compute what the reference computes."""
-    value = joint.candidate.outputs[joint.slots[0]]
-    later = []
-    for operation in ours.operations:
-        if value not in operation.inputs or operation.index >= len(after.mine.trace.operations):
+def _has_moved_on(before: _Parting, after: _Parting, joint: Joint) -> bool:
+    """Whether what follows from the value is now what the reference computes.
+
+    Operators that also read other wrong values show nothing. Where the two sides differ in layout,
+    a few values that the reference lacks may lie in between.
+    """
+    trace = after.mine.trace
+    if len(trace.operations) != len(before.mine.trace.operations):
+        return False
+    pending = {trace.operations[joint.candidate.index].outputs[joint.slots[0]]}
+    is_shown = False
+    for operation in trace.operations[joint.candidate.index + 1 :]:
+        if pending.isdisjoint(operation.inputs):
             continue
-        now = after.mine.trace.operations[operation.index]
-        if now.func is not operation.func:
-            return False
-        if all(after.classes[index] is not None for index in now.inputs):
-            later.append(all(after.classes[index] is not None for index in now.outputs))
-    return bool(later) and all(later)
+        if any(index not in pending and after.classes[index] is None for index in operation.inputs):
+            continue
+        unknown = {index for index in operation.outputs if after.classes[index] is None}
+        earlier = before.mine.trace.operations[operation.index].outputs
+        if not unknown and any(before.classes[index] is None for index in earlier):
+            is_shown = True
+        pending |= unknown
+    return is_shown and pending.isdisjoint(after.ends[1])
 
 
 def _spot_without_joint(parting: _Parting, ours: OwnPart, theirs: OwnPart) -> _Spot | None:
@@ -401,7 +416,25 @@ def _spot_without_joint(parting: _Parting, ours: OwnPart, theirs: OwnPart) -> _S
             for index in parting.ends[1]
         ]
         last = makers[-1] if makers else None
+        if first.is_backward and first.forward is not None:
+            cut = _find_cut(parting, parting.theirs.trace.operations[first.forward])
+            if cut is not None:
+                words = f"no gradient flows back through {_call_name(cut)}"
+                return _Spot(words, None, cut, ((), [cut]), None, parting)
         return _Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
+    return None
+
+
+def _find_cut(parting: _Parting, forward: Operation) -> Operation | None:
+    """The candidate's operator behind which autograd no longer follows an equal value."""
+    theirs, mine = parting.theirs.trace, parting.mine.trace
+    wanted = {parting.known.classes[index] for index in forward.outputs}
+    for operation in mine.operations:
+        if not wanted & {parting.classes[index] for index in operation.outputs}:
+            continue
+        for left, right in zip(theirs.inputs_of(forward), mine.inputs_of(operation), strict=False):
+            if left.requires_grad and not right.requires_grad and right.makers:
+                return mine.operations[right.makers[-1]]
     return None
 
 
@@ -419,11 +452,28 @@ def _compare_regions(
 ) -> tuple[str, Operation | None, Operation | None, bool]:
     """What differs, the operators of both sides where it does, and whether one is missing."""
     left, right = _computing(theirs), _computing(mine)
-    names = [[_plain_name(one) for one in side] for side in (left, right)]
-    matcher = difflib.SequenceMatcher(None, *names, autojunk=False)
-    blocks = [block for block in matcher.get_opcodes() if block[0] != "equal"]
+    difference = _compare_names(left, right)
+    if difference is None:
+        call = _compare_calls(parting, left, right)
+        difference = None if call is None else (*call, False)
+    if difference is None and (len(left), len(right)) != (len(theirs), len(mine)):
+        difference = _compare_names(theirs, mine)  # the same operators, on other views
+        if difference is None:
+            call = _compare_calls(parting, theirs, mine)
+            difference = None if call is None else (*call, False)
+    if difference is not None:
+        return difference
+    words = f"{_call_name(mine[-1])} gives another result for the same inputs"
+    return words, theirs[-1], mine[-1], False
+
+
+def _compare_names(
+    left: Sequence[Operation], right: Sequence[Operation]
+) -> tuple[str, Operation | None, Operation | None, bool] | None:
+    """Which operators only one side calls; None if both call the same."""
+    blocks = _unequal_blocks(*([plain_name(one) for one in side] for side in (left, right)))
     if not blocks:
-        return *_compare_calls(parting, left, right), False
+        return None
     kinds = {block[0] for block in blocks}
     _, start, end, first, last = blocks[0]
     if kinds == {"delete"}:
@@ -443,23 +493,48 @@ def _compare_regions(
     return words, reference, candidate, False
 
 
+def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, int, int, int]]:
+    """Where two lists differ that have the same end, as difflib describes it."""
+    matcher = difflib.SequenceMatcher(None, left[::-1], right[::-1], autojunk=False)
+    here, there = len(left), len(right)
+    return [
+        (kind, here - end, here - start, there - last, there - first)
+        for kind, start, end, first, last in reversed(matcher.get_opcodes())
+        if kind != "equal"
+    ]
+
+
 def _compare_calls(
     parting: _Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
-) -> tuple[str, Operation, Operation]:
-    """What differs in the same operators."""
+) -> tuple[str, Operation, Operation] | None:
+    """What differs in the same operators: their arguments, or what they read."""
     for one, other in zip(theirs, mine, strict=True):
         if not same_settings(one, other):
             return f"the candidate calls {_describe_settings(one, other)}", one, other
     for one, other in zip(theirs, mine, strict=True):
-        reads = [parting.known.classes[index] for index in one.inputs]
-        others = [parting.classes[index] for index in other.inputs]
-        known = [number for number in others if number is not None]
-        if reads != others and known and not set(known) <= set(reads):
-            return f"the candidate calls {_call_name(other)} with another input", one, other
+        reads = list(_sources(one, parting.theirs.trace, parting.known.classes))
+        others = list(_sources(other, parting.mine.trace, parting.classes))
+        known = {number for number in others if number is not None}
         if reads != others and sorted(map(str, reads)) == sorted(map(str, others)):
             return f"the candidate calls {_call_name(other)} with swapped inputs", one, other
-    words = f"{_call_name(mine[-1])} gives another result for the same inputs"
-    return words, theirs[-1], mine[-1]
+        if reads != others and known and not known <= set(reads):
+            return f"the candidate calls {_call_name(other)} with another input", one, other
+    return None
+
+
+def _sources(
+    operation: Operation, trace: Trace, classes: Sequence[int | None]
+) -> Iterator[int | None]:
+    """The classes of what an operator reads, apart from views and copies on the way."""
+    for index in operation.inputs:
+        source = index
+        while True:
+            makers = trace.values[source].makers
+            maker = trace.operations[makers[-1]] if makers else None
+            if maker is None or not maker.only_moves or not maker.inputs:
+                break
+            source = maker.inputs[0]
+        yield classes[source]
 
 
 def _describe_settings(reference: Operation, candidate: Operation) -> str:
@@ -487,11 +562,6 @@ def _is_tensor(value: Any) -> bool:
 def _computing(operations: Sequence[Operation]) -> Sequence[Operation]:
     """The operators that are more than views and copies, if there are any."""
     return [one for one in operations if not one.only_moves] or operations
-
-
-def _plain_name(operation: Operation) -> str:
-    kind = traits(operation.func)
-    return f"{kind.namespace}.{kind.name}"
 
 
 def _call_name(operation: Operation) -> str:

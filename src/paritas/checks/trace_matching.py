@@ -15,7 +15,7 @@ from paritas._torch.operators import traits
 from paritas.recording.traces import ValueRef
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from paritas.recording.traces import Figures, Operation, Trace, TracedValue
 
@@ -156,6 +156,7 @@ class OwnPart:
     """What one side computes on the way to some of its results, and the other does not.
 
     Attributes:
+        role: which side.
         trace: of this side.
         operations: the operators, in order.
         own: the values that the other side lacks.
@@ -163,6 +164,7 @@ class OwnPart:
         leaves: values from outside, such as parameters, that the other side lacks.
     """
 
+    role: str
     trace: Trace
     operations: list[Operation]
     own: frozenset[int]
@@ -170,7 +172,7 @@ class OwnPart:
     leaves: tuple[int, ...]
 
     @classmethod
-    def behind(cls, trace: Trace, ends: Iterable[int], own: Collection[int]) -> OwnPart:
+    def behind(cls, role: str, trace: Trace, ends: Iterable[int], own: Collection[int]) -> OwnPart:
         """Go back from some results through values that the other side lacks."""
         own = frozenset(own)
         found: set[int] = set()
@@ -189,7 +191,7 @@ class OwnPart:
                         met.add(read)
                         todo.append(read)
         operations = [trace.operations[index] for index in sorted(found)]
-        part = cls(trace, operations, own, {}, tuple(sorted(leaves)))
+        part = cls(role, trace, operations, own, {}, tuple(sorted(leaves)))
         part._note_what_is_before(found)
         return part
 
@@ -213,14 +215,12 @@ class OwnPart:
         """The operators between what both sides have and the result of an operator."""
         return [self.trace.operations[index] for index in sorted(self.before[operation.index])]
 
-    def size(self, operation: Operation) -> float:
-        """How much such a region computes; views and copies are next to nothing."""
-        return sum(_WEIGHT_OF_VIEW if one.only_moves else 1.0 for one in self.region(operation))
-
     def border(self, operation: Operation) -> Iterator[int]:
-        """The values that such a region reads and both sides have."""
-        for one in self.region(operation):
-            yield from (index for index in one.inputs if index not in self.own)
+        """The values that such a region reads from outside."""
+        region = self.region(operation)
+        inner = {index for one in region for index in one.outputs}
+        for one in region:
+            yield from (index for index in one.inputs if index not in inner)
 
 
 def _gives_any(trace: Trace, operation: int, values: frozenset[int]) -> bool:
@@ -258,60 +258,119 @@ def find_joints(
         classes: of the candidate's values.
         known: the reference's values.
     """
-    joints: list[Joint] = []
-    left = [
-        (one, {classes[index] for index in ours.border(one)}, _wrong_slots(ours, one))
-        for one in ours.operations
-        if one.index in ours.before
+    left = _list_ends(ours, classes)
+    right = _list_ends(theirs, known.classes)
+    joints = [
+        Joint(one.operation, other.operation, slots, one.cost(other))
+        for one in left
+        for other in right
+        if one.may_join(other)
+        for slots in one.pair_slots(other)
     ]
-    right = [
-        (one, {known.classes[index] for index in theirs.border(one)}, _wrong_slots(theirs, one))
-        for one in theirs.operations
-        if one.index in theirs.before
-    ]
-    for one, reads, slots in left:
-        size = ours.size(one)
-        for other, others, wanted in right:
-            if one.is_backward is not other.is_backward or _only_read_others(
-                ours, theirs, one, other
-            ):
-                continue
-            between = size + theirs.size(other)
-            apart = 1 - len(reads & others) / max(1, len(reads | others))
-            for slot, place in _pair_slots(ours, theirs, (one, slots), (other, wanted)):
-                cost = between + 3.0 * apart + 0.5 * (one.func is not other.func)
-                joints.append(Joint(one, other, (slot, place), cost))
-    order = {one.index: place for place, (one, *_) in enumerate(left)}
-    return sorted(joints, key=lambda joint: (joint.cost, order[joint.candidate.index]))
+    return sorted(joints, key=lambda joint: (joint.cost, joint.candidate.index))
 
 
-def _only_read_others(ours: OwnPart, theirs: OwnPart, one: Operation, other: Operation) -> bool:
-    """Whether both regions are the same views of different values: no fault of theirs."""
-    left, right = ours.region(one), theirs.region(other)
-    return len(left) == len(right) and all(
-        mine.only_moves and mine.func is its.func and same_settings(mine, its)
-        for mine, its in zip(left, right, strict=True)
-    )
+# How much the cost grows with what two operators read, are and are followed by: as much as with
+# some more operators in between. A wrong view is found in the region of what computes with it.
+_READ_OTHERS, _CALL_OTHERS, _LEAD_TO_OTHERS, _ONLY_MOVE = 6.0, 0.5, 8.0, 6.0
 
 
-def _wrong_slots(part: OwnPart, operation: Operation) -> list[int]:
-    return [place for place, index in enumerate(operation.outputs) if index in part.own]
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """The end of a region: an operator whose results the other side lacks.
+
+    Attributes:
+        region: the operators of the region.
+        size: how much these compute.
+        reads: the classes of the values that the region reads.
+        leads_to: the names of the operators that compute with the results.
+        results: the figures of the results that the other side lacks, by place.
+    """
+
+    operation: Operation
+    region: list[Operation]
+    size: float
+    reads: frozenset[Any]
+    leads_to: frozenset[str]
+    results: dict[int, Figures]
+
+    def may_join(self, other: _End) -> bool:
+        """Whether both could end with the same value.
+
+        Views of different values are not at fault: what reads the wrong one is.
+        """
+        if self.operation.is_backward is not other.operation.is_backward:
+            return False
+        return not self._both_move(other) or self.reads == other.reads
+
+    def _both_move(self, other: _End) -> bool:
+        return all(one.only_moves for one in (*self.region, *other.region))
+
+    def cost(self, other: _End) -> float:
+        """How unlikely it is."""
+        cost = self.size + other.size
+        cost += _READ_OTHERS * _unlike(self.reads, other.reads)
+        cost += _LEAD_TO_OTHERS * _unlike(self.leads_to, other.leads_to)
+        cost += _ONLY_MOVE * self._both_move(other)
+        return cost + _CALL_OTHERS * (plain_name(self.operation) != plain_name(other.operation))
+
+    def pair_slots(self, other: _End) -> Iterator[tuple[int, int]]:
+        """The results of both that may be the same one."""
+        same_kind = plain_name(self.operation) == plain_name(other.operation)
+        alone = len(self.region) == len(other.region) == 1 and self.reads == other.reads
+        for slot, mine in self.results.items():
+            for place, its in other.results.items():
+                if mine.is_exact is not its.is_exact:
+                    continue
+                same_place = slot == place and (same_kind or alone)
+                if mine.shape == its.shape or same_place:
+                    yield slot, place
 
 
-def _pair_slots(
-    ours: OwnPart,
-    theirs: OwnPart,
-    wrong: tuple[Operation, list[int]],
-    right: tuple[Operation, list[int]],
-) -> Iterator[tuple[int, int]]:
-    """The results of two operators that may be the same one."""
-    (one, slots), (other, wanted) = wrong, right
-    alone = len(ours.before[one.index]) == len(theirs.before[other.index]) == 1
-    for slot in slots:
-        mine = ours.trace.values[one.outputs[slot]].figures
-        for place in wanted:
-            its = theirs.trace.values[other.outputs[place]].figures
-            if mine is None or its is None or mine.is_exact is not its.is_exact:
-                continue
-            if mine.shape == its.shape or (alone and set(one.inputs) and slot == place):
-                yield slot, place
+def _list_ends(part: OwnPart, classes: Sequence[int | None]) -> list[_End]:
+    readers: dict[int, list[Operation]] = {}
+    for operation in part.operations:
+        for index in operation.inputs:
+            readers.setdefault(index, []).append(operation)
+    ends = []
+    for operation in part.operations:
+        if operation.index not in part.before:
+            continue
+        results = {
+            place: figures
+            for place, index in enumerate(operation.outputs)
+            if index in part.own and (figures := part.trace.values[index].figures) is not None
+        }
+        region = part.region(operation)
+        size = sum(_WEIGHT_OF_VIEW if one.only_moves else 1.0 for one in region)
+        # A parameter that the other side lacks equals nothing.
+        border = part.border(operation)
+        reads = frozenset(
+            (part.role, index) if index in part.own else classes[index] for index in border
+        )
+        leads_to = frozenset(_names_behind(operation, readers))
+        ends.append(_End(operation, region, size, reads, leads_to, results))
+    return ends
+
+
+def _names_behind(operation: Operation, readers: dict[int, list[Operation]]) -> Iterator[str]:
+    """The operators that compute with the results of one, perhaps through views and copies."""
+    todo = [operation]
+    while todo:
+        for index in todo.pop().outputs:
+            for reader in readers.get(index, ()):
+                if reader.only_moves:
+                    todo.append(reader)
+                else:
+                    yield plain_name(reader)
+
+
+def _unlike(left: frozenset[Any], right: frozenset[Any]) -> float:
+    both = left | right
+    return 1 - len(left & right) / len(both) if both else 0.0
+
+
+def plain_name(operation: Operation) -> str:
+    """The name of an operator, the same for all its overloads, in place or not."""
+    kind = traits(operation.func)
+    return f"{kind.namespace}.{kind.name}"
