@@ -115,8 +115,8 @@ class OperatorWatcher(Protocol):
     def before(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called before an operator; the return value is passed to `after`."""
 
-    def after(self, token: Any, result: Any) -> None:
-        """Called with the result of the operator."""
+    def after(self, token: Any, result: Any) -> Any:
+        """Called with the result of the operator; anything but None replaces it."""
 
 
 class OperatorWatch(TorchDispatchMode):
@@ -154,8 +154,8 @@ class OperatorWatch(TorchDispatchMode):
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         token = self._watcher.before(func, args, kwargs)
         result = func(*args, **kwargs)
-        self._watcher.after(token, result)
-        return result
+        instead = self._watcher.after(token, result)
+        return result if instead is None else instead
 
 
 def push_watch(watcher: OperatorWatcher) -> Callable[[], bool]:
@@ -218,6 +218,14 @@ def running_node() -> tuple[int, Tensor | None]:
     if node is None:
         return -1, None
     return int(node._sequence_nr()), getattr(node, "variable", None)
+
+
+def running_function() -> str:
+    """The class of the user's autograd function whose backward pass runs; "" if there is none."""
+    node = torch._C._current_autograd_node()
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return ""
+    return str(node._forward_cls.__name__)  # type: ignore[attr-defined]
 
 
 def rebuilds_graph() -> bool:

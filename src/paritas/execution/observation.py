@@ -224,6 +224,8 @@ class RunOptions:
         wide: use inputs and state in float64; the caller sets the default dtype.
         mode: the dispatch mode of a lifted run.
         watch: entered around the program's own code only, like the mode.
+        listener: entered after the mode: a dispatch mode gets the operators as the program calls
+            them, before the mode changes them.
         wanted: the gradients to compute; None for all of them.
         second: compute the gradients of gradients, if the program has any.
         forward_once: one call only, without a backward pass.
@@ -233,6 +235,7 @@ class RunOptions:
     wide: bool = False
     mode: LiftMode | None = None
     watch: contextlib.AbstractContextManager[Any] | None = None
+    listener: contextlib.AbstractContextManager[Any] | None = None
     wanted: frozenset[Item] | None = None
     second: bool = True
     forward_once: bool = False
@@ -240,7 +243,7 @@ class RunOptions:
 
     def around(self) -> contextlib.AbstractContextManager[None]:
         """The context for each run of the program's own code."""
-        return Contexts(self.watch, self.mode)
+        return Contexts(self.watch, self.mode, self.listener)
 
 
 @dataclasses.dataclass(frozen=True)

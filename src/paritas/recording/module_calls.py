@@ -30,7 +30,7 @@ from paritas.files.records import Site
 from paritas.numerics.contents import children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
@@ -57,29 +57,34 @@ class UserLine(NamedTuple):
 NOWHERE = UserLine("", "")
 
 
-def user_line(above: int = 1) -> UserLine:
+def user_line(above: int = 1, within: Collection[str] = ()) -> UserLine:
     """The innermost line that belongs neither to torch nor to paritas.
 
     Args:
         above: how many callers certainly belong to paritas; checking each frame takes time.
+        within: names of functions of torch or paritas; what called them is not looked at.
     """
     frame = sys._getframe(above)  # noqa: SLF001  (a whole traceback takes a hundred times as long)
     while frame is not None:
         code = frame.f_code
         # By name: hashing a code object hashes all its constants.
-        if _is_user_file(code.co_filename):
-            return _format_line(code.co_filename, frame.f_lineno, code.co_name)
+        if is_user_file(code.co_filename):
+            return format_line(code.co_filename, frame.f_lineno, code.co_name)
+        if code.co_name in within:
+            break
         frame = frame.f_back  # type: ignore[assignment]
     return NOWHERE
 
 
 @functools.cache
-def _is_user_file(file: str) -> bool:
+def is_user_file(file: str) -> bool:
+    """Whether a file belongs neither to torch nor to paritas."""
     return not file.startswith((*_OTHERS, "<frozen "))
 
 
 @functools.cache
-def _format_line(file: str, number: int, function: str) -> UserLine:
+def format_line(file: str, number: int, function: str) -> UserLine:
+    """A line and its text."""
     return UserLine(f"{file}:{number}, in {function}", linecache.getline(file, number).strip())
 
 

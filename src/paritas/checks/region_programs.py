@@ -1,0 +1,111 @@
+"""A few operators of a trace as a program of its own, to be judged and called alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.checks.failures import Explainer, call_context
+from paritas.execution.evidence import Evidence
+from paritas.execution.graph_runs import copy_argument
+from paritas.execution.item_evidence import GivenLift, ItemEvidence
+from paritas.execution.program import VALUE, ValueProgram
+from paritas.execution.saved_state import Copier
+from paritas.numerics.judge import Checks, check_pair
+from paritas.recording.traces import Operation, ValueRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from paritas.execution.observation import RunOptions
+    from paritas.results.findings import Finding
+    from paritas.results.items import Item
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Operators that compute one value, as a function of the values they read.
+
+    Attributes:
+        operations: in order.
+        result: the value that it returns.
+        given: for each value that it reads from outside, the place of the argument.
+        fixed: the values it reads that are not arguments.
+    """
+
+    operations: Sequence[Operation]
+    result: int
+    given: Mapping[int, int]
+    fixed: Mapping[int, Tensor]
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        """Call the operators."""
+        values: dict[int, Any] = {index: tensors[place] for index, place in self.given.items()}
+        values |= self.fixed
+        for operation in self.operations:
+            args, kwargs = fill_arguments(operation, values)
+            results: list[Any] = []
+            _collect(operation.func(*args, **kwargs), results)
+            for index, value in zip(operation.outputs, results, strict=False):
+                values[index] = value
+        return values[self.result]
+
+    def evidence(self, tensors: Sequence[Tensor], seed: int) -> Evidence[ValueProgram]:
+        """Evidence about it on some arguments."""
+
+        def prepare(options: RunOptions) -> Callable[[], Any]:
+            copier = Copier(widen=options.wide)
+            copies = [copy_argument(copier, tensor) for tensor in tensors]
+            fixed = {key: copy_argument(copier, one) for key, one in self.fixed.items()}
+            program = dataclasses.replace(self, fixed=fixed)
+            return lambda: program(*copies)
+
+        return Evidence(ValueProgram(prepare, tensors), seed=seed)
+
+
+def fill_arguments(
+    operation: Operation, values: Mapping[int, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operator, with values for its tensors."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, ValueRef):
+            return values[value.index]
+        if isinstance(value, list | tuple):
+            return type(value)(map(fill, value))
+        return value
+
+    return fill(operation.args), {name: fill(value) for name, value in operation.kwargs.items()}
+
+
+def _collect(result: Any, results: list[Any]) -> None:
+    if isinstance(result, torch.Tensor):
+        results.append(result)
+    elif isinstance(result, list | tuple):
+        for item in result:
+            _collect(item, results)
+
+
+def judge_regions(
+    item: Item, reference: Region, candidate: Region, tensors: Sequence[Tensor], seed: int
+) -> list[Finding]:
+    """The findings about the candidate's operators on the reference's inputs, with a diagnosis."""
+    known = reference.evidence(tensors, seed)
+    mine = candidate.evidence(tensors, seed)
+    right, wrong = (one.native[0].outputs.get(VALUE) for one in (known, mine))
+    if not isinstance(right, torch.Tensor) or not isinstance(wrong, torch.Tensor):
+        return []
+    evidence = ItemEvidence(known, VALUE, lifted=GivenLift(mine.arbiter))
+    pair = right.detach(), wrong.detach()
+    findings, _ = check_pair(item, *pair, Checks(), evidence)
+    context = None
+    if len(reference.operations) == 1:
+        values = {index: tensors[place] for index, place in reference.given.items()}
+        values |= reference.fixed
+        operation = reference.operations[0]
+        context = call_context(operation.func, *fill_arguments(operation, values))
+    return Explainer().explain(findings, *pair, evidence, context)
