@@ -130,6 +130,16 @@ PLAIN_FORMS: dict[Any, Callable[..., Any]] = {
 _SMALLEST_SEED, _LARGEST_SEED = -(2**63), 2**63 - 1
 
 
+def has_twins(module: GraphModule) -> bool:
+    """Whether `use_twins` would replace an operator."""
+    graphs = [one for one in module.modules() if isinstance(one, torch.fx.GraphModule)]
+    return any(
+        node.op == "call_function" and node.target in _EAGER_FORMS
+        for one in graphs
+        for node in one.graph.nodes
+    )
+
+
 def use_twins(module: GraphModule) -> None:
     """Replace operators of a graph by eager forms: fast, and with Inductor's random numbers."""
     for node in module.graph.nodes:

@@ -26,6 +26,7 @@ from paritas._torch import kernels
 from paritas._torch.graphs import UNINITIALISED
 from paritas._torch.operators import WIDE, traits
 from paritas._torch.passes import FrozenGraph, UnplayableError, concrete, record_sizes
+from paritas._torch.vmapped import leaving_transforms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -544,19 +545,12 @@ class _EnteredContexts:
 @contextlib.contextmanager
 def _leaving_contexts() -> Iterator[_EnteredContexts]:
     entered = _EnteredContexts()
-    depth = _count_transforms()
     try:
-        yield entered
+        with leaving_transforms():
+            yield entered
     finally:
-        while _count_transforms() > depth:
-            torch._C._functorch.pop_dynamic_layer_stack()
         for leave, context in reversed(entered.contexts):
             leave(context)
-
-
-def _count_transforms() -> int:
-    """The number of active functorch transforms."""
-    return len(torch._C._functorch.get_interpreter_stack() or ())
 
 
 def _resolve_call(

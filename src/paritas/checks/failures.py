@@ -20,7 +20,7 @@ from paritas.numerics.pooling import NO_NOISE, populations
 from paritas.results.findings import Aspect, Diagnosis, Origin, OriginKind, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from torch import Tensor
     from torch.fx import GraphModule, Node
@@ -230,7 +230,7 @@ def _sort_argument(
 # --- Where it starts ------------------------------------------------------------------------------
 
 
-def node_origin(node: Node) -> Origin:
+def node_origin(node: Node, ends: Collection[Node] = ()) -> Origin:
     """The origin of a single node."""
     return make_origin(OriginKind.NODE, node.name, provenance(node))
 

@@ -50,7 +50,7 @@ from paritas.results.findings import Aspect, Status
 from paritas.results.items import Item, input_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from torch import Tensor
     from torch.fx import GraphModule
@@ -637,40 +637,90 @@ class GuardedCapture(GuardedCode):
         if not differs or not self.settings.locate or runs.native[0].error is not None:
             return verdict
         if gradients not in self._located:
-            from paritas.checks.locate import CapturedSuspect, locate_captured
+            from paritas.checks.locate_captured import CapturedSuspect, locate_captured
 
             suspect = CapturedSuspect(
                 runs,
                 label,
                 verdict.failures,
                 gradients,
-                self._check_part,
+                self._compile_part,
+                lambda seen: self._judge(runs, seen).findings,
                 self.settings.deadline,
             )
             self._located[gradients] = locate_safely(locate_captured, suspect)
         findings = (*self._located[gradients], *verdict.findings)
         return msgspec.structs.replace(verdict, findings=findings)
 
-    def _check_part(
+    def _compile_part(
         self,
         graph: GraphModule,
         args: list[Any],
-        gradients: bool,  # noqa: FBT001
-        calls: int,
-    ) -> Verdict:
-        """Guard the backend's code for another graph on given arguments."""
+        surroundings: Surroundings,
+        rng: RandomState,
+    ) -> CompiledPart:
+        """Compile another graph as this one."""
         settings = dataclasses.replace(
             self.settings, on_mismatch="record", every=1, locate=False, check_passes=False
         )
-        journal = GuardJournal(strict=settings.strict)
-        with torch.set_grad_enabled(gradients):
-            code = GuardedCapture.of(graph, args, self.compile_graph, settings, journal, "part")
-            for _ in range(calls):
-                results = code(*copy_arguments(args))
-                ends = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
-                if gradients and ends:
-                    torch.autograd.backward(ends, [torch.randn_like(end) for end in ends])
+        with surroundings.around():
+            code = GuardedCapture.of(
+                graph, args, self.compile_graph, settings, GuardJournal(), "part"
+            )
+        return CompiledPart(code, args, surroundings, rng)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledPart:
+    """A backend's code for another graph than the user's.
+
+    Attributes:
+        code: the code and its reference.
+        args: its arguments.
+        surroundings: grad mode and autocast of its calls.
+        rng: the random generators before each call.
+    """
+
+    code: GuardedCapture
+    args: list[Any]
+    surroundings: Surroundings
+    rng: RandomState
+
+    def run(self) -> tuple[list[Any], Sequence[Any]]:
+        """Call it without a check; returns its arguments after the call and its results."""
+        given = copy_arguments(self.args)
+        self.rng.restore()
+        with self.surroundings.around():
+            return given, list(self.code.compiled(*given))
+
+    def check(self, ends: Collection[int] | None, calls: int) -> Verdict:
+        """Check some calls; `ends` are the outputs to differentiate, if any."""
+        code = self.code
+        journal = GuardJournal(strict=code.settings.strict)
+        checked = GuardedCapture(
+            code.reference,
+            code.compile_graph,
+            code.compiled,
+            code.settings,
+            journal,
+            journal.enter("part"),
+        )
+        for _ in range(calls):
+            self.rng.restore()
+            with (
+                self.surroundings.around(),
+                torch.set_grad_enabled(self.surroundings.grad or ends is not None),
+            ):
+                results = checked(*copy_arguments(self.args))
+                if ends is not None:
+                    _differentiate([results[position] for position in ends])
         return journal.verdict()
+
+
+def _differentiate(values: Sequence[Any]) -> None:
+    recorded = [one for one in values if isinstance(one, torch.Tensor) and one.requires_grad]
+    if recorded:
+        torch.autograd.backward(recorded, [torch.randn_like(one) for one in recorded])
 
 
 def _compare_gradient(comparer: CallComparer, item: Item, reference: Any, candidate: Any) -> None:

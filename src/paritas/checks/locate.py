@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from paritas._torch.eager_graphs import draws_by_inductor
-from paritas._torch.global_state import quietly, running_eagerly
+from paritas._torch.global_state import quietly
 from paritas._torch.graphs import (
     ancestors,
     as_traced,
@@ -50,9 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.checks.guarded_graphs import Suspect
-    from paritas.execution.graph_runs import CapturedProgram
     from paritas.execution.observation import RunOptions
-    from paritas.results.findings import Verdict
 
 
 # --- Other compilations of a suspect graph --------------------------------------------------------
@@ -457,7 +455,7 @@ def _locate_in_lowered(suspect: Suspect, known: list[Finding]) -> list[Finding]:
     tapping = tap_graph(suspect)
     checked = check_graph_passes(suspect.lowered)
     passes = [finding for finding in checked if finding.status is Status.DIFFERENT]
-    node = _first_node_finding(tapping)
+    node = first_clear_finding(tapping.findings, changed=tapping.changed)
     known += passes if node is None else [node, *passes]
     if node is not None and node.origin is not None:
         if is_wrong_alone(suspect, node.origin.name) or passes:
@@ -468,21 +466,24 @@ def _locate_in_lowered(suspect: Suspect, known: list[Finding]) -> list[Finding]:
     return passes or [_isolate_difference(suspect, tapping)]
 
 
-def _first_node_finding(tapping: Tapping) -> Finding | None:
-    """The first node that is clearly wrong; others are named in its reason."""
-    if not tapping.findings:
+def first_clear_finding(findings: list[Finding], *, changed: bool) -> Finding | None:
+    """The first node that is clearly wrong; others are named in its reason.
+
+    Args:
+        findings: about nodes with a wrong result, in the order of the graph.
+        changed: whether looking at them changed the results of the program.
+    """
+    if not findings:
         return None
-    worst = max(map(_excess_of_limit, tapping.findings))
-    clear = [
-        finding for finding in tapping.findings if _excess_of_limit(finding) * CLEARLY >= worst
-    ]
+    worst = max(map(_excess_of_limit, findings))
+    clear = [finding for finding in findings if _excess_of_limit(finding) * CLEARLY >= worst]
     first = clear[0]
-    others = [finding for finding in tapping.findings if finding is not first]
+    others = [finding for finding in findings if finding is not first]
     extra = []
     if others:
         named = enumerated((f.origin.name for f in others if f.origin is not None), MOST_NAMED)
         extra.append(f"other wrong nodes: {named}")
-    if tapping.changed:
+    if changed:
         extra.append("observing it changed the program: with every value as an output, other bits")
     reason = "; ".join([first.reason, *extra])
     return msgspec.structs.replace(first, reason=reason)
@@ -549,7 +550,7 @@ def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> F
 def _located_finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
     worst = suspect.failures[0]
     return Finding(
-        item=_origin_item(suspect, where),
+        item=origin_item(suspect.label, where),
         aspect=Aspect.VALUE,
         status=worst.status,
         reason=reason,
@@ -558,178 +559,11 @@ def _located_finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
     )
 
 
-def _origin_item(suspect: Suspect | CapturedSuspect, where: Origin) -> Item:
+def origin_item(label: str, where: Origin) -> Item:
+    """The item of a finding about an origin in the graph with this label."""
     if where.kind is OriginKind.NODE:
-        return Item(ItemKind.NODE, where.name, graph=suspect.label)
+        return Item(ItemKind.NODE, where.name, graph=label)
     named = f"{where.kind.value} {where.name}"
     if where.kind is OriginKind.GRAPH:  # its name is the label
         named = "the whole graph"
-    return Item(ItemKind.ORIGIN, named, graph=suspect.label)
-
-
-# --- A captured graph -----------------------------------------------------------------------------
-
-# The backend compiles one node at a time, on the reference's values, forward and backward. If each
-# of them is correct, it compiles the first nodes of the graph, by bisection: the difference starts
-# at the last node of the shortest wrong part.
-
-# The time limit: a backend may take long for every part.
-SECONDS_FOR_PARTS = 30.0
-# Some backends are correct in the first call and wrong in later ones.
-CALLS_OF_PART = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class CapturedSuspect:
-    """A call of a captured graph that differed.
-
-    Attributes:
-        runs: the reference's runs on the arguments of the call.
-        label: the graph's name in findings.
-        failures: the findings that do not pass.
-        gradients: whether the gradients differ.
-        check: compiles a graph with the same backend, calls it repeatedly on given arguments, with
-            or without a backward pass, and returns the verdict.
-        deadline: when the search must have ended, by `time.monotonic`.
-    """
-
-    runs: Evidence[CapturedProgram]
-    label: str
-    failures: tuple[Finding, ...]
-    gradients: bool
-    check: Callable[[GraphModule, list[Any], bool, int], Verdict]
-    deadline: float = math.inf
-
-
-def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
-    """Find where the difference starts; returns one finding with an origin."""
-    now = RandomState.now()
-    try:
-        with quietly():
-            return [_locate_in_captured(suspect)]
-    finally:
-        now.restore()
-
-
-def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
-    deadline = min(time.monotonic() + SECONDS_FOR_PARTS, suspect.deadline)
-    module = suspect.runs.program.reference.module
-    values = _record_values(suspect)
-    nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
-    for node in nodes:
-        if time.monotonic() >= deadline:
-            return _captured_finding(suspect, None, SEARCH_OVER, None)
-        worst = _failure_of_part(suspect, _cut_part([node]), values)
-        if worst is not None:
-            return _captured_finding(suspect, node, "is wrong even if compiled alone", worst)
-    start, end = 0, len(nodes)
-    if _failure_of_part(suspect, _cut_part(nodes), values) is None:
-        return _captured_finding(
-            suspect,
-            None,
-            "the difference does not occur when the graph is compiled once more",
-            None,
-        )
-    while end - start > 1 and time.monotonic() < deadline:
-        middle = (start + end) // 2
-        if _failure_of_part(suspect, _cut_part(nodes[:middle]), values) is None:
-            start = middle
-        else:
-            end = middle
-    if end - start > 1:
-        return _captured_finding(suspect, None, SEARCH_OVER, None)
-    worst = _failure_of_part(suspect, _cut_part(nodes[:end]), values)
-    why = f"is correct alone, but not if compiled together with the {end - 1} nodes before it"
-    return _captured_finding(suspect, nodes[end - 1], why, worst)
-
-
-class _NodeRecorder(Interpreter):
-    """Records the value of every node before anything writes to it."""
-
-    def __init__(self, module: GraphModule, values: dict[str, Any]) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.values = values
-
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        if isinstance(result, torch.Tensor):
-            self.values[n.name] = result.detach().clone().requires_grad_(result.requires_grad)
-        else:
-            self.values[n.name] = result
-        return result
-
-
-def _record_values(suspect: CapturedSuspect) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    suspect.runs.program.restore_random()
-    with suspect.runs.program.surroundings.around(), running_eagerly():
-        _NodeRecorder(suspect.runs.program.reference.module, values).run(
-            *suspect.runs.program.arguments()
-        )
-    return values
-
-
-def _cut_part(nodes: list[Node]) -> tuple[GraphModule, list[str]]:
-    """Copy some nodes into a new graph; returns it and the names of its arguments."""
-    graph = Graph()
-    known: dict[Node, Node] = {}
-    names: list[str] = []
-    inside = set(nodes)
-    for node in nodes:  # the placeholders come first, whenever they are first needed
-        for given in node.all_input_nodes:
-            if given not in known and given not in inside:
-                known[given] = graph.placeholder(given.name)
-                known[given].meta = dict(given.meta)
-                names.append(given.name)
-    for node in nodes:
-        known[node] = graph.node_copy(node, known.__getitem__)
-        known[node].meta = dict(node.meta)
-    ends = [
-        known[node]
-        for node in nodes
-        if not node.users or any(user not in inside for user in node.users)
-    ]
-    graph.output(tuple(ends))
-    return GraphModule(nodes[0].graph.owning_module or {}, graph), names
-
-
-def _failure_of_part(
-    suspect: CapturedSuspect, part: tuple[GraphModule, list[str]], values: dict[str, Any]
-) -> Finding | None:
-    """The first failure of the backend's code for a part; None if it passes."""
-    module, names = part
-    try:
-        verdict = suspect.check(
-            module, [values[name] for name in names], suspect.gradients, CALLS_OF_PART
-        )
-    except Exception:  # noqa: BLE001  (a part that fails alone shows nothing)
-        return None
-    bad = [finding for finding in verdict.failures if finding.status is not Status.UNVERIFIED]
-    gradients = [finding for finding in bad if finding.item.kind.is_gradient]
-    return next(iter(gradients if suspect.gradients else bad), None)
-
-
-def _captured_finding(
-    suspect: CapturedSuspect, node: Node | None, why: str, worst: Finding | None
-) -> Finding:
-    about = worst or suspect.failures[0]
-    if node is None:
-        origin = Origin(kind=OriginKind.GRAPH, name=suspect.label)
-        reason = why
-    else:
-        origin = node_origin(node)
-        what = "the gradient of " if suspect.gradients else ""
-        reason = f"starts here: {what}{origin.operator} {why}; {about.reason}"
-    return Finding(
-        item=_origin_item(suspect, origin),
-        aspect=about.aspect if worst is not None else Aspect.VALUE,
-        status=about.status,
-        reason=reason,
-        dtype=about.dtype,
-        shape=about.shape,
-        metrics=about.metrics if worst is not None else None,
-        native=about.native if worst is not None else None,
-        diagnosis=about.diagnosis if worst is not None else None,
-        source=origin.source or None,
-        origin=origin,
-    )
+    return Item(ItemKind.ORIGIN, named, graph=label)

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.eager_graphs import draws_random_numbers, overwrite_operands, use_twins
+from paritas._torch.eager_graphs import (
+    draws_random_numbers,
+    has_twins,
+    overwrite_operands,
+    use_twins,
+)
 from paritas._torch.global_state import running_eagerly
 from paritas._torch.graphs import (
     as_traced,
@@ -347,7 +352,8 @@ class CapturedReference:
     """A graph as Dynamo captured it, made of torch functions that autograd records.
 
     Attributes:
-        module: a copy that no backend has changed, with inputs for the tensors it holds.
+        graph: a copy that no backend has changed, with inputs for the tensors it holds.
+        module: the same graph, which runs eagerly.
         inputs: a name for each input.
         held: the tensors that the graph itself holds; they are the last inputs.
         dtypes: counts of the floating dtypes it computes in.
@@ -355,6 +361,7 @@ class CapturedReference:
         uses_draws: whether something may depend on them.
     """
 
+    graph: GraphModule
     module: GraphModule
     inputs: tuple[str, ...]
     held: tuple[Tensor, ...]
@@ -365,11 +372,13 @@ class CapturedReference:
     @classmethod
     def of(cls, module: GraphModule) -> CapturedReference:
         """Copy a graph."""
-        mine = copy_graph(module)
+        graph = copy_graph(module)
+        held = lift_tensors(graph)
+        mine = copy_graph(graph) if has_twins(graph) else graph
         use_twins(mine)
-        held = lift_tensors(mine)
         names = _make_unique([*captured_input_names(module), *held])
         return cls(
+            graph=graph,
             module=mine,
             inputs=tuple(names),
             held=tuple(held.values()),

@@ -1,0 +1,529 @@
+"""Find where the code of a backend that shows no graphs goes wrong: the first bad node.
+
+The backend compiles the whole graph once more, with every value as an output. Each node is judged
+alone: its operator runs on the backend's own values for its inputs, and the result is compared with
+the backend's own value for the node. If that hides the fault, or if gradients are wrong, the first
+wrong part of the graph is found by bisection.
+
+A part or a node is the place only if it fails for the same reason as the whole: wrong values are
+not explained by memory that is shared, or by strides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from paritas._torch.global_state import quietly
+from paritas._torch.graphs import UNINITIALISED, copy_graph, returned
+from paritas.checks.failures import Explainer, call_context, node_origin
+from paritas.checks.locate import first_clear_finding, origin_item
+from paritas.execution.evidence import Evidence
+from paritas.execution.item_evidence import ItemEvidence
+from paritas.execution.node_runs import (
+    NodeCall,
+    Tap,
+    all_taps,
+    record_nodes,
+    take_item,
+    tap_captured,
+    tensors_in,
+)
+from paritas.execution.observation import Observation
+from paritas.execution.program import VALUE
+from paritas.execution.saved_state import RandomState
+from paritas.numerics.judge import Checks, check_pair
+from paritas.numerics.metrics import bitwise_equal
+from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.results.items import Item, ItemKind, nth_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.checks.guarded_graphs import CompiledPart
+    from paritas.execution.graph_runs import CapturedProgram
+    from paritas.execution.node_runs import GraphRun, ValuePath
+    from paritas.execution.saved_state import Surroundings
+
+# The time limit: a backend may take long for every part.
+SECONDS_FOR_PARTS = 30.0
+# Some backends are correct in the first call and wrong in later ones.
+CALLS_OF_PART = 2
+_CHECKS = Checks()
+# What a value is, as opposed to where it is in memory.
+_CONTENTS = frozenset({Aspect.VALUE, Aspect.SHAPE, Aspect.DTYPE, Aspect.DEVICE, Aspect.STRUCTURE})
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedSuspect:
+    """A call of a captured graph that differed.
+
+    Attributes:
+        runs: the reference's runs on the arguments of the call.
+        label: the graph's name in findings.
+        failures: the findings that do not pass.
+        gradients: whether the gradients differ.
+        compile_part: compiles a graph with the same backend, for given arguments, modes and
+            random state.
+        compare: compares the results of other code for this graph with the reference.
+        deadline: when the search must have ended, by `time.monotonic`.
+    """
+
+    runs: Evidence[CapturedProgram]
+    label: str
+    failures: tuple[Finding, ...]
+    gradients: bool
+    compile_part: Callable[[GraphModule, list[Any], Surroundings, RandomState], CompiledPart]
+    compare: Callable[[Observation], Sequence[Finding]]
+    deadline: float = math.inf
+
+    @functools.cached_property
+    def aspects(self) -> frozenset[Aspect]:
+        """The aspects that explain the failures: contents, if any of these is wrong."""
+        failed = frozenset(f.aspect for f in _wrong(self.failures))
+        return failed & _CONTENTS or failed
+
+    def explains(self, finding: Finding) -> bool:
+        """Whether a part that fails like this may be where it starts."""
+        return finding.aspect in self.aspects and finding.item.kind.is_gradient == self.gradients
+
+
+def _wrong(findings: Collection[Finding]) -> list[Finding]:
+    fails = {Status.DIFFERENT, Status.DEGRADED}
+    return [finding for finding in findings if finding.status in fails]
+
+
+def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
+    """Find where the difference starts; returns one finding with an origin."""
+    now = RandomState.now()
+    try:
+        with quietly():
+            return [_Search(suspect).finding()]
+    finally:
+        now.restore()
+
+
+class _Search:
+    """The search for the first wrong node of one call."""
+
+    def __init__(self, suspect: CapturedSuspect) -> None:
+        self.suspect = suspect
+        self.program = suspect.runs.program
+        self.deadline = min(time.monotonic() + SECONDS_FOR_PARTS, suspect.deadline)
+        self.run: GraphRun = record_nodes(self.program)
+        self.graph = self.program.reference.graph
+        self.calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
+        self.outputs = len(returned(self.graph))
+
+    def finding(self) -> Finding:
+        """The finding about the place."""
+        aspects = self.suspect.aspects
+        found = None
+        if aspects & _CONTENTS or Aspect.REQUIRES_GRAD in aspects:
+            if not self.suspect.gradients:
+                found = self._judge_nodes()
+            found = found or self._bisect()
+        else:
+            found = self._try_nodes_alone()
+        return found or self._whole_graph()
+
+    # --- Each node on the backend's own values ---
+
+    def _judge_nodes(self) -> Finding | None:
+        """The first node that is wrong for the inputs that it got; None if none is."""
+        taps = all_taps(self.run)
+        own = self._own_values(taps)
+        if own is None:
+            return None
+        findings = list(self._judge_all(own))
+        return first_clear_finding(findings, changed=False)
+
+    def _own_values(self, taps: list[Tap]) -> dict[Tap, Tensor] | None:
+        """The backend's values of all taps; None if they do not show the difference."""
+        module = tap_captured(self.graph, taps, self.run)
+        try:
+            part = self._compile(module)
+            for _ in range(CALLS_OF_PART):
+                given, results = part.run()
+                if len(results) != self.outputs + len(taps):
+                    return None
+                if self._shows(given, results[: self.outputs]):
+                    return dict(zip(taps, results[self.outputs :], strict=True))
+        except Exception:  # noqa: BLE001  (values that cannot be returned show nothing)
+            return None
+        return None
+
+    def _shows(self, given: list[Any], results: Sequence[Any]) -> bool:
+        seen = Observation(rng_before=self.program.rng)
+        reference = self.program.reference
+        kept = self.program.kept
+        reference.name_results(seen, results, given, kept)
+        known = {(finding.item.in_graph(""), finding.aspect) for finding in self.suspect.failures}
+        return any(
+            (finding.item.in_graph(""), finding.aspect) in known
+            for finding in _wrong(self.suspect.compare(seen))
+            if self.suspect.explains(finding)
+        )
+
+    def _judge_all(self, own: dict[Tap, Tensor]) -> Iterator[Finding]:
+        reference = self.program.reference.module
+        originals = {node.name: node for node in self.graph.graph.nodes}
+        values: dict[str, Any] = {}
+        for node in reference.graph.nodes:
+            if node.op == "output" or time.monotonic() > self.deadline:
+                return
+            run = self.run.nodes[node.name]
+            values[node.name] = run.value
+            if not run.is_given:
+                values[node.name] = self._own_value(node.name, own)
+                call = NodeCall(reference, node, self.run, values)
+                found = self._judge_node(call, own)
+                yield from self._located(originals[node.name], found)
+                if not run.tensors() and any(tensors_in([*call.inputs()])):
+                    values[node.name] = _try_once(call, run.value)
+            for changed in run.wrote:
+                values[changed] = self._own_value(changed, own, after=node.name)
+
+    def _own_value(self, name: str, own: dict[Tap, Tensor], after: str = "") -> Any:
+        """The backend's value of a node; what is no tensor is taken from the reference."""
+        run = self.run.nodes[name]
+        value = run.value
+        for path in run.tensors():
+            tensor = own[Tap(name, path, after)].detach()
+            value = _with_item(value, path, tensor if run.level else _lay_out(tensor, value, path))
+        return value
+
+    def _judge_node(self, call: NodeCall, own: dict[Tap, Tensor]) -> list[Finding]:
+        name = call.node.name
+        taps = [Tap(name, path) for path in call.run.tensors()]
+        read = {node.name for node in call.node.all_input_nodes}
+        taps += [
+            Tap(one, path, after=name)
+            for one in call.run.wrote
+            if one in read
+            for path in self.run.nodes[one].tensors()
+        ]
+        if not taps or _has_no_value(call.node):
+            return []
+        try:
+            result, reads = call.once()
+        except Exception:  # noqa: BLE001  (a node that cannot run alone is not judged)
+            return []
+        findings = []
+        for tap in taps:
+            expected = _item_at(reads[tap.node] if tap.after else result, tap.path)
+            if not isinstance(expected, torch.Tensor):
+                continue
+            if Aspect.REQUIRES_GRAD in self.suspect.aspects:
+                findings += self._judge_requires_grad(tap, own[tap])
+            elif not _are_same(expected, own[tap]):
+                findings += self._judge_value(call, tap, own[tap])
+        return findings
+
+    def _judge_requires_grad(self, tap: Tap, own: Tensor) -> list[Finding]:
+        needs = _item_at(self.run.nodes[tap.node].value, tap.path).requires_grad
+        if own.requires_grad == needs or tap.after:
+            return []
+        reason = f"requires_grad is {not needs} instead of {needs}"
+        item = self._item(tap.node)
+        status = Status.DIFFERENT
+        return [Finding(item=item, aspect=Aspect.REQUIRES_GRAD, status=status, reason=reason)]
+
+    def _judge_value(self, call: NodeCall, tap: Tap, own: Tensor) -> list[Finding]:
+        program = call.program(tap.path, tap.node if tap.after else "")
+        known = Evidence(program, seed=self.suspect.runs.seed)
+        expected = known.native[0].outputs.get(VALUE)
+        if not isinstance(expected, torch.Tensor):
+            return []
+        evidence = ItemEvidence(known, VALUE)
+        expected, own = expected.detach(), own.detach()
+        found, _ = check_pair(self._item(call.node.name), expected, own, _CHECKS, evidence)
+        if not _wrong(found):
+            return []
+        context = call_context(call.node.target, *call.operands())
+        return Explainer().explain(_wrong(found), expected, own, evidence, context)
+
+    def _located(self, node: Node, found: list[Finding]) -> list[Finding]:
+        """The worst finding about a node, with its origin."""
+        fitting = [finding for finding in found if finding.aspect in self.suspect.aspects]
+        if not fitting:
+            return []
+        worst = max(fitting, key=lambda finding: finding.status.gravity)
+        origin = self._origin(node)
+        reason = (
+            f"starts here: {origin.operator} gives a wrong result for correct inputs; "
+            f"{worst.reason}"
+        )
+        return [
+            msgspec.structs.replace(
+                worst, reason=reason, source=origin.source or None, origin=origin
+            )
+        ]
+
+    def _item(self, name: str) -> Item:
+        return Item(ItemKind.NODE, name, graph=self.suspect.label)
+
+    def _origin(self, node: Node) -> Origin:
+        return node_origin(node, self._failing_outputs())
+
+    def _failing_outputs(self) -> list[Node]:
+        """The nodes of the outputs that fail."""
+        failed = {finding.item.in_graph("") for finding in _wrong(self.suspect.failures)}
+        named = zip(self.suspect.runs.native[0].outputs, returned(self.graph), strict=False)
+        return [node for item, node in named if item in failed and isinstance(node, Node)]
+
+    # --- The shortest part of the graph that is wrong ---
+
+    def _bisect(self) -> Finding | None:
+        """The last node of the shortest wrong part; None if no part is wrong."""
+        shown: dict[int, Finding] = {}
+
+        def fails(number: int) -> bool:
+            worst = self._failure_before(number)
+            if worst is not None:
+                shown[number] = worst
+            return worst is not None
+
+        start, end = -1, len(self.calls) - 1
+        if not self.calls or not fails(end):
+            return None
+        while end - start > 1 and time.monotonic() < self.deadline:
+            middle = (start + end) // 2
+            start, end = (start, middle) if fails(middle) else (middle, end)
+        if end - start > 1:
+            return self._unfinished(self.calls[start + 1], self.calls[end], shown[end])
+        alone = self._failure_alone(self.calls[end])
+        why = "is wrong even if compiled alone"
+        if alone is None:
+            why = f"is correct alone, but not if compiled together with the {end} nodes before it"
+        return self._finding(self.calls[end], why, alone or shown[end])
+
+    def _failure_before(self, number: int) -> Finding | None:
+        """How the values that the first nodes of the graph hand on are wrong."""
+        taps = self._handed_on(number)
+        if not taps:
+            return None
+        ends = range(self.outputs, self.outputs + len(taps))
+        part = self._part_with_all_taps() if self.suspect.gradients else None
+        if part is not None:
+            known, code = part
+            return self._failure_of(code, [self.outputs + known.index(tap) for tap in taps])
+        try:
+            code = self._compile(tap_captured(self.graph, taps, self.run))
+        except Exception:  # noqa: BLE001  (a part that cannot be compiled shows nothing)
+            return None
+        return self._failure_of(code, ends)
+
+    @functools.cache  # noqa: B019  (a search is short-lived)
+    def _part_with_all_taps(self) -> tuple[list[Tap], CompiledPart] | None:
+        """Code that returns every value, compiled once; None if it hides wrong gradients."""
+        taps = [tap for tap in all_taps(self.run) if self._is_differentiable(tap)]
+        try:
+            part = self._compile(tap_captured(self.graph, taps, self.run))
+        except Exception:  # noqa: BLE001  (the parts are compiled one by one then)
+            return None
+        return None if self._failure_of(part, range(self.outputs)) is None else (taps, part)
+
+    def _is_differentiable(self, tap: Tap) -> bool:
+        run = self.run.nodes[tap.node]
+        return run.level is None and bool(_item_at(run.value, tap.path).requires_grad)
+
+    def _handed_on(self, number: int) -> list[Tap]:
+        """The values of the first nodes that later nodes, or the caller, use."""
+        first = {node.name for node in self.calls[: number + 1]}
+        ends = {node.name for node in returned(self.graph) if isinstance(node, Node)}
+        latest: dict[tuple[str, ValuePath], Tap] = {}
+        for tap in all_taps(self.run):
+            if (tap.after or tap.node) in first:
+                latest[tap.node, tap.path] = tap
+        originals = {node.name: node for node in self.graph.graph.nodes}
+        return [
+            tap
+            for tap in latest.values()
+            if tap.node in originals
+            and (not self.suspect.gradients or self._is_differentiable(tap))
+            and (
+                tap.node in ends
+                or tap.after
+                or any(user.name not in first for user in originals[tap.node].users)
+            )
+        ]
+
+    def _failure_of(self, part: CompiledPart, ends: Collection[int]) -> Finding | None:
+        """The first failure of a part that explains the whole, in these outputs if forward."""
+        try:
+            verdict = part.check(ends if self.suspect.gradients else None, CALLS_OF_PART)
+        except Exception:  # noqa: BLE001  (a part that fails alone shows nothing)
+            return None
+        names = {nth_output(position) for position in ends}
+        return next(
+            (
+                finding
+                for finding in _wrong(verdict.failures)
+                if self.suspect.explains(finding)
+                and (self.suspect.gradients or finding.item.in_graph("") in names)
+            ),
+            None,
+        )
+
+    def _compile(self, module: GraphModule) -> CompiledPart:
+        program = self.program
+        return self.suspect.compile_part(module, program.kept, program.surroundings, program.rng)
+
+    # --- A node alone ---
+
+    def _try_nodes_alone(self) -> Finding | None:
+        """The first node that fails alone as the whole does; those behind the failures first."""
+        behind = self._failing_outputs()
+        nodes = [node for node in self.calls if node in behind]
+        nodes += [node for node in self.calls if node not in behind]
+        for node in nodes:
+            if time.monotonic() > self.deadline:
+                return None
+            worst = self._failure_alone(node)
+            if worst is not None:
+                return self._finding(node, "is wrong even if compiled alone", worst)
+        return None
+
+    def _failure_alone(self, node: Node) -> Finding | None:
+        """The failure of the backend's code for one node on the reference's values."""
+        run = self.run.nodes[node.name]
+        if run.level is not None or run.is_hidden:
+            return None
+        module, names = _cut_node(node, run.tensors())
+        values = [self.run.nodes[name].value for name in names]
+        if any(isinstance(value, list | tuple) for value in values):
+            return None  # no graph has such an input
+        rng = run.rng or self.program.rng
+        try:
+            code = self.suspect.compile_part(module, values, run.surroundings, rng)
+        except Exception:  # noqa: BLE001  (a node that cannot be compiled alone shows nothing)
+            return None
+        return self._failure_of(code, range(len(returned(module))))
+
+    # --- Findings ---
+
+    def _finding(self, node: Node, why: str, worst: Finding) -> Finding:
+        origin = self._origin(node)
+        what = "the gradient of " if self.suspect.gradients else ""
+        reason = f"starts here: {what}{origin.operator} {why}; {worst.reason}"
+        return msgspec.structs.replace(
+            worst,
+            item=origin_item(self.suspect.label, origin),
+            reason=reason,
+            source=origin.source or None,
+            origin=origin,
+        )
+
+    def _unfinished(self, first: Node, last: Node, worst: Finding) -> Finding:
+        """A finding about several nodes: the time ran out before one of them was found."""
+        names = tuple(node.name for node in self.calls)
+        inside = names[names.index(first.name) : names.index(last.name) + 1]
+        origin = msgspec.structs.replace(
+            self._origin(first), kind=OriginKind.GRAPH, name=self.suspect.label, nodes=inside
+        )
+        reason = (
+            f"starts between {first.name} and {last.name}: the search stopped after "
+            f"{SECONDS_FOR_PARTS:g} s; {worst.reason}"
+        )
+        return self._about_whole_graph(reason, worst.aspect, origin)
+
+    def _whole_graph(self) -> Finding:
+        again = None
+        with contextlib.suppress(Exception):  # then it does not show the difference
+            again = self._failure_of(self._compile(copy_graph(self.graph)), range(self.outputs))
+        why = "the difference does not occur when the graph is compiled once more"
+        if again is not None:
+            why = f"no node and no part of the graph shows it; {again.reason}"
+        origin = Origin(kind=OriginKind.GRAPH, name=self.suspect.label)
+        return self._about_whole_graph(why, Aspect.VALUE, origin)
+
+    def _about_whole_graph(self, reason: str, aspect: Aspect, origin: Origin) -> Finding:
+        about = _wrong(self.suspect.failures)[0]
+        return Finding(
+            item=origin_item(self.suspect.label, origin),
+            aspect=aspect,
+            status=about.status,
+            reason=reason,
+            dtype=about.dtype,
+            shape=about.shape,
+            source=origin.source or None,
+            origin=origin,
+        )
+
+
+def _try_once(call: NodeCall, otherwise: Any) -> Any:
+    """The result of a node that gives no tensor; the reference's if it cannot run alone."""
+    try:
+        return call.once()[0]
+    except Exception:  # noqa: BLE001  (most depend on shapes only)
+        return otherwise
+
+
+def _has_no_value(node: Node) -> bool:
+    """Whether the result of a node is memory that nothing was written to."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in UNINITIALISED | {"as_strided"}
+
+
+def _are_same(expected: Tensor, own: Tensor) -> bool:
+    if expected.shape != own.shape or expected.dtype is not own.dtype:
+        return False
+    return bitwise_equal(expected.detach(), own.detach())
+
+
+def _item_at(value: Any, path: ValuePath) -> Any:
+    for number in path:
+        value = value[number] if number < len(value) else None
+    return value
+
+
+def _with_item(value: Any, path: ValuePath, item: Any) -> Any:
+    """A copy of nested tuples with another item."""
+    if not path:
+        return item
+    items = list(value)
+    items[path[0]] = _with_item(items[path[0]], path[1:], item)
+    return items if isinstance(value, list) else tuple(items)
+
+
+def _lay_out(tensor: Tensor, value: Any, path: ValuePath) -> Tensor:
+    """A value with the strides that it has in the reference, unless elements overlap there."""
+    like = _item_at(value, path)
+    if tensor.layout is not torch.strided or like.layout is not torch.strided:
+        return tensor
+    if tensor.shape != like.shape or tensor.stride() == like.stride():
+        return tensor
+    if any(step == 0 for size, step in zip(like.shape, like.stride(), strict=True) if size > 1):
+        return tensor
+    made = torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
+
+
+def _cut_node(node: Node, tensors: list[ValuePath]) -> tuple[GraphModule, list[str]]:
+    """A graph of one node that returns its tensors, and the nodes that are its arguments."""
+    graph = Graph()
+    known: dict[Node, Node] = {}
+    names: list[str] = []
+    attributes = [given for given in node.all_input_nodes if given.op == "get_attr"]
+    for given in node.all_input_nodes:
+        if given not in attributes:
+            known[given] = graph.placeholder(given.name)
+            known[given].meta = dict(given.meta)
+            names.append(given.name)
+    for given in attributes:
+        known[given] = graph.node_copy(given)
+    copied = graph.node_copy(node, known.__getitem__)
+    copied.meta = dict(node.meta)
+    graph.output(tuple(take_item(graph, copied, path) for path in tensors or [()]))
+    return GraphModule(node.graph.owning_module or {}, graph), names
