@@ -10,8 +10,8 @@ import torch
 
 from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.diagnose import ACROSS_RANKS, rank_patterns
-from paritas.diagnosis.stating import with_confidence
 from paritas.diagnosis.patterns.ranks import claim, factor_of
+from paritas.diagnosis.stating import with_confidence
 from paritas.numerics.gates import Near
 from paritas.parallel.assembling import (
     BUFFER,
