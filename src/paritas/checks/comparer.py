@@ -720,7 +720,8 @@ class Comparer:
             for name, old in earlier.items()
             if isinstance(old, torch.Tensor) and old.shape == shape
         }
-        return Context(named=likely_mixups(near, value), earlier=known)
+        draws = self._depends_on_draws(item)
+        return Context(named=likely_mixups(near, value), earlier=known, draws=draws)
 
     def _compare_random_item(self, item: Item, left: Any, right: Any) -> None:
         """Compare shapes and dtypes, and values only if they do not depend on the draws."""

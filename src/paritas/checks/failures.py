@@ -17,7 +17,14 @@ from paritas.numerics.automatic import LIFTED_SLACK
 from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.flattening import is_dense
 from paritas.numerics.pooling import NO_NOISE, populations
-from paritas.results.findings import Aspect, Diagnosis, Origin, OriginKind, Status
+from paritas.results.findings import (
+    Aspect,
+    Diagnosis,
+    Origin,
+    OriginKind,
+    PatternKind,
+    Status,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,7 +41,8 @@ if TYPE_CHECKING:
 # --- What kind of wrong, within limits of number and time -----------------------------------------
 
 # If the lifted run fails, it is diagnosed first: there, rounding is far below any fault, and a
-# pattern either holds to many digits or does not. Natively, the noise is what the judge measured.
+# pattern either holds to many digits or does not. What follows from the right values alone and does
+# not hold there is refuted. Natively, the noise is what the judge measured.
 
 # Readers look at the first few; a model that is wrong from its first layer has hundreds.
 MOST_EXPLAINED = 12
@@ -42,6 +50,20 @@ MOST_SECONDS = 30.0
 # Far above the rounding of long programs in float64, and far below any fault.
 PLAIN_SHARE = 1e-12
 _WRONG = {Status.DIFFERENT, Status.DEGRADED}
+# What these predict follows from the right values alone, so it holds in float64 or not at all.
+_OF_RIGHT_VALUES = {
+    PatternKind.CLIPPED,
+    PatternKind.ZEROS,
+    PatternKind.SIGN,
+    PatternKind.CONSTANT,
+    PatternKind.SCALE,
+    PatternKind.OFFSET,
+    PatternKind.SHIFT,
+    PatternKind.TRANSPOSE,
+    PatternKind.PERMUTATION,
+    PatternKind.AXIS_OFFSET,
+    PatternKind.AXIS_SCALE,
+}
 
 
 @dataclasses.dataclass
@@ -105,6 +127,17 @@ class Explainer:
             self.notes.append(words)
 
 
+def without_kind(finding: Finding) -> Finding:
+    """A finding that only results from another one: where it is wrong, but not what kind it is.
+
+    The kind is stated at the place where the difference starts.
+    """
+    if finding.diagnosis is None or not finding.diagnosis.patterns:
+        return finding
+    where = Diagnosis(where=finding.diagnosis.where) if finding.diagnosis.where else None
+    return msgspec.structs.replace(finding, diagnosis=where)
+
+
 def _can_be_diagnosed(reference: Any, candidate: Any) -> bool:
     tensors = isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor)
     return tensors and reference.shape == candidate.shape and reference.numel() > 0
@@ -117,18 +150,19 @@ def _diagnose_value(
     evidence: JudgeEvidence,
     context: Context | None,
 ) -> Diagnosis:
+    from paritas.diagnosis.case import Context
     from paritas.diagnosis.diagnose import diagnose
 
     arbiter = evidence.arbiter()
-    above = Diagnosis()
-    plainly = finding.lifted is None and finding.native is None  # far off: neither was needed
-    if plainly or (finding.lifted is not None and not finding.lifted.passed):
-        lifted = evidence.lifted()
-        if lifted is not None and arbiter is not None:
-            noise = _lifted_noise(arbiter, lifted, evidence, measured=finding.lifted is not None)
-            above = diagnose(lifted, arbiter, noise=noise, context=context)
-            if above.patterns:
-                return above
+    known = context or Context()
+    above = _diagnose_lifted(finding, arbiter, evidence, known)
+    if above is not None and above.patterns:
+        return above
+    if finding.lifted is not None:
+        agrees: bool | None = finding.lifted.passed
+    else:
+        agrees = known.lifted_agrees if above is None else above.where is None
+    known = dataclasses.replace(known, lifted_agrees=agrees)
     native: Tensor | None = None
     unit = _coarser_unit(reference, candidate)
     if finding.native is not None and unit is not None and evidence.unit is not None:
@@ -136,8 +170,28 @@ def _diagnose_value(
         truth = reference if arbiter is None else arbiter
         own = None if arbiter is None else reference
         native = _element_noise((truth, candidate), own, spread, unit)
-    found = diagnose(candidate, reference, arbiter=arbiter, noise=native, context=context)
-    return found if found.patterns or above.where is None else above
+    found = diagnose(candidate, reference, arbiter=arbiter, noise=native, context=known)
+    if above is None or above.where is None:
+        return found
+    kept = tuple(pattern for pattern in found.patterns if pattern.kind not in _OF_RIGHT_VALUES)
+    return Diagnosis(where=found.where if kept else above.where, patterns=kept)
+
+
+def _diagnose_lifted(
+    finding: Finding, arbiter: Tensor | None, evidence: JudgeEvidence, context: Context
+) -> Diagnosis | None:
+    """The diagnosis of the lifted run; empty if it agrees, None if there is none."""
+    from paritas.diagnosis.diagnose import diagnose
+
+    plainly = finding.lifted is None and finding.native is None  # far off: neither was needed
+    if not plainly and (finding.lifted is None or finding.lifted.passed):
+        return None
+    lifted = evidence.lifted()
+    if lifted is None or arbiter is None:
+        return None
+    noise = _lifted_noise(arbiter, lifted, evidence, measured=finding.lifted is not None)
+    context = dataclasses.replace(context, lifted_agrees=False)
+    return diagnose(lifted, arbiter, noise=noise, context=context)
 
 
 def _lifted_noise(
@@ -201,8 +255,19 @@ def likely_mixups(given: Mapping[str, Any], value: Any) -> dict[str, Tensor]:
     }
 
 
-def call_context(target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Context:
-    """The context of a value that one operator computed."""
+def call_context(
+    target: Any,
+    args: Iterable[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    lifted_agrees: bool | None = None,
+) -> Context:
+    """The context of a value that one operator computed.
+
+    Args:
+        lifted_agrees: whether the fault vanishes if the candidate runs in float64, if that is known
+            from the whole program.
+    """
     from paritas.diagnosis.case import Context
 
     schema = getattr(target, "_schema", None)
@@ -213,7 +278,12 @@ def call_context(target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) ->
         _sort_argument(names[place] if place < len(names) else str(place), value, inputs, arguments)
     for name, value in kwargs.items():
         _sort_argument(name, value, inputs, arguments)
-    return Context(operator=str(target), inputs=tuple(inputs), arguments=arguments)
+    return Context(
+        operator=str(target),
+        inputs=tuple(inputs),
+        arguments=arguments,
+        lifted_agrees=lifted_agrees,
+    )
 
 
 def _sort_argument(

@@ -360,7 +360,8 @@ class CallComparer:
         earlier: dict[str, Tensor] = {}
         if is_after and isinstance(before, torch.Tensor):
             earlier["what it was before the call"] = before
-        context = Context(named=likely_mixups(given, reference), earlier=earlier)
+        draws = self.runs.depends_on_draws(0, evidence.item)
+        context = Context(named=likely_mixups(given, reference), earlier=earlier, draws=draws)
         found = explainer.explain(findings, reference, candidate, evidence, context)
         self.out.notes += explainer.notes
         explainer.notes.clear()

@@ -149,7 +149,7 @@ class DetailRequest:
 
     Attributes:
         fails: whether to diagnose it.
-        operator: the operator that computed it.
+        operator: the operator that made it wrong; empty if that may be far from it.
         given: the operator's golden inputs.
     """
 
@@ -244,7 +244,8 @@ def _diagnose(
     request: DetailRequest, reference: Tensor, candidate: Tensor, read: Callable[[Record], Tensor]
 ) -> Diagnosis | None:
     """What kind of wrong it is, or None if unknown."""
-    from paritas.diagnosis.case import MOST_ELEMENTS, Context
+    from paritas.diagnosis.boxes import MOST_ELEMENTS
+    from paritas.diagnosis.case import Context
     from paritas.diagnosis.diagnose import diagnose
 
     is_large = reference.numel() > _ELEMENTS_SIDE_BY_SIDE
@@ -559,12 +560,14 @@ def _request_details(
     fails = fails and (rank == 0 or numel <= MOST_DIAGNOSED_ELEMENTS)
     given = [table.pairs[place].golden for place in row.sources] if fails else []
     known = tuple(one for one in given if one is not None)
-    # An operator with an unknown input cannot be diagnosed from the others.
+    # What was wrong before, or inside a module, was made wrong by another operator. And one with an
+    # unknown input cannot be diagnosed from the others.
+    is_operator = row.level != "module" and row.made != "before"
     return DetailRequest(
         sources,
         table.pairs[row.index],
         fails=fails,
-        operator=row.op,
+        operator=row.op if is_operator else "",
         given=known if len(known) == len(given) else (),
     )
 

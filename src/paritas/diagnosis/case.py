@@ -2,7 +2,7 @@
 
 All arithmetic is in float64 (complex128 for complex numbers) on the host. A pattern makes a
 *prediction* of the candidate, and is measured against the noise that the judge measured, not
-against a tolerance. A large case is cut into boxes, and only one box is in float64 at a time.
+against a tolerance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paritas.numerics.criterion import MAX_Z, RMS_Z, slice_limit, unit_roundoff
 from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from torch import Tensor
@@ -61,6 +61,10 @@ class Context:
         biases: name -> vector that may have been added too often.
         added: name -> tensor that may have been added after the fault: a bias of the module, or a
             residual; the most likely one last.
+        lifted_agrees: whether the fault vanishes if the candidate runs in float64; None if there is
+            no such run.
+        draws: whether the value depends on random numbers that the program draws. An operator that
+            is known decides by itself.
     """
 
     operator: str = ""
@@ -79,6 +83,8 @@ class Context:
     summands: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
     biases: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     added: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    lifted_agrees: bool | None = None
+    draws: bool = False
 
     @property
     def ranks(self) -> int:
@@ -303,79 +309,6 @@ def widen(value: Tensor) -> Tensor:
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-# --- A case cut into boxes ------------------------------------------------------------------------
-
-# A tensor with more elements is cut into boxes.
-MOST_ELEMENTS = 1 << 20
-# Each element of a box takes about 100 bytes of temporaries.
-BLOCK = 1 << 18
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Box:
-    """Neighbouring elements of the flattened tensor as a case.
-
-    Attributes:
-        outer: the index along the axes before the one that is cut, which the case does not have.
-        start: where it starts along that axis.
-        offset: its first element in the flattened tensor.
-        case: the elements.
-    """
-
-    outer: tuple[int, ...]
-    start: int
-    offset: int
-    case: Case
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.case.reference.numel()
-
-
-def boxes(case: Case, scale: float | None = None) -> Iterator[Box]:
-    """All boxes of a case with at least one axis, in the order of the flattened tensor.
-
-    Args:
-        scale: of the whole case, if noise is needed that was not measured.
-    """
-    shape = case.shape
-    # A box holds whole slices of this axis and those after it.
-    cut = next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= BLOCK)
-    inner = math.prod(shape[cut + 1 :])
-    step = max(1, BLOCK // max(1, inner))
-    offset = 0
-    for outer in itertools.product(*map(range, shape[:cut])):
-        for start in range(0, shape[cut], step):
-            length = min(step, shape[cut] - start)
-            yield Box(outer, start, offset, cut_case(case, outer, 0, start, length, scale))
-            offset += length * inner
-
-
-def cut_case(
-    case: Case, outer: tuple[int, ...], axis: int, start: int, length: int, scale: float | None
-) -> Case:
-    """Some slices of a case, as views of its tensors.
-
-    Args:
-        outer: indices along the first axes, which the part does not have.
-        axis: the one of the remaining axes that is cut.
-        scale: of the whole case.
-    """
-
-    def part(value: Tensor) -> Tensor:
-        return value.detach().expand(case.shape)[outer].narrow(axis, start, length)
-
-    return dataclasses.replace(
-        case,
-        candidate=part(case.candidate),
-        reference=part(case.reference),
-        arbiter=None if case.arbiter is None else part(case.arbiter),
-        noise=None if case.noise is None else part(case.noise),
-        whole_scale=scale if case.whole_scale is None else case.whole_scale,
-    )
-
-
 # --- The evidence for a prediction ----------------------------------------------------------------
 
 # A prediction that reduces an error e to d is worth log2(e / d) bits, since chance would come that
@@ -424,6 +357,8 @@ class Weight:
         elements: number of wrong elements that it explains.
         whole: whether it holds for the whole tensor, not only for the wrong elements.
         extent: which elements the hypothesis is about.
+        exact: share of the elements it is about that it reproduces bit for bit.
+        fitted: how many numbers were fitted to make it.
     """
 
     explained: float
@@ -433,6 +368,15 @@ class Weight:
     elements: int
     whole: bool
     extent: Extent
+    exact: float
+    fitted: float = 0.0
+
+    @property
+    def within(self) -> float:
+        """Share of the elements it is about that it reproduces within the noise."""
+        return (
+            self.explained if self.extent is Extent.WRONG else min(self.explained, 1 - self.spoiled)
+        )
 
     @property
     def confidence(self) -> float:
@@ -443,7 +387,9 @@ class Weight:
         """The weight less the cost of making the prediction; None if too little is left."""
         each = self.bits / self.elements if self.elements else 0.0
         left = self.bits - each * parameters - cost
-        return dataclasses.replace(self, bits=left) if left >= _FEWEST_BITS else None
+        if left < _FEWEST_BITS:
+            return None
+        return dataclasses.replace(self, bits=left, fitted=self.fitted + parameters)
 
     def pattern(
         self,
@@ -461,6 +407,9 @@ class Weight:
         evidence: dict[str, float | str] = {
             "explained": round(self.explained, 4),
             "residual": float(f"{self.residual:.3g}"),
+            "bit for bit": round_down(self.exact),
+            "within the noise": round_down(self.within),
+            "fitted": self.fitted,
         }
         if self.extent is Extent.ALL:
             evidence |= {"spoiled": round(self.spoiled, 4), "bits": min(self.bits, 1000.0)}
@@ -520,8 +469,24 @@ def weigh(
     if extent is Extent.ALL:
         bits += _bits_elsewhere(case, left, unit)
     whole = spoiled <= _SPOILED and _no_worse_elsewhere(case, left)
-    found = Weight(explained, spoiled, residual, bits, count, whole, extent)
+    found = Weight(
+        explained, spoiled, residual, bits, count, whole, extent, _exact(case, prediction, extent)
+    )
     return found.charged(parameters=parameters, cost=cost)
+
+
+def _exact(case: Case, prediction: Tensor, extent: Extent) -> float:
+    """The share that it reproduces bit for bit, in the candidate's dtype."""
+    if not case.is_exact:
+        prediction = widen(prediction.to(case.candidate.dtype))
+    equal = same(case.given, prediction)
+    about = equal if extent is Extent.ALL else equal[case.wrong]
+    return float(about.double().mean())
+
+
+def round_down(share: float) -> float:
+    """A share to four digits that is 1 only if nothing is missing."""
+    return math.floor(share * 10_000) / 10_000
 
 
 def _at(places: Tensor, *tensors: Tensor) -> list[Tensor]:

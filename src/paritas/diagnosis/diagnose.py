@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from paritas.diagnosis.case import MOST_ELEMENTS, Case, Context, cut_case
+from paritas.diagnosis.boxes import MOST_ELEMENTS, cut_case
+from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
 from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
@@ -25,39 +24,16 @@ from paritas.diagnosis.patterns.reductions import (
     propose_reductions,
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
+from paritas.diagnosis.stating import GUESS, may_be_stated, with_confidence
 from paritas.results.findings import Diagnosis, PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from paritas.diagnosis.search import CaseSurvey
     from paritas.results.findings import Pattern
-
-
-# --- How often a statement of some raw confidence was right ---------------------------------------
-
-# Counted by `benchmarks/bench_diagnosis.py` on its tuning half: planted faults in one tensor and
-# across ranks, faults without a name (where every claim is wrong) and rounding. The benchmark also
-# prints the held-out half.
-
-# From this raw confidence on: the stated confidence, and the counts behind it (right, of all).
-BUCKETS: tuple[tuple[float, float, int, int], ...] = (
-    (0.0, 0.42, 11, 26),
-    (0.6, 0.98, 276, 281),
-    # All of them, but a count of a thousand does not prove certainty.
-    (0.98, 0.99, 1074, 1074),
-)
-
-
-def calibrate(raw: float) -> float:
-    """The share of such statements that was right; 0 for NaN."""
-    stated = 0.0
-    for low, share, _, _ in BUCKETS:
-        if raw >= low:
-            stated = share
-    return stated
 
 
 # --- Which of the patterns that fit is reported ---------------------------------------------------
@@ -93,8 +69,6 @@ PROPOSERS: Proposers = (
 )
 # From the simplest to what fits almost anything.
 ORDER = tuple(PatternKind)
-# Below this a pattern is a guess, and ranks after every pattern that is not.
-_GUESS = 0.5
 # A pattern is reported beside a simpler one if it explains this much more.
 _MORE = 0.01
 
@@ -111,7 +85,7 @@ def propose_all(
     found: list[Pattern] = []
     for propose, simplest in proposers:
         settled = (
-            one.confidence >= _GUESS
+            one.confidence >= GUESS
             and _explained_share(one) + _MORE >= 1
             and _simplicity(one.kind) < _simplicity(simplest)
             for one in found
@@ -131,21 +105,20 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     return kept
 
 
-def rank_patterns(case: Case, proposers: Proposers = PROPOSERS) -> tuple[Pattern, ...]:
-    """The patterns that fit, best first, with calibrated confidence."""
-    return calibrated(rank_raw(case, proposers))
+def rank_patterns(
+    case: Case, proposers: Proposers = PROPOSERS, *, at_output: bool = False
+) -> tuple[Pattern, ...]:
+    """The patterns that may be stated, best first, with measured confidence.
 
-
-def calibrated(patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
-    """The patterns with the share of such statements that was right, instead of the raw figure."""
-    return tuple(
-        msgspec.structs.replace(pattern, confidence=calibrate(pattern.confidence))
-        for pattern in patterns
-    )
+    Args:
+        at_output: the operator that computed the value is not known.
+    """
+    ranked = [one for one in rank_raw(case, proposers) if may_be_stated(one, at_output=at_output)]
+    return with_confidence(ranked, at_output=at_output)
 
 
 def _rank_key(pattern: Pattern) -> tuple[bool, int, float, float]:
-    guess = pattern.confidence < _GUESS
+    guess = pattern.confidence < GUESS
     return guess, _simplicity(pattern.kind), -_explained_share(pattern), -pattern.confidence
 
 
@@ -190,7 +163,9 @@ def diagnose(
         return Diagnosis()
     # In a large tensor, patterns are looked for in the part that is most wrong.
     part = case if survey.is_one_box else _most_wrong_part(survey)
-    return Diagnosis(where=find_region(case, survey), patterns=rank_patterns(part))
+    at_output = not case.context.operator
+    patterns = rank_patterns(part, at_output=at_output)
+    return Diagnosis(where=find_region(case, survey), patterns=patterns)
 
 
 def _most_wrong_part(survey: CaseSurvey) -> Case:

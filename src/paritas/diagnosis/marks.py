@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.diagnosis import case
+from paritas.diagnosis import boxes
 
 if TYPE_CHECKING:
-    from paritas.diagnosis.case import Box
+    from paritas.diagnosis.boxes import Box
     from paritas.diagnosis.search import Description
 
 
@@ -433,8 +433,8 @@ class Marks:
             return wrong, _count_feature(self.nonzeros.walk, axes, feature, limit)
         rows, columns = (np.arange(self.shape[axis]) for axis in axes)
         sizes = np.zeros(limit, dtype=np.int64)
-        across = min(len(columns), case.BLOCK)
-        down = max(1, case.BLOCK // across)
+        across = min(len(columns), boxes.BLOCK)
+        down = max(1, boxes.BLOCK // across)
         for top in range(0, len(rows), down):
             for left in range(0, len(columns), across):
                 row, column = rows[top : top + down], columns[left : left + across]
@@ -475,7 +475,7 @@ def count_marks(shape: tuple[int, ...], walk: Walk, nonzeros: Nonzeros) -> Marks
     axes = tuple(map(AxisCounts, shape))
     size = math.prod(shape)
     number, at_zeros, low, high = 0, 0, size, 0
-    each = max(16, SAMPLE * case.BLOCK // max(1, size))
+    each = max(16, SAMPLE * boxes.BLOCK // max(1, size))
     some = [np.zeros(0, dtype=np.int64)]
     for box, mask in walk():
         flat = np.flatnonzero(mask)

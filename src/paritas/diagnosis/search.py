@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paritas.diagnosis.case import MOST_ELEMENTS, Box, boxes, outstanding_limit, same, widen
+from paritas.diagnosis.boxes import MOST_ELEMENTS, Box, boxes
+from paritas.diagnosis.case import outstanding_limit, same, widen
 from paritas.diagnosis.marks import (
     SAMPLE,
     TILES,

@@ -9,8 +9,9 @@ import msgspec
 import torch
 
 from paritas.diagnosis.case import Case, Context
-from paritas.diagnosis.diagnose import ACROSS_RANKS, calibrated, rank_patterns
+from paritas.diagnosis.diagnose import ACROSS_RANKS, rank_patterns
 from paritas.diagnosis.patterns.ranks import claim, factor_of
+from paritas.diagnosis.stating import with_confidence
 from paritas.numerics.gates import Near
 from paritas.parallel.assembling import (
     BUFFER,
@@ -529,7 +530,8 @@ def swapped_shards(judge: Judge, module: str) -> tuple[Diagnosis, tuple[int, ...
     evidence: dict[str, float | str] = {"parameter": name, "dim": float(dim)}
     case = Case(local, right, context=Context(unit=judge.unit))
     found = claim(case, local, taken, PatternKind.WRONG_RANKS_SHARD, sentence, evidence)
-    return (Diagnosis(patterns=calibrated(found)), tuple(moved[name])) if found else None
+    stated = Diagnosis(patterns=with_confidence(found, at_output=False))
+    return (stated, tuple(moved[name])) if found else None
 
 
 # --- The cause ------------------------------------------------------------------------------------

@@ -329,7 +329,7 @@ class Judge:
         if gross is None:
             shown = msgspec.structs.replace(item.item, step=step)
             findings, _ = check_pair(shown, reference, candidate, Checks(), evidence)
-        findings = self._explained(findings, item, (reference, candidate), evidence)
+        findings = self._explained(findings, item, number, (reference, candidate), evidence)
         missing = ", ".join(map(str, item.ranks.without))
         if missing and any(not f.status.passes() for f in findings):
             where = f"no gradient arrives on rank{'s' * (len(item.ranks.without) > 1)} {missing}"
@@ -344,15 +344,19 @@ class Judge:
         self,
         findings: list[Finding],
         item: StepItem,
+        number: int,
         pair: tuple[Tensor, Tensor],
         evidence: JudgeEvidence,
     ) -> list[Finding]:
         """The findings with a diagnosis; what is specific to a plan is diagnosed later."""
         from paritas.diagnosis.case import Context
 
+        if all(finding.status.passes() for finding in findings):
+            return findings
         whole = pair[0].shape
         held = {rank: one for rank, one in item.ranks.by_rank.items() if one.shape == whole}
-        context = Context(world=dict(self.program.mesh), held=held)
+        draws = self.runs.depends_on_draws(number, item.item)
+        context = Context(world=dict(self.program.mesh), held=held, draws=draws)
         return self._explainer.explain(findings, *pair, evidence, context)
 
     def _plainly(

@@ -82,15 +82,31 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         kind: a `PatternKind`; text, so that kinds of other versions can be read.
-        confidence: 0 to 1, how often this pattern was right in the detection lab.
+        confidence: 0 to 1, how often statements that reproduce the candidate as well as this one
+            were right about planted faults.
         sentence: what a person would write.
-        evidence: the supporting figures, by name.
+        evidence: the supporting figures, by name; `bit for bit` and `within the noise` are the
+            shares of the candidate's elements that the pattern reproduces so.
     """
 
     kind: str
     confidence: float
     sentence: str
     evidence: dict[str, int | float | str] = {}
+
+    @property
+    def reproduction(self) -> str:
+        """How well it reproduces the candidate, in words; may be empty."""
+        exact, within = (self.evidence.get(name) for name in ("bit for bit", "within the noise"))
+        if exact == 1:
+            return "reproduces the candidate bit for bit"
+        if isinstance(within, str) or within is None:
+            return ""
+        share = math.floor(1000 * within) / 10
+        part = (
+            "wrong elements" if self.evidence.get("extent") == "where it is wrong" else "elements"
+        )
+        return f"reproduces {share:g} % of the {part} within the noise"
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +123,10 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def sentence(self) -> str:
         """The diagnosis in one line; may be empty."""
-        parts = [self.best.sentence if self.best else "", self.where.sentence if self.where else ""]
+        kind = self.best.sentence if self.best else ""
+        if self.best and self.best.reproduction:
+            kind += f" ({self.best.reproduction})"
+        parts = [kind, self.where.sentence if self.where else ""]
         return "; ".join(part for part in parts if part)
 
 

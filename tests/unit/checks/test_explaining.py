@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paritas
-from paritas.checks.failures import Explainer, call_context
+from paritas.checks.failures import Explainer, call_context, without_kind
 from paritas.diagnosis import diagnose
 from paritas.partition import check_recipe
 from paritas.placement.placement import OperatorCall, Recipe
@@ -90,6 +90,75 @@ def test_a_missing_bias_is_named_by_its_parameter() -> None:
     assert "linear.bias" in found.sentence
 
 
+class Deep(torch.nn.Module):
+    """A fault in the first layer reaches the output through others."""
+
+    def __init__(self, inside: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(32, 32)
+        self.norm = torch.nn.LayerNorm(32)
+        self.last = torch.nn.Linear(32, 64)
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply them."""
+        x = x + self.inside(self.first(x))
+        return self.last(self.norm(x).tanh())
+
+
+def _deep_verdict(inside: Callable[[Tensor], Tensor]) -> Verdict:
+    torch.manual_seed(0)
+    reference = Deep(lambda y: y)
+    candidate = copy.deepcopy(reference)
+    candidate.inside = inside
+    config = paritas.VerifyConfig(raise_on_mismatch=False, verify_gradients=False)
+    return paritas.verify([torch.randn(16, 32)], reference, candidate, config)
+
+
+def _in_bfloat16(y: Tensor) -> Tensor:
+    return y if y.dtype == torch.float64 else y.bfloat16().float()
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda y: y + 2e-3 * torch.sin(40 * y),
+        lambda y: y.masked_fill(torch.ones(16, 32).tril(-10).bool(), 0.0),
+        lambda y: 1.003 * y,
+    ],
+    ids=["a formula", "a mask", "a factor"],
+)
+def test_a_fault_that_stays_in_float64_is_no_rounding_and_has_no_kind_at_an_output(
+    inside: Callable[[Tensor], Tensor],
+) -> None:
+    (finding,) = _deep_verdict(inside).failures
+    assert finding.lifted is not None
+    assert not finding.lifted.passed
+    assert finding.diagnosis is not None
+    assert finding.diagnosis.where is not None
+    assert finding.diagnosis.patterns == ()
+
+
+def test_a_rounding_inside_is_one_at_the_output_too_because_it_vanishes_in_float64() -> None:
+    (finding,) = _deep_verdict(_in_bfloat16).failures
+    assert finding.lifted is not None
+    assert finding.lifted.passed
+    assert finding.diagnosis is not None
+    assert [pattern.kind for pattern in finding.diagnosis.patterns] == ["precision"]
+    assert "in float64 it agrees" in finding.diagnosis.sentence
+
+
+def test_a_finding_that_results_from_another_keeps_where_and_loses_the_kind() -> None:
+    finding = _verdict(lambda y: 1.5 * y).failures[0]
+    assert finding.diagnosis is not None
+    assert finding.diagnosis.patterns
+    left = without_kind(finding).diagnosis
+    assert left is not None
+    assert left.where == finding.diagnosis.where
+    assert left.patterns == ()
+    assert without_kind(_failing(0)) == _failing(0)
+
+
 def _failing(number: int) -> Finding:
     return Finding(path=f"output[{number}]", aspect=Aspect.VALUE, status=Status.DIFFERENT)
 
@@ -153,6 +222,12 @@ def _relu_and_one(x: Tensor) -> Tensor:
     return torch.relu(x) + 1
 
 
+TOLD = (
+    "1 is added (reproduces 100 % of the elements within the noise); everywhere (100 % of the "
+    "elements)"
+)
+
+
 def test_a_guard_says_it_of_the_graph_and_of_the_operator_that_it_starts_at() -> None:
     torch.compiler.reset()
     guard = paritas.guard(_wrong_relu, on_mismatch="record")
@@ -160,8 +235,8 @@ def test_a_guard_says_it_of_the_graph_and_of_the_operator_that_it_starts_at() ->
     torch.compile(lambda x: torch.relu(x * 2), backend=guard)(torch.randn(8, 16))
     found = {finding.path: finding.diagnosis for finding in guard.verdict().failures}
     assert {path: told.sentence if told else "" for path, told in found.items()} == {
-        "graph 0: node relu": "1 is added; everywhere (100 % of the elements)",
-        "graph 0: output[0]": "1 is added; everywhere (100 % of the elements)",
+        "graph 0: node relu": TOLD,
+        "graph 0: output[0]": TOLD,
     }
 
 

@@ -17,7 +17,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paritas.diagnosis.case.BLOCK", 100)
+    monkeypatch.setattr("paritas.diagnosis.boxes.BLOCK", 100)
 
 
 def _row(x: torch.Tensor) -> torch.Tensor:

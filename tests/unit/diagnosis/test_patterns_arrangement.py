@@ -219,7 +219,36 @@ def test_another_dropout_mask_of_the_same_rate_is_another_stream():
     x = noise(40, 40)
     generator = torch.Generator().manual_seed(3)
     wrong, right = (x * (torch.rand(40, 40, generator=generator) > 0.3) for _ in range(2))
-    assert only(propose_random_streams, Case(wrong, right)).kind == "different random stream"
+    for context in (Context(operator="aten.native_dropout.default"), Context(draws=True)):
+        case = Case(wrong, right, context=context)
+        assert only(propose_random_streams, case).kind == "different random stream"
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        Context(),
+        Context(operator="aten.mul.Tensor", draws=True),
+        Context(operator="aten.native_dropout_backward.default"),
+        Context(operator="torch.nn.functional.normalize"),
+        Context(operator="aten.scaled_dot_product_attention.default", arguments={"dropout_p": 0.0}),
+    ],
+    ids=["unknown", "mul", "backward of dropout", "normalize", "attention"],
+)
+def test_what_draws_nothing_has_no_random_stream(context):
+    x = noise(40, 40)
+    generator = torch.Generator().manual_seed(3)
+    wrong, right = (x * (torch.rand(40, 40, generator=generator) > 0.3) for _ in range(2))
+    assert propose_random_streams(Case(wrong, right, context=context)) == []
+    assert propose_random_streams(Case(x, noise(40, 40, seed=1), context=context)) == []
+
+
+def test_drawn_numbers_in_another_order_are_no_other_stream():
+    x = noise(900)
+    order = torch.randperm(900, generator=torch.Generator().manual_seed(1))
+    context = Context(operator="aten.randn.default")
+    assert propose_random_streams(Case(x[order], x, context=context)) == []
+    assert only(propose_random_streams, Case(noise(900, seed=1), x, context=context))
 
 
 def test_another_choice_among_equal_scores_is_tie_breaking_and_a_worse_one_is_not():

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from paritas.diagnosis.case import Case, Context
-from paritas.diagnosis.diagnose import ACROSS_RANKS, BUCKETS, rank_patterns
+from paritas.diagnosis.diagnose import ACROSS_RANKS, rank_patterns
+from paritas.diagnosis.stating import CONFIDENCE
 
 
 def case(item, expected, value, *, mesh=None, **more):
@@ -180,7 +181,7 @@ def test_a_count_that_stands_still_is_stale_too():
 
 def test_the_confidence_is_one_that_was_counted():
     expected = drawn(3, 5)
-    stated = {share for _, share, *_ in BUCKETS}
+    stated = {share for share, *_ in CONFIDENCE.values()}
     assert best("gradient", expected, expected * 4).confidence in stated
     one = torch.tensor(0.3, dtype=torch.float64)
     assert (

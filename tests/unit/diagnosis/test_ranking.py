@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 
 from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.diagnose import (
-    BUCKETS,
     ORDER,
     PROPOSERS,
-    calibrate,
     diagnose,
     propose_all,
     rank_patterns,
     rank_raw,
 )
+from paritas.diagnosis.stating import CONFIDENCE
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -56,14 +53,8 @@ def test_each_module_can_be_asked_and_comes_in_the_order_of_its_simplest_kind():
     assert places == sorted(places)
 
 
-def test_confidence_comes_from_the_table_and_never_falls_as_the_fit_gets_better():
-    assert [calibrate(low) for low, *_ in BUCKETS] == [stated for _, stated, *_ in BUCKETS]
-    assert calibrate(1.0) == BUCKETS[-1][1]
-    assert all(low[1] <= high[1] for low, high in pairwise(BUCKETS))
-
-
 def test_the_table_states_what_was_counted():
-    for _, stated, right, of in BUCKETS:
+    for stated, right, of in CONFIDENCE.values():
         assert of > 0
         assert abs(stated - right / of) <= 0.1
 

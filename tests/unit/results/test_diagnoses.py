@@ -20,3 +20,26 @@ def test_evidence_keeps_its_types_on_its_way_through_a_file():
 def test_evidence_of_floats_alone_as_it_was_once_written_is_read():
     text = b'{"kind": "shift", "confidence": 1, "sentence": "", "evidence": {"axis": 1.0}}'
     assert msgspec.json.decode(text, type=Pattern).evidence == {"axis": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "sentence"),
+    [
+        (
+            {"bit for bit": 1.0, "within the noise": 1.0},
+            "it (reproduces the candidate bit for bit)",
+        ),
+        (
+            {"bit for bit": 0.4, "within the noise": 1.0},
+            "it (reproduces 100 % of the elements within the noise)",
+        ),
+        (
+            {"bit for bit": 0.4, "within the noise": 0.9999, "extent": "where it is wrong"},
+            "it (reproduces 99.9 % of the wrong elements within the noise)",
+        ),
+        ({}, "it"),
+    ],
+)
+def test_a_diagnosis_says_how_well_it_reproduces_the_candidate(evidence, sentence):
+    pattern = Pattern(kind="scale", confidence=1.0, sentence="it", evidence=evidence)
+    assert Diagnosis(patterns=(pattern,)).sentence == sentence

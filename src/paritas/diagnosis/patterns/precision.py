@@ -1,4 +1,9 @@
-"""Loss of precision: the result, its inputs or its sums rounded to a narrower format."""
+"""Loss of precision: the result, its inputs or its sums rounded to a narrower format.
+
+It is stated if the rounding is repeated and gives the candidate, or if the fault vanishes when the
+candidate runs in float64 (`Context.lifted_agrees`) and its errors have the size of a rounding. Many
+small faults look like noise at an output; in float64 they stay as wrong as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import roundoff, weigh
+from paritas.diagnosis.case import round_down, roundoff, same, weigh, widen
 from paritas.diagnosis.patterns.operations import (
     Operation,
     attempt,
@@ -176,7 +181,12 @@ def propose_levels(case: Case) -> list[Pattern]:
                         kind=PatternKind.PRECISION,
                         confidence=0.97 * share,
                         sentence=f"quantised to {name} with {extent}",
-                        evidence={"format": name, "explained": share, "scale": extent},
+                        evidence={
+                            "format": name,
+                            "explained": share,
+                            "within the noise": round_down(share),
+                            "scale": extent,
+                        },
                     )
                 ]
     return []
@@ -204,13 +214,13 @@ def _nearest_levels(share: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 # --- Nothing but larger noise ---------------------------------------------------------------------
 
-# Here no candidate can be predicted. But the errors must have the size of a format's rounding and
-# none of the traces of a fault: bias, similar neighbours, dependence on the values, low rank, heavy
-# tails.
+# Here no candidate can be predicted. In float64 the fault vanishes, so that only the native code of
+# the candidate can be wrong: its errors must have none of the traces of such a fault (bias, another
+# formula, a region, a few large errors). On their way to an output, errors of one rounding become
+# alike in places that share inputs, and small beside what is added to them.
 
 _FEWEST_NOISY = 64
 _SAMPLE = 1 << 16
-_SIDE = 256
 _LARGEST_SHARE = 0.15
 _MOST_BIAS = 0.3
 _MOST_LIKENESS = 0.3
@@ -221,7 +231,7 @@ _USUAL_LENGTH = 256
 
 
 def propose_noise(case: Case) -> list[Pattern]:
-    """`precision`: the errors are noise everywhere in the tensor."""
+    """`precision`: the errors are noise everywhere in the tensor, and vanish in float64."""
     right, error = case.right.flatten(), case.error.flatten()
     telling = torch.isfinite(error) & (right != 0)
     right, error = right[telling], error[telling]
@@ -235,35 +245,28 @@ def propose_noise(case: Case) -> list[Pattern]:
     evener = min(_kurtosis(_even_out(case)), _kurtosis(error), _kurtosis(relative))
     lean = abs(float((error * right).mean())) / float(right.square().mean()) / share
     bias = abs(float(error.mean())) / size
-    likeness = max(_likeness_by_value(right, error), *_likeness_by_place(case))
+    likeness = _likeness_by_value(right, error)
     slack = 3 / math.sqrt(error.numel())
     if (
         max(lean, bias) > _MOST_BIAS + slack
         or likeness > _MOST_LIKENESS + slack
         or evener > _MOST_KURTOSIS
-        or _has_low_rank(case)
         or not _is_everywhere(case)
     ):
         return []
-    form = _coarsest_format(case, share)
-    if form is None:
-        return []
-    return [
-        Pattern(
-            kind=PatternKind.PRECISION,
-            confidence=0.6,
-            sentence=(
-                f"less precise everywhere, by {share:.2g} of the values without bias or structure, "
-                f"as of sums in {form.name}"
-            ),
-            evidence={
-                "format": form.name,
-                "error to value": float(f"{share:.3g}"),
-                "bias": float(f"{bias:.2g}"),
-                "likeness of neighbours": float(f"{likeness:.2g}"),
-            },
-        )
-    ]
+    evidence: dict[str, float | str] = {
+        "error to value": float(f"{share:.3g}"),
+        "bias": float(f"{bias:.2g}"),
+        "likeness by value": float(f"{likeness:.2g}"),
+        "lifted run": "agrees",
+    }
+    sentence = f"less precise everywhere, by {share:.2g} of the values; in float64 it agrees"
+    form = _coarsest_format(case, share) if case.context.operator else None
+    if form is not None:
+        evidence["format"] = form.name
+        sentence += f": as of sums in {form.name}"
+    kind = PatternKind.PRECISION
+    return [Pattern(kind=kind, confidence=0.8, sentence=sentence, evidence=evidence)]
 
 
 def _rms(values: Tensor) -> float:
@@ -300,33 +303,6 @@ def _likeness_by_value(right: Tensor, error: Tensor) -> float:
     return _likeness(error[::step][order])
 
 
-def _likeness_by_place(case: Case) -> list[float]:
-    error = torch.where(torch.isfinite(case.error), case.error, 0.0)
-    found = [0.0]
-    for dim, size in enumerate(case.shape):
-        if size > 1:
-            ahead = error.narrow(dim, 1, size - 1) * error.narrow(dim, 0, size - 1)
-            below = float(error.square().sum()) * (size - 1) / size
-            found.append(abs(float(ahead.sum())) / below if below else 1.0)
-    return found
-
-
-def _has_low_rank(case: Case) -> bool:
-    """Whether few outer products make up the errors, as if terms of a sum are missing."""
-    if case.right.dim() < 2:  # noqa: PLR2004
-        return False
-    error = torch.where(torch.isfinite(case.error), case.error, 0.0)
-    matrix = error.reshape(-1, case.shape[-1])[:_SIDE, :_SIDE]
-    rows, columns = matrix.shape
-    if min(rows, columns) < 4:  # noqa: PLR2004
-        return False
-    # Scale each row to one size: different sizes alone are not low rank.
-    matrix = matrix / matrix.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
-    values = torch.linalg.svdvals(matrix)
-    # For noise, the largest singular value is sqrt(rows) + sqrt(columns).
-    return float(values[0]) > 1.5 * (math.sqrt(rows) + math.sqrt(columns))
-
-
 def _is_everywhere(case: Case) -> bool:
     """Whether no slice has far smaller errors than the others, as with a faulty region."""
     z = torch.where(torch.isfinite(case.error), case.error, 0.0).square()
@@ -358,6 +334,8 @@ _STILL_ROUNDING = 0.2
 # The largest share of the reference's own values in the format; masks and counts are all in it.
 _HELD_ANYWAY = 0.5
 _ENOUGH_BITS = 20.0
+# Repeated sums are rounded in another order, so that some results are a step away.
+_SAME_SUMS = 0.9
 
 
 def propose_precision(case: Case) -> list[Pattern]:
@@ -366,30 +344,65 @@ def propose_precision(case: Case) -> list[Pattern]:
         return []
     if not bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all()):
         return []
-    return (
-        _rounded_output(case)
-        or _rounded_inputs(case)
-        or propose_levels(case)
-        or propose_noise(case)
-    )
+    reproduced = _rounded_output(case) or _rounded_inputs(case) or propose_levels(case)
+    if reproduced or case.context.lifted_agrees is not True:
+        return reproduced
+    return _computed_narrowly(case) or propose_noise(case)
 
 
 def _rounded_output(case: Case) -> list[Pattern]:
-    """Every wrong value is the right one rounded to a narrower format."""
-    given, right = case.given[case.wrong], case.right[case.wrong]
+    """Every wrong value is the right one, or the reference's, in a narrower format."""
+    given = case.given[case.wrong]
     if given.numel() < _FEWEST or not bool((given != 0).any()):
-        return _computed_narrowly(case)
+        return []
     some = case.given.reshape(-1)[case.some_wrong]
     for form in FORMATS:
         if form.unit <= unit_roundoff(case.candidate.dtype):
             break
         if float(form.holds(some).double().mean()) < _MOST:
             continue
-        held = float(form.holds(given).double().mean())
-        pattern = _explain_by_format(case, form, given, right, held)
+        pattern = _explain_by_format(case, form, given)
         if pattern is not None:
             return [pattern]
-    return _computed_narrowly(case)
+    return []
+
+
+def _explain_by_format(case: Case, form: NarrowFormat, given: Tensor) -> Pattern | None:
+    """Rounded or cut off; the candidate may have been a rounding of its own away before that."""
+    right, usual = case.right[case.wrong], widen(case.reference)[case.wrong]
+    noise = 2 * case.allowed[case.wrong]
+    for how, change in (("rounded", form.rounded), ("truncated", form.truncated)):
+        equal = same(given, change(right)) | same(given, change(usual))
+        step = torch.maximum(form.spacing(given), form.spacing(right))
+        reach = 0.5001 if how == "rounded" else 1.0001
+        apart = (given - right).abs()
+        near = apart <= step * reach + noise
+        if how == "truncated":
+            near &= given.abs() <= right.abs() + noise
+        within, exact = (float(held.double().mean()) for held in (equal | near, equal))
+        if within < _MOST or (exact < _MOST and case.context.lifted_agrees is not True):
+            continue
+        # The probability that an element is in a narrower format by chance.
+        certain = 1 - 2.0 ** -min(given.numel(), 60)
+        name = "float16 or tf32" if form.name == "float16" else form.name
+        return Pattern(
+            kind=PatternKind.PRECISION,
+            confidence=0.99 * certain * within,
+            sentence=f"{how} to {name}",
+            evidence={
+                "format": form.name,
+                "bit for bit": round_down(exact),
+                "within the noise": round_down(within),
+                "error to value": _error_to_value(given, right),
+                "elements": float(given.numel()),
+            },
+        )
+    return None
+
+
+def _error_to_value(given: Tensor, right: Tensor) -> float:
+    share = (given - right).square().mean() / right.square().mean().clamp(min=1e-300)
+    return float(f"{float(share) ** 0.5:.3g}")
 
 
 def _computed_narrowly(case: Case) -> list[Pattern]:
@@ -406,84 +419,61 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
             break
         bits = given.numel() * (digits - form.digits)
         held = float(form.holds(given).double().mean()) if bits >= _ENOUGH_BITS else 0.0
-        usual = case.reference.detach().cpu().double()[told]
+        usual = widen(case.reference)[told]
         if held < _MOST or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
             continue
-        share = float((given - right).square().mean() / right.square().mean()) ** 0.5
+        share = _error_to_value(given, right)
         if not share <= _STILL_ROUNDING:
             continue
         name = "float16 or tf32" if form.name == "float16" else form.name
-        evidence: dict[str, float | str] = {
-            "format": form.name,
-            "representable": held,
-            "elements": float(given.numel()),
-        }
-        evidence["error to value"] = float(f"{share:.3g}")
-        sentence = f"computed in {name}: it can represent every value"
         return [
             Pattern(
                 kind=PatternKind.PRECISION,
                 confidence=0.85 * held,
-                sentence=sentence,
-                evidence=evidence,
+                sentence=f"computed in {name}: it can represent every value",
+                evidence={
+                    "format": form.name,
+                    "representable": held,
+                    "elements": float(given.numel()),
+                    "error to value": share,
+                },
             )
         ]
     return []
 
 
-def _explain_by_format(
-    case: Case, form: NarrowFormat, given: Tensor, right: Tensor, held: float
-) -> Pattern | None:
-    noise = 2 * case.allowed[case.wrong]
-    step = torch.maximum(form.spacing(given), form.spacing(right))
-    apart = (given - right).abs()
-    nearest = float((apart <= step * 0.5001 + noise).double().mean())
-    inwards = given.abs() <= right.abs() + noise
-    cut = float(((apart <= step * 1.0001 + noise) & inwards).double().mean())
-    share = float(apart.square().mean() / right.square().mean().clamp(min=1e-300)) ** 0.5
-    name = "float16 or tf32" if form.name == "float16" else form.name
-    # The probability that an element is in a narrower format by chance.
-    certain = 1 - 2.0 ** -min(given.numel(), 60)
-    if nearest >= _MOST:
-        sentence, confidence = f"rounded to {name}", 0.99
-    elif cut >= _MOST:
-        sentence, confidence = f"truncated to {name}", 0.98
-    elif share <= _STILL_ROUNDING and _is_unbiased(given, right, share):
-        sentence, confidence = f"computed in {name}: it can represent every value", 0.85
-    else:
-        return None
-    return Pattern(
-        kind=PatternKind.PRECISION,
-        confidence=confidence * certain * held,
-        sentence=sentence,
-        evidence={
-            "format": form.name,
-            "representable": held,
-            "nearest": nearest,
-            "error to value": float(f"{share:.3g}"),
-            "elements": float(given.numel()),
-        },
-    )
-
-
-def _is_unbiased(given: Tensor, right: Tensor, share: float) -> bool:
-    """Whether the errors are more than a scale or an offset."""
-    error = given - right
-    count = given.numel()
-    if count < 16:  # noqa: PLR2004
-        return False
-    size = float(error.square().mean().sqrt())
-    lean = abs(float((error * right).mean())) / float(right.square().mean())
-    return abs(float(error.mean())) <= 0.5 * size and lean <= 0.5 * share
-
-
 def _rounded_inputs(case: Case) -> list[Pattern]:
-    """`precision`: the operator on rounded inputs gives the candidate."""
+    """`precision`: the operator on rounded inputs gives the candidate, rounded itself or not."""
     found: list[Pattern] = []
     for recomputed in recomputations(case):
+        figures: dict[str, float | str] = {"format": recomputed.format, "inputs": recomputed.which}
         weight = weigh(case, recomputed.value, cost=4.0)
         if weight is not None:
             sentence = f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}"
-            figures = {"format": recomputed.format, "inputs": recomputed.which}
             found.append(weight.pattern(PatternKind.PRECISION, sentence, figures))
+        elif recomputed.which == "inputs" and recomputed.how == "rounded":
+            found += _rounded_inside_and_out(case, recomputed, figures)
     return sorted(found, key=lambda pattern: -pattern.confidence)[:1]
+
+
+def _rounded_inside_and_out(
+    case: Case, recomputed: Recomputed, figures: dict[str, float | str]
+) -> list[Pattern]:
+    """The operator runs in the format: inputs and result are rounded, sums in float32."""
+    form = next(one for one in FORMATS if one.name in recomputed.format)
+    predicted, given = form.rounded(recomputed.value)[case.wrong], case.given[case.wrong]
+    equal = float(same(given, predicted).double().mean())
+    step = 1.0001 * torch.maximum(form.spacing(given), form.spacing(predicted))
+    within = float(((given - predicted).abs() <= step).double().mean())
+    if given.numel() < _FEWEST or equal < _SAME_SUMS or within < _MOST:
+        return []
+    figures |= {"bit for bit": round_down(equal), "within a step": round_down(within)}
+    certain = 1 - 2.0 ** -min(given.numel(), 60)
+    return [
+        Pattern(
+            kind=PatternKind.PRECISION,
+            confidence=0.98 * equal * certain,
+            sentence=f"computed in {recomputed.format}",
+            evidence=figures,
+        )
+    ]

@@ -15,7 +15,7 @@ from paritas.results.findings import Pattern, PatternKind
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.diagnosis.case import Case
+    from paritas.diagnosis.case import Case, Context
 
 
 # --- Zeros, constants, stale values, copies, garbage ----------------------------------------------
@@ -159,7 +159,10 @@ def _widen_like(case: Case, value: Tensor) -> Tensor:
 # --- Other random numbers -------------------------------------------------------------------------
 
 _FEWEST_DRAWN = 64
-_DRAWING = re.compile(r"drop|rand|bernoulli|normal|uniform|multinomial|exponential|poisson|gumbel")
+_DRAWING = re.compile(
+    r"dropout|rand|bernoulli|normal\b|uniform|multinomial|exponential|poisson|gumbel|geometric|"
+    r"cauchy|rrelu"
+)
 # How many standard deviations a figure may differ from that of independent draws.
 _SIGMAS = 4.0
 # How often two samples of one distribution differ by more than is allowed here.
@@ -169,13 +172,44 @@ _SAME = 0.98
 
 
 def propose_random_streams(case: Case) -> list[Pattern]:
-    """`different random stream`: another mask of the same rate, or other random numbers."""
-    if not case.is_beyond_noise or case.given.is_complex() or not case.is_finite:
+    """`different random stream`: another mask of the same rate, or other random numbers.
+
+    Only of an operator that draws, or of a program that does: other faults, such as a mask that is
+    off by one, leave values that look drawn.
+    """
+    if not _draws(case.context) or not case.is_beyond_noise or case.given.is_complex():
         return []
-    if case.right.numel() < _FEWEST_DRAWN:
+    if case.right.numel() < _FEWEST_DRAWN or not case.is_finite or _is_rearranged(case):
         return []
     found = [_other_mask(case), _other_numbers(case)]
     return [pattern for pattern in found if pattern is not None][:1]
+
+
+def _draws(context: Context) -> bool:
+    """Whether the operator draws random numbers; if it is unknown, whether the program does."""
+    if not context.operator:
+        return context.draws
+    name = context.operator_name
+    if _DRAWING.search(name) and not name.endswith("backward"):
+        return True
+    share = context.arguments.get("dropout_p", 0.0)
+    return isinstance(share, float) and share > 0
+
+
+def _is_rearranged(case: Case) -> bool:
+    """Whether the candidate has the reference's own values at other places.
+
+    Whole numbers, as of `randperm`, may be drawn so.
+    """
+    if case.is_exact:
+        return False
+    mine, theirs = case.given.flatten().sort(), case.right.flatten().sort()
+    moved = (mine.values - theirs.values).abs()
+    nonzero = (mine.values != 0) | (theirs.values != 0)
+    allowed = MAX_Z * torch.maximum(
+        case.allowed.flatten()[mine.indices], case.allowed.flatten()[theirs.indices]
+    )
+    return bool(nonzero.any()) and bool((moved <= allowed)[nonzero].all())
 
 
 def _other_mask(case: Case) -> Pattern | None:
@@ -197,10 +231,9 @@ def _other_mask(case: Case) -> Pattern | None:
     linked = abs(together - expected) / (rate * (1 - rate) / math.sqrt(total))
     if strange > _SIGMAS or linked > _SIGMAS:
         return None
-    named = _DRAWING.search(case.context.operator.lower()) is not None
     return Pattern(
         kind=PatternKind.RANDOM_STREAM,
-        confidence=0.95 if named else 0.85,
+        confidence=0.95,
         sentence=(
             f"a different random mask of the same rate ({rates[0]:.1%} and {rates[1]:.1%} zeros): "
             "where both keep a value, it is the same"
@@ -211,9 +244,9 @@ def _other_mask(case: Case) -> Pattern | None:
 
 def _other_numbers(case: Case) -> Pattern | None:
     """No correlation, but the same distribution."""
-    wrong = case.wrong
-    named = _DRAWING.search(case.context.operator.lower()) is not None
-    if float(wrong.double().mean()) < 0.5 and not (named and case.is_exact):  # noqa: PLR2004
+    named = bool(case.context.operator)
+    wrong = float(case.wrong.double().mean())
+    if wrong < 0.5 and not (named and case.is_exact):  # noqa: PLR2004
         return None
     step = max(1, case.right.numel() // _MOST_SAMPLED)
     mine, theirs = case.given.flatten()[::step], case.right.flatten()[::step]
@@ -229,7 +262,7 @@ def _other_numbers(case: Case) -> Pattern | None:
         return None
     return Pattern(
         kind=PatternKind.RANDOM_STREAM,
-        confidence=0.9 if named else 0.5,
+        confidence=0.9 if named else 0.6,
         sentence=(
             f"{'' if named else 'as if '}different random numbers were drawn: the values are "
             f"uncorrelated (correlation {correlation:.2g}) but have the same distribution"

@@ -1,0 +1,146 @@
+"""What may be stated: where, how sure it is, and how well it reproduces the candidate.
+
+A pattern is a prediction of the candidate. Where one operator computed the value, any prediction
+that holds may be stated. At an output, many operators after the fault, only what assumes nothing
+and reproduces every element: a number fitted there fits the traces of other faults as well.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paritas.results.findings import Pattern
+
+
+# --- How well a pattern reproduces the candidate --------------------------------------------------
+
+
+class Grade(enum.StrEnum):
+    """How well a pattern reproduces the candidate; the best first."""
+
+    EXACT = "bit for bit"
+    """Every element that it is about, bit for bit."""
+    CLOSE = "within the noise"
+    """Every element within the noise, with nothing fitted, far below the error."""
+    LOOSE = "most of it"
+    """Most elements, or few of them, or with fitted numbers, or by statistics."""
+    RIVALLED = "as well as another kind"
+    """Another kind reproduces the candidate as well."""
+
+
+# The largest share of the error that is left where a prediction is close.
+_CLOSE = 0.02
+# A raw confidence below this is a guess, and below the second one it rests on few elements.
+GUESS = 0.5
+_WELL_SUPPORTED = 0.97
+
+
+def grade(pattern: Pattern) -> Grade:
+    """How well a pattern reproduces the candidate, by its evidence."""
+    if pattern.confidence < _WELL_SUPPORTED:
+        return Grade.LOOSE
+    if _figure(pattern, "bit for bit") >= 1:
+        return Grade.EXACT
+    every = _figure(pattern, "within the noise") >= 1
+    left = _figure(pattern, "residual", math.inf)
+    if every and left <= _CLOSE and _fitted_numbers(pattern) == 0:
+        return Grade.CLOSE
+    return Grade.LOOSE
+
+
+# A fitted number is as good as a known one if it is round and known to this share of it.
+_ROUND_DIGITS = 3
+_KNOWN = 1e-6
+# It must also be this much closer to the round number than that is to changing nothing.
+_APART = 0.01
+
+
+def _fitted_numbers(pattern: Pattern) -> float:
+    fitted = _figure(pattern, "fitted", math.inf)
+    if fitted != 1:
+        return fitted
+    for name, nothing in (("factor", 1.0), ("offset", 0.0), ("times", 0.0)):
+        value = _figure(pattern, name, math.nan)
+        if math.isfinite(value) and _is_round(value, _figure(pattern, "standard error"), nothing):
+            return 0.0
+    return fitted
+
+
+def _is_round(value: float, error: float, nothing: float) -> bool:
+    """Whether a fitted number is a round one, such as 1.5, rather than any."""
+    near = float(f"{value:.{_ROUND_DIGITS}g}")
+    apart = abs(value - near)
+    known = max(4 * error, 1e-9 * abs(value)) <= _KNOWN * abs(value)
+    return known and apart <= _KNOWN * abs(value) and apart <= _APART * abs(near - nothing)
+
+
+def _figure(pattern: Pattern, name: str, default: float = 0.0) -> float:
+    value = pattern.evidence.get(name, default)
+    return default if isinstance(value, str) else float(value)
+
+
+# --- What may be stated ---------------------------------------------------------------------------
+
+# Facts that can be seen in the candidate alone, or that explain each element by itself.
+_FACTS = {PatternKind.NONFINITE, PatternKind.OVERFLOW, PatternKind.TIE_BREAKING}
+_MOST = 0.98
+# One number for each index, or as many as there are rows: fits the traces of many faults.
+_FLEXIBLE = {PatternKind.AXIS_OFFSET, PatternKind.AXIS_SCALE}
+
+
+def may_be_stated(pattern: Pattern, *, at_output: bool) -> bool:
+    """Whether a pattern that fits may be stated.
+
+    Args:
+        at_output: the operator that computed the value is not known: the fault may be far from it.
+    """
+    if pattern.confidence < GUESS:
+        return False
+    if not at_output:
+        return True
+    if pattern.kind in _FACTS:
+        return _figure(pattern, "share of the wrong", 1.0) >= _MOST
+    if pattern.kind in {PatternKind.PRECISION, PatternKind.RANDOM_STREAM}:
+        return True  # their proposers ask for more than a fit: a lifted run, a program that draws
+    if pattern.kind in _FLEXIBLE and _figure(pattern, "fitted", math.inf) > 0:
+        return False
+    return grade(pattern) is not Grade.LOOSE
+
+
+# --- How sure it is -------------------------------------------------------------------------------
+
+# The share of statements that was right, and the counts behind it (right, of all), by grade and by
+# whether the operator is known. Counted by `benchmarks/bench_diagnosis.py` on a part of its faults
+# that nothing was built on; its figures are of a third part.
+CONFIDENCE: dict[tuple[Grade, bool], tuple[float, int, int]] = {
+    (Grade.EXACT, False): (0.99, 0, 0),
+    (Grade.CLOSE, False): (0.99, 0, 0),
+    (Grade.LOOSE, False): (0.9, 0, 0),
+    (Grade.RIVALLED, False): (0.6, 0, 0),
+    (Grade.EXACT, True): (0.99, 0, 0),
+    (Grade.CLOSE, True): (0.99, 0, 0),
+    (Grade.LOOSE, True): (0.9, 0, 0),
+    (Grade.RIVALLED, True): (0.6, 0, 0),
+}
+
+
+def with_confidence(patterns: Iterable[Pattern], *, at_output: bool) -> tuple[Pattern, ...]:
+    """The patterns with the share of such statements that was right, instead of the raw figure."""
+    return tuple(
+        msgspec.structs.replace(pattern, confidence=CONFIDENCE[class_of(pattern), at_output][0])
+        for pattern in patterns
+    )
+
+
+def class_of(pattern: Pattern) -> Grade:
+    """The class of statements that a pattern is counted in."""
+    return Grade.RIVALLED if "or" in pattern.evidence else grade(pattern)
