@@ -203,8 +203,10 @@ def likely_mixups(given: Mapping[str, Any], value: Any) -> dict[str, Tensor]:
 
 def call_context(target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Context:
     """The context of a value that one operator computed."""
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Context
 
+    args = tuple(args)
     schema = getattr(target, "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
     inputs: list[Tensor] = []
@@ -213,7 +215,8 @@ def call_context(target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) ->
         _sort_argument(names[place] if place < len(names) else str(place), value, inputs, arguments)
     for name, value in kwargs.items():
         _sort_argument(name, value, inputs, arguments)
-    return Context(operator=str(target), inputs=tuple(inputs), arguments=arguments)
+    call = LiveCall(target, args, kwargs) if callable(target) else None
+    return Context(operator=str(target), inputs=tuple(inputs), arguments=arguments, call=call)
 
 
 def _sort_argument(

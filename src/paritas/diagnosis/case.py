@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.results.findings import PatternKind
 
     Array = TypeVar("Array", Tensor, np.ndarray)
@@ -61,6 +62,7 @@ class Context:
         biases: name -> vector that may have been added too often.
         added: name -> tensor that may have been added after the fault: a bias of the module, or a
             residual; the most likely one last.
+        call: the call that computed the tensor, if it can be repeated.
     """
 
     operator: str = ""
@@ -79,6 +81,7 @@ class Context:
     summands: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
     biases: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     added: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    call: LiveCall | None = None
 
     @property
     def ranks(self) -> int:
