@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import (
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -284,6 +284,35 @@ def state_float64(
 def takes_dtype(func: OpOverload) -> bool:
     """Whether an operator has a `dtype` argument."""
     return any(argument.name == "dtype" for argument in func._schema.arguments)
+
+
+def bind_arguments(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by the names of the operator's schema, with its defaults."""
+    arguments = func._schema.arguments
+    known = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    given = dict(zip((one.name for one in arguments), args, strict=False))
+    order = {one.name: None for one in arguments}
+    return order | known | given | dict(kwargs)
+
+
+def call_bound(func: OpOverload, values: Mapping[str, Any]) -> Any:
+    """Call an operator with all of its arguments by name."""
+    only_named = {one.name for one in func._schema.arguments if one.kwarg_only}
+    args = [value for name, value in values.items() if name not in only_named]
+    return func(*args, **{name: values[name] for name in only_named})
+
+
+def count_results(func: OpOverload) -> int:
+    """How many values an operator returns."""
+    return len(func._schema.returns)
+
+
+def optional_tensors(func: OpOverload) -> frozenset[str]:
+    """The names of the tensors that a call of the operator may leave out."""
+    arguments = func._schema.arguments
+    return frozenset(one.name for one in arguments if str(one.type) == "Optional[Tensor]")
 
 
 def _find_floating_result(

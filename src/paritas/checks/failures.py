@@ -268,8 +268,10 @@ def call_context(
         lifted_agrees: whether the fault vanishes if the candidate runs in float64, if that is known
             from the whole program.
     """
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Context
 
+    args = tuple(args)
     schema = getattr(target, "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
     inputs: list[Tensor] = []
@@ -278,11 +280,13 @@ def call_context(
         _sort_argument(names[place] if place < len(names) else str(place), value, inputs, arguments)
     for name, value in kwargs.items():
         _sort_argument(name, value, inputs, arguments)
+    call = LiveCall(target, args, kwargs) if callable(target) else None
     return Context(
         operator=str(target),
         inputs=tuple(inputs),
         arguments=arguments,
         lifted_agrees=lifted_agrees,
+        call=call,
     )
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.results.findings import PatternKind
 
     Array = TypeVar("Array", Tensor, np.ndarray)
@@ -65,6 +66,7 @@ class Context:
             no such run.
         draws: whether the value depends on random numbers that the program draws. An operator that
             is known decides by itself.
+        call: the call that computed the tensor, if it can be repeated.
     """
 
     operator: str = ""
@@ -85,6 +87,7 @@ class Context:
     added: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     lifted_agrees: bool | None = None
     draws: bool = False
+    call: LiveCall | None = None
 
     @property
     def ranks(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paritas.diagnosis.boxes import MOST_ELEMENTS, cut_case
 from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
+from paritas.diagnosis.patterns.approximations import propose_approximations
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
 from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
 from paritas.diagnosis.patterns.operations import (
@@ -17,6 +18,7 @@ from paritas.diagnosis.patterns.operations import (
     propose_ties,
 )
 from paritas.diagnosis.patterns.precision import propose_precision
+from paritas.diagnosis.patterns.predictions import propose_predictions
 from paritas.diagnosis.patterns.ranks import propose_collectives
 from paritas.diagnosis.patterns.reductions import (
     propose_norms,
@@ -53,6 +55,7 @@ PROPOSERS: Proposers = (
     (propose_clipping, PatternKind.CLIPPED),
     *ACROSS_RANKS,
     (propose_constants, PatternKind.ZEROS),
+    (propose_predictions, PatternKind.WRONG_AXIS),
     (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
     (propose_operands, PatternKind.SWAPPED_OPERANDS),
     (propose_reductions, PatternKind.OFF_BY_ONE),
@@ -64,6 +67,7 @@ PROPOSERS: Proposers = (
     (propose_selections, PatternKind.SHIFT),
     (propose_shifts, PatternKind.SHIFT),
     (propose_permutations, PatternKind.TRANSPOSE),
+    (propose_approximations, PatternKind.APPROXIMATION),
     (propose_precision, PatternKind.PRECISION),
     (propose_random_streams, PatternKind.RANDOM_STREAM),
 )
@@ -185,6 +189,6 @@ def _most_wrong_part(survey: CaseSurvey) -> Case:
     start = min(int(within.argmax()) * counts.each, size - width)
     part = cut_case(case, (), axis, start, width, survey.scale)
     context = dataclasses.replace(
-        case.context, operator="", inputs=(), held={}, named={}, earlier={}
+        case.context, operator="", inputs=(), held={}, named={}, earlier={}, call=None
     )
     return Case(part.candidate, part.reference, part.right, part.allowed, context)

@@ -1,0 +1,203 @@
+"""The call that computed a tensor, run again with one of its operators changed.
+
+Only calls of the running program are known as such, never those that a file names: nothing from a
+file is executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas._torch.operators import (
+    DispatchMode,
+    Operator,
+    Traits,
+    bind_arguments,
+    call_bound,
+    count_results,
+    map_tensors,
+    own_default,
+    traits,
+)
+from paritas.execution.saved_state import Copier
+from paritas.precision.lifting import LiftMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+# A call of more operators than this is a program, not an operator.
+MOST_STEPS = 8
+# The place of the call itself, if it is the call of an operator.
+WHOLE = -1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One operator of a call.
+
+    Attributes:
+        operator: the overload.
+        values: all of its arguments by name, in the order of its schema.
+    """
+
+    operator: Operator
+    values: Mapping[str, Any]
+
+    @property
+    def traits(self) -> Traits:
+        """What kind of operator it is."""
+        return traits(self.operator)
+
+    @property
+    def name(self) -> str:
+        """Its bare name: `softmax` of `aten._softmax.default`."""
+        return self.traits.name.strip("_")
+
+    def run(self, /, **changes: Any) -> Any:
+        """The result with other arguments."""
+        return call_bound(self.operator, {**self.values, **changes})
+
+    def with_first(self, value: Tensor) -> Any:
+        """All outputs of the operator, with this value as the first."""
+        if count_results(self.operator) == 1:
+            return value
+        return (value, *self.run()[1:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LiveCall:
+    """A call of the running program.
+
+    Attributes:
+        target: the operator, function or module.
+    """
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @functools.cached_property
+    def steps(self) -> tuple[tuple[int, Step], ...]:
+        """Its operators that compute something, each with its place among all operators.
+
+        The call of an operator that consists of others comes first. Empty if there are too many, or
+        if one draws random numbers.
+        """
+        recorder = _Recorder()
+        self._run(recorder, wide=False)
+        working = [
+            (place, step)
+            for place, step in enumerate(recorder.steps)
+            if step is not None and not step.traits.view
+        ]
+        draws = any(
+            step.traits.random and not step.values.get("dropout_p") == 0.0 for _, step in working
+        )
+        if draws or len(working) > MOST_STEPS:
+            return ()
+        is_composite = [step.operator for _, step in working] != [self.target]
+        if isinstance(self.target, Operator) and is_composite:
+            working.insert(0, (WHOLE, self._whole(self.args, self.kwargs)))
+        return tuple(working)
+
+    def _whole(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
+        return Step(self.target, bind_arguments(self.target, args, kwargs))  # type: ignore[arg-type]
+
+    def results(
+        self, place: int = WHOLE, change: Callable[[Step], Any] | None = None, *, wide: bool
+    ) -> list[Tensor]:
+        """The tensors it returns if the operator at this place gives what `change` makes of it.
+
+        Args:
+            wide: in float64.
+        """
+        if place == WHOLE and change is not None:
+            whole = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
+            return self._run(contextlib.nullcontext(), wide=wide, target=whole)
+        return self._run(_Changer(place, change), wide=wide)
+
+    def _run(
+        self,
+        mode: contextlib.AbstractContextManager[Any],
+        *,
+        wide: bool,
+        target: Callable[..., Any] | None = None,
+    ) -> list[Tensor]:
+        args, kwargs, state = self._arguments(wide=wide)
+        target = target or self.target
+        if isinstance(target, torch.nn.Module):
+            target = functools.partial(torch.func.functional_call, target, state)
+            args, kwargs = (args, kwargs), {}
+        with torch.no_grad(), quietly():
+            if not wide:
+                with mode:
+                    return _tensors_of(target(*args, **kwargs))
+            default = own_default()
+            with LiftMode(default, default), mode:
+                return _tensors_of(target(*args, **kwargs))
+
+    def _arguments(self, *, wide: bool) -> tuple[Any, Any, dict[str, Tensor]]:
+        """Copies: operators may write to them."""
+        state = {}
+        if isinstance(self.target, torch.nn.Module):
+            state = dict(self.target.state_dict(keep_vars=True))
+        tree: tuple[Any, Any, dict[str, Tensor]] = Copier(widen=wide).copy_tree(
+            (self.args, dict(self.kwargs), state)
+        )
+        return tree
+
+
+class _Recorder(DispatchMode):
+    """Notes every operator; None for one without a schema."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step | None] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_plain = isinstance(func, Operator)
+        self.steps.append(Step(func, bind_arguments(func, args, kwargs)) if is_plain else None)
+        return func(*args, **kwargs)
+
+
+class _Changer(DispatchMode):
+    """Changes the result of one operator."""
+
+    def __init__(self, place: int, change: Callable[[Step], Any] | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.left = place
+        self.change = change
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.left -= 1
+        if self.left != -1 or self.change is None:
+            return func(*args, **kwargs)
+        return self.change(Step(func, bind_arguments(func, args, kwargs)))
+
+
+def _tensors_of(result: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(result, lambda one: found.append(one) or one)  # type: ignore[func-returns-value]
+    return found

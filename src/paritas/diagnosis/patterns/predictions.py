@@ -1,0 +1,176 @@
+"""The operator with a mistake, run again: what it gives is the prediction.
+
+Every mistake that the operator's arguments and its family suggest is tried in float64 and compared
+with the candidate, right elements as well as wrong ones. The mistake that reproduces the candidate
+is the explanation. If mistakes of different kinds reproduce it equally well, none is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.diagnosis.case import Extent, Weight, same, weigh, widen
+from paritas.diagnosis.patterns.families import family_variations
+from paritas.diagnosis.patterns.operations import trusted_formula
+from paritas.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import LiveCall, Step
+    from paritas.diagnosis.case import Case
+    from paritas.results.findings import Pattern
+
+# Mistakes are tried for at most this long.
+_MOST_SECONDS = 6.0
+# An explanation that is this much less likely than the best (by the natural logarithm) is none.
+_LESS_LIKELY = 8.0
+# Smaller scatter than this share of the noise says nothing.
+_LEAST_SCATTER = 1e-3
+# Predictions whose scatter differs by less than this share are the same.
+_SAME = 1e-6
+_ORDER = tuple(PatternKind)
+# What an operator raises for arguments that it does not take.
+_UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduction:
+    """A mistake that reproduces the candidate.
+
+    Attributes:
+        place: the place of the operator in the call.
+        weight: the evidence.
+        scatter: the mean square of what is left, in units of the noise.
+    """
+
+    variation: Variation
+    place: int
+    weight: Weight
+    scatter: float
+
+
+def propose_predictions(case: Case) -> list[Pattern]:
+    """What the operator would give with a mistake; many kinds."""
+    call = case.context.call
+    if call is None or not case.is_beyond_noise or case.given.is_complex():
+        return []
+    prediction = _Predictor.of(case, call)
+    if prediction is None:
+        return []
+    tried, reproductions = prediction.reproductions()
+    best = _most_likely(case, reproductions)
+    if not best:
+        return []
+    chosen = min(best, key=lambda one: _ORDER.index(one.variation.kind))
+    if any(_is_rival(one, chosen) for one in best):
+        return []
+    weight = chosen.weight.charged(cost=math.log2(1 + tried))
+    if weight is None:
+        return []
+    evidence: dict[str, float | str] = {"operator": case.context.operator, "tried": float(tried)}
+    equal = prediction.share_equal(chosen)
+    if equal is not None:
+        evidence["bit for bit"] = round(equal, 4)
+    sentence = chosen.variation.sentence
+    if len(call.steps) > 1:
+        step = next(step for place, step in call.steps if place == chosen.place)
+        sentence = f"in {step.operator}: {sentence}"
+    return [weight.pattern(chosen.variation.kind, sentence, evidence)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Predictor:
+    """Runs a call with mistakes, and compares what it gives.
+
+    Attributes:
+        output: which of the tensors that the call returns is the one in question.
+    """
+
+    case: Case
+    call: LiveCall
+    output: int
+
+    @classmethod
+    def of(cls, case: Case, call: LiveCall) -> _Predictor | None:
+        """None if the call, without a mistake, does not give the right values."""
+        try:
+            plain = call.results(wide=True) if call.steps else []
+        except _UNUSABLE:
+            return None
+        for output, value in enumerate(plain):
+            if tuple(value.shape) == case.shape and not value.is_complex():
+                if trusted_formula(case, lambda value=value: widen(value)) is not None:
+                    return cls(case, call, output)
+        return None
+
+    def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
+        """The value in question with a mistake; None if that cannot be computed."""
+        try:
+            value = self.call.results(place, change, wide=wide)[self.output]
+        except _UNUSABLE:
+            return None
+        if value.numel() != self.case.reference.numel() or value.is_complex():
+            return None
+        return value.reshape(self.case.shape)
+
+    def reproductions(self) -> tuple[int, list[Reproduction]]:
+        """How many mistakes were tried, and those that reproduce the candidate."""
+        until = time.monotonic() + _MOST_SECONDS
+        tried, found = 0, []
+        for place, variation in self._variations():
+            value = self.value(place, variation.change, wide=True)
+            if value is None:
+                continue
+            tried += 1
+            weight = weigh(self.case, widen(value), extent=Extent.ALL)
+            if weight is not None:
+                scatter = scatter_of(self.case, widen(value))
+                found.append(Reproduction(variation, place, weight, scatter))
+            if time.monotonic() > until:
+                break
+        return tried, found
+
+    def _variations(self) -> Iterator[tuple[int, Variation]]:
+        for place, step in self.call.steps:
+            for variation in (*argument_variations(step), *family_variations(step)):
+                yield place, variation
+
+    def share_equal(self, reproduction: Reproduction) -> float | None:
+        """The share of elements that are reproduced bit for bit in the program's own dtype."""
+        value = self.value(reproduction.place, reproduction.variation.change, wide=False)
+        candidate = self.case.candidate.detach()
+        if value is None or value.dtype != candidate.dtype:
+            return None
+        return float(same(value.cpu(), candidate.cpu()).double().mean())
+
+
+def scatter_of(case: Case, prediction: Tensor) -> float:
+    """The mean square of what a prediction leaves, in units of the noise."""
+    left = torch.where(same(case.given, prediction), 0.0, (case.given - prediction) / case.unit)
+    return float(left.nan_to_num(0.0, 0.0, 0.0).square().mean())
+
+
+def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
+    """Those that reproduce the candidate best; none if one factor or offset does it better."""
+    if not found:
+        return []
+    least = min(one.scatter for one in found)
+    count = case.reference.numel()
+    unit = 2 * max(least, _LEAST_SCATTER**2)
+    limit = least + _LESS_LIKELY * unit / count
+    return [one for one in found if one.scatter <= limit]
+
+
+def _is_rival(one: Reproduction, chosen: Reproduction) -> bool:
+    """Whether it says something else: two names for the same numbers are the same mistake."""
+    same_numbers = math.isclose(one.scatter, chosen.scatter, rel_tol=_SAME)
+    return one.variation.kind is not chosen.variation.kind and not same_numbers

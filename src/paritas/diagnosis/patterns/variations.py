@@ -1,0 +1,466 @@
+"""An operator with one argument changed: every way that its schema suggests.
+
+What an argument is called and what type it has decides what is tried: another axis, a flag the
+other way round, another usual eps, a mask one position off, an operand left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.operators import optional_tensors
+from paritas.diagnosis.calls import Step
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Variation:
+    """A way in which one operator may be computed wrongly.
+
+    Attributes:
+        change: what it gives instead.
+    """
+
+    kind: PatternKind
+    sentence: str
+    change: Callable[[Step], Any]
+
+
+def argument_variations(step: Step) -> Iterator[Variation]:
+    """The operator with one of its arguments changed, the most likely first."""
+    for name, value in step.values.items():
+        if isinstance(value, bool):
+            yield from _flag_variations(name, value=value)
+        elif isinstance(value, str) or name == "rounding_mode":
+            yield from _word_variations(name, value)
+        elif name in _AXES:
+            yield from _axis_variations(step, name, value)
+        elif isinstance(value, float) or (name in _NUMBERS and isinstance(value, int)):
+            yield from _number_variations(step, name, float(value))
+        elif isinstance(value, int):
+            yield from _integer_variations(step, name, value)
+        elif value is None and name in _EPSILONS:
+            yield from _eps_variations(name, torch.finfo(torch.float32).eps)
+        elif isinstance(value, list | tuple):
+            yield from _list_variations(step, name, list(value))
+    yield from _tensor_variations(step)
+
+
+def with_argument(name: str, value: Any) -> Callable[[Step], Any]:
+    """The change of one argument."""
+    return lambda step: step.run(**{name: value})
+
+
+def with_altered(name: str, alter: Callable[[Tensor], Tensor | None]) -> Callable[[Step], Any]:
+    """The change of one tensor."""
+    return lambda step: step.run(**{name: alter(step.values[name])})
+
+
+# --- Flags and words ------------------------------------------------------------------------------
+
+_STATISTICS = "the statistics of the batch are used, not the running ones"
+_RUNNING = "the running statistics are used, not those of the batch"
+_NO_FLAGS = frozenset(
+    {
+        *("keepdim", "half_to_float", "pin_memory", "non_blocking", "sparse", "sorted", "stable"),
+        *("compute_log_sumexp", "cudnn_enabled", "benchmark", "deterministic", "allow_tf32"),
+        *("sparse_grad", "is_causal", "return_debug_mask"),
+    }
+)
+_FLAG_KINDS = {
+    "unbiased": PatternKind.OFF_BY_ONE,
+    "accumulate": PatternKind.LOST_ACCUMULATION,
+    "training": PatternKind.STATISTICS,
+    "train": PatternKind.STATISTICS,
+}
+_WORDS: dict[str, tuple[str | None, ...]] = {
+    "approximate": ("none", "tanh"),
+    "rounding_mode": (None, "trunc", "floor"),
+    "reduce": ("sum", "mean", "prod", "amax", "amin"),
+    "side": ("left", "right"),
+}
+
+
+def _flag_variations(name: str, *, value: bool) -> Iterator[Variation]:
+    if name in _NO_FLAGS:
+        return
+    kind = _FLAG_KINDS.get(name, PatternKind.ARGUMENT)
+    said = f"{name} is {not value} instead of {value}"
+    if kind is PatternKind.STATISTICS:
+        said = _RUNNING if value else _STATISTICS
+    yield Variation(kind, said, with_argument(name, not value))
+
+
+def _word_variations(name: str, value: str | None) -> Iterator[Variation]:
+    kind = PatternKind.WRONG_REDUCTION if name == "reduce" else PatternKind.ARGUMENT
+    for other in _WORDS.get(name, ()):
+        if other != value:
+            said = f"{name} is {other!r} instead of {value!r}"
+            yield Variation(kind, said, with_argument(name, other))
+
+
+# --- Axes -----------------------------------------------------------------------------------------
+
+_AXES = frozenset({"dim", "dims", "axis", "dim0", "dim1", "dimension"})
+
+
+def _axis_variations(step: Step, name: str, value: Any) -> Iterator[Variation]:
+    first = next((one for one in step.values.values() if isinstance(one, torch.Tensor)), None)
+    if first is None or step.name in ("permute", "unsqueeze", "squeeze"):
+        return
+    rank = first.dim()
+    chosen = [value] if isinstance(value, int) else list(value or ())
+    if not all(isinstance(one, int) and -rank <= one < rank for one in chosen):
+        return
+    chosen = [one % rank for one in chosen]
+    others = [axis for axis in reversed(range(rank)) if axis not in chosen]
+    for place, other in itertools.product(range(len(chosen)), others):
+        dims = [*chosen[:place], other, *chosen[place + 1 :]]
+        said = f"along axis {other} instead of axis {chosen[place]}"
+        given = other if isinstance(value, int) else dims
+        yield Variation(PatternKind.WRONG_AXIS, said, with_argument(name, given))
+
+
+# --- Numbers --------------------------------------------------------------------------------------
+
+_EPSILONS = frozenset({"eps", "epsilon"})
+_USUAL_EPS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+_LARGEST_EPS = 1e-2
+# Arguments that are numbers even if they are given as integers.
+_NUMBERS = frozenset(
+    {
+        *("alpha", "beta", "scale", "input_scale", "negative_slope", "exponent", "value", "ord"),
+        *("lambd", "threshold", "min", "max", "min_val", "max_val", "other", "weight", "momentum"),
+        *("delta", "p", "scale_factor", "correction", "lower", "upper"),
+    }
+)
+_FACTORS = frozenset({"alpha", "beta", "scale", "input_scale"})
+# With these, other numbers give a factor or an offset, which have kinds of their own.
+_AFFINE = frozenset({"mul", "div", "add", "sub", "rsub", "full", "fill", "full_like"})
+# The dtypes in which a constant may have been rounded.
+_NARROW = (torch.bfloat16, torch.float16)
+_MASK_VALUES = (0.0, -1e4, -1e9, -65504.0, -math.inf, float(torch.finfo(torch.float32).min))
+
+
+def _number_variations(step: Step, name: str, value: float) -> Iterator[Variation]:
+    small = step.name == "add" and name == "other" and 0 < value <= _LARGEST_EPS
+    if name in _EPSILONS or small:
+        yield from _eps_variations(name, value)
+        return
+    if name == "correction":
+        for other in (0, 1, 2):
+            if other != value:
+                said = f"the variance is divided by n - {other} instead of n - {value:g}"
+                said = said.replace("n - 0", "n")
+                yield Variation(PatternKind.OFF_BY_ONE, said, with_argument(name, other))
+        return
+    for narrow in _NARROW:
+        other = float(torch.tensor(value, dtype=torch.float64).to(narrow))
+        if other != value and math.isfinite(other) and other != 0:
+            dtype = str(narrow).removeprefix("torch.")
+            said = f"{name} is rounded to {dtype}: {other:.9g} instead of {value:.9g}"
+            yield Variation(PatternKind.FACTOR, said, with_argument(name, other))
+    is_neutral = name in _FACTORS and value == 1
+    if step.name in _AFFINE or name == "dropout_p" or is_neutral:
+        return
+    kind = PatternKind.FACTOR if name in _FACTORS else PatternKind.ARGUMENT
+    others = _other_numbers(value)
+    if name == "value" and step.name == "masked_fill":
+        kind, others = PatternKind.MASK, _MASK_VALUES
+    for other in others:
+        if other != value:
+            said = f"{name} is {other:g} instead of {value:g}"
+            yield Variation(kind, said, with_argument(name, other))
+    if name in ("min", "max"):
+        yield Variation(kind, f"{name} is left out", with_argument(name, None))
+
+
+def _eps_variations(name: str, value: float) -> Iterator[Variation]:
+    for other in (*_USUAL_EPS, 2 * value, value * value, math.sqrt(value)):
+        if not math.isclose(other, value):
+            said = f"eps is {other:.3g} instead of {value:.3g}" if other else "eps is left out"
+            yield Variation(PatternKind.EPS, said, with_argument(name, other))
+
+
+def _other_numbers(value: float) -> list[float]:
+    found = [0.0, 1.0, -value, 2 * value, value / 2, value * value, 1 - value, value + 1, value - 1]
+    if value > 0:
+        found.append(math.sqrt(value))
+    if value:
+        found.append(1 / value)
+    found += [10 * value, value / 10, 0.01, 0.1, 0.2, 0.5, 2.0, 3.0]
+    finite = [one for one in found if math.isfinite(one)]
+    return list(dict.fromkeys(finite))
+
+
+# --- Integers and lists of them -------------------------------------------------------------------
+
+_REDUCTIONS = {0: "no reduction", 1: "the mean", 2: "the sum"}
+_GROUPS = frozenset({"groups", "group", "num_groups"})
+
+
+def _integer_variations(step: Step, name: str, value: int) -> Iterator[Variation]:
+    if name == "reduction":
+        for other, words in _REDUCTIONS.items():
+            if other not in (0, value):
+                said = f"{words} instead of {_REDUCTIONS.get(value, value)}"
+                yield Variation(PatternKind.WRONG_REDUCTION, said, with_argument(name, other))
+    elif name == "diagonal":
+        yield from _near(name, value, PatternKind.MASK, "the mask is off by one: the diagonal")
+        if step.name in ("tril", "triu"):
+            said = "the mask is not applied"
+            yield Variation(PatternKind.MASK, said, lambda step: step.values["self"])
+    elif name in ("ignore_index", "padding_idx"):
+        said = f"{name} is ignored"
+        for other in (-1, -100):
+            if other != value:
+                yield Variation(PatternKind.ARGUMENT, said, with_argument(name, other))
+    elif name in _GROUPS:
+        for other in (1, value * 2, value // 2):
+            if other not in (0, value):
+                said = f"{name} is {other} instead of {value}"
+                yield Variation(PatternKind.ARGUMENT, said, with_argument(name, other))
+    elif name in ("index", "offset"):
+        yield from _near(name, value, PatternKind.SHIFT, f"{name}")
+
+
+def _near(name: str, value: int, kind: PatternKind, words: str) -> Iterator[Variation]:
+    for other in (value + 1, value - 1):
+        yield Variation(kind, f"{words} is {other} instead of {value}", with_argument(name, other))
+
+
+def _list_variations(step: Step, name: str, value: list[Any]) -> Iterator[Variation]:
+    if name == "shifts":
+        for other in ([-one for one in value], [one + 1 for one in value], [0] * len(value)):
+            if other != value:
+                said = f"rolled by {other} instead of {value}"
+                yield Variation(PatternKind.SHIFT, said, with_argument(name, other))
+    elif name == "pad":
+        for place in range(0, len(value), 2):
+            for by in (1, -1):
+                other = list(value)
+                other[place], other[place + 1] = value[place] + by, value[place + 1] - by
+                said = f"the padding is {other} instead of {value}"
+                yield Variation(PatternKind.SHIFT, said, with_argument(name, other))
+    elif name in ("stride", "padding", "dilation", "kernel_size"):
+        for by in (1, -1, 2):
+            other = [one + by for one in value]
+            if min(other, default=-1) >= (0 if name == "padding" else 1):
+                said = f"{name} is {other} instead of {value}"
+                yield Variation(PatternKind.ARGUMENT, said, with_argument(name, other))
+    elif name == "indices":
+        for place, index in enumerate(value):
+            if isinstance(index, torch.Tensor) and not index.is_floating_point():
+                size = step.values["self"].shape[place] if "self" in step.values else 0
+                yield from _index_variations(name, index, size, place)
+    elif name == "tensors":
+        said = "the tensors are joined in the reverse order"
+        reverse = partial(_with_reversed, name)
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, reverse)
+
+
+def _with_reversed(name: str, step: Step) -> Any:
+    return step.run(**{name: list(step.values[name])[::-1]})
+
+
+# --- Tensors --------------------------------------------------------------------------------------
+
+_NEGATIVE = -1e4
+_BIASES = frozenset({"addmm", "baddbmm", "addmv"})
+
+
+def _tensor_variations(step: Step) -> Iterator[Variation]:
+    tensors = {n: v for n, v in step.values.items() if isinstance(v, torch.Tensor)}
+    for name, value in tensors.items():
+        if value.dtype == torch.bool:
+            yield from _mask_variations(name, value)
+        elif not (value.is_floating_point() or value.is_complex()):
+            if name in ("index", "indices", "target"):
+                yield from _index_variations(name, value, _size_of(step, name))
+        elif _is_additive_mask(value):
+            yield from _mask_variations(name, value)
+    floats = {n: v for n, v in tensors.items() if v.is_floating_point()}
+    for left, right in itertools.combinations(floats, 2):
+        swapped = partial(_with_swapped, left, right)
+        said = f"{left} and {right} are swapped"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, swapped)
+    for name, value in floats.items():
+        yield from _operand_variations(step, name, value, alone=len(floats) == 1)
+
+
+def _with_swapped(left: str, right: str, step: Step) -> Any:
+    return step.run(**{left: step.values[right], right: step.values[left]})
+
+
+def _operand_variations(
+    step: Step, name: str, value: Tensor, *, alone: bool
+) -> Iterator[Variation]:
+    is_bias = name == "bias" or (name == "self" and step.name in _BIASES)
+    called = "the bias" if is_bias else name
+    if name in optional_tensors(step.operator) and name != "attn_mask":
+        kind = PatternKind.MISSING_BIAS if is_bias else PatternKind.MISSING_OPERAND
+        yield Variation(kind, f"{called} is left out", with_argument(name, None))
+    elif is_bias:
+        zero = with_altered(name, torch.zeros_like)
+        yield Variation(PatternKind.MISSING_BIAS, f"{called} is left out", zero)
+    if is_bias:
+        twice = with_altered(name, lambda one: 2 * one)
+        yield Variation(PatternKind.REPEATED_BIAS, f"{called} is added twice", twice)
+    elif name == "weight" and value.dim() == 1:
+        said = f"{called} is applied twice"
+        yield Variation(PatternKind.FACTOR, said, with_altered(name, torch.square))
+        said = f"1 + {called} is the factor instead of {called}"
+        yield Variation(PatternKind.FACTOR, said, with_altered(name, lambda one: 1 + one))
+    if value.dim() > 1 and value.shape[-1] == value.shape[-2] > 1:
+        transposed = with_altered(name, lambda one: one.mT)
+        yield Variation(PatternKind.SWAPPED_OPERANDS, f"{called} is transposed", transposed)
+    if alone and step.name not in _ALONG:
+        return  # it is the result that is shifted
+    for axis, by in itertools.product(range(value.dim()), (1, -1)):
+        if value.shape[axis] > 1:
+            yield from _read_elsewhere(name, called, axis, by)
+
+
+_ALONG = frozenset({"cumsum", "cumprod", "convolution"})
+
+
+def _read_elsewhere(name: str, called: str, axis: int, by: int) -> Iterator[Variation]:
+    where = "after" if by < 0 else "before"
+    said = f"{called} is read one place {where} the right one along axis {axis}"
+    for shift in (_roll, _shift_in_zeros, _repeat_edge):
+        moved = with_altered(name, partial(shift, axis=axis, by=by))
+        yield Variation(PatternKind.SHIFT, said, moved)
+
+
+# --- masks --------------------------------------------------------------------------------------
+
+
+def _is_additive_mask(value: Tensor) -> bool:
+    low = value <= _NEGATIVE
+    return value.dim() > 0 and bool(low.any()) and bool((value[~low] == 0).all())
+
+
+def _mask_variations(name: str, value: Tensor) -> Iterator[Variation]:
+    for said, alter in mask_changes(value):
+        yield Variation(PatternKind.MASK, said, with_altered(name, alter))
+
+
+def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """What may be wrong with a mask, which is boolean or added to scores."""
+    if mask.dtype == torch.bool:
+        yield "the mask is negated", torch.logical_not
+        yield "the mask is not applied: it is False everywhere", torch.zeros_like
+        yield "the mask is not applied: it is True everywhere", torch.ones_like
+    else:
+        yield "the mask is not applied", torch.zeros_like
+        for least in (-1e4, -1e9, -65504.0, -math.inf, torch.finfo(torch.float32).min):
+            if not bool((mask == least).any()):
+                said = f"the mask adds {least:.6g} instead of {float(mask.min()):.6g}"
+                yield said, partial(_filled_mask, least=least)
+    axes = [axis for axis in reversed(range(mask.dim())) if mask.shape[axis] > 1]
+    for axis, by in itertools.product(axes, (1, -1)):
+        way = "late" if by > 0 else "early"
+        said = f"the mask is off by one: it begins one position too {way} along axis {axis}"
+        for shift in (_roll, _repeat_edge, _shift_in_zeros, _shift_in_ones):
+            yield said, partial(shift, axis=axis, by=by)
+    if mask.dim() > 1 and mask.shape[-1] == mask.shape[-2] > 1:
+        yield "the mask is transposed", lambda one: one.mT
+
+
+def _filled_mask(mask: Tensor, least: float) -> Tensor:
+    return torch.where(mask <= _NEGATIVE, least, mask)
+
+
+def _roll(value: Tensor, axis: int, by: int) -> Tensor:
+    return value.roll(by, axis)
+
+
+def _repeat_edge(value: Tensor, axis: int, by: int) -> Tensor:
+    """Shifted; the element at the edge is repeated."""
+    last = value.shape[axis] - 1
+    places = (torch.arange(last + 1, device=value.device) - by).clamp(0, last)
+    return value.index_select(axis, places)
+
+
+def _shift_in_zeros(value: Tensor, axis: int, by: int) -> Tensor:
+    moved = value.roll(by, axis)
+    moved.select(axis, 0 if by > 0 else -1).zero_()
+    return moved
+
+
+def _shift_in_ones(value: Tensor, axis: int, by: int) -> Tensor:
+    """Shifted; what comes in is masked the other way than zeros."""
+    moved = value.roll(by, axis)
+    moved.select(axis, 0 if by > 0 else -1).fill_(1 if value.dtype == torch.bool else -math.inf)
+    return moved
+
+
+# --- indices ------------------------------------------------------------------------------------
+
+
+def _size_of(step: Step, name: str) -> int:
+    """How many indices are valid; 0 if that is not known."""
+    values = step.values
+    if step.name == "embedding":
+        return int(values["weight"].shape[0])
+    if step.name == "embedding_dense_backward":
+        return int(values["num_weights"])
+    source, dim = values.get("self"), values.get("dim")
+    if name == "target" and isinstance(source, torch.Tensor) and source.dim() > 1:
+        return int(source.shape[1])
+    if isinstance(source, torch.Tensor) and isinstance(dim, int) and source.dim():
+        return int(source.shape[dim])
+    return 0
+
+
+def _index_variations(
+    name: str, index: Tensor, size: int, place: int | None = None
+) -> Iterator[Variation]:
+    kind = PatternKind.WRONG_INDEX
+    size = size or (int(index.max()) + 1 if index.numel() else 0)
+
+    def changed(alter: Callable[[Tensor], Tensor]) -> Callable[[Step], Any]:
+        if place is None:
+            return with_altered(name, alter)
+
+        def run(step: Step) -> Any:
+            indices = list(step.values[name])
+            indices[place] = alter(indices[place])
+            return step.run(**{name: indices})
+
+        return run
+
+    for by in (1, -1):
+        way = "large" if by > 0 else "small"
+        said = f"every index of {name} is one too {way}"
+        yield Variation(kind, f"{said}, up to the bounds", changed(partial(_clamped, by, size)))
+        yield Variation(kind, f"{said}, and wraps around", changed(partial(_wrapped, by, size)))
+    for axis, by in itertools.product(range(index.dim()), (1, -1)):
+        if index.shape[axis] > 1:
+            where = "after" if by < 0 else "before"
+            said = f"{name} is read one place {where} the right one along axis {axis}"
+            for shift in (_roll, _repeat_edge, _shift_in_zeros):
+                yield Variation(kind, said, changed(partial(shift, axis=axis, by=by)))
+    if index.dim():
+        said = f"{name} is read in the reverse order"
+        yield Variation(kind, said, changed(lambda one: one.flip(-1)))
+
+
+def _clamped(by: int, size: int, index: Tensor) -> Tensor:
+    # Negative values count from the end, or say that an element is left out.
+    return torch.where(index >= 0, (index + by).clamp(0, size - 1), index)
+
+
+def _wrapped(by: int, size: int, index: Tensor) -> Tensor:
+    return torch.where(index >= 0, (index + by) % size, index)
