@@ -705,6 +705,7 @@ def _captured_finding(
         metrics=about.metrics if worst is not None else None,
         native=about.native if worst is not None else None,
         diagnosis=about.diagnosis if worst is not None else None,
+        picture=about.picture if worst is not None else None,
         source=origin.source or None,
         origin=origin,
     )
