@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from paritas.diagnosis.case import Context
     from paritas.numerics.judge_evidence import JudgeEvidence
     from paritas.results.findings import Finding, Verdict
+    from paritas.results.pictures import Picture
 
 
 # --- What kind of wrong, within limits of number and time -----------------------------------------
@@ -73,11 +74,14 @@ class Explainer:
     Attributes:
         left: how many more values are diagnosed.
         seconds: the time left.
+        pictured: whether it has drawn a value already. A picture takes more room than all else in
+            a finding, so only what one operator computed is always drawn.
         notes: that the limit was reached, or that a diagnosis failed.
     """
 
     left: int = MOST_EXPLAINED
     seconds: float = MOST_SECONDS
+    pictured: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def explain(
@@ -113,6 +117,7 @@ class Explainer:
         began = time.monotonic()
         try:
             found = _diagnose_value(finding, reference, candidate, evidence, context)
+            picture = self._draw(finding, (reference, candidate), evidence, context, found)
         except Exception as error:  # noqa: BLE001  (a diagnosis is an extra: the verdict stands)
             self._note(f"{finding.path} was not diagnosed: {type(error).__name__}: {error}"[:200])
             return finding
@@ -120,7 +125,29 @@ class Explainer:
             self.seconds -= time.monotonic() - began
         if found.where is None and not found.patterns:
             return finding
-        return msgspec.structs.replace(finding, diagnosis=found)
+        return msgspec.structs.replace(finding, diagnosis=found, picture=picture)
+
+    def _draw(
+        self,
+        finding: Finding,
+        pair: tuple[Tensor, Tensor],
+        evidence: JudgeEvidence,
+        context: Context | None,
+        diagnosis: Diagnosis,
+    ) -> Picture | None:
+        """A picture of what one operator computed, and of the first value of other programs."""
+        is_known = diagnosis.where is not None or diagnosis.patterns
+        if not is_known or (self.pictured and not (context is not None and context.operator)):
+            return None
+        from paritas.diagnosis.pictures import draw_picture
+
+        self.pictured = True
+        native_fails = finding.native is not None and not finding.native.passed
+        if finding.lifted is not None and not finding.lifted.passed and not native_fails:
+            lifted, arbiter = evidence.lifted(), evidence.arbiter()
+            if lifted is not None and arbiter is not None and lifted.shape == arbiter.shape:
+                return draw_picture(arbiter, lifted, diagnosis.where, lifted=True)
+        return draw_picture(*pair, diagnosis.where)
 
     def _note(self, words: str) -> None:
         if words not in self.notes:

@@ -34,7 +34,7 @@ from paritas.cli.options import (
     refuse,
     setup_option,
     strict_option,
-    subject_file,
+    subject_source,
     train_option,
     write_json,
 )
@@ -121,7 +121,7 @@ def verify(
     _check_forms(factory, options)
     verdict = _run_verify(factory, options)
     write_json(json_path, verdict.to_json)
-    emit_verdict(verdict, form, "verify", factory)
+    emit_verdict(verdict, form, "verify", factory, written=options.candidate)
     ctx.exit(verdict.exit_code)
 
 
@@ -671,10 +671,10 @@ def kernel(
         from paritas.reports.model_reports import kernel_account, kernel_report
 
         write_json(json_path, report.to_json)
-        file = subject_file(candidate)
+        file, line = subject_source(candidate)
         emit(
             form,
-            lambda: kernel_account(report, subject=candidate, file=file),
+            lambda: kernel_account(report, subject=candidate, file=file, line=line),
             kernel_report(report),
         )
 

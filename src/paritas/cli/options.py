@@ -326,19 +326,33 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_format
 
 
-def subject_file(spec: str) -> str:
-    """The file of a script or of an imported `package.module:name`, if it is in the repository.
+def subject_source(spec: str) -> tuple[str, int]:
+    """The file in the repository where `package.module:name` is defined, and the line.
 
-    The name of an operator may have a dot in place of the colon.
+    It may also be a script, whose first line counts. The name of an operator may have a dot in
+    place of the colon. Without a file in the repository: ("", 1).
     """
+    import inspect
     import sys
 
     from paritas.reports.annotations import in_repository
 
-    name = spec.partition(":")[0]
+    name, _, attribute = spec.partition(":")
     while name not in sys.modules and "." in name and not name.endswith(".py"):
-        name = name.rpartition(".")[0]
-    return in_repository(getattr(sys.modules.get(name), "__file__", None) or spec)
+        name, _, last = name.rpartition(".")
+        attribute = f"{last}.{attribute}" if attribute else last
+    module = sys.modules.get(name)
+    try:
+        found: Any = module
+        for part in filter(None, attribute.split(".")):
+            found = getattr(found, part)
+        found = inspect.unwrap(found)
+        file, line = in_repository(inspect.getfile(found)), inspect.findsource(found)[1] + 1
+    except (AttributeError, OSError, TypeError, ValueError):  # no such name, or made by C or a call
+        file, line = "", 1
+    if file and attribute:
+        return file, line
+    return in_repository(getattr(module, "__file__", None) or spec), 1
 
 
 # --- A result on the terminal ---------------------------------------------------------------------
@@ -362,15 +376,24 @@ def emit_verdict(
     command: str,
     subject: str,
     shown: RenderableType | None = None,
+    *,
+    written: str | None = None,
 ) -> None:
-    """Write and print a verdict; `shown` replaces the usual report."""
+    """Write and print a verdict.
+
+    Args:
+        shown: replaces the usual report.
+        written: what a failure without a line is put down to; by default the subject.
+    """
     from paritas.reports.annotations import verdict_account
     from paritas.reports.terminal import verdict_report
 
-    file = subject_file(subject)
+    file, line = subject_source(written or subject)
+    if not file:
+        file, line = subject_source(subject)
     emit(
         form,
-        lambda: verdict_account(verdict, command=command, subject=subject, file=file),
+        lambda: verdict_account(verdict, command=command, subject=subject, file=file, line=line),
         verdict_report(verdict) if shown is None else shown,
     )
 
@@ -392,10 +415,10 @@ def emit_model_report(
     if html_path is not None:
         name = "" if json_path is None else json_path.name
         write_whole(html_path, model_page(report, command, name).encode())
-    file = subject_file(target)
+    file, line = subject_source(target)
     emit(
         form,
-        lambda: model_account(report, command=command, subject=target, file=file),
+        lambda: model_account(report, command=command, subject=target, file=file, line=line),
         model_report(report),
     )
 

@@ -28,7 +28,7 @@ from paritas.cli.options import (
     json_option,
     progress,
     strict_option,
-    subject_file,
+    subject_source,
     was_given,
     write_json,
 )
@@ -404,7 +404,7 @@ def _show(report: GraphReport, graph: str, files: list[str] | None, form: Output
 
     emit(
         form,
-        lambda: graph_account(report, subject=graph, file=subject_file(graph)),
+        lambda: graph_account(report, subject=graph, file=subject_source(graph)[0]),
         graph_verdict_line(report)
         if files is None
         else graph_report(report, Console(stderr=form.takes_stdout).width, files=files),

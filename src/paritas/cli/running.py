@@ -25,7 +25,7 @@ import click
 import msgspec
 
 from paritas.checks.guard_settings import NOTHING_COMPILED
-from paritas.cli.options import OutputFormat, subject_file, write_json
+from paritas.cli.options import OutputFormat, subject_source, write_json
 from paritas.errors import UsageError, in_one_line
 from paritas.results.findings import Coverage, Verdict, unverified
 from paritas.results.graph_reports import GraphCounts
@@ -670,7 +670,7 @@ def _print_report(report: RankReport, program: ScriptProgram, files: OutputFiles
     from paritas.reports.terminal import Printable, guard_report
 
     verdict, target = report.verdict, program.target
-    file = subject_file(target)
+    file, _ = subject_source(target)
     files.form.write(
         lambda: verdict_account(verdict, command="run", subject=target, file=file), err=True
     )

@@ -205,7 +205,14 @@ def describe_region(place: WrongPlace, case: Case) -> Region:
         elements=number,
         share=number / size,
         sentence=f"{mostly}{phrase} ({', '.join(notes)})",
+        axes=_limiting_axes(place),
     )
+
+
+def _limiting_axes(place: WrongPlace) -> tuple[int, ...]:
+    if place.kind not in {"region", "mostly"} or place.found.kind != "product":
+        return ()
+    return tuple(sorted({axis for coordinate, _ in place.limits for axis in coordinate.axes}))
 
 
 def _phrase(place: WrongPlace, case: Case) -> str:

@@ -1,6 +1,6 @@
 """The results of a command for CI systems: GitHub annotations, SARIF and JUnit.
 
-All three are written from the same records, one for each item.
+All three are written from the same records, one for each item. A failure has one for its cause.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
+import msgspec
+
 from paritas.errors import plain
 from paritas.reports import graphs
 from paritas.reports.terminal import with_near_paths
-from paritas.results.findings import Aspect, Status
+from paritas.results.causes import Cause, group_causes
+from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome, status_of_proof
-from paritas.results.wording import MEANING, enumerated, finding_lines, headline
+from paritas.results.wording import MEANING, cause_lines, enumerated, headline, item_words
 from paritas.settings import own_version
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from paritas.results.findings import Finding, Verdict
     from paritas.results.graph_reports import GraphReport, OperatorResult
 
-# Fails; passes with a warning; was not compared on purpose; passes.
+# Fails; passes with a warning; was not compared on purpose, or results from a failure; passes.
 Level = Literal["error", "warning", "note", "pass"]
 _SOURCE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?:, in .*)?", re.DOTALL)
 _LONGEST_REASON = 160
@@ -40,7 +43,7 @@ _LONGEST_REASON = 160
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ItemAnnotation:
-    """One compared item.
+    """One compared item, or one cause with all that results from it.
 
     Attributes:
         rule: its status, and the pattern of the error if one was recognised: `different/scale`.
@@ -48,9 +51,12 @@ class ItemAnnotation:
         title: the item and its status, in one line.
         message: everything else that is known, in several lines.
         path: the source file, relative to the root of the repository; empty if it is not in it.
+        outside: the source file if it is not in the repository, such as a library's.
+        line: of either file.
         code: the text of the source line.
         place: the node, module or pass where the difference starts.
         group: what several items have in common, such as their target; may be empty.
+        results: the items that are wrong as a result.
         seconds: how long it took; None if unknown.
     """
 
@@ -60,10 +66,12 @@ class ItemAnnotation:
     title: str
     message: str = ""
     path: str = ""
+    outside: str = ""
     line: int = 0
     code: str = ""
     place: str = ""
     group: str = ""
+    results: tuple[str, ...] = ()
     seconds: float | None = None
 
     @property
@@ -83,6 +91,7 @@ class Account:
         exit_code: of the command; if it is not 0, at least one item has level `error`.
         items: in the order of the program.
         file: of the subject, relative to the root of the repository; empty if it is not in it.
+        line: where the subject is defined in that file.
     """
 
     command: str
@@ -91,6 +100,7 @@ class Account:
     exit_code: int
     items: tuple[ItemAnnotation, ...]
     file: str = ""
+    line: int = 1
 
     def __post_init__(self) -> None:
         for name in ("subject", "headline", "file"):
@@ -105,6 +115,18 @@ class Account:
             )
             object.__setattr__(self, "items", (*self.items, missing))
 
+    def source_of(self, one: ItemAnnotation) -> tuple[str, int]:
+        """File and line of an item: systems show what has none at no line, or not at all.
+
+        If it has no line in the repository, it is put down to the definition of the subject, or to
+        its line in a library.
+        """
+        if one.path:
+            return one.path, one.line
+        if self.file:
+            return self.file, self.line
+        return (one.outside, one.line) if one.outside else (self.subject, 1)
+
     @property
     def gravest_first(self) -> list[ItemAnnotation]:
         """Errors and warnings, the gravest first, otherwise in the order of the program."""
@@ -113,9 +135,24 @@ class Account:
         return sorted(found, key=lambda one: (one.level != "error", order.get(one.status, 0)))
 
 
-def verdict_account(verdict: Verdict, *, command: str, subject: str, file: str = "") -> Account:
-    """The result of `verify`, `run`, `partition` and `verify-parallel`."""
-    items = [_annotate_finding(finding, strict=verdict.strict) for finding in verdict.findings]
+def verdict_account(
+    verdict: Verdict, *, command: str, subject: str, file: str = "", line: int = 1
+) -> Account:
+    """The result of `verify`, `run`, `partition` and `verify-parallel`.
+
+    What results from a located failure is a note: its cause is the failure, and names it.
+    """
+    starts: dict[int, Cause] = {}
+    results: dict[int, Cause] = {}
+    for cause in group_causes(verdict.failures):
+        starts[id(cause.start)] = cause
+        results |= {id(one): cause for one in cause.results}
+    items = [
+        _annotate_result(finding, results[id(finding)])
+        if id(finding) in results
+        else _annotate_cause(starts.get(id(finding), Cause(finding)), strict=verdict.strict)
+        for finding in verdict.findings
+    ]
     items += _annotate_left_out(verdict.coverage.skipped, "skipped")
     items += _annotate_left_out(verdict.coverage.not_selected, "not selected")
     items += _annotate_left_out(verdict.coverage.unmatched, "unmatched")
@@ -126,17 +163,19 @@ def verdict_account(verdict: Verdict, *, command: str, subject: str, file: str =
         exit_code=verdict.exit_code,
         items=tuple(items),
         file=file,
+        line=line,
     )
 
 
 def comparison_account(comparison: Comparison, *, subject: str) -> Account:
     """The result of `compare`; rows that inherit their error come last."""
     mine = comparison.my.path  # a folder, or an address
-    account = verdict_account(comparison.verdict, command="compare", subject=subject, file=mine)
+    verdict = comparison.verdict
     rows = len(comparison.rows)
-    pairs = zip(comparison.rows, account.items[:rows], strict=True)
+    pairs = zip(comparison.rows, verdict.findings[:rows], strict=True)
     ordered = [one for _, one in sorted(pairs, key=lambda pair: pair[0].made == "before")]
-    return dataclasses.replace(account, items=(*ordered, *account.items[rows:]))
+    verdict = msgspec.structs.replace(verdict, findings=(*ordered, *verdict.findings[rows:]))
+    return verdict_account(verdict, command="compare", subject=subject, file=mine)
 
 
 def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Account:
@@ -155,7 +194,8 @@ def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Accou
     )
 
 
-def _annotate_finding(finding: Finding, *, strict: bool) -> ItemAnnotation:
+def _annotate_cause(cause: Cause, *, strict: bool) -> ItemAnnotation:
+    finding = cause.start
     status, diagnosis = finding.status, finding.diagnosis
     level = _level(status, strict=strict)
     if level == "pass":  # there may be a hundred thousand of them, and nobody reads the details
@@ -166,22 +206,27 @@ def _annotate_finding(finding: Finding, *, strict: bool) -> ItemAnnotation:
     pattern = diagnosis.best.kind if diagnosis is not None and diagnosis.best is not None else ""
     origin = finding.origin
     source = finding.source or (origin.source if origin is not None else "")
-    path, line = _locate_source(source)
-    item = finding.path
-    if finding.aspect is not Aspect.VALUE:
-        item = f"{item} ({finding.aspect.value})"
-    lines = [words.strip() for words in finding_lines(with_near_paths(finding))[1:]]
+    path, outside, line = _locate_source(source)
+    near = dataclasses.replace(cause, start=with_near_paths(finding))
     return ItemAnnotation(
         level=level,
         rule=f"{status.value}/{pattern.replace(' ', '-')}" if pattern else status.value,
         item=plain(finding.path),
-        title=plain(f"{item}: {status.value}"),
-        message=plain("\n".join(lines)),
+        title=plain(f"{item_words(finding)}: {status.value}"),
+        message=plain("\n".join(words.strip() for words in cause_lines(near)[1:])),
         path=plain(path),
+        outside=plain(outside),
         line=line,
         code=plain(origin.code) if origin is not None else "",
         place=plain(origin.module or origin.name) if origin is not None else "",
+        results=tuple(plain(one.path) for one in cause.results),
     )
+
+
+def _annotate_result(finding: Finding, cause: Cause) -> ItemAnnotation:
+    words = f"{item_words(finding)}: {finding.status.value}, as a result of {cause.start.path}"
+    rule, item = finding.status.value, plain(finding.path)
+    return ItemAnnotation(level="note", rule=rule, item=item, title=plain(words))
 
 
 def _level(status: Status, *, strict: bool) -> Level:
@@ -210,7 +255,7 @@ def _annotate_proof(report: GraphReport) -> Iterator[ItemAnnotation]:
 
 def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[ItemAnnotation]:
     site = one.sites[0]
-    path, line = _locate_source(site.source)
+    path, outside, line = _locate_source(site.source)
     calls = len(one.sites)
     where = f"{site.node}: {one.operator}"
     same = f"the graph has {calls} calls like this one" if calls > 1 else ""
@@ -224,6 +269,7 @@ def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[Ite
             title=plain(f"{item}: {status}"),
             message=plain("\n".join(text)),
             path=plain(path),
+            outside=plain(outside),
             line=line,
             code=plain(site.code),
             place=plain(site.module),
@@ -248,13 +294,14 @@ def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[Ite
 # --- source files in the repository ---------------------------------------------------------------
 
 
-def _locate_source(source: str) -> tuple[str, int]:
-    """File and line of a source, relative to the root; ("", 0) if it is not in the repository."""
+def _locate_source(source: str) -> tuple[str, str, int]:
+    """The file of a source relative to the root or, if it is outside, as it is; and its line."""
     found = _SOURCE.fullmatch(source)
     if found is None:
-        return "", 0
-    path = in_repository(found["file"])
-    return (path, max(1, int(found["line"]))) if path else ("", 0)
+        return "", "", 0
+    path, line = in_repository(found["file"]), max(1, int(found["line"]))
+    outside = "" if path or not Path(found["file"]).is_file() else found["file"]
+    return (path, outside, line) if path or outside else ("", "", 0)
 
 
 def in_repository(file: str | os.PathLike[str]) -> str:
@@ -312,21 +359,21 @@ def github_lines(account: Account) -> str:
         shown, dropped = found[: MOST_LINES - 1], found[MOST_LINES - 1 :]
         if len(dropped) == 1:
             shown, dropped = found, []
-        lines += [_github_line(same) for same in shown]
+        lines += [_github_line(same, account) for same in shown]
         if dropped:
             items = [one for same in dropped for one in same]
             named = enumerated([one.title for one in items], _MOST_NAMED)
             rest = dataclasses.replace(
-                items[0], title=f"{len(items)} more", message=named, path="", line=0
+                items[0], title=f"{len(items)} more", message=named, path="", outside=""
             )
-            lines.append(_github_line([rest]))
+            lines.append(_github_line([rest], account))
     return "".join(f"{line}\n" for line in lines)
 
 
-def _github_line(same: list[ItemAnnotation]) -> str:
+def _github_line(same: list[ItemAnnotation], account: Account) -> str:
     first, *others = same
-    properties = {"file": first.path, "line": str(first.line)} if first.path else {}
-    properties["title"] = f"paritas: {first.title}"
+    file, line = account.source_of(first)
+    properties = {"file": file, "line": str(line), "title": f"paritas: {first.title}"}
     message = first.message or first.title
     if others:
         message += f"\nalso: {enumerated([one.item for one in others], _MOST_NAMED)}"
@@ -350,6 +397,8 @@ MOST_RESULTS = 5000
 _SARIF_ROOT = "SRCROOT"
 # The version is for a later paritas that may fingerprint items differently.
 _FINGERPRINT = "paritasItem/v1"
+# Items that a result names as wrong because of it; the message counts the rest.
+_MOST_RELATED = 20
 
 
 def sarif_document(account: Account) -> str:
@@ -403,7 +452,7 @@ def _sarif_rule(rule: str) -> dict[str, Any]:
 def _sarif_result(one: ItemAnnotation, account: Account, rule: int) -> dict[str, Any]:
     text = f"{one.title}\n{one.message}" if one.message else one.title
     mark = f"{account.command}\n{account.subject}\n{one.rule}\n{one.item}"
-    return {
+    result = {
         "ruleId": one.rule,
         "ruleIndex": rule,
         "level": one.level,
@@ -411,20 +460,30 @@ def _sarif_result(one: ItemAnnotation, account: Account, rule: int) -> dict[str,
         "locations": [_sarif_location(one, account)],
         "partialFingerprints": {_FINGERPRINT: hashlib.sha256(mark.encode()).hexdigest()},
     }
+    if one.results:
+        subject = dataclasses.replace(one, path="", outside="", code="", place="")
+        result["relatedLocations"] = [
+            {
+                **_sarif_location(dataclasses.replace(subject, item=item), account),
+                "id": number,
+                "message": {"text": f"as a result, also {item}"},
+            }
+            for number, item in enumerate(one.results[:_MOST_RELATED], start=1)
+        ]
+    return result
 
 
 def _sarif_location(one: ItemAnnotation, account: Account) -> dict[str, Any]:
     """The location in the source, and in the model.
 
     SARIF allows results without an artifact, but GitHub rejects the whole file. An item without a
-    source line therefore gets the file or the name of the subject.
+    source line therefore gets the definition or the name of the subject.
     """
-    path = one.path or account.file or account.subject
-    physical: dict[str, Any] = {"artifactLocation": _sarif_artifact(path)}
-    if one.path:
-        physical["region"] = {"startLine": one.line}
-        if one.code:
-            physical["region"]["snippet"] = {"text": one.code}
+    path, line = account.source_of(one)
+    region: dict[str, Any] = {"startLine": line}
+    if one.code and path in {one.path, one.outside}:
+        region["snippet"] = {"text": one.code}
+    physical = {"artifactLocation": _sarif_artifact(path), "region": region}
     logical = [{"fullyQualifiedName": one.item, "kind": "value"}]
     if one.place:
         logical.append({"fullyQualifiedName": one.place})
@@ -448,8 +507,9 @@ _JUNIT_ORDER = {"error": 0, "warning": 1, "pass": 2, "note": 3}
 def junit_document(account: Account) -> str:
     """One suite with a test case for each item.
 
-    `different` and `degraded` are failures, `unverified` is an error, items that were not compared
-    on purpose are skipped. `unstable` passes with its message in the output, unless strict.
+    `different` and `degraded` are failures, `unverified` is an error. Items that were not compared
+    on purpose are skipped, and so are those that only result from a failure. `unstable` passes with
+    its message in the output, unless strict.
     """
     items: dict[str, list[ItemAnnotation]] = {}
     for one in account.items:
@@ -485,8 +545,9 @@ def _junit_case(name: str, items: Sequence[ItemAnnotation], account: Account) ->
     case = ET.Element("testcase", classname=place, name=name)
     if gravest.seconds is not None:
         case.set("time", f"{gravest.seconds:.3f}")
-    if gravest.path:
-        case.attrib.update(file=gravest.path, line=str(gravest.line))
+    if gravest.level in {"error", "warning"}:
+        file, line = account.source_of(gravest)
+        case.attrib.update(file=file, line=str(line))
     found = [one for one in ranked if one.level in {"error", "warning"}]
     text = "\n\n".join(f"{one.title}\n{one.message}".strip() for one in found)
     match gravest.level:

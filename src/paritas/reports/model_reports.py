@@ -121,9 +121,12 @@ def _described_causes(report: EngineReport) -> Iterator[RenderableType]:
     yield from listed("seen", report.observed)
 
 
-def model_account(report: ModelReport, *, command: str, subject: str, file: str = "") -> Account:
+def model_account(
+    report: ModelReport, *, command: str, subject: str, file: str = "", line: int = 1
+) -> Account:
     """The result for GitHub, SARIF and JUnit; relations that were not checked are notes."""
-    account = verdict_account(report.verdict, command=command, subject=subject, file=file)
+    verdict = report.verdict
+    account = verdict_account(verdict, command=command, subject=subject, file=file, line=line)
     return dataclasses.replace(account, headline=_headline(report))
 
 
@@ -218,9 +221,10 @@ def _described_timing(report: KernelReport) -> Iterator[RenderableType]:
     )
 
 
-def kernel_account(report: KernelReport, *, subject: str, file: str = "") -> Account:
+def kernel_account(report: KernelReport, *, subject: str, file: str = "", line: int = 1) -> Account:
     """The judgement for GitHub, SARIF and JUnit."""
-    return verdict_account(report.verdict, command="kernel", subject=subject, file=file)
+    verdict = report.verdict
+    return verdict_account(verdict, command="kernel", subject=subject, file=file, line=line)
 
 
 # --- A sweep on a terminal of 80 columns ----------------------------------------------------------

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from paritas.errors import plain
-from paritas.results.findings import Aspect, Status
+from paritas.results.causes import group_causes, is_located
+from paritas.results.findings import Status
 from paritas.results.power_reports import (
     BANDS,
     SIZES,
@@ -32,7 +33,7 @@ from paritas.results.power_reports import (
 )
 from paritas.results.wording import (
     MOST_SHOWN,
-    counted,
+    cause_lines,
     deciding_excess,
     deciding_figure,
     deciding_score,
@@ -41,6 +42,7 @@ from paritas.results.wording import (
     headline,
     is_inexact,
     item_words,
+    told_findings,
     value_words,
 )
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
+    from paritas.results.causes import Cause
     from paritas.results.findings import Finding, Verdict
     from paritas.results.graph_reports import GraphCounts
     from paritas.results.power_reports import PowerReport
@@ -115,10 +118,14 @@ def last_line(verdict: Verdict, *remarks: str, identical: str = "") -> Text:
 
 
 def findings_table(verdict: Verdict) -> Table:
-    """One row per finding, gravest first, then in program order; the rest are counted."""
+    """One row per finding, gravest first, then where it starts, then in program order.
+
+    The rest are counted.
+    """
     rows: list[tuple[Text, ...]] = []
     for status in sorted(Status, key=lambda status: -status.gravity):
         found = [finding for finding in verdict.findings if finding.status is status]
+        found.sort(key=lambda finding: not is_located(finding))
         shown, folded = _fold_findings(status, found)
         rows += [finding_cells(finding) for finding in shown]
         if folded:
@@ -198,20 +205,20 @@ def _worst(finding: Finding) -> str:
 
 
 def details(verdict: Verdict) -> Iterator[RenderableType]:
-    """Failures in words, or else unstable findings; findings with the same words are grouped."""
-    found = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
-    groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in map(with_near_paths, found):
-        groups.setdefault(tuple(finding_lines(finding)[1:]), []).append(finding)
+    """Failures by cause, or else unstable findings; those with the same words are grouped."""
+    found = told_findings(verdict)
+    groups: dict[tuple[str, ...], list[Cause]] = {}
+    for cause in group_causes(map(with_near_paths, found)):
+        groups.setdefault(tuple(cause_lines(cause)[1:]), []).append(cause)
     shown = list(groups.items())[:MOST_SHOWN]
     for lines, (first, *others) in shown:
-        yield Text(finding_lines(first)[0].strip(), style=STYLES[first.status])
+        yield Text(finding_lines(first.start)[0].strip(), style=STYLES[first.start.status])
         for line in lines:
             words = line.lstrip()
             yield indented(words, len(line) - len(words) - 2)
         if others:
-            yield indented(f"also: {enumerated([finding.path for finding in others])}")
-    left = len(found) - sum(len(members) for _, members in shown)
+            yield indented(f"also: {enumerated([cause.start.path for cause in others])}")
+    left = len(found) - sum(len(cause.findings) for _, causes in shown for cause in causes)
     if left:
         yield Text(f"and {left} more")
 
@@ -270,7 +277,7 @@ def guard_report(graphs: Sequence[GraphCounts], verdict: Verdict) -> Group:
     parts: list[RenderableType] = []
     if graphs:
         parts += [graph_table(graphs), Text()]
-    parts += [*paragraph(_differences(graphs, verdict)), *_count_statuses(verdict)]
+    parts += [*paragraph(details(verdict)), *_count_statuses(verdict)]
     parts += [*remarks(verdict), last_line(verdict)]
     return Group(*parts)
 
@@ -304,45 +311,6 @@ def _fold_graphs(graphs: Sequence[GraphCounts]) -> tuple[list[GraphCounts], list
     kept = {graph.label for graph in ordered[:MOST_GRAPHS]}
     shown = [graph for graph in graphs if graph.label in kept]
     return shown, [graph for graph in graphs if graph.label not in kept]
-
-
-def _differences(graphs: Sequence[GraphCounts], verdict: Verdict) -> Iterator[RenderableType]:
-    """The failures of each graph: where they start, then the values that are wrong as a result."""
-    by_graph: dict[str, list[Finding]] = {graph.label: [] for graph in graphs}
-    for finding in verdict.failures:
-        if finding.item.place in by_graph:
-            by_graph[finding.item.place].append(finding)
-    located = [found for found in by_graph.values() if any(map(_is_start, found))]
-    for found in located[:MOST_SHOWN]:
-        starts = [one for one in found if _is_start(one)]
-        others = [one for one in found if not _is_start(one)]
-        rest = [one for one in others if not _is_wrong_value(one)]
-        yield from details(_with_findings(verdict, [*starts, *rest]))
-        followers = [one.item.without_place.text for one in others if _is_wrong_value(one)]
-        if followers:
-            count = counted(len(followers), "value")
-            yield indented(f"as a result, also {count}: {enumerated(followers)}")
-    left = sum(map(len, located[MOST_SHOWN:]))
-    if left:
-        yield Text(f"and {left} more in {len(located) - MOST_SHOWN} other graphs")
-    shown = {id(finding) for found in located for finding in found}
-    rest = [finding for finding in verdict.findings if id(finding) not in shown]
-    if rest and not (shown and _with_findings(verdict, rest).passed):
-        yield from details(_with_findings(verdict, rest))
-
-
-def _with_findings(verdict: Verdict, findings: list[Finding]) -> Verdict:
-    return msgspec.structs.replace(verdict, findings=tuple(findings))
-
-
-def _is_start(finding: Finding) -> bool:
-    """Whether it locates the origin of wrong values in its graph."""
-    return finding.origin is not None and finding.status is not Status.UNVERIFIED
-
-
-def _is_wrong_value(finding: Finding) -> bool:
-    wrong = finding.status in {Status.DIFFERENT, Status.DEGRADED}
-    return wrong and finding.aspect is Aspect.VALUE
 
 
 def _count_statuses(verdict: Verdict) -> Iterator[RenderableType]:

@@ -6,7 +6,7 @@ Everything here is data. `paritas.comparison` fills it in, `paritas.reports` put
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,9 @@ from paritas.results.findings import (
 )
 from paritas.results.items import Item, ItemKind, PairFigures
 from paritas.results.report import Report, json_of_each, spell_nonfinite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 FORMAT = 1
 
@@ -269,7 +272,7 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def verdict(self) -> Verdict:
         """All rows as findings, then a finding for each thing that a dump lacks."""
         return Verdict(
-            findings=(*map(finding_of, self.rows), *losses_of(self)),
+            findings=(*_findings_by_cause(self.rows), *losses_of(self)),
             coverage=self.coverage,
             notes=self.notes,
             strict=self.strict,
@@ -353,6 +356,21 @@ def finding_of(row: ComparisonRow) -> Finding:
         origin=_origin_of_row(row) if row.made == "here" else None,
         diagnosis=row.detail.diagnosis if row.detail else None,
     )
+
+
+def _findings_by_cause(rows: Iterable[ComparisonRow]) -> Iterator[Finding]:
+    """The rows as findings; one that inherits its error names the row that made it, if known."""
+    makers: dict[int, str] = {}  # the row that made the error of each row
+    for row in rows:  # in program order: the sources of a row come before it
+        finding = finding_of(row)
+        if row.made == "here":
+            makers[row.index] = finding.path
+        elif row.made == "before":
+            maker = next((makers[one] for one in row.sources if one in makers), "")
+            if maker:
+                makers[row.index] = maker
+                finding = msgspec.structs.replace(finding, cause=maker)
+        yield finding
 
 
 def losses_of(comparison: Comparison) -> tuple[Finding, ...]:

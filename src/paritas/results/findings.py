@@ -10,6 +10,7 @@ import msgspec
 
 from paritas import results
 from paritas.results.items import Item, Metrics, harness, read_old_path
+from paritas.results.pictures import Picture
 from paritas.results.report import Report
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         elements: number of wrong elements.
         share: their share of all elements.
         sentence: for people.
+        axes: the axes that limit it; none if it is limited by something else, or everywhere.
     """
 
     kind: str
@@ -37,6 +39,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     elements: int
     share: float
     sentence: str = ""
+    axes: tuple[int, ...] = ()
 
 
 class PatternKind(enum.StrEnum):
@@ -291,6 +294,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         raised: the class of the exception that the candidate raised, if that is the difference.
         cause: the path of the finding where the difference starts, if this one only results from
             it; one cause has many results.
+        picture: reference, candidate and difference, where the difference starts.
     """
 
     path: str = ""
@@ -309,6 +313,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     item: Item = NO_ITEM
     raised: str = ""
     cause: str = ""
+    picture: Picture | None = None
 
     def __post_init__(self) -> None:
         if self.item == NO_ITEM:

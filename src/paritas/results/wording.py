@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paritas.results.causes import group_causes
 from paritas.results.findings import Aspect, OriginKind, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from paritas.results.causes import Cause
     from paritas.results.findings import Finding, Origin, Score, Verdict
 
 MOST_SHOWN = 10
+# Findings of which it is not known where they start: the others have one line each.
+MOST_IN_FULL = 3
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _THOUSAND = 1000
 
@@ -28,15 +32,41 @@ MEANING = {
 def verdict_text(verdict: Verdict) -> str:
     """The whole verdict as lines of text."""
     lines = [headline(verdict)]
-    shown = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
-    for finding in shown[:MOST_SHOWN]:
-        lines += finding_lines(finding)
-    if len(shown) > MOST_SHOWN:
-        lines.append(f"  and {len(shown) - MOST_SHOWN} more")
+    causes = group_causes(told_findings(verdict))
+    for place, cause in enumerate(causes[:MOST_SHOWN]):
+        in_full = cause.is_located or place < MOST_IN_FULL
+        lines += cause_lines(cause) if in_full else [_brief_line(cause.start)]
+    left = sum(len(cause.findings) for cause in causes[MOST_SHOWN:])
+    if left:
+        lines.append(f"  and {left} more")
     lines += [f"  not compared: {item}" for item in verdict.coverage.unmatched]
     lines += [f"  skipped: {item}" for item in verdict.coverage.skipped]
     lines += [f"  note: {note}" for note in verdict.notes]
     return "\n".join(lines)
+
+
+def told_findings(verdict: Verdict) -> Sequence[Finding]:
+    """What is told in words: the failures, or else what is unstable."""
+    return verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
+
+
+def cause_lines(cause: Cause) -> list[str]:
+    """A cause as a few indented lines: its start, and its results in one line."""
+    lines = finding_lines(cause.start)
+    return [*lines, f"    {results_words(cause)}"] if cause.results else lines
+
+
+def results_words(cause: Cause) -> str:
+    """`as a result, also 2 values: output[0], gradient of x`; empty if nothing results from it."""
+    names = cause.result_names
+    if not names:
+        return ""
+    return f"as a result, also {counted(len(names), 'value')}: {enumerated(names)}"
+
+
+def _brief_line(finding: Finding) -> str:
+    heading = finding_lines(finding)[0]
+    return f"{heading}; {finding.reason}" if finding.reason else heading
 
 
 def headline(verdict: Verdict, *, identical: str = "") -> str:
@@ -177,6 +207,8 @@ def _place_lines(finding: Finding) -> list[str]:
         lines.append(f"    at {source}")
     if origin is not None and origin.code:
         lines.append(f"      {origin.code}")
+    if origin is not None and origin.chain:
+        lines.append(f"    {chain_words(origin)}")
     if origin is not None and any(remedy not in finding.reason for remedy in origin.remedies):
         lines.append(
             f"    the difference disappears with the option {' or '.join(origin.remedies)}"
@@ -184,10 +216,26 @@ def _place_lines(finding: Finding) -> list[str]:
     return lines
 
 
+def call_words(origin: Origin) -> str:
+    """The operator with its arguments; empty if it is unknown."""
+    if not origin.operator or not origin.arguments:
+        return origin.operator
+    return f"{origin.operator}({', '.join(origin.arguments)})"
+
+
+def chain_words(origin: Origin) -> str:
+    """What the fault passes through; a long chain without its middle."""
+    chain = origin.chain
+    if len(chain) > MOST_SHOWN:
+        half = MOST_SHOWN // 2
+        chain = (*chain[:half], f"({len(chain) - 2 * half} more)", *chain[-half:])
+    return f"from there on: {' -> '.join(chain)}"
+
+
 def _origin_words(origin: Origin) -> list[str]:
     """Where a difference starts; empty if only the graph is known."""
     inside = f" in module {origin.module}" if origin.module else ""
-    called = f"{origin.operator}{inside}" if origin.operator else inside.strip()
+    called = f"{call_words(origin)}{inside}" if origin.operator else inside.strip()
     match origin.kind:
         case OriginKind.NODE:
             return [f"node {origin.name}: {called}" if called else f"node {origin.name}"]

@@ -13,7 +13,7 @@ from unit.results import comparison_samples, graph_samples
 from unit.results.account_samples import HOSTILE, account, finding, traced
 
 LINE = re.compile(
-    r"::(?P<level>error|warning) (?:file=(?P<file>[^,:]+),line=(?P<line>\d+),)?"
+    r"::(?P<level>error|warning) file=(?P<file>[^,:]+),line=(?P<line>\d+),"
     r"title=(?P<title>[^,:]+)::(?P<message>.*)"
 )
 
@@ -64,9 +64,34 @@ def test_a_path_is_relative_to_the_workspace_that_github_names(repository, monke
 
 
 @pytest.mark.parametrize("source", ["/usr/lib/python/torch/nn.py:3", "gone.py:3", "<string>:1", ""])
-def test_a_line_of_no_file_in_the_repository_gives_an_annotation_without_a_file(source):
-    (one,) = read(github_lines(account(traced(source))))
-    assert "file" not in one
+def test_without_a_line_in_the_repository_the_definition_of_the_subject_is_annotated(source):
+    (one,) = read(github_lines(account(traced(source), file="pkg/net.py", line=12)))
+    assert (one["file"], one["line"]) == ("pkg/net.py", "12")
+
+
+def test_a_line_of_a_library_is_annotated_if_the_subject_has_no_file(repository):
+    library = repository.parent / "library.py"
+    library.write_text("")
+    (one,) = read(github_lines(account(traced(f"{library}:3"))))
+    assert (one["file"], one["line"]) == (str(library), "3")
+
+
+def test_no_annotation_is_without_a_file_and_a_line():
+    (one,) = read(github_lines(account(finding())))
+    assert (one["file"], one["line"]) == ("nets:make", "1")
+    many = [finding(f"output {n}", reason=f"reason {n}") for n in range(30)]
+    found = read(github_lines(account(*many, file="pkg/net.py", line=12)))
+    assert {(one["file"], one["line"]) for one in found} == {("pkg/net.py", "12")}
+
+
+def test_a_cause_has_one_annotation_that_names_what_results_from_it(repository):
+    start = traced(f"{repository}/pkg/net.py:7", "node mm")
+    results = [finding(f"output {n}", cause="node mm", reason=f"reason {n}") for n in range(5)]
+    (one,) = read(github_lines(account(*results, start)))
+    assert (one["file"], one["line"]) == ("pkg/net.py", "7")
+    assert one["message"].endswith(
+        "\nas a result, also 5 values: output 0, output 1, output 2, output 3, output 4"
+    )
 
 
 def test_what_passes_is_not_annotated():
@@ -99,8 +124,8 @@ def test_items_wrong_in_the_same_way_on_one_line_share_an_annotation(repository)
     source = f"{repository}/pkg/net.py:7"
     (one,) = read(github_lines(account(*(traced(source, f"output {n}") for n in range(12)))))
     assert one["message"].endswith(
-        "also: output 1, output 2, output 3, output 4, output 5, output 6, output 7, output 8 "
-        "and 3 more"
+        "as a result, also 11 values: output 1, output 2, output 3, output 4, output 5, output 6, "
+        "output 7, output 8, output 9, output 10 and 1 more"
     )
 
 

@@ -7,9 +7,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from paritas.reports.annotations import comparison_account, graph_account, junit_document
+from paritas.results.causes import group_causes
 from paritas.results.findings import Aspect, Status
 from unit.results import comparison_samples, graph_samples
-from unit.results.account_samples import HOSTILE, account, finding
+from unit.results.account_samples import HOSTILE, account, finding, traced
 
 
 def read(text):
@@ -102,5 +103,27 @@ def test_every_row_of_a_comparison_is_in_a_case():
     comparison = comparison_samples.transformer(layers=3, faulty=1)
     found = kinds(read(junit_document(comparison_account(comparison, subject="mine golden"))))
     assert {f"{row.name} (step {row.step})" for row in comparison.rows} <= found.keys()
-    failing = [row for row in comparison.rows if not row.status.passes()]
-    assert sum(kind in {"failure", "error"} for kind in found.values()) == len(failing)
+    causes = group_causes(comparison.verdict.failures)
+    assert sum(kind in {"failure", "error"} for kind in found.values()) == len(causes)
+
+
+def test_a_cause_is_one_failure_at_its_line_and_what_results_from_it_is_skipped(
+    tmp_path, monkeypatch
+):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "net.py").write_text("")
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    results = [finding(f"output {n}", cause="node mm") for n in range(2)]
+    suite = read(junit_document(account(*results, traced("net.py:7", "node mm"))))
+    assert kinds(suite) == {"output 0": "skipped", "output 1": "skipped", "node mm": "failure"}
+    case = suite.findall("testcase")[-1]
+    assert (case.get("file"), case.get("line")) == ("net.py", "7")
+    assert case[0].text.endswith("as a result, also 2 values: output 0, output 1")
+    (skipped, _) = suite.iter("skipped")
+    assert skipped.get("message") == "output 0: different, as a result of node mm"
+
+
+def test_a_failure_without_a_line_is_put_down_to_the_definition_of_the_subject():
+    (case,) = read(junit_document(account(finding(), file="net.py", line=12))).iter("testcase")
+    assert (case.get("file"), case.get("line")) == ("net.py", "12")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from paritas.reports.annotations import comparison_account, graph_account, sarif_document
+from paritas.results.causes import group_causes
 from paritas.results.findings import Status
 from unit.results import comparison_samples, graph_samples
 from unit.results.account_samples import HOSTILE, account, finding, scaled, traced
@@ -47,7 +48,7 @@ def read(text):
         whole = "uriBaseId" not in place["artifactLocation"]
         assert not set(uri) & set(' <>"\\^`{|}:%') - {"%", *(":" if whole else "")}
         assert whole or place["artifactLocation"]["uriBaseId"] in run["originalUriBaseIds"]
-        assert place.get("region", {}).get("startLine", 1) >= 1
+        assert place["region"]["startLine"] >= 1
         assert all(logical["fullyQualifiedName"] for logical in location["logicalLocations"])
     (invocation,) = run["invocations"]
     assert isinstance(invocation["executionSuccessful"], bool)
@@ -94,11 +95,27 @@ def test_what_passes_is_no_result_and_what_is_unstable_is_a_warning():
 
 
 def test_a_result_without_a_line_is_put_down_to_what_was_asked_about():
-    for given, uri in (({"file": "nets.py"}, "nets.py"), ({}, "nets%3Amake")):
-        (one,) = read(sarif_document(account(finding(), **given)))["results"]
+    given = [({"file": "nets.py", "line": 12}, "nets.py", 12), ({}, "nets%3Amake", 1)]
+    for options, uri, line in given:
+        (one,) = read(sarif_document(account(finding(), **options)))["results"]
         place = one["locations"][0]["physicalLocation"]
         assert place["artifactLocation"]["uri"] == uri
-        assert "region" not in place
+        assert place["region"] == {"startLine": line}
+
+
+def test_a_cause_is_one_result_that_relates_to_what_results_from_it(repository):
+    start = traced(f"{repository}/a net.py:7", "node mm")
+    results = [finding(f"output {n}", cause="node mm") for n in range(3)]
+    run = read(sarif_document(account(*results, start, file="nets.py", line=12)))
+    (one,) = run["results"]
+    assert one["locations"][0]["physicalLocation"]["region"]["startLine"] == 7
+    assert [related["id"] for related in one["relatedLocations"]] == [1, 2, 3]
+    first = one["relatedLocations"][0]
+    assert first["message"]["text"] == "as a result, also output 0"
+    assert first["physicalLocation"] == {
+        "artifactLocation": {"uri": "nets.py", "uriBaseId": "SRCROOT"},
+        "region": {"startLine": 12},
+    }
 
 
 def test_an_item_keeps_its_fingerprint_while_its_figures_change():
@@ -141,8 +158,8 @@ def test_graphs_give_documents_that_keep_to_the_standard(make):
 def test_comparisons_give_documents_that_keep_to_the_standard():
     comparison = comparison_samples.transformer(layers=3, faulty=1)
     run = read(sarif_document(comparison_account(comparison, subject="mine golden")))
-    failing = [row for row in comparison.rows if not row.status.passes()]
-    assert sum(one["level"] == "error" for one in run["results"]) == len(failing)
+    causes = group_causes(comparison.verdict.failures)
+    assert sum(one["level"] == "error" for one in run["results"]) == len(causes)
 
 
 @pytest.mark.parametrize(
@@ -159,5 +176,4 @@ def test_a_comparison_is_placed_in_the_candidate_s_dump(mine, artifact):
     run = read(sarif_document(comparison_account(found, subject=f"{mine} golden")))
     places = [one["locations"][0]["physicalLocation"] for one in run["results"]]
     assert places
-    assert all(one["artifactLocation"] == artifact for one in places if "region" not in one)
-    assert any("region" not in one for one in places)
+    assert all(one["artifactLocation"] == artifact for one in places)
