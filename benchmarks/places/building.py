@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, edit, fits
 from torch import Tensor
 from torch.nn import functional
 
@@ -350,3 +350,52 @@ def gradient_of_the_bias_misses_a_row(call: Call) -> Any:
     value, dim = call.tensor(0), call.get(1, "dim")
     fits(isinstance(dim, list | tuple) and list(dim) == [0] and len(value) > 2)
     return call.put(0, value[:-1]).run()
+
+
+# --- Edited text ----------------------------------------------------------------------------------
+
+# Of Python code: a line of a model, or a statement that torch.fx generated.
+EDITS = {
+    "plus becomes minus": edit(
+        (r"\baten\.add\.Tensor\b", "aten.sub.Tensor"), (r" \+ ", " - "),
+        kinds=["sign"], loose=["residual", "offset"],
+    ),
+    "product becomes sum": edit(
+        (r"\baten\.mul\.Tensor\b", "aten.add.Tensor"), (r" \* ", " + "),
+    ),
+    "another axis": edit(
+        (r"(softmax|cumsum)(\S*\(\w+, (?:dim ?= ?)?)-1", r"\1\2-2"), (r"(torch.softmax\(.*), -1\)", r"\1, -2)"),
+        kinds=["wrong axis"],
+    ),
+    "not causal": edit((r"is_causal ?= ?True", "is_causal=False"), kinds=["mask", "causality"]),
+    "gelu becomes silu": edit((r"(?<=[._])gelu(?=[.(])", "silu")),
+    "tanh becomes sigmoid": edit((r"(?<=[.])tanh(?=[.(])", "sigmoid")),
+    "silu becomes sigmoid": edit((r"(?<=[._])silu(?=[.(])", "sigmoid")),
+    "a number ten percent larger": edit((r"(?<![\w.])(0\.\d+)(?![\w.])", r"(1.1 * \1)"), kinds=None),
+    "dot product with itself": edit(
+        (r"\baten\.(b?mm)\.default\((\w+), \w+\)", r"aten.\1.default(\2, \2)"),
+    ),
+}  # fmt: skip
+# Of a kernel of Inductor, in C++ and in Triton.
+KERNEL_EDITS = {
+    "eps larger": edit(
+        (r"static_cast<(float|double)>\(1e-(05|06|12)\)", r"static_cast<\1>(0.01)"),
+        (r"(?<![\w.])1e-(05|06|12)(?!\w)", "0.01"),
+        kinds=["eps"], loose=["offset", "axis scale"], operators="add", constant=1e-05,
+    ),
+    "erf becomes tanh": edit(
+        (r"\.erf\(\)", ".tanh()"), (r"std::erf\(", "std::tanh("),
+        (r"libdevice\.erf\(", "libdevice.tanh("), operators="erf",
+    ),
+    "exp becomes its square": edit(
+        (r"(tmp\d+)(\.exp\(\)|\.fexp_u20\(\)|\.exp_u20\(\))", r"(\1 + \1)\2"),
+        (r"std::exp\((tmp\d+)\)", r"std::exp(\1 + \1)"),
+        (r"tl_math\.exp\((tmp\d+)\)", r"tl_math.exp(\1 + \1)"),
+        (r"libdevice\.exp\((tmp\d+)\)", r"libdevice.exp(\1 + \1)"), operators="exp sigmoid",
+    ),
+    "half becomes a third": edit(
+        (r"static_cast<float>\(0\.5\)", "static_cast<float>(0.3333)"),
+        (r"(?<![\w.])0\.5(?![\w.])", "0.3333"),
+        kinds=["scale"], operators="mul", constant=0.5,
+    ),
+}  # fmt: skip

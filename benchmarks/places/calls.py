@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -186,14 +187,17 @@ def try_fault(fault: Fault, call: Call, *, backward: bool) -> Any:
         right, wrong = call.run(), fault.wrong(call)
     except Exception:  # noqa: BLE001  (whatever a fault cannot cope with is no place for it)
         return None
-    pairs = list(zip(_tensors(right), _tensors(wrong), strict=False))
-    if len(_tensors(right)) != len(_tensors(wrong)) or not pairs:
-        return None
-    if any(a.shape != b.shape or a.dtype != b.dtype for a, b in pairs):
-        return None
-    if any(not a.numel() for a, _ in pairs) or all(_is_rounding(a, b) for a, b in pairs):
-        return None
-    return wrong
+    return wrong if is_changed(right, wrong) else None
+
+
+def is_changed(right: Any, wrong: Any) -> bool:
+    """Whether results have the form of the right ones and differ by more than rounding."""
+    if len(_tensors(right)) != len(_tensors(wrong)):
+        return False
+    pairs = list(zip(_tensors(right), _tensors(wrong), strict=True))
+    if any(a.shape != b.shape or a.dtype != b.dtype or not a.numel() for a, b in pairs):
+        return False
+    return not all(_is_rounding(a, b) for a, b in pairs)
 
 
 # Of the largest value: what a right way of writing the same may differ by.
@@ -218,3 +222,48 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [one for part in value for one in _tensors(part)]
     return []
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A change of generated code, or of a source line.
+
+    Attributes:
+        changes: regular expressions and what replaces them; the first that matches is used.
+        kinds: the kinds that name it; None if they depend on the place.
+        loose: kinds that are true and say less.
+        operators: for kernels: the operators whose code it changes.
+        constant: for kernels: a number among the arguments of these operators.
+    """
+
+    changes: tuple[tuple[str, str], ...]
+    kinds: frozenset[str] | None = frozenset()
+    loose: frozenset[str] = frozenset()
+    operators: frozenset[str] = frozenset()
+    constant: float | None = None
+
+    def apply(self, text: str, count: int = 1) -> str:
+        """The edited text; the same if nothing matches."""
+        for pattern, replacement in self.changes:
+            edited = re.sub(pattern, replacement, text, count=count)
+            if edited != text:
+                return edited
+        return text
+
+    def apply_everywhere(self, text: str) -> str:
+        """All patterns, wherever they match."""
+        for pattern, replacement in self.changes:
+            text = re.sub(pattern, replacement, text)
+        return text
+
+
+def edit(
+    *changes: tuple[str, str],
+    kinds: Iterable[str] | None = (),
+    loose: Iterable[str] = (),
+    operators: str = "",
+    constant: float | None = None,
+) -> Edit:
+    """An edit, with its words as they are written."""
+    named = None if kinds is None else frozenset(kinds)
+    return Edit(changes, named, frozenset(loose), frozenset(operators.split()), constant)

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, edit, fits
 from torch import Tensor
 from torch.nn import functional
 
@@ -430,3 +430,63 @@ def gradient_of_a_weight_transposed(call: Call) -> Any:
     value = call.result()
     fits(value.size(0) == value.size(1) > 2)
     return call.instead(value.t().contiguous())
+
+
+# --- Edited text ----------------------------------------------------------------------------------
+
+# Of Python code: a line of a model, or a statement that torch.fx generated.
+EDITS = {
+    "minus becomes plus": edit(
+        (r"\baten\.sub\.Tensor\b", "aten.add.Tensor"), (r" - ", " + "),
+        kinds=["sign"], loose=["offset"],
+    ),
+    "quotient becomes product": edit(
+        (r"\baten\.div\.Tensor\b", "aten.mul.Tensor"), (r" / ", " * "),
+        loose=["scale", "axis scale"],
+    ),
+    "a large eps": edit(
+        (r"(?<![\w.])1e-0?\d+(?!\w)", "0.02"), kinds=["eps"], loose=["axis scale", "offset"],
+    ),
+    "silu becomes relu": edit((r"(?<=[.])silu(?=[.(])", "relu")),
+    "sigmoid becomes tanh": edit((r"(?<=[.])sigmoid(?=[.(])", "tanh")),
+    "exp becomes expm1": edit((r"(?<=[.])exp(?=[.(])", "expm1"), kinds=["offset"], loose=["constant"]),
+    "relu becomes abs": edit((r"(?<=[.])relu(?=[.(])", "abs")),
+    "cosine becomes sine": edit((r"(?<=[.])cos(?=[.(])", "sin")),
+    "operands exchanged": edit(
+        (r"\b(sub\.Tensor|div\.Tensor|mm\.default|bmm\.default|matmul)\((\w+), (\w+)\)", r"\1(\3, \2)"),
+        (r"\b(\w+) ([-/@]) (\w+)$", r"\3 \2 \1"),
+        kinds=["swapped operands"], loose=["sign", "transpose"],
+    ),
+    "mask the other way round": edit((r"== 0\b", "!= 0"), (r"\beq\.Scalar\b", "ne.Scalar"), kinds=["mask"]),
+    "the next part": edit(
+        (r"^(\w+)\[0\]$", r"\1[1]"), kinds=["wrong index", "permutation", "copy", "shift"],
+        loose=["stale"],
+    ),
+}  # fmt: skip
+# Of a kernel of Inductor, in C++ and in Triton.
+KERNEL_EDITS = {
+    "tanh becomes erf": edit(
+        (r"\.tanh\(\)", ".erf()"), (r"std::tanh\(", "std::erf("),
+        (r"libdevice\.tanh\(", "libdevice.erf("), operators="tanh",
+    ),
+    "sigmoid of the opposite": edit(
+        (r"(tmp\d+)\.neg\(\)\.exp\(\)", r"\1.exp()"), (r"std::exp\(-(tmp\d+)\)", r"std::exp(\1)"),
+        (r"tl\.sigmoid\((tmp\d+)\)", r"(1 - tl.sigmoid(\1))"), operators="sigmoid",
+    ),
+    "rsqrt becomes reciprocal": edit(
+        (r"\.rsqrt\(\)", ".reciprocal()"), (r"1 / std::sqrt\((tmp\d+)\)", r"1 / \1"),
+        (r"libdevice\.rsqrt\((tmp\d+)\)", r"(1.0 / \1)"), operators="rsqrt",
+    ),
+    "a mean of one more": edit(
+        (r"static_cast<float>\((\d\d+)\.0\)", r"static_cast<float>(\1.0 + 1)"),
+        (r"(?<![\w.])(\d\d+\.0)(?![\w.])", r"(\1 + 1)"),
+        kinds=["off by one reduction", "scale"], operators="mean var_mean var",
+    ),
+    "cosine becomes sine": edit(
+        (r"\.cos\(\)", ".sin()"), (r"std::cos\(", "std::sin("),
+        (r"tl_math\.cos\(", "tl_math.sin("), operators="cos",
+    ),
+    "root of two rounded": edit(
+        (r"0\.7071067811865476", "0.7"), kinds=["scale"], operators="mul", constant=0.7071067811865476,
+    ),
+}  # fmt: skip

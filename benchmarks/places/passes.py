@@ -138,6 +138,8 @@ class Seen:
         graph: the number of its graph.
         source: the innermost line of its stack trace, `file:line`.
         module: the path of the module that it was called in.
+        target: the node in the graph.
+        inputs: its inputs by their names.
     """
 
     graph: int
@@ -145,6 +147,15 @@ class Seen:
     call: Call
     source: str
     module: str
+    target: fx.Node
+    inputs: dict[str, Any]
+
+    @property
+    def statement(self) -> str:
+        """The code of the node, as torch.fx prints it."""
+        from benchmarks.places.texts import statement_of
+
+        return statement_of(self.target)
 
 
 class Survey:
@@ -197,7 +208,8 @@ class _Noting(fx.Interpreter):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             call = Call.of(n.target, _kept(tuple(args)), _kept(dict(kwargs)))
             places = self.survey.captured.get(name.captured, ("", ""))
-            self.survey.seen.append(Seen(self.number, name, call, *places))
+            inputs = {given.name: _kept(self.env[given]) for given in n.all_input_nodes}
+            self.survey.seen.append(Seen(self.number, name, call, *places, n, inputs))
         return super().run_node(n)
 
 

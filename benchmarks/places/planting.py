@@ -60,7 +60,7 @@ class Planted:
     kinds: tuple[str, ...] | None
     loose: tuple[str, ...]
     candidate: Callable[[], Any]
-    backend: Callable[..., Any] | None = None
+    backend: Callable[..., Any] | str | None = None
     setting: tuple[tuple[str, str], ...] = ()
 
     @contextlib.contextmanager

@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 KEY = ("half", "what", "model", "source", "number")
 # In turn, model by model; what a model has no source for is left out.
 SCHEDULE = {
-    "verify": ("pass captured place", "pass lowered place", "pass captured first",
-               "pass lowered first"),
-    "guard": ("pass captured place", "pass lowered place", "pass captured place",
-              "pass lowered place", "pass captured first", "pass lowered first",
-              "pass captured every"),
-    "shrink": ("pass captured first", "pass lowered first", "pass captured every"),
+    "verify": ("pass captured place", "module", "pass lowered place", "code captured",
+               "exported graph", "pass captured first", "code lowered", "module", "source",
+               "pass lowered first", "kernel"),
+    "guard": ("pass captured place", "pass lowered place", "code captured", "pass captured place",
+              "pass lowered place", "pass captured first", "pass lowered place", "code lowered",
+              "pass captured place", "pass lowered first", "kernel", "pass captured every"),
+    "shrink": ("pass captured first", "pass lowered first", "pass captured every",
+               "pass captured first"),
 }  # fmt: skip
+# Only plain models: their source is here, and Inductor compiles them in seconds.
+FOR_PLAIN = {"source", "kernel"}
 GIGABYTES = 24
 
 
@@ -55,9 +59,6 @@ def units(asked: Namespace) -> Iterator[dict[str, Any]]:
             numbers[model, source] += 1
             yield {"half": asked.half, "what": asked.what, "model": model, "source": source,
                    "number": number}  # fmt: skip
-
-
-FOR_PLAIN = {"source"}
 
 
 def _has_transformers() -> bool:

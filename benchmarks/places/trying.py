@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from benchmarks.places import kernels, texts, uncompiled  # noqa: F401  (each adds its sources)
 from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpropagate
 
 import paritas
