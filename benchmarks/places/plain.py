@@ -1,0 +1,327 @@
+"""Small models without a library, whose source is also edited (`edited_source.py`).
+
+One statement per line, so that a line is one place.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Perceptron(nn.Module):
+    """Linear layers and activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 32)
+        self.second = nn.Linear(32, 32)
+        self.norm = nn.LayerNorm(32)
+        self.last = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.gelu(self.first(x))
+        more = torch.tanh(self.second(hidden))
+        kept = self.norm(hidden + more)
+        return self.last(kept)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(6, 24),)
+
+
+class Convolutions(nn.Module):
+    """Convolutions with batch norms and pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.last = nn.Linear(8, 4)
+        self.norm.running_mean.uniform_(-0.5, 0.5)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.first(x)))
+        hidden = functional.max_pool2d(hidden, 2)
+        hidden = hidden + torch.relu(self.second(hidden))
+        pooled = hidden.mean((2, 3))
+        return self.last(pooled)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 3, 12, 12),)
+
+
+class SmallUNet(nn.Module):
+    """Down, up, and what is kept on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(2, 6, 3, padding=1)
+        self.deep = nn.Conv2d(6, 6, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 6)
+        self.up = nn.Conv2d(12, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = functional.silu(self.down(x))
+        small = functional.avg_pool2d(wide, 3, 2, 1)
+        small = functional.silu(self.norm(self.deep(small)))
+        back = functional.interpolate(small, size=wide.shape[-2:], mode="bilinear")
+        both = torch.cat([wide, back], 1)
+        return self.up(both)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 2, 10, 10),)
+
+
+class Recurrent(nn.Module):
+    """Gates of a recurrent cell, written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 12)
+        self.inside = nn.Linear(12, 48)
+        self.state = nn.Linear(12, 48)
+        self.last = nn.Linear(12, 20)
+
+    def forward(self, words: Tensor) -> Tensor:
+        vectors = self.table(words)
+        hidden = torch.zeros(words.shape[0], 12)
+        cell = torch.zeros(words.shape[0], 12)
+        for step in range(4):
+            gates = self.inside(vectors[:, step]) + self.state(hidden)
+            entry, forget, output, new = gates.chunk(4, -1)
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(entry) * torch.tanh(new)
+            hidden = torch.sigmoid(output) * torch.tanh(cell)
+        return self.last(hidden)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randint(0, 20, (3, 4)),)
+
+
+class AttentionBlock(nn.Module):
+    """Attention by torch's operator, with a residual and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.mix = nn.Linear(32, 96)
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.mix(self.norm(x)).chunk(3, -1)
+        heads = [part.unflatten(-1, (4, 8)).transpose(1, 2) for part in (query, key, value)]
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        joined = mixed.transpose(1, 2).flatten(2)
+        return x + self.out(joined)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 9, 32),)
+
+
+class WrittenAttention(nn.Module):
+    """Attention written out, with a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(16, 16)
+        self.key = nn.Linear(16, 16)
+        self.value = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).mT
+        scores = scores / math.sqrt(16)
+        mask = torch.tril(torch.ones(x.shape[1], x.shape[1]))
+        scores = scores.masked_fill(mask == 0, -1e4)
+        weights = torch.softmax(scores, -1)
+        return weights @ self.value(x)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(3, 7, 16),)
+
+
+class Rotary(nn.Module):
+    """Rotary positions, with halves that are exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(16, 16, bias=False)
+        self.scale = nn.Parameter(torch.rand(16) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(x)
+        rates = 1.0 / (100.0 ** (torch.arange(0, 16, 2) / 16))
+        angles = torch.arange(x.shape[1])[:, None] * rates
+        angles = torch.cat([angles, angles], -1)
+        left, right = query[..., :8], query[..., 8:]
+        turned = torch.cat([-right, left], -1)
+        mixed = query * angles.cos() + turned * angles.sin()
+        variance = mixed.pow(2).mean(-1, keepdim=True)
+        return mixed * torch.rsqrt(variance + 1e-6) * self.scale
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 6, 16),)
+
+
+class Router(nn.Module):
+    """The best experts of each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(12, 4)
+        self.experts = nn.Parameter(torch.randn(4, 12, 12) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chances = torch.softmax(self.gate(x), -1)
+        best, which = torch.topk(chances, 2, dim=-1)
+        best = best / best.sum(-1, keepdim=True)
+        every = torch.einsum("bi,eij->bej", x, self.experts)
+        chosen = every.gather(1, which[..., None].expand(-1, -1, 12))
+        return (chosen * best[..., None]).sum(1)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(7, 12),)
+
+
+class SortedPooling(nn.Module):
+    """Operators with several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(18, 18)
+        self.last = nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        ordered, _ = torch.sort(hidden, -1)
+        low, high = torch.split(ordered, 9, -1)
+        spread, centre = torch.var_mean(high - low, -1, keepdim=True)
+        best, _ = hidden.unflatten(-1, (2, 9)).max(1)
+        return self.last((best - centre) / torch.sqrt(spread + 1e-3))
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(5, 18),)
+
+
+class Loss(nn.Module):
+    """A classifier with its loss; some targets are ignored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 16)
+        self.norm = nn.LayerNorm(16)
+        self.last = nn.Linear(16, 30)
+
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        hidden = functional.silu(self.norm(self.table(words)))
+        scores = self.last(hidden)
+        return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        words = torch.randint(0, 30, (3, 8))
+        targets = torch.randint(0, 30, (3, 8))
+        targets[:, -2:] = -100
+        return words, targets
+
+
+class Picker(nn.Module):
+    """Indices of largest values among small integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 10)
+        self.last = nn.Linear(10, 10)
+
+    def forward(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        best = torch.argmax(scores, -1)
+        chosen = self.table(best)
+        return self.last(chosen), best
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randint(0, 3, (8, 12)),)
+
+
+class Standardized(nn.Module):
+    """Statistics by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        centred = hidden - hidden.mean(-1, keepdim=True)
+        scaled = centred / (centred.std(-1, keepdim=True) + 1e-5)
+        weights = torch.exp(scaled - scaled.amax(-1, keepdim=True))
+        weights = weights / weights.sum(-1, keepdim=True)
+        return self.second(weights * 4.0) - x
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(16, 16),)
+
+
+class Shifted(nn.Module):
+    """Windows that are rolled, as in Swin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = torch.roll(x, (-1, -1), (1, 2))
+        windows = moved.unflatten(1, (2, 3)).unflatten(3, (2, 3)).transpose(2, 3).flatten(3, 4)
+        query, key, value = self.mix(windows.flatten(1, 3)).unflatten(-1, (3, 8)).unbind(2)
+        weights = torch.softmax(query @ key.transpose(1, 2) * 0.35, -1)
+        return self.out(weights @ value)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 6, 6, 8),)
+
+
+class Gated(nn.Module):
+    """A gated block with squares, maxima and a cumulative sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(12, 24)
+        self.conv = nn.Conv1d(12, 12, 3, padding=1)
+        self.out = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.gate(x).chunk(2, -1)
+        local = self.conv(value.transpose(1, 2)).transpose(1, 2)
+        mixed = local * torch.sigmoid(gate)
+        along = torch.cumsum(mixed, 1) * 0.5
+        bounded = torch.where(along > 0, along, 0.1 * along)
+        return self.out(bounded) + x
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 8, 12),)
+
+
+MODELS = {
+    one.__name__: one
+    for one in (
+        Perceptron, Convolutions, SmallUNet, Recurrent, AttentionBlock, WrittenAttention, Rotary,
+        Router, SortedPooling, Loss, Picker, Standardized, Shifted, Gated,
+    )
+}  # fmt: skip

@@ -1,0 +1,251 @@
+"""One fault: planted, verified or guarded or shrunk, and what was said compared with the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from benchmarks.places import kernels, texts, uncompiled  # noqa: F401  (each adds its sources)
+from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpropagate
+
+import paritas
+from paritas.errors import UsageError
+from paritas.results.findings import Finding, OriginKind, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.results.findings import Origin, Verdict
+
+# Of a share of a tensor's largest value: what is smaller may be rounding.
+ROUNDING = 1e-5
+# After its limit, `shrink` writes and runs the script.
+GRACE = 3.0
+
+
+def try_unit(subject: Subject, what: str, source: str, number: int, seconds: float) -> dict:
+    """The row of one fault; the faults of a source are numbered."""
+    for at, planted in enumerate(SOURCES[source](subject)):
+        if at == number:
+            break
+    else:
+        return {"outcome": "no fault fits"}
+    row = {
+        "fault": planted.fault, "planted": planted.source, "truth": planted.truth.__dict__,
+        "kinds": planted.kinds, "loose": planted.loose,
+    }  # fmt: skip
+    torch.compiler.reset()
+    with planted.active():
+        row |= _TRIES[what](subject, planted, seconds)
+        if row["outcome"] == "passes":
+            row["size"] = measure_size(subject, planted)
+            row["outcome"] = "missed" if row["size"] > ROUNDING else "changes nothing"
+    return row
+
+
+def measure_size(subject: Subject, planted: Planted) -> float:
+    """The largest relative difference that the fault makes, measured without paritas.
+
+    A gradient far smaller than the others may be zero but for rounding, as of a bias of keys.
+    """
+    torch.compiler.reset()
+    right = backpropagate(subject.model, subject)
+    wrong = backpropagate(planted.candidate(), subject)
+    scales = [float(one.double().abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
+              for one in right]  # fmt: skip
+    worst = 0.0
+    for one, other, scale in zip(right, wrong, scales, strict=False):
+        if one.shape != other.shape:
+            return float("inf")
+        if one.numel():
+            difference = (one.double() - other.double()).abs().nan_to_num(0, 0, 0).max()
+            worst = max(worst, float(difference) / max(scale, 1e-3 * max(scales), 1e-30))
+    return worst
+
+
+# --- verify and guard -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def timing_the_search() -> Iterator[list[float]]:
+    """The seconds that looking for the place took, one number for each search."""
+    import paritas.checks.locate as guards
+    import paritas.checks.places as verifies
+
+    took: list[float] = []
+    kept = []
+
+    def timed(function: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took.append(time.monotonic() - began)
+
+        return run
+
+    for home, name in ((guards, "locate"), (guards, "locate_captured"),
+                       (verifies, "locate_failure")):  # fmt: skip
+        if (function := getattr(home, name, None)) is not None:
+            kept.append((home, name, function))
+            setattr(home, name, timed(function))
+    try:
+        yield took
+    finally:
+        for home, name, function in kept:
+            setattr(home, name, function)
+
+
+def try_verify(subject: Subject, planted: Planted, seconds: float) -> dict:
+    """`verify` with its defaults."""
+    del seconds
+    config = paritas.VerifyConfig(raise_on_mismatch=False)
+    candidate = planted.candidate()
+    began = time.monotonic()
+    with timing_the_search() as took:
+        verdict = paritas.verify(subject.inputs, subject.model, candidate, config)
+    spent = time.monotonic() - began
+    return read_verdict(verdict, planted) | {"seconds": spent, "search": took}
+
+
+def try_guard(subject: Subject, planted: Planted, seconds: float) -> dict:
+    """`guard` around the backend, forward and backward."""
+    del seconds
+    guard = paritas.guard(planted.backend, on_mismatch="record")
+    compiled = torch.compile(subject.model, backend=guard)
+    began = time.monotonic()
+    with timing_the_search() as took:
+        backpropagate(compiled, subject)
+    spent = time.monotonic() - began
+    return read_verdict(guard.verdict(), planted, by_node=True) | {
+        "seconds": spent, "search": took,
+    }  # fmt: skip
+
+
+def read_verdict(verdict: Verdict, planted: Planted, *, by_node: bool = False) -> dict:
+    """What a verdict says about the place and the kind."""
+    failures = [one for one in verdict.failures if one.status is not Status.UNVERIFIED]
+    if not failures:
+        said = [one.reason[:200] for one in verdict.failures][:2]
+        return {"outcome": "passes", "status": str(verdict.status), "said": said}
+    order = {id(finding): place for place, finding in enumerate(verdict.findings)}
+    failures.sort(key=lambda finding: order[id(finding)])
+    named = [one for one in failures if one.origin is not None]
+    places = [place_of(one.origin, planted.truth, by_node=by_node) for one in named]
+    row: dict[str, Any] = {
+        "outcome": places[0] if places else "none",
+        "status": str(verdict.status),
+    }
+    row["places"] = [
+        {"path": one.path, "place": place, **_told(one.origin), "kind": kind_of(one),
+         "confidence": _confidence(one), "reason": one.reason[:200]}
+        for one, place in zip(named, places, strict=True)
+    ]  # fmt: skip
+    row["kind"] = kind_of(named[0]) if named else ""
+    row["at outputs"] = [
+        {"path": one.path, "kind": kind_of(one), "confidence": _confidence(one)}
+        for one in failures
+        if one.origin is None and kind_of(one)
+    ]
+    row["failures"] = len(failures)
+    row["caused"] = sum(bool(one.cause) for one in failures)
+    row["notes"] = [note[:200] for note in verdict.notes][:4]
+    return row
+
+
+def kind_of(finding: Finding) -> str:
+    """The kind that is stated; empty if none is."""
+    best = None if finding.diagnosis is None else finding.diagnosis.best
+    return "" if best is None else str(best.kind)
+
+
+def _confidence(finding: Finding) -> float:
+    best = None if finding.diagnosis is None else finding.diagnosis.best
+    return 0.0 if best is None else best.confidence
+
+
+def _told(origin: Origin) -> dict[str, str]:
+    names = ("kind", "name", "operator", "module", "source")
+    return {f"origin {name}": str(getattr(origin, name)) for name in names}
+
+
+def place_of(origin: Origin, truth: Truth, *, by_node: bool) -> str:
+    """`exact`, `near` if it contains the place, `other`, or `none` if it names the whole graph."""
+    if origin.kind is OriginKind.GRAPH:
+        return "none"
+    names = {origin.name, *origin.nodes}
+    is_part = bool(names & set(truth.nodes))
+    if origin.kind is OriginKind.NODE and origin.name in truth.nodes:
+        return "exact"
+    if origin.kind is OriginKind.FUSION and is_part:
+        return "exact" if set(origin.nodes) <= set(truth.nodes) else "near"
+    if by_node:
+        return "other"
+    same_line = _line(origin.source) in {_line(source) for source in truth.sources if source}
+    module = origin.module or (origin.name if origin.kind is OriginKind.MODULE else "")
+    same_operator = not origin.operator or not truth.operators or any(
+        one in origin.operator for one in truth.operators
+    )  # fmt: skip
+    if same_line or (module and module in truth.modules and same_operator):
+        return "exact"
+    if module and any(path.startswith(f"{module}.") for path in truth.modules):
+        return "near"
+    return "other"
+
+
+def _line(source: str) -> str:
+    """`file.py:12` of `/path/file.py:12, in forward`."""
+    found = re.search(r"([^/\\]+\.py):(\d+)", source)
+    return f"{found[1]}:{found[2]}" if found else source or "-"
+
+
+# --- shrink ---------------------------------------------------------------------------------------
+
+
+def try_shrink(subject: Subject, planted: Planted, seconds: float) -> dict:
+    """`Verdict.shrink` within a limit; the script is run once more, by itself."""
+    config = paritas.VerifyConfig(raise_on_mismatch=False)
+    if hasattr(config, "locate_seconds"):
+        config.locate_seconds = 0
+    verdict = paritas.verify(subject.inputs, subject.model, planted.candidate(), config)
+    if verdict.passed:
+        return {"outcome": "passes", "status": str(verdict.status)}
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        try:
+            report = verdict.shrink(seconds=seconds, outdir=folder)
+        except UsageError as error:
+            took = time.monotonic() - began
+            return {"outcome": "no script", "seconds": took, "reason": str(error)[:300]}
+        took = time.monotonic() - began
+        text = Path(report.script).read_text() if Path(report.script).exists() else ""
+        done = subprocess.run(
+            [sys.executable, report.script], capture_output=True, text=True, timeout=120,
+            cwd=folder, check=False,
+        )  # fmt: skip
+    count = re.search(r"(\d+) (?:operator|call|node)", report.after)
+    left = int(count[1]) if count else 1 if "operator" in report.after else None
+    return {
+        "outcome": "shrunk", "before": report.before, "after": report.after, "left": left,
+        "seconds": took, "limit": seconds, "kept": took <= seconds + GRACE, "ended": report.ended,
+        "written": bool(text), "shows": report.shows, "code": done.returncode,
+        "fails": done.returncode != 0,
+        "said": (done.stdout + done.stderr)[-300:], "kind": _best(report.diagnosis),
+        "queries": report.queries,
+    }  # fmt: skip
+
+
+def _best(diagnosis: Any) -> str:
+    best = None if diagnosis is None else diagnosis.best
+    return "" if best is None else str(best.kind)
+
+
+_TRIES = {"verify": try_verify, "guard": try_guard, "shrink": try_shrink}
