@@ -1,33 +1,29 @@
 """Make the cases on which a kernel is judged, from the inputs that the task gives.
 
-What the reference itself refuses is not asked of the candidate; the judge filters that. Properties
-of the given inputs that a kernel may rely on are kept in all of them: triangular and symmetric
-matrices, rows that sum to one, labels from a few values, sorted integers.
+What the reference itself refuses is not asked of the candidate; the judge filters that. Other
+values of the same kind come from `execution/similar_inputs.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.execution.computable import as_computable, is_number, stored_as
 from paritas.execution.observation import input_tensors
-from paritas.execution.saved_state import Copier
+from paritas.execution.similar_inputs import SimilarInputs
 from paritas.execution.subjects import Inputs
-from paritas.kernels.computable import as_computable, is_number, stored_as
 from paritas.numerics.bits import dtype_name
-from paritas.numerics.contents import map_leaves
-from paritas.numerics.metrics import bitwise_equal
 from paritas.results.model_reports import CaseFamily
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 # Sizes around tiles and vectors, odd, prime and degenerate ones; the nearest to the given size of
 # each kind comes first.
@@ -37,8 +33,6 @@ _PRIMES = (3, 7, 13, 31, 61, 127, 251, 509, 1021)
 _MOST_GROWTH, _MOST_ELEMENTS = 2, 1 << 16
 # How a case uses the memory of the call before.
 SAME_TENSORS, NEW_TENSORS = "same tensors", "new tensors"
-_FEW_VALUES, _ENOUGH_ELEMENTS = 4, 12
-_SUM_ERROR = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,118 +74,7 @@ class KernelCase:
         )
 
 
-# --- What the given inputs are like ---------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Character:
-    """What a kernel may rely on in one input.
-
-    Attributes:
-        kind: `free` floats, floats with `labels`, `integers`, `booleans`, `other`.
-        keep: restores a property of the given input; None if there is none.
-    """
-
-    kind: str
-    keep: Callable[[Tensor], Tensor] | None = None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether any float may stand there."""
-        return self.kind == "free" and self.keep is None
-
-
-def character_of(tensor: Tensor) -> Character:
-    """What one of the given inputs is like."""
-    if tensor.dtype is torch.bool:
-        return Character("booleans")
-    if tensor.is_floating_point() and not is_number(tensor.dtype):
-        return Character("other")
-    tensor = as_computable(tensor)
-    if not tensor.is_floating_point():
-        is_integer = not tensor.is_complex() and tensor.numel() > 0
-        return Character("integers" if is_integer else "other", _sorting(tensor))
-    if tensor.numel() >= _ENOUGH_ELEMENTS:
-        if len(tensor.unique()) <= _FEW_VALUES:
-            return Character("labels")
-        structure = _structure(tensor)
-        if structure is not None:
-            return Character("free", structure)
-    return Character("free")
-
-
-def _sorting(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
-    is_row = not tensor.is_complex() and tensor.dim() == 1 and tensor.numel() > 2  # noqa: PLR2004
-    if is_row and bool((tensor[1:] >= tensor[:-1]).all()) and bool((tensor[1:] > tensor[0]).any()):
-        return lambda new: new.sort().values
-    return None
-
-
-def _structure(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
-    if tensor.dim() >= 2:  # noqa: PLR2004
-        rows, columns = tensor.shape[-2:]
-        if rows > 1 and columns > 1:
-            for keep in (torch.triu, torch.tril):
-                if torch.equal(keep(tensor), tensor):
-                    return keep
-        if rows == columns > 1 and torch.equal(tensor, tensor.mT):
-            return lambda new: (new + new.mT) / 2 if new.shape[-1] == new.shape[-2] else new
-    sums = tensor.double().sum(-1)
-    is_share = bool((tensor >= 0).all()) and bool(((sums - 1).abs() < _SUM_ERROR).all())
-    if tensor.shape[-1:] and tensor.shape[-1] > 1 and is_share:
-        return lambda new: new.abs() / new.abs().sum(-1, keepdim=True).clamp(min=1e-6)
-    return None
-
-
-# --- Drawing --------------------------------------------------------------------------------------
-
-
-# More values than this are drawn once and repeated: a prime, so that rows of the usual lengths
-# differ.
-_MOST_DRAWN = 1048573
-
-
-def drawn_like(
-    given: Tensor, shape: tuple[int, ...], character: Character, generator: Generator
-) -> Tensor:
-    """Other values of the same range and kind; floats lie between two of the given ones."""
-    pool = as_computable(given.detach()).reshape(-1)
-    total = math.prod(shape)
-    count = min(total, _MOST_DRAWN)
-    if pool.numel() == 0:
-        drawn = torch.zeros(shape, dtype=given.dtype)
-        if is_number(given.dtype):
-            drawn = stored_as(torch.randn(shape, generator=generator), given.dtype)
-        return drawn.to(given.device)
-
-    def picked() -> Tensor:
-        places = torch.randint(pool.numel(), (count,), generator=generator)
-        return pool[places.to(pool.device)].cpu()
-
-    first = picked()
-    if character.kind == "free":
-        second = picked()
-        share = torch.rand(count, generator=generator, dtype=torch.float64)
-        wide = first.double() + share * (second.double() - first.double())
-        if pool.numel() == 1:
-            wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
-        first = wide.to(pool.dtype)
-    first = first.to(given.device)
-    if total > count:
-        first = first.repeat(-(-total // count))[:total]
-    drawn = first.reshape(shape)
-    return stored_as(drawn if character.keep is None else character.keep(drawn), given.dtype)
-
-
-def as_leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:
-    """A tensor without a history: the sides differentiate from their outputs to their inputs only.
-
-    What is computed from a leaf that requires grad, by a clone or a slice, is no leaf.
-    """
-    return (tensor if tensor.is_leaf else tensor.detach()).requires_grad_(requires_grad)
-
-
-class CaseMaker:
+class CaseMaker(SimilarInputs):
     """Makes cases from the inputs of a task.
 
     Attributes:
@@ -219,13 +102,10 @@ class CaseMaker:
             accepts: whether the reference accepts a case.
         """
         self.accepts = accepts
-        self.given, self.again = given, again
+        super().__init__(given, seed, again)
         self.label = label
         self.has_weights, self.has_modes = has_weights, has_modes
-        self.seed, self.drawn = seed, 2
-        self._generator = torch.Generator().manual_seed(seed + 1)
-        self._tensors = dict(input_tensors(given))
-        self._characters = {path: character_of(t) for path, t in self._tensors.items()}
+        self.drawn = 2
 
     def all_families(self) -> dict[CaseFamily, Iterator[KernelCase]]:
         """The cases of each family, the most telling first."""
@@ -248,51 +128,6 @@ class CaseMaker:
         for case in cases:
             yield dataclasses.replace(case, name=f"{self.label}{case.name}")
 
-    # --- Changing inputs --------------------------------------------------------------------------
-
-    def changed(self, change: Callable[[str, Tensor], Tensor | None]) -> Inputs | None:
-        """The given inputs with some tensors replaced; None if nothing changed."""
-        copies = Copier()
-        new: dict[int, Tensor] = {}
-        for path, tensor in self._tensors.items():
-            made = change(path, tensor)
-            if made is not None:
-                new[id(tensor)] = as_leaf(made, requires_grad=tensor.requires_grad)
-        if not new:
-            return None
-
-        def replace(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            return new[id(leaf)] if id(leaf) in new else copies.copy_tensor(leaf)
-
-        args = map_leaves(list(self.given.args), replace)
-        return Inputs(tuple(args), map_leaves(dict(self.given.kwargs), replace))
-
-    def other(self, seed: int) -> Inputs | None:
-        """The given inputs under another seed; drawn here if the task makes the same ones."""
-        if self.again is not None:
-            made = self.again(seed)
-            if not _are_same(made, self.given):
-                return made
-        self._generator.manual_seed(self.seed + 7919 * seed)
-        return self.changed(
-            lambda path, t: self._drawn(path, t, tuple(t.shape)) if t.numel() else None
-        )
-
-    def _drawn(self, path: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return drawn_like(tensor, shape, self._characters[path], self._generator)
-
-    def _free(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
-        """Change every input that may be any float."""
-        return self.changed(
-            lambda path, t: (
-                stored_as(change(as_computable(t)), t.dtype)
-                if self._characters[path].is_free and t.numel()
-                else None
-            )
-        )
-
     # --- The families -----------------------------------------------------------------------------
 
     def _given(self) -> Iterator[KernelCase]:
@@ -312,91 +147,8 @@ class CaseMaker:
         yield KernelCase("as given, at the end", CaseFamily.MEMORY, self.given)
 
     def _values(self) -> Iterator[KernelCase]:
-        def case(
-            name: str, inputs: Inputs | None, *, is_uniform: bool = False
-        ) -> Iterator[KernelCase]:
-            if inputs is not None:
-                yield KernelCase(name, CaseFamily.VALUES, inputs, is_uniform=is_uniform)
-
-        generator = self._generator
-
-        def shuffled(t: Tensor, values: Tensor) -> Tensor:
-            order = torch.randperm(t.numel(), generator=generator)
-            return values[order].reshape(t.shape).to(t.device, t.dtype)
-
-        def one_hot(t: Tensor) -> Tensor:
-            flat = torch.zeros(t.numel(), dtype=t.dtype, device=t.device)
-            flat[t.numel() // 2] = 1
-            return flat.reshape(t.shape)
-
-        yield from case("both signs, normal", self._free(lambda t: _normal(t, generator)))
-        yield from case("large values", self._free(lambda t: _normal(t, generator) * 512))
-        # Sums of this number are exact: what remains of it is not rounding.
-        yield from case(
-            "all equal", self._free(lambda t: torch.full_like(t, 0.75)), is_uniform=True
-        )
-        yield from case(
-            "far from zero, close together",
-            self._free(lambda t: _normal(t, generator) / 64 + 40),
-        )
-        yield from case("tiny values", self._free(lambda t: _normal(t, generator) * 2.0**-20))
-        yield from case("zeros", self._free(torch.zeros_like))
-        yield from case("negative", self._free(lambda t: -_normal(t, generator).abs()))
-        yield from case("one-hot", self._free(one_hot))
-        yield from case(
-            "one large value", self._free(lambda t: _normal(t, generator) + 30 * one_hot(t))
-        )
-        for last in self._possible_indices():
-            yield from case(
-                "indices at their ends", self._integers(functools.partial(_ends, last=last))
-            )
-        yield from case("large integers", self._integers(_large_integers))
-        yield from case("repeated indices", self._integers(lambda t: t.reshape(-1)[0].expand_as(t)))
-        yield from case("all masked", self._booleans(value=True))
-        yield from case("nothing masked", self._booleans(value=False))
-        yield from case("negative zeros", self._free(lambda t: -torch.zeros_like(t)))
-        yield from case(
-            "sorted",
-            self._free(lambda t: _normal(t, generator).reshape(-1).sort().values.reshape(t.shape)),
-        )
-        yield from case(
-            "repeated values",
-            self._free(lambda t: shuffled(t, (torch.arange(t.numel()) % 3 - 1).double())),
-        )
-        yield from case("denormal values", self._free(lambda t: _denormal(t, generator)))
-
-    def _possible_indices(self) -> list[int]:
-        """The largest index of a dimension of another input: those out of range are refused.
-
-        On other devices than the CPU, an index out of range ends the process: none is tried there.
-        """
-        integers = [
-            t for path, t in self._tensors.items() if self._characters[path].kind == "integers"
-        ]
-        if not integers:
-            return []
-        largest = max(int(as_computable(t).max()) for t in integers)
-        others = [t for path, t in self._tensors.items() if t.is_floating_point()]
-        if any(t.device.type != "cpu" for t in integers):
-            return [largest]
-        sizes = {size - 1 for t in others for size in t.shape if size - 1 > largest}
-        return [*sorted(sizes, reverse=True), largest]
-
-    def _integers(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
-        return self.changed(
-            lambda path, t: (
-                stored_as(change(as_computable(t)), t.dtype).contiguous().clone()
-                if self._characters[path].kind == "integers" and self._characters[path].keep is None
-                else None
-            )
-        )
-
-    def _booleans(self, *, value: bool) -> Inputs | None:
-        return self.changed(
-            lambda path, t: (
-                torch.full_like(t, value) if self._characters[path].kind == "booleans" else None
-            )
-        )
+        for case in self.values():
+            yield KernelCase(case.name, CaseFamily.VALUES, case.inputs, is_uniform=case.is_uniform)
 
     def _nonfinite(self) -> Iterator[KernelCase]:
         for name, value in (("NaN", math.nan), ("Inf", math.inf), ("-Inf", -math.inf)):
@@ -556,13 +308,6 @@ def _with_number(inputs: Inputs, path: str, new: Any) -> Inputs:
     return Inputs(tuple(args), kwargs)
 
 
-def _are_same(left: Inputs, right: Inputs) -> bool:
-    ours, theirs = (dict(input_tensors(one)) for one in (left, right))
-    return ours.keys() == theirs.keys() and all(
-        bitwise_equal(ours[path], theirs[path]) for path in ours
-    )
-
-
 def dimension_groups(
     tensors: Mapping[str, Tensor],
 ) -> list[tuple[str, int, frozenset[tuple[str, int]]]]:
@@ -600,40 +345,6 @@ def other_sizes(size: int) -> list[int]:
     ordered = [size + 1, beyond, 1, prime, size - 1, 0, below, below + 1, below - 1, 2 * size]
     ordered += [5, 33, 129]
     return [one for one in dict.fromkeys(ordered) if one >= 0 and one != size]
-
-
-# --- Values ---------------------------------------------------------------------------------------
-
-
-def _normal(like: Tensor, generator: Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
-
-
-def _denormal(like: Tensor, generator: Generator) -> Tensor:
-    scale = torch.finfo(like.dtype).tiny / 4
-    drawn = torch.randn(like.shape, generator=generator, dtype=torch.float64) * scale
-    return drawn.to(like.dtype).to(like.device)
-
-
-def _ends(tensor: Tensor, last: int) -> Tensor:
-    flat = tensor.reshape(-1)
-    last = min(last, torch.iinfo(tensor.dtype).max)
-    ends = torch.stack([torch.full_like(flat[0], last), flat.min()])
-    picks = torch.arange(flat.numel(), device=tensor.device) % 2
-    return ends[picks].reshape(tensor.shape)
-
-
-# Integers that the next narrower kind of number cannot hold. An index as large as this is refused,
-# and so is a size: no memory would hold it.
-_LARGE = {torch.int64: 2**53, torch.int32: 2**24}
-
-
-def _large_integers(tensor: Tensor) -> Tensor:
-    if tensor.dtype not in _LARGE or tensor.device.type != "cpu":
-        return tensor
-    steps = torch.arange(tensor.numel(), dtype=tensor.dtype).reshape(tensor.shape) % 7
-    large = _LARGE[tensor.dtype] + 1 + 2 * steps
-    return large if int(tensor.min()) >= 0 else torch.where(steps % 2 == 0, large, -large)
 
 
 # --- Layouts: the same values, elsewhere in memory ------------------------------------------------

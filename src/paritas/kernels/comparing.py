@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import Explainer
+from paritas.execution.computable import as_computable, is_number
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.observation import Observation, input_tensors, same_value
 from paritas.execution.subject_runs import SubjectLift
 from paritas.execution.subjects import VerifyConfig, inspect_subject
-from paritas.kernels.computable import as_computable, is_number
 from paritas.kernels.wire import WireError, decode, encode
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import dtype_name, is_inexact

@@ -582,7 +582,7 @@ def _move(module: Any) -> None:
     def state() -> dict[str, Any]:
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
-    from paritas.kernels.computable import is_number
+    from paritas.execution.computable import is_number
 
     dtypes = {name: value.dtype for name, value in state().items()}
     # As `module.double()`, which cannot convert float4.

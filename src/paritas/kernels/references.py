@@ -16,6 +16,7 @@ from torch import nn
 from paritas._torch.named_operators import sample_calls
 from paritas._torch.operators import DispatchMode
 from paritas.errors import UsageError, in_one_line
+from paritas.execution.computable import as_computable, is_number, stored_as
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.observation import RunConditions, input_tensors
@@ -26,7 +27,6 @@ from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subj
 from paritas.execution.time_limit import TimeLimit, TimeWatch
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import is_far_off
-from paritas.kernels.computable import as_computable, is_number, stored_as
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
 from paritas.kernels.weights import redraw_weights

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.execution.computable import as_computable, is_number, stored_as
 from paritas.execution.observation import input_tensors
+from paritas.execution.similar_inputs import as_leaf
 from paritas.execution.subjects import Inputs
-from paritas.kernels.cases import as_leaf, dimension_groups
-from paritas.kernels.computable import as_computable, is_number, stored_as
+from paritas.kernels.cases import dimension_groups
 from paritas.numerics.contents import map_leaves
 from paritas.reports.scripts import Script, ScriptValues, literal
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.kernels.computable import as_computable, is_number, stored_as
+from paritas.execution.computable import as_computable, is_number, stored_as
 from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:

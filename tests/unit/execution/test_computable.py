@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from paritas.execution.computable import as_computable, stored_as
 from paritas.execution.observation import input_tensors
 from paritas.execution.subjects import Inputs
 from paritas.kernels.cases import CaseMaker
 from paritas.kernels.comparing import relative_distance
-from paritas.kernels.computable import as_computable, stored_as
 from paritas.kernels.smallest import smallest_failing
 from paritas.kernels.weights import redraw_weights
 from paritas.results.model_reports import CaseFamily
