@@ -34,7 +34,9 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
 # --- Products -------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["partial sum", "tail"], loose=["off by one reduction"])
+@FAULTS.fault(
+    _PRODUCTS, kinds=["partial sum", "tail"], loose=["off by one reduction", "missing operand"]
+)
 def tail_along_k_dropped(call: Call) -> Any:
     """The last block of the common axis is left out, as by a loop over whole tiles only."""
     left, right, bias = _factors(call)
@@ -44,8 +46,11 @@ def tail_along_k_dropped(call: Call) -> Any:
     return call.instead(_product(left[..., :kept], right[..., :kept, :], bias))
 
 
-@FAULTS.fault("linear addmm conv1d conv2d convolution", kinds=["missing bias"],
-              loose=["offset", "axis offset"])  # fmt: skip
+@FAULTS.fault(
+    "linear addmm conv1d conv2d convolution",
+    kinds=["missing bias", "missing operand"],
+    loose=["offset", "axis offset"],
+)
 def bias_dropped(call: Call) -> Any:
     """The product alone."""
     if call.name == "addmm":
@@ -69,8 +74,11 @@ def result_transposed(call: Call) -> Any:
     return call.instead(value.mT.contiguous())
 
 
-@FAULTS.fault("linear addmm matmul bmm mm conv2d conv1d convolution", kinds=["zeros"],
-              loose=["uninitialised", "constant"])  # fmt: skip
+@FAULTS.fault(
+    "linear addmm matmul bmm mm conv2d conv1d convolution",
+    kinds=["zeros"],
+    loose=["uninitialised", "constant"],
+)
 def last_columns_not_written(call: Call) -> Any:
     """The last tile of the result is left as it was allocated."""
     value = call.result().clone()
@@ -79,7 +87,7 @@ def last_columns_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("linear mm matmul bmm addmm", kinds=["copy", "stale"], loose=["shift"])
+@FAULTS.fault("linear mm matmul bmm addmm", kinds=["copy", "stale"], loose=["shift", "wrong index"])
 def first_row_written_twice(call: Call) -> Any:
     """The last row is a copy of the first."""
     value = call.result().clone()
@@ -91,7 +99,7 @@ def first_row_written_twice(call: Call) -> Any:
 # --- Attention ------------------------------------------------------------------------------------
 
 
-@FAULTS.fault("softmax log_softmax", kinds=["wrong axis"])
+@FAULTS.fault("softmax log_softmax", kinds=["wrong axis"], loose=["wrong argument"])
 def softmax_over_the_axis_before(call: Call) -> Any:
     """The last but one axis."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -99,14 +107,21 @@ def softmax_over_the_axis_before(call: Call) -> Any:
     return call.put(1, (dim % value.dim()) - 1, "dim").run()
 
 
-@FAULTS.fault("scaled_dot_product_attention flash_attention", kinds=["scale"])
+@FAULTS.fault(
+    "scaled_dot_product_attention flash_attention",
+    kinds=["scale", "wrong factor"],
+    loose=["wrong argument"],
+)
 def attention_not_scaled(call: Call) -> Any:
     """The factor of the scores is 1."""
     return _attention(call, scale=1.0)
 
 
-@FAULTS.fault("scaled_dot_product_attention flash_attention masked_fill where", kinds=["mask"],
-              loose=["shift"])  # fmt: skip
+@FAULTS.fault(
+    "scaled_dot_product_attention flash_attention masked_fill where",
+    kinds=["mask", "causality"],
+    loose=["shift"],
+)
 def mask_off_by_one(call: Call) -> Any:
     """The mask is moved by one position."""
     if call.name == "where":
@@ -146,8 +161,11 @@ def _attention(call: Call, scale: float | None = None, mask: Tensor | None = Non
 # --- Norms and statistics -------------------------------------------------------------------------
 
 
-@FAULTS.fault("layer_norm rms_norm batch_norm group_norm batch_norm_from_statistics",
-              kinds=["eps"], loose=["axis scale"])  # fmt: skip
+@FAULTS.fault(
+    "layer_norm rms_norm batch_norm group_norm batch_norm_from_statistics",
+    kinds=["eps"],
+    loose=["axis scale", "wrong argument"],
+)
 def eps_a_thousand_times_larger(call: Call) -> Any:
     """1e-2 instead of 1e-5."""
     place = {"layer_norm": 4, "rms_norm": 3, "batch_norm": 7, "group_norm": 4}.get(call.name, 6)
@@ -156,7 +174,11 @@ def eps_a_thousand_times_larger(call: Call) -> Any:
     return call.put(place, 1000 * (eps or 1e-6), "eps").run()
 
 
-@FAULTS.fault("var std var_mean", kinds=["off by one reduction"], loose=["scale"])
+@FAULTS.fault(
+    "var std var_mean",
+    kinds=["off by one reduction", "scale", "wrong statistics"],
+    loose=["wrong argument", "wrong factor"],
+)
 def other_divisor_of_the_variance(call: Call) -> Any:
     """Divided by n instead of n - 1, or the other way round."""
     value = call.tensor(0)
@@ -170,7 +192,11 @@ def other_divisor_of_the_variance(call: Call) -> Any:
     return call.instead(call.result() * (now if call.name != "std" else math.sqrt(now)))
 
 
-@FAULTS.fault("mean", kinds=["scale"], loose=["missing reduction", "off by one reduction"])
+@FAULTS.fault(
+    "mean",
+    kinds=["scale", "wrong factor", "wrong reduction"],
+    loose=["missing reduction", "off by one reduction", "other function"],
+)
 def mean_without_division(call: Call) -> Any:
     """The sum."""
     value, result = call.tensor(0), call.result()
@@ -191,7 +217,7 @@ def last_element_not_added(call: Call) -> Any:
 # --- Elementwise ----------------------------------------------------------------------------------
 
 
-@FAULTS.fault("sub div", kinds=["swapped operands"], loose=["sign"])
+@FAULTS.fault("sub div", kinds=["swapped operands", "sign"])
 def operands_swapped(call: Call) -> Any:
     """B - a, b / a."""
     left, right = call.args[:2]
@@ -202,7 +228,7 @@ def operands_swapped(call: Call) -> Any:
     return call.instead(swapped)
 
 
-@FAULTS.fault("gelu", kinds=["approximation"])
+@FAULTS.fault("gelu", kinds=["approximation", "other function"], loose=["wrong argument"])
 def gelu_by_tanh(call: Call) -> Any:
     """The approximation that other libraries use."""
     now = call.kwargs.get("approximate", "none")
@@ -210,19 +236,19 @@ def gelu_by_tanh(call: Call) -> Any:
     return functional.gelu(call.tensor(0, "input"), approximate=other)
 
 
-@FAULTS.fault("relu", kinds=[])
+@FAULTS.fault("relu", kinds=["other function"], loose=["wrong argument"])
 def leaky_relu(call: Call) -> Any:
     """A slope of 0.01 below zero."""
     return functional.leaky_relu(call.tensor(0, "input"))
 
 
-@FAULTS.fault("silu", kinds=[])
+@FAULTS.fault("silu", kinds=["other function"], loose=["approximation"])
 def silu_becomes_gelu(call: Call) -> Any:
     """The wrong activation."""
     return functional.gelu(call.tensor(0, "input"))
 
 
-@FAULTS.fault("mul div", kinds=["scale"])
+@FAULTS.fault("mul div", kinds=["scale", "wrong factor", "missing operand"], loose=["copy"])
 def factor_left_out(call: Call) -> Any:
     """A multiplication by a number is not done."""
     other = call.args[1]
@@ -230,13 +256,15 @@ def factor_left_out(call: Call) -> Any:
     return call.instead(call.tensor(0).clone())
 
 
-@FAULTS.fault("linear layer_norm conv2d add", kinds=["scale"])
+@FAULTS.fault("linear layer_norm conv2d add", kinds=["scale", "wrong factor"])
 def one_percent_too_large(call: Call) -> Any:
     """A factor that is slightly off."""
     return call.instead(call.result() * 1.01)
 
 
-@FAULTS.fault("add", kinds=["residual", "copy"], loose=["offset", "missing bias"])
+@FAULTS.fault(
+    "add", kinds=["residual", "copy", "missing operand"], loose=["offset", "missing bias"]
+)
 def residual_dropped(call: Call) -> Any:
     """One of two summands is not added."""
     left, right = call.args[:2]
@@ -245,7 +273,9 @@ def residual_dropped(call: Call) -> Any:
     return call.instead(right.clone())
 
 
-@FAULTS.fault("add sub", kinds=["sign"], loose=["residual", "offset"])
+@FAULTS.fault(
+    "add sub", kinds=["sign"], loose=["residual", "offset", "other function", "wrong factor"]
+)
 def sign_of_the_second_summand(call: Call) -> Any:
     """A - b instead of a + b."""
     left, right = call.args[:2]
@@ -260,21 +290,21 @@ def clipped_at_half(call: Call) -> Any:
     return call.instead(value.clamp(max=float(value.max()) / 2))
 
 
-@FAULTS.fault("sin cos", kinds=[])
+@FAULTS.fault("sin cos", kinds=["other function"])
 def sine_and_cosine_exchanged(call: Call) -> Any:
     """The other one of the two."""
     value = call.tensor(0)
     return value.cos() if call.name == "sin" else value.sin()
 
 
-@FAULTS.fault("exp", kinds=["approximation"])
+@FAULTS.fault("exp", kinds=["approximation"], loose=["other function"])
 def exp_by_a_power(call: Call) -> Any:
     """(1 + x / 1024) ** 1024."""
     value = call.tensor(0)
     return call.instead((1 + value / 1024).clamp(min=0) ** 1024)
 
 
-@FAULTS.fault("pow square", kinds=[])
+@FAULTS.fault("pow square", kinds=["other function"], loose=["wrong argument"])
 def absolute_value_for_a_square(call: Call) -> Any:
     """|x| instead of x**2."""
     fits(call.name == "square" or call.args[1] == 2)
@@ -298,7 +328,9 @@ def one_value_negated_on_the_way(call: Call) -> Any:
     return call.instead(-call.result())
 
 
-@FAULTS.fault("split chunk unbind", kinds=["stale", "copy", "permutation", "wrong index"])
+@FAULTS.fault(
+    "split chunk unbind", kinds=["stale", "copy", "wrong index"], loose=["permutation", "shift"]
+)
 def first_part_twice(call: Call) -> Any:
     """The second part is the first one."""
     parts = call.run()
@@ -306,7 +338,7 @@ def first_part_twice(call: Call) -> Any:
     return (parts[0], parts[0].clone(), *parts[2:])
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=[], loose=["border"])
+@FAULTS.fault("conv2d conv1d convolution", kinds=["border", "padding", "wrong argument"])
 def padding_repeats_the_border(call: Call) -> Any:
     """The border is padded with the nearest values instead of zeros."""
     value, padding = call.tensor(0, "input"), call.get(4, "padding")
@@ -319,7 +351,11 @@ def padding_repeats_the_border(call: Call) -> Any:
     return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
 
 
-@FAULTS.fault("max_pool2d avg_pool2d adaptive_avg_pool2d", kinds=["shift"], loose=["permutation"])
+@FAULTS.fault(
+    "max_pool2d avg_pool2d adaptive_avg_pool2d",
+    kinds=["shift", "wrong index"],
+    loose=["permutation"],
+)
 def pooled_one_further(call: Call) -> Any:
     """The windows begin one too late."""
     return call.put(0, call.tensor(0).roll(-1, -1)).run()
@@ -328,13 +364,23 @@ def pooled_one_further(call: Call) -> Any:
 # --- Backward -------------------------------------------------------------------------------------
 
 
-@FAULTS.fault("gelu_backward silu_backward", kinds=[], backward=True)
+@FAULTS.fault(
+    "gelu_backward silu_backward",
+    kinds=["other function", "approximation"],
+    loose=["zeros", "mask"],
+    backward=True,
+)
 def derivative_of_relu(call: Call) -> Any:
     """The gradient passes where the input is positive."""
     return call.instead(call.tensor(0) * (call.tensor(1) > 0))
 
 
-@FAULTS.fault("native_layer_norm_backward", kinds=[], backward=True)
+@FAULTS.fault(
+    "native_layer_norm_backward",
+    kinds=["axis offset", "missing operand", "wrong statistics"],
+    loose=["offset"],
+    backward=True,
+)
 def gradient_of_a_norm_without_its_mean(call: Call) -> Any:
     """The mean of the gradient is not subtracted."""
     gradient, value, shape, mean, rstd, weight = call.args[:6]
@@ -362,16 +408,22 @@ EDITS = {
     ),
     "product becomes sum": edit(
         (r"\baten\.mul\.Tensor\b", "aten.add.Tensor"), (r" \* ", " + "),
+        kinds=["other function"],
     ),
     "another axis": edit(
-        (r"(softmax|cumsum)(\S*\(\w+, (?:dim ?= ?)?)-1", r"\1\2-2"), (r"(torch.softmax\(.*), -1\)", r"\1, -2)"),
-        kinds=["wrong axis"],
+        (r"(softmax|cumsum)(\S*\(\w+, (?:dim ?= ?)?)-1", r"\1\2-2"),
+        (r"(torch.softmax\(.*), -1\)", r"\1, -2)"),
+        kinds=["wrong axis"], loose=["wrong argument"],
     ),
-    "not causal": edit((r"is_causal ?= ?True", "is_causal=False"), kinds=["mask", "causality"]),
-    "gelu becomes silu": edit((r"(?<=[._])gelu(?=[.(])", "silu")),
-    "tanh becomes sigmoid": edit((r"(?<=[.])tanh(?=[.(])", "sigmoid")),
-    "silu becomes sigmoid": edit((r"(?<=[._])silu(?=[.(])", "sigmoid")),
-    "a number ten percent larger": edit((r"(?<![\w.])(0\.\d+)(?![\w.])", r"(1.1 * \1)"), kinds=None),
+    "not causal": edit((r"is_causal ?= ?True", "is_causal=False"),
+        kinds=["mask", "causality"],
+        loose=["wrong argument"]),
+    "gelu becomes silu": edit((r"(?<=[._])gelu(?=[.(])", "silu"), kinds=["other function"]),
+    "tanh becomes sigmoid": edit((r"(?<=[.])tanh(?=[.(])", "sigmoid"), kinds=["other function"]),
+    "silu becomes sigmoid": edit((r"(?<=[._])silu(?=[.(])", "sigmoid"), kinds=["other function"]),
+    "a number ten percent larger": edit(
+        (r"(?<![\w.])(0\.\d+)(?![\w.])", r"(1.1 * \1)"), kinds=None,
+    ),
     "dot product with itself": edit(
         (r"\baten\.(b?mm)\.default\((\w+), \w+\)", r"aten.\1.default(\2, \2)"),
     ),
@@ -386,6 +438,7 @@ KERNEL_EDITS = {
     "erf becomes tanh": edit(
         (r"\.erf\(\)", ".tanh()"), (r"std::erf\(", "std::tanh("),
         (r"libdevice\.erf\(", "libdevice.tanh("), operators="erf",
+        kinds=["other function"],
     ),
     "exp becomes its square": edit(
         (r"(tmp\d+)(\.exp\(\)|\.fexp_u20\(\)|\.exp_u20\(\))", r"(\1 + \1)\2"),
@@ -396,6 +449,6 @@ KERNEL_EDITS = {
     "half becomes a third": edit(
         (r"static_cast<float>\(0\.5\)", "static_cast<float>(0.3333)"),
         (r"(?<![\w.])0\.5(?![\w.])", "0.3333"),
-        kinds=["scale"], operators="mul", constant=0.5,
+        kinds=["scale", "wrong factor"], operators="mul", constant=0.5,
     ),
 }  # fmt: skip

@@ -1,5 +1,7 @@
 """A call of an operator, whichever way a graph writes it down, and a fault in such a call."""
 
+# ruff: noqa: TID251, SLF001  (a graph of aten operators is made of private ones)
+
 from __future__ import annotations
 
 import dataclasses
@@ -42,8 +44,8 @@ def fits(condition: Any) -> None:
 
 def operator_of(target: Any) -> str:
     """The name of an operator without its namespace, overload and leading underscores."""
-    if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001
-        name = target._schema.name.partition("::")[2]  # noqa: SLF001
+    if isinstance(target, torch._ops.OpOverload):
+        name = target._schema.name.partition("::")[2]
     else:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return _SAME.get(name, name)
@@ -91,7 +93,7 @@ class Call:
             changed[place] = value
             return dataclasses.replace(self, args=tuple(changed))
         if place == len(self.args) and not any(key in self.kwargs for key in keys):
-            if keys and not isinstance(self.function, torch._ops.OpOverload):  # noqa: SLF001
+            if keys and not isinstance(self.function, torch._ops.OpOverload):
                 return dataclasses.replace(self, kwargs={**self.kwargs, keys[0]: value})
             return dataclasses.replace(self, args=(*self.args, value))
         known = next((key for key in keys if key in self.kwargs), keys[0])

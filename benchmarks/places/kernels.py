@@ -54,7 +54,7 @@ class Printer:
         """Note the graphs that become code."""
         from torch._inductor import config
 
-        with config.patch(post_grad_custom_post_pass=lambda graph: self.graphs.append(graph)):
+        with config.patch(post_grad_custom_post_pass=self.graphs.append):
             yield
 
 

@@ -56,20 +56,28 @@ def tokens_do_not_see_themselves(call: Call) -> Any:
     return call.instead(scores.softmax(-1) @ call.tensor(2))
 
 
-@FAULTS.fault("scaled_dot_product_attention flash_attention", kinds=["mask"])
+@FAULTS.fault(
+    "scaled_dot_product_attention flash_attention", kinds=["mask"], loose=["missing operand"]
+)
 def padding_is_attended_to(call: Call) -> Any:
     """The mask is not applied."""
     return _attend(call, unmasked=True)
 
 
-@FAULTS.fault("scaled_dot_product_attention flash_attention",
-              kinds=["partial sum", "tail", "off by one reduction", "mask"])  # fmt: skip
+@FAULTS.fault(
+    "scaled_dot_product_attention flash_attention",
+    kinds=["partial sum", "tail", "off by one reduction", "mask"],
+)
 def last_key_left_out(call: Call) -> Any:
     """The loop over the keys ends one too early."""
     return _attend(call, columns=slice(None, -1))
 
 
-@FAULTS.fault("softmax", kinds=["off by one reduction", "mask", "partial sum", "tail"])
+@FAULTS.fault(
+    "softmax",
+    kinds=["off by one reduction", "mask", "partial sum", "tail"],
+    loose=["wrong reduction"],
+)
 def sum_of_softmax_without_one_column(call: Call) -> Any:
     """The denominator lacks the last exponential."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -78,13 +86,13 @@ def sum_of_softmax_without_one_column(call: Call) -> Any:
     return call.instead(exps / exps.narrow(dim, 0, value.size(dim) - 1).sum(dim, keepdim=True))
 
 
-@FAULTS.fault("tril triu", kinds=["mask", "causality"], loose=["shift"])
+@FAULTS.fault("tril triu", kinds=["mask", "causality"], loose=["shift", "wrong argument"])
 def diagonal_one_off(call: Call) -> Any:
     """One more diagonal."""
     return call.put(1, call.get(1, "diagonal", default=0) + 1, "diagonal").run()
 
 
-@FAULTS.fault("le ge lt gt", kinds=["mask", "causality", "tie-breaking"])
+@FAULTS.fault("le ge lt gt", kinds=["mask", "causality", "tie-breaking", "other function"])
 def comparison_with_or_without_equality(call: Call) -> Any:
     """< instead of <=."""
     other = {"le": "lt", "lt": "le", "ge": "gt", "gt": "ge"}[call.name]
@@ -138,7 +146,9 @@ def operand_rounded_to_half(call: Call) -> Any:
     return call.put(place, value.half().to(value.dtype), "input").run()
 
 
-@FAULTS.fault("linear addmm", kinds=["repeated bias"], loose=["offset", "axis offset"])
+@FAULTS.fault(
+    "linear addmm", kinds=["repeated bias"], loose=["offset", "axis offset", "wrong factor"]
+)
 def bias_added_twice(call: Call) -> Any:
     """Once in the kernel and once behind it."""
     bias = call.get(2, "bias") if call.name == "linear" else call.tensor(0)
@@ -146,7 +156,9 @@ def bias_added_twice(call: Call) -> Any:
     return call.instead(call.result() + bias)
 
 
-@FAULTS.fault("linear mm addmm bmm matmul layer_norm", kinds=["stale", "copy"])
+@FAULTS.fault(
+    "linear mm addmm bmm matmul layer_norm", kinds=["stale", "copy"], loose=["shift", "wrong index"]
+)
 def last_tile_is_the_one_before(call: Call) -> Any:
     """The last columns still hold what the tile before them wrote."""
     value = call.result().clone()
@@ -156,7 +168,7 @@ def last_tile_is_the_one_before(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=[], loose=["permutation", "transpose"])
+@FAULTS.fault("conv2d conv1d convolution", kinds=["permutation"], loose=["transpose"])
 def kernel_flipped(call: Call) -> Any:
     """A true convolution where a correlation was asked for."""
     weight = call.tensor(1, "weight")
@@ -164,7 +176,11 @@ def kernel_flipped(call: Call) -> Any:
     return call.put(1, weight.flip(-1), "weight").run()
 
 
-@FAULTS.fault("bmm matmul", kinds=["wrong rank's shard", "shift", "permutation"], loose=["copy"])
+@FAULTS.fault(
+    "bmm matmul",
+    kinds=["wrong index", "shift", "permutation"],
+    loose=["wrong rank's shard", "copy"],
+)
 def product_of_the_next_head(call: Call) -> Any:
     """The second factor is taken from the next batch."""
     left, right = call.tensor(0), call.tensor(1)
@@ -194,7 +210,7 @@ def eps_added_again(call: Call) -> Any:
     return call.instead(1 / (call.tensor(0).sqrt() + 1e-4))
 
 
-@FAULTS.fault("group_norm", kinds=[])
+@FAULTS.fault("group_norm", kinds=["wrong argument", "wrong statistics"])
 def other_number_of_groups(call: Call) -> Any:
     """Half as many groups."""
     groups = call.get(1, "num_groups")
@@ -202,14 +218,18 @@ def other_number_of_groups(call: Call) -> Any:
     return call.put(1, groups // 2, "num_groups").run()
 
 
-@FAULTS.fault("batch_norm batch_norm_from_statistics", kinds=[], loose=["axis offset"])
+@FAULTS.fault(
+    "batch_norm batch_norm_from_statistics",
+    kinds=["axis offset", "wrong statistics", "wrong index"],
+    loose=["wrong argument"],
+)
 def statistics_of_the_neighbouring_channel(call: Call) -> Any:
     """Mean of the next channel."""
     place = 1 if call.name == "batch_norm" else 3
     return call.put(place, call.tensor(place).roll(1), "running_mean").run()
 
 
-@FAULTS.fault("mean sum amax", kinds=["wrong axis"])
+@FAULTS.fault("mean sum amax", kinds=["wrong axis"], loose=["wrong argument"])
 def reduced_over_the_wrong_axis(call: Call) -> Any:
     """Another axis of the same length."""
     value, dim = call.tensor(0), call.get(1, "dim")
@@ -221,7 +241,7 @@ def reduced_over_the_wrong_axis(call: Call) -> Any:
     return call.put(0, value.transpose(dim, others[-1])).run()
 
 
-@FAULTS.fault("mean", kinds=["scale", "off by one reduction"])
+@FAULTS.fault("mean", kinds=["scale", "off by one reduction", "wrong factor"])
 def mean_divided_by_one_less(call: Call) -> Any:
     """N - 1."""
     n = call.tensor(0).numel() // call.result().numel()
@@ -241,7 +261,7 @@ def first_element_not_added(call: Call) -> Any:
 # --- Elementwise ----------------------------------------------------------------------------------
 
 
-@FAULTS.fault("mul div", kinds=["scale"])
+@FAULTS.fault("mul div", kinds=["scale", "wrong factor"])
 def factor_applied_twice(call: Call) -> Any:
     """Multiplied by a number two times."""
     other = call.args[1]
@@ -249,7 +269,7 @@ def factor_applied_twice(call: Call) -> Any:
     return call.instead(call.result() * other if call.name == "mul" else call.result() / other)
 
 
-@FAULTS.fault("neg", kinds=["sign"])
+@FAULTS.fault("neg", kinds=["sign"], loose=["copy", "wrong factor"])
 def not_negated(call: Call) -> Any:
     """The sign of a rotated half is forgotten."""
     return call.instead(call.tensor(0).clone())
@@ -271,20 +291,20 @@ def computed_in_bfloat16(call: Call) -> Any:
     return call.instead(call.put(0, left.bfloat16()).put(1, right.bfloat16()).run())
 
 
-@FAULTS.fault("silu", kinds=[])
+@FAULTS.fault("silu", kinds=["other function", "approximation"])
 def hard_swish(call: Call) -> Any:
     """The piecewise form."""
     return functional.hardswish(call.tensor(0, "input"))
 
 
-@FAULTS.fault("gelu", kinds=["approximation"])
+@FAULTS.fault("gelu", kinds=["approximation", "other function"])
 def gelu_by_a_sigmoid(call: Call) -> Any:
     """X * sigmoid(1.702 x)."""
     value = call.tensor(0, "input")
     return value * torch.sigmoid(1.702 * value)
 
 
-@FAULTS.fault("tanh sigmoid", kinds=["approximation"])
+@FAULTS.fault("tanh sigmoid", kinds=["approximation"], loose=["other function"])
 def rational_approximation(call: Call) -> Any:
     """Pade's of tanh."""
     value = call.tensor(0) / (2 if call.name == "sigmoid" else 1)
@@ -293,7 +313,7 @@ def rational_approximation(call: Call) -> Any:
     return call.instead(result if call.name == "tanh" else (1 + result) / 2)
 
 
-@FAULTS.fault("mul", kinds=["residual", "offset"], loose=["missing bias", "axis offset"])
+@FAULTS.fault("mul", kinds=["residual"], loose=["offset", "missing bias", "axis offset"])
 def multiplied_and_added(call: Call) -> Any:
     """A fused multiply-add with an addend that is not zero."""
     left, right = call.args[:2]
@@ -313,7 +333,7 @@ def concatenated_in_the_other_order(call: Call) -> Any:
     return call.put(0, [parts[1], parts[0]], "tensors").run()
 
 
-@FAULTS.fault("getitem", kinds=["shift", "wrong index"])
+@FAULTS.fault("getitem", kinds=["shift", "wrong index"], loose=["wrong argument"])
 def slice_off_by_one(call: Call) -> Any:
     """The slice begins and ends one later."""
     value, index = call.tensor(0), call.args[1]
@@ -325,7 +345,7 @@ def slice_off_by_one(call: Call) -> Any:
     return value.roll(-1, axis)[index]
 
 
-@FAULTS.fault("slice select narrow", kinds=["shift", "wrong index"])
+@FAULTS.fault("slice select narrow", kinds=["shift", "wrong index"], loose=["wrong argument"])
 def begins_one_later(call: Call) -> Any:
     """A start that is one too large."""
     value, dim = call.tensor(0), call.get(1, "dim", default=0)
@@ -340,7 +360,7 @@ def index_shifted(call: Call) -> Any:
     return call.put(2, (index - 1) % value.size(dim), "index").run()
 
 
-@FAULTS.fault("embedding", kinds=["zeros"], loose=["mask"])
+@FAULTS.fault("embedding", kinds=["zeros"], loose=["mask", "wrong argument"])
 def first_token_taken_for_padding(call: Call) -> Any:
     """Rows of the smallest index are zero."""
     table, indices = call.args[:2]
@@ -357,7 +377,7 @@ def parts_exchanged(call: Call) -> Any:
     return (parts[1], parts[0], *parts[2:])
 
 
-@FAULTS.fault("topk sort", kinds=[], loose=["shift"])
+@FAULTS.fault("topk sort", kinds=["other function"], loose=["shift", "permutation"])
 def selected_by_magnitude(call: Call) -> Any:
     """The values in the order of their absolute values."""
     value = call.tensor(0)
@@ -367,7 +387,7 @@ def selected_by_magnitude(call: Call) -> Any:
     return (value.gather(dim, positions), positions)
 
 
-@FAULTS.fault("argmax", kinds=["tie-breaking"])
+@FAULTS.fault("argmax", kinds=["tie-breaking"], loose=["other function"])
 def last_of_equal_maxima(call: Call) -> Any:
     """Ties go to the last one."""
     value, dim = call.get(0), call.get(1, "dim")
@@ -375,21 +395,25 @@ def last_of_equal_maxima(call: Call) -> Any:
     return value.size(dim) - 1 - value.flip(dim).argmax(dim)
 
 
-@FAULTS.fault("avg_pool2d", kinds=[], loose=["border", "axis scale"])
+@FAULTS.fault("avg_pool2d", kinds=["wrong argument"], loose=["border", "axis scale"])
 def padding_counted_or_not(call: Call) -> Any:
     """The other value of count_include_pad."""
     return call.put(5, not call.get(5, "count_include_pad", default=True),
                     "count_include_pad").run()  # fmt: skip
 
 
-@FAULTS.fault("interpolate", kinds=[])
+@FAULTS.fault("interpolate", kinds=["wrong argument"])
 def corners_aligned(call: Call) -> Any:
     """The other value of align_corners."""
     fits(call.get(3, "mode", default="nearest") == "bilinear")
     return call.put(4, not call.get(4, "align_corners", default=False), "align_corners").run()
 
 
-@FAULTS.fault("cross_entropy nll_loss", kinds=["mask", "scale"], loose=["off by one reduction"])
+@FAULTS.fault(
+    "cross_entropy nll_loss",
+    kinds=["mask", "scale", "wrong factor"],
+    loose=["off by one reduction", "wrong argument"],
+)
 def ignored_targets_counted(call: Call) -> Any:
     """The mean is divided by all targets."""
     target = call.get(1, "target")
@@ -400,9 +424,12 @@ def ignored_targets_counted(call: Call) -> Any:
 # --- Backward -------------------------------------------------------------------------------------
 
 
-@FAULTS.fault("embedding_dense_backward",
-              kinds=["accumulation", "missing reduction", "stale", "partial sum"],
-              backward=True)  # fmt: skip
+@FAULTS.fault(
+    "embedding_dense_backward",
+    kinds=["accumulation", "lost accumulation", "missing reduction"],
+    loose=["stale", "partial sum"],
+    backward=True,
+)
 def last_write_wins(call: Call) -> Any:
     """The rows of a token that occurs twice are not added."""
     gradient, indices, rows = call.args[:3]
@@ -412,13 +439,19 @@ def last_write_wins(call: Call) -> Any:
     return call.instead(table)
 
 
-@FAULTS.fault("_softmax_backward_data", kinds=[], backward=True)
+@FAULTS.fault(
+    "_softmax_backward_data", kinds=["missing operand"], loose=["axis offset"], backward=True
+)
 def softmax_gradient_without_its_sum(call: Call) -> Any:
     """The sum over the row is not subtracted."""
     return call.instead(call.tensor(0) * call.tensor(1))
 
 
-@FAULTS.fault("threshold_backward tanh_backward sigmoid_backward", kinds=["scale"], backward=True)
+@FAULTS.fault(
+    "threshold_backward tanh_backward sigmoid_backward",
+    kinds=["scale", "wrong factor"],
+    backward=True,
+)
 def derivative_halved(call: Call) -> Any:
     """Half of the gradient."""
     return call.instead(call.result() / 2)
@@ -442,22 +475,26 @@ EDITS = {
     ),
     "quotient becomes product": edit(
         (r"\baten\.div\.Tensor\b", "aten.mul.Tensor"), (r" / ", " * "),
-        loose=["scale", "axis scale"],
+        kinds=["other function"], loose=["scale", "axis scale"],
     ),
     "a large eps": edit(
         (r"(?<![\w.])1e-0?\d+(?!\w)", "0.02"), kinds=["eps"], loose=["axis scale", "offset"],
     ),
-    "silu becomes relu": edit((r"(?<=[.])silu(?=[.(])", "relu")),
-    "sigmoid becomes tanh": edit((r"(?<=[.])sigmoid(?=[.(])", "tanh")),
-    "exp becomes expm1": edit((r"(?<=[.])exp(?=[.(])", "expm1"), kinds=["offset"], loose=["constant"]),
-    "relu becomes abs": edit((r"(?<=[.])relu(?=[.(])", "abs")),
-    "cosine becomes sine": edit((r"(?<=[.])cos(?=[.(])", "sin")),
+    "silu becomes relu": edit((r"(?<=[.])silu(?=[.(])", "relu"), kinds=["other function"]),
+    "sigmoid becomes tanh": edit((r"(?<=[.])sigmoid(?=[.(])", "tanh"), kinds=["other function"]),
+    "exp becomes expm1": edit(
+        (r"(?<=[.])exp(?=[.(])", "expm1"), kinds=["offset", "other function"], loose=["constant"],
+    ),
+    "relu becomes abs": edit((r"(?<=[.])relu(?=[.(])", "abs"), kinds=["other function"]),
+    "cosine becomes sine": edit((r"(?<=[.])cos(?=[.(])", "sin"), kinds=["other function"]),
     "operands exchanged": edit(
-        (r"\b(sub\.Tensor|div\.Tensor|mm\.default|bmm\.default|matmul)\((\w+), (\w+)\)", r"\1(\3, \2)"),
+        (r"\b(sub\.Tensor|div\.Tensor|mm\.default|bmm\.default)\((\w+), (\w+)\)", r"\1(\3, \2)"),
         (r"\b(\w+) ([-/@]) (\w+)$", r"\3 \2 \1"),
         kinds=["swapped operands"], loose=["sign", "transpose"],
     ),
-    "mask the other way round": edit((r"== 0\b", "!= 0"), (r"\beq\.Scalar\b", "ne.Scalar"), kinds=["mask"]),
+    "mask the other way round": edit(
+        (r"== 0\b", "!= 0"), (r"\beq\.Scalar\b", "ne.Scalar"), kinds=["mask", "other function"],
+    ),
     "the next part": edit(
         (r"^(\w+)\[0\]$", r"\1[1]"), kinds=["wrong index", "permutation", "copy", "shift"],
         loose=["stale"],
@@ -476,17 +513,19 @@ KERNEL_EDITS = {
     "rsqrt becomes reciprocal": edit(
         (r"\.rsqrt\(\)", ".reciprocal()"), (r"1 / std::sqrt\((tmp\d+)\)", r"1 / \1"),
         (r"libdevice\.rsqrt\((tmp\d+)\)", r"(1.0 / \1)"), operators="rsqrt",
+        kinds=["other function"],
     ),
     "a mean of one more": edit(
         (r"static_cast<float>\((\d\d+)\.0\)", r"static_cast<float>(\1.0 + 1)"),
         (r"(?<![\w.])(\d\d+\.0)(?![\w.])", r"(\1 + 1)"),
-        kinds=["off by one reduction", "scale"], operators="mean var_mean var",
+        kinds=["off by one reduction", "scale", "wrong factor"], operators="mean var_mean var",
     ),
     "cosine becomes sine": edit(
         (r"\.cos\(\)", ".sin()"), (r"std::cos\(", "std::sin("),
-        (r"tl_math\.cos\(", "tl_math.sin("), operators="cos",
+        (r"tl_math\.cos\(", "tl_math.sin("), operators="cos", kinds=["other function"],
     ),
     "root of two rounded": edit(
-        (r"0\.7071067811865476", "0.7"), kinds=["scale"], operators="mul", constant=0.7071067811865476,
+        (r"0\.7071067811865476", "0.7"), kinds=["scale", "wrong factor"], operators="mul",
+        constant=0.7071067811865476,
     ),
 }  # fmt: skip

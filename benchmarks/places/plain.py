@@ -3,6 +3,8 @@
 One statement per line, so that a line is one place.
 """
 
+# ruff: noqa: D102  (every model has a forward and inputs)
+
 from __future__ import annotations
 
 import math

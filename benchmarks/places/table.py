@@ -127,7 +127,7 @@ def _show_times(rows: list[Row]) -> None:
     search = [sum(row["search"]) for row in rows if row.get("search")]
     for name, took in (("in all", whole), ("the search", search)):
         if took:
-            took = sorted(took)
+            took.sort()
             print(f"seconds, {name}: median {statistics.median(took):.1f}, "
                   f"90 % {took[int(0.9 * (len(took) - 1))]:.1f}, most {took[-1]:.1f}")  # fmt: skip
 

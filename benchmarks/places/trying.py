@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import subprocess
 import sys
@@ -32,10 +33,8 @@ GRACE = 3.0
 
 def try_unit(subject: Subject, what: str, source: str, number: int, seconds: float) -> dict:
     """The row of one fault; the faults of a source are numbered."""
-    for at, planted in enumerate(SOURCES[source](subject)):
-        if at == number:
-            break
-    else:
+    planted = next(itertools.islice(SOURCES[source](subject), number, None), None)
+    if planted is None:
         return {"outcome": "no fault fits"}
     row = {
         "fault": planted.fault, "planted": planted.source, "truth": planted.truth.__dict__,
@@ -146,7 +145,8 @@ def read_verdict(verdict: Verdict, planted: Planted, *, by_node: bool = False) -
     }
     row["places"] = [
         {"path": one.path, "place": place, **_told(one.origin), "kind": kind_of(one),
-         "confidence": _confidence(one), "reason": one.reason[:200]}
+         "confidence": _confidence(one), "reason": one.reason[:200],
+         "sentence": "" if one.diagnosis is None else one.diagnosis.sentence[:200]}
         for one, place in zip(named, places, strict=True)
     ]  # fmt: skip
     row["kind"] = kind_of(named[0]) if named else ""

@@ -1,4 +1,4 @@
-"""Candidates that nobody compiled: a copy with one module replaced, and an edited exported graph."""
+"""Candidates that nobody compiled: a copy with one module replaced, an exported graph edited."""
 
 from __future__ import annotations
 
