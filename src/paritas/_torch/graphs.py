@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 import operator
 import re
 from typing import TYPE_CHECKING, Any
@@ -156,7 +157,7 @@ def written_placeholders(module: GraphModule) -> frozenset[int]:
                     if isinstance(place, str)
                     else _argument_at(node.args, place)
                 )
-                for given in _nodes_in(value):
+                for given in nodes_in(value):
                     written |= positions.get(given, set())
             if kind.view or kind.mutates:
                 positions[node] = reached
@@ -343,6 +344,40 @@ def operator_name(node: Node) -> str:
     return str(node.target) if isinstance(node.target, OpOverload) or not name else str(name)
 
 
+def parameter_names(node: Node) -> list[str]:
+    """The names of the positional parameters of what a node calls, as far as they are known."""
+    if isinstance(node.target, OpOverload):
+        return [argument.name for argument in node.target._schema.arguments]
+    if getattr(node.target, "__module__", None) == "_operator":
+        return []  # a and b
+    try:
+        return list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return _names_in_operator(node)
+
+
+def _names_in_operator(node: Node) -> list[str]:
+    """The names in the first form of torch's operator of that name that takes these arguments."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    home = getattr(node.target, "__module__", None) or "torch"
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if not isinstance(packet, OpOverloadPacket) or not (
+        node.op == "call_method" or home.startswith("torch")
+    ):
+        return []
+    for overload in packet.overloads():
+        arguments = getattr(packet, overload)._schema.arguments
+        pairs = list(zip(arguments, node.args, strict=False))
+        if len(pairs) == len(node.args) and all(_may_be(one, value) for one, value in pairs):
+            return [argument.name for argument in arguments]
+    return []
+
+
+def _may_be(argument: Any, value: Any) -> bool:
+    """Whether a value has the type of an argument, as far as tensors are concerned."""
+    return ("Tensor" in str(argument.type)) == any(True for _ in nodes_in(value))
+
+
 def module_path(text: str) -> str:
     """`L['self']._modules['layers'].0` as the user would write it: `layers.0`."""
     # Dynamo's wrapper around a compiled module of torch calls it `fn`.
@@ -366,12 +401,13 @@ def _argument_at(args: tuple[Any, ...], place: int) -> Any:
     return args[place] if place < len(args) else None
 
 
-def _nodes_in(value: Any) -> Iterator[Node]:
+def nodes_in(value: Any) -> Iterator[Node]:
+    """The nodes among the arguments of a node, also inside lists."""
     if isinstance(value, Node):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _nodes_in(item)
+            yield from nodes_in(item)
 
 
 def _leaves_arguments_alone(node: Node) -> bool:

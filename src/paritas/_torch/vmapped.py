@@ -34,6 +34,11 @@ def leaving_transforms() -> Iterator[None]:
             torch._C._functorch.pop_dynamic_layer_stack()
 
 
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a tensor belongs to a transform of functorch that is open."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 @dataclasses.dataclass(frozen=True)
 class VmapLevel:
     """A `torch.vmap` that is open around some nodes.

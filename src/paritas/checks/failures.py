@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from paritas._torch.graphs import NodeProvenance, provenance
+from paritas.checks.node_words import describe_arguments, find_chain
 from paritas.numerics import criterion
 from paritas.numerics.automatic import LIFTED_SLACK
 from paritas.numerics.checkers import NO_EVIDENCE
@@ -332,8 +333,11 @@ def _sort_argument(
 
 
 def node_origin(node: Node, ends: Collection[Node] = ()) -> Origin:
-    """The origin of a single node."""
-    return make_origin(OriginKind.NODE, node.name, provenance(node))
+    """The origin of a single node; `ends` are the nodes of the failing results, if known."""
+    origin = make_origin(OriginKind.NODE, node.name, provenance(node))
+    return msgspec.structs.replace(
+        origin, arguments=describe_arguments(node), chain=find_chain(node, ends)
+    )
 
 
 def make_origin(

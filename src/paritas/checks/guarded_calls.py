@@ -8,6 +8,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from paritas.checks.comparer import CollectedFindings
@@ -617,6 +618,9 @@ class GuardedCode:
         return FailedGraph(self.entry.label, module, inputs, self.made_by, self.entry.of_gradients)
 
 
+_WRONG = frozenset({Status.DIFFERENT, Status.DEGRADED})
+
+
 def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:
     """Find where a difference starts; an exception in the search becomes a finding."""
     try:
@@ -626,6 +630,24 @@ def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list
         reason = f"the search for it failed: {in_one_line(error, 120)}"
         origin = Origin(kind=OriginKind.GRAPH, name=suspect.label)
         return [unverified(item, reason, origin=origin)]
+
+
+def with_places(places: list[Finding], verdict: Verdict) -> Verdict:
+    """The verdict with the places where its failures start, the first as their cause."""
+    verdict = caused_by(places, verdict)
+    return msgspec.structs.replace(verdict, findings=(*places, *verdict.findings))
+
+
+def caused_by(places: list[Finding], verdict: Verdict) -> Verdict:
+    """The verdict with the first place, if one was found, as the cause of all that is wrong."""
+    cause = next((place.path for place in places if place.status in _WRONG), None)
+    findings = [
+        msgspec.structs.replace(finding, cause=cause)
+        if cause is not None and finding.status in _WRONG
+        else finding
+        for finding in verdict.findings
+    ]
+    return msgspec.structs.replace(verdict, findings=tuple(findings))
 
 
 def is_same_memory(value: Any, original: Any) -> bool:

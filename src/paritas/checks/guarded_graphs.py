@@ -23,14 +23,17 @@ from paritas._torch.graphs import (
     placeholders,
     returned,
 )
+from paritas.checks.failures import MOST_EXPLAINED
 from paritas.checks.gradient_watch import GradientWatch
 from paritas.checks.guarded_calls import (
     OTHERS_DRAW,
     GuardedCode,
     GuardJournal,
     are_other_states,
+    caused_by,
     is_same_memory,
     locate_safely,
+    with_places,
 )
 from paritas.execution.differences import all_equal
 from paritas.execution.evidence import Evidence
@@ -383,7 +386,7 @@ class GuardedGraph(GuardedCode):
                     self.settings.deadline,
                 )
                 self._located = locate_safely(self.locator, suspect)
-        return msgspec.structs.replace(verdict, findings=(*self._located, *verdict.findings))
+        return with_places(self._located, verdict)
 
     def _promised_strides(self) -> dict[Item, tuple[int, ...]]:
         """The traced strides of the outputs that the user sees."""
@@ -457,6 +460,15 @@ class GuardedCapture(GuardedCode):
         reference = CapturedReference.of(graph)
         compiled = compile_graph(graph, example_inputs)
         return cls(reference, compile_graph, compiled, settings, journal, entry)
+
+    def start_journal(self, *, diagnosed: bool) -> GuardJournal:
+        """Note the next calls in a journal of their own, with or without diagnoses."""
+        self.journal = GuardJournal(strict=self.settings.strict)
+        self.entry = self.journal.enter(self.entry.label, self.entry.source)
+        self._backward = None
+        for code in (self, self.backward):
+            code.experience.explainer.left = MOST_EXPLAINED if diagnosed else 0
+        return self.journal
 
     @property
     def backward(self) -> GuardedCode:
@@ -636,6 +648,8 @@ class GuardedCapture(GuardedCode):
         differs = any(f.status is not Status.UNVERIFIED for f in verdict.failures)
         if not differs or not self.settings.locate or runs.native[0].error is not None:
             return verdict
+        if gradients and self._located.get(False):  # wrong values give wrong gradients
+            return caused_by(self._located[False], verdict)
         if gradients not in self._located:
             from paritas.checks.locate_captured import CapturedSuspect, locate_captured
 
@@ -649,8 +663,7 @@ class GuardedCapture(GuardedCode):
                 self.settings.deadline,
             )
             self._located[gradients] = locate_safely(locate_captured, suspect)
-        findings = (*self._located[gradients], *verdict.findings)
-        return msgspec.structs.replace(verdict, findings=findings)
+        return with_places(self._located[gradients], verdict)
 
     def _compile_part(
         self,
@@ -693,27 +706,15 @@ class CompiledPart:
         with self.surroundings.around():
             return given, list(self.code.compiled(*given))
 
-    def check(self, ends: Collection[int] | None, calls: int) -> Verdict:
-        """Check some calls; `ends` are the outputs to differentiate, if any."""
-        code = self.code
-        journal = GuardJournal(strict=code.settings.strict)
-        checked = GuardedCapture(
-            code.reference,
-            code.compile_graph,
-            code.compiled,
-            code.settings,
-            journal,
-            journal.enter("part"),
-        )
-        for _ in range(calls):
-            self.rng.restore()
-            with (
-                self.surroundings.around(),
-                torch.set_grad_enabled(self.surroundings.grad or ends is not None),
-            ):
-                results = checked(*copy_arguments(self.args))
-                if ends is not None:
-                    _differentiate([results[position] for position in ends])
+    def check(self, ends: Collection[int] | None, *, diagnosed: bool) -> Verdict:
+        """Check a call; `ends` are the outputs to differentiate, if any."""
+        journal = self.code.start_journal(diagnosed=diagnosed)
+        is_recorded = self.surroundings.grad or ends is not None
+        self.rng.restore()
+        with self.surroundings.around(), torch.set_grad_enabled(is_recorded):
+            results = self.code(*copy_arguments(self.args))
+            if ends is not None:
+                _differentiate([results[position] for position in ends])
         return journal.verdict()
 
 

@@ -290,10 +290,16 @@ def _wrong_nodes(
             if not isinstance(own, torch.Tensor) or is_undefined(traced[node.name]):
                 continue
             if not _cannot_be_drawn_alone(node):
-                item, seed = _node_item(suspect, node), suspect.runs.seed
+                item, seed = _node_item(suspect, _computing(node)), suspect.runs.seed
                 found = judge_node(node, table, own, item=item, seed=seed)
-                findings += _with_node_origin(traced[node.name], found)
+                findings += _with_node_origin(traced[_computing(node).name], found)
     return findings
+
+
+def _computing(node: Node) -> Node:
+    """The node that computes a value: not the one that takes it from several results."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return source if isinstance(source, Node) else node
 
 
 def judge_node(
@@ -371,8 +377,8 @@ class _NodeCall:
     def __init__(self, node: Node, table: dict[Node, Any]) -> None:
         """`table` holds the value of every node before this one."""
         self.node, self.item = node, None
-        if node.target is operator.getitem and isinstance(node.args[0], Node):
-            self.node, self.item = node.args[0], node.args[1]
+        if _computing(node) is not node:
+            self.node, self.item = _computing(node), node.args[1]
         self.args = map_arg(self.node.args, table.__getitem__)
         self.kwargs = map_arg(self.node.kwargs, table.__getitem__)
 
@@ -478,10 +484,11 @@ def first_clear_finding(findings: list[Finding], *, changed: bool) -> Finding | 
     worst = max(map(_excess_of_limit, findings))
     clear = [finding for finding in findings if _excess_of_limit(finding) * CLEARLY >= worst]
     first = clear[0]
-    others = [finding for finding in findings if finding is not first]
+    others = [finding for finding in findings if finding.item != first.item]
     extra = []
     if others:
-        named = enumerated((f.origin.name for f in others if f.origin is not None), MOST_NAMED)
+        names = dict.fromkeys(f.origin.name for f in others if f.origin is not None)
+        named = enumerated(names, MOST_NAMED)
         extra.append(f"other wrong nodes: {named}")
     if changed:
         extra.append("observing it changed the program: with every value as an output, other bits")

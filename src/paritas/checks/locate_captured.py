@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 # The time limit: a backend may take long for every part.
 SECONDS_FOR_PARTS = 30.0
+# A pass that breaks every operator of a kind: the first is searched among so many.
+MOST_WRONG = 32
 # Some backends are correct in the first call and wrong in later ones.
 CALLS_OF_PART = 2
 _CHECKS = Checks()
@@ -113,6 +116,14 @@ def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
         now.restore()
 
 
+@dataclasses.dataclass(frozen=True)
+class _JudgedNode:
+    """A wrong node, and how to diagnose it: that takes longer than to judge it."""
+
+    finding: Finding
+    explained: Callable[[Finding], Finding] = lambda finding: finding
+
+
 class _Search:
     """The search for the first wrong node of one call."""
 
@@ -128,46 +139,58 @@ class _Search:
     def finding(self) -> Finding:
         """The finding about the place."""
         aspects = self.suspect.aspects
-        found = None
         if aspects & _CONTENTS or Aspect.REQUIRES_GRAD in aspects:
-            if not self.suspect.gradients:
-                found = self._judge_nodes()
-            found = found or self._bisect()
+            found = self._judge_nodes() or self._bisect()
         else:
             found = self._try_nodes_alone()
         return found or self._whole_graph()
 
     # --- Each node on the backend's own values ---
 
+    @functools.cached_property
+    def taps(self) -> list[Tap]:
+        """Every value of the graph."""
+        return all_taps(self.run)
+
+    @functools.cached_property
+    def tapped(self) -> CompiledPart | None:
+        """Code that returns every value; None if the backend cannot make it."""
+        try:
+            return self._compile(tap_captured(self.graph, self.taps, self.run))
+        except Exception:  # noqa: BLE001  (the parts are compiled one by one then)
+            return None
+
     def _judge_nodes(self) -> Finding | None:
         """The first node that is wrong for the inputs that it got; None if none is."""
-        taps = all_taps(self.run)
-        own = self._own_values(taps)
+        own = self._own_values()
         if own is None:
             return None
-        findings = list(self._judge_all(own))
-        return first_clear_finding(findings, changed=False)
+        judged = list(itertools.islice(self._judge_all(own), MOST_WRONG))
+        first = first_clear_finding([one.finding for one in judged], changed=False)
+        for one in judged:
+            if first is not None and one.finding.item == first.item:
+                return one.explained(first)
+        return first
 
-    def _own_values(self, taps: list[Tap]) -> dict[Tap, Tensor] | None:
-        """The backend's values of all taps; None if they do not show the difference."""
-        module = tap_captured(self.graph, taps, self.run)
-        try:
-            part = self._compile(module)
-            for _ in range(CALLS_OF_PART):
-                given, results = part.run()
-                if len(results) != self.outputs + len(taps):
-                    return None
-                if self._shows(given, results[: self.outputs]):
-                    return dict(zip(taps, results[self.outputs :], strict=True))
-        except Exception:  # noqa: BLE001  (values that cannot be returned show nothing)
+    def _own_values(self) -> dict[Tap, Tensor] | None:
+        """The backend's values; None if they do not show the difference.
+
+        The results of the call need not be wrong if the gradients are.
+        """
+        if self.tapped is None:
             return None
+        with contextlib.suppress(Exception):  # values that cannot be returned show nothing
+            for _ in range(CALLS_OF_PART):
+                given, results = self.tapped.run()
+                if len(results) != self.outputs + len(self.taps):
+                    return None
+                if self.suspect.gradients or self._shows(given, results[: self.outputs]):
+                    return dict(zip(self.taps, results[self.outputs :], strict=True))
         return None
 
     def _shows(self, given: list[Any], results: Sequence[Any]) -> bool:
         seen = Observation(rng_before=self.program.rng)
-        reference = self.program.reference
-        kept = self.program.kept
-        reference.name_results(seen, results, given, kept)
+        self.program.reference.name_results(seen, results, given, self.program.kept)
         known = {(finding.item.in_graph(""), finding.aspect) for finding in self.suspect.failures}
         return any(
             (finding.item.in_graph(""), finding.aspect) in known
@@ -175,20 +198,19 @@ class _Search:
             if self.suspect.explains(finding)
         )
 
-    def _judge_all(self, own: dict[Tap, Tensor]) -> Iterator[Finding]:
+    def _judge_all(self, own: dict[Tap, Tensor]) -> Iterator[_JudgedNode]:
         reference = self.program.reference.module
         originals = {node.name: node for node in self.graph.graph.nodes}
         values: dict[str, Any] = {}
         for node in reference.graph.nodes:
-            if node.op == "output" or time.monotonic() > self.deadline:
+            if node.op == "output":
                 return
             run = self.run.nodes[node.name]
             values[node.name] = run.value
             if not run.is_given:
                 values[node.name] = self._own_value(node.name, own)
                 call = NodeCall(reference, node, self.run, values)
-                found = self._judge_node(call, own)
-                yield from self._located(originals[node.name], found)
+                yield from self._worst_of(originals[node.name], self._judge_node(call, own))
                 if not run.tensors() and any(tensors_in([*call.inputs()])):
                     values[node.name] = _try_once(call, run.value)
             for changed in run.wrote:
@@ -200,10 +222,12 @@ class _Search:
         value = run.value
         for path in run.tensors():
             tensor = own[Tap(name, path, after)].detach()
-            value = _with_item(value, path, tensor if run.level else _lay_out(tensor, value, path))
+            value = _with_item(
+                value, path, tensor if run.is_batched else _lay_out(tensor, value, path)
+            )
         return value
 
-    def _judge_node(self, call: NodeCall, own: dict[Tap, Tensor]) -> list[Finding]:
+    def _judge_node(self, call: NodeCall, own: dict[Tap, Tensor]) -> list[_JudgedNode]:
         name = call.node.name
         taps = [Tap(name, path) for path in call.run.tensors()]
         read = {node.name for node in call.node.all_input_nodes}
@@ -230,16 +254,19 @@ class _Search:
                 findings += self._judge_value(call, tap, own[tap])
         return findings
 
-    def _judge_requires_grad(self, tap: Tap, own: Tensor) -> list[Finding]:
+    def _judge_requires_grad(self, tap: Tap, own: Tensor) -> list[_JudgedNode]:
         needs = _item_at(self.run.nodes[tap.node].value, tap.path).requires_grad
         if own.requires_grad == needs or tap.after:
             return []
-        reason = f"requires_grad is {not needs} instead of {needs}"
-        item = self._item(tap.node)
-        status = Status.DIFFERENT
-        return [Finding(item=item, aspect=Aspect.REQUIRES_GRAD, status=status, reason=reason)]
+        finding = Finding(
+            item=self._item(tap.node),
+            aspect=Aspect.REQUIRES_GRAD,
+            status=Status.DIFFERENT,
+            reason=f"requires_grad is {not needs} instead of {needs}",
+        )
+        return [_JudgedNode(finding)]
 
-    def _judge_value(self, call: NodeCall, tap: Tap, own: Tensor) -> list[Finding]:
+    def _judge_value(self, call: NodeCall, tap: Tap, own: Tensor) -> list[_JudgedNode]:
         program = call.program(tap.path, tap.node if tap.after else "")
         known = Evidence(program, seed=self.suspect.runs.seed)
         expected = known.native[0].outputs.get(VALUE)
@@ -248,27 +275,31 @@ class _Search:
         evidence = ItemEvidence(known, VALUE)
         expected, own = expected.detach(), own.detach()
         found, _ = check_pair(self._item(call.node.name), expected, own, _CHECKS, evidence)
-        if not _wrong(found):
-            return []
-        context = call_context(call.node.target, *call.operands())
-        return Explainer().explain(_wrong(found), expected, own, evidence, context)
 
-    def _located(self, node: Node, found: list[Finding]) -> list[Finding]:
+        def explain(finding: Finding) -> Finding:
+            context = call_context(call.node.target, *call.operands())
+            (explained,) = Explainer().explain([finding], expected, own, evidence, context)
+            return explained
+
+        return [_JudgedNode(finding, explain) for finding in _wrong(found)]
+
+    def _worst_of(self, node: Node, judged: list[_JudgedNode]) -> list[_JudgedNode]:
         """The worst finding about a node, with its origin."""
-        fitting = [finding for finding in found if finding.aspect in self.suspect.aspects]
+        # A wrong gradient may come from a wrong value that does not show in the results.
+        aspects = _CONTENTS if self.suspect.gradients else self.suspect.aspects
+        fitting = [one for one in judged if one.finding.aspect in aspects]
         if not fitting:
             return []
-        worst = max(fitting, key=lambda finding: finding.status.gravity)
+        worst = max(fitting, key=lambda one: one.finding.status.gravity)
         origin = self._origin(node)
         reason = (
             f"starts here: {origin.operator} gives a wrong result for correct inputs; "
-            f"{worst.reason}"
+            f"{worst.finding.reason}"
         )
-        return [
-            msgspec.structs.replace(
-                worst, reason=reason, source=origin.source or None, origin=origin
-            )
-        ]
+        located = msgspec.structs.replace(
+            worst.finding, reason=reason, source=origin.source or None, origin=origin
+        )
+        return [dataclasses.replace(worst, finding=located)]
 
     def _item(self, name: str) -> Item:
         return Item(ItemKind.NODE, name, graph=self.suspect.label)
@@ -304,7 +335,9 @@ class _Search:
             return self._unfinished(self.calls[start + 1], self.calls[end], shown[end])
         alone = self._failure_alone(self.calls[end])
         why = "is wrong even if compiled alone"
-        if alone is None:
+        if alone is None and end == 0:
+            why = "is correct alone, but not if compiled together with the nodes after it"
+        elif alone is None:
             why = f"is correct alone, but not if compiled together with the {end} nodes before it"
         return self._finding(self.calls[end], why, alone or shown[end])
 
@@ -313,30 +346,23 @@ class _Search:
         taps = self._handed_on(number)
         if not taps:
             return None
-        ends = range(self.outputs, self.outputs + len(taps))
-        part = self._part_with_all_taps() if self.suspect.gradients else None
-        if part is not None:
-            known, code = part
-            return self._failure_of(code, [self.outputs + known.index(tap) for tap in taps])
+        if self.suspect.gradients and self._shows_gradients:
+            places = {tap: self.outputs + number for number, tap in enumerate(self.taps)}
+            return self._failure_of(self.tapped, [places[tap] for tap in taps])
         try:
             code = self._compile(tap_captured(self.graph, taps, self.run))
         except Exception:  # noqa: BLE001  (a part that cannot be compiled shows nothing)
             return None
-        return self._failure_of(code, ends)
+        return self._failure_of(code, range(self.outputs, self.outputs + len(taps)))
 
-    @functools.cache  # noqa: B019  (a search is short-lived)
-    def _part_with_all_taps(self) -> tuple[list[Tap], CompiledPart] | None:
-        """Code that returns every value, compiled once; None if it hides wrong gradients."""
-        taps = [tap for tap in all_taps(self.run) if self._is_differentiable(tap)]
-        try:
-            part = self._compile(tap_captured(self.graph, taps, self.run))
-        except Exception:  # noqa: BLE001  (the parts are compiled one by one then)
-            return None
-        return None if self._failure_of(part, range(self.outputs)) is None else (taps, part)
+    @functools.cached_property
+    def _shows_gradients(self) -> bool:
+        """Whether the code that returns every value has wrong gradients, too."""
+        return self._failure_of(self.tapped, range(self.outputs)) is not None
 
     def _is_differentiable(self, tap: Tap) -> bool:
         run = self.run.nodes[tap.node]
-        return run.level is None and bool(_item_at(run.value, tap.path).requires_grad)
+        return not run.is_batched and bool(_item_at(run.value, tap.path).requires_grad)
 
     def _handed_on(self, number: int) -> list[Tap]:
         """The values of the first nodes that later nodes, or the caller, use."""
@@ -359,22 +385,22 @@ class _Search:
             )
         ]
 
-    def _failure_of(self, part: CompiledPart, ends: Collection[int]) -> Finding | None:
-        """The first failure of a part that explains the whole, in these outputs if forward."""
-        try:
-            verdict = part.check(ends if self.suspect.gradients else None, CALLS_OF_PART)
-        except Exception:  # noqa: BLE001  (a part that fails alone shows nothing)
+    def _failure_of(
+        self, part: CompiledPart | None, ends: Collection[int], *, diagnosed: bool = False
+    ) -> Finding | None:
+        """The first failure of a part that explains the whole: in these outputs, or from them."""
+        if part is None:
             return None
+        gradients = self.suspect.gradients
         names = {nth_output(position) for position in ends}
-        return next(
-            (
-                finding
-                for finding in _wrong(verdict.failures)
-                if self.suspect.explains(finding)
-                and (self.suspect.gradients or finding.item.in_graph("") in names)
-            ),
-            None,
-        )
+        with contextlib.suppress(Exception):  # a part that fails alone shows nothing
+            for _ in range(CALLS_OF_PART):
+                verdict = part.check(ends if gradients else None, diagnosed=diagnosed)
+                for finding in _wrong(verdict.failures):
+                    is_asked = gradients or finding.item.in_graph("") in names
+                    if is_asked and self.suspect.explains(finding):
+                        return finding
+        return None
 
     def _compile(self, module: GraphModule) -> CompiledPart:
         program = self.program
@@ -409,7 +435,7 @@ class _Search:
             code = self.suspect.compile_part(module, values, run.surroundings, rng)
         except Exception:  # noqa: BLE001  (a node that cannot be compiled alone shows nothing)
             return None
-        return self._failure_of(code, range(len(returned(module))))
+        return self._failure_of(code, range(len(returned(module))), diagnosed=True)
 
     # --- Findings ---
 

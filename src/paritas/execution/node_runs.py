@@ -17,6 +17,7 @@ from paritas._torch.vmapped import (
     VmapLevel,
     hide_dimension,
     inside_vmap,
+    is_wrapped,
     leaving_transforms,
     show_dimension,
     transform_levels,
@@ -51,6 +52,7 @@ class NodeRun:
         rng: the generators before it ran, if the graph draws.
         wrote: the earlier nodes whose values it changed, in order.
         level: the `torch.vmap` around it.
+        is_batched: a dimension of its value is hidden there.
         is_hidden: its value cannot be seen: it is inside other transforms of functorch.
         is_given: it is an input or an attribute of the graph.
     """
@@ -60,6 +62,7 @@ class NodeRun:
     rng: RandomState | None
     wrote: tuple[str, ...]
     level: VmapLevel | None
+    is_batched: bool
     is_hidden: bool
     is_given: bool
 
@@ -140,6 +143,7 @@ class _Recorder(Interpreter):
             rng,
             tuple(wrote),
             level,
+            is_batched=any(is_wrapped(tensor) for _, tensor in tensors_in(result)),
             is_hidden=is_hidden,
             is_given=not n.op.startswith("call_"),
         )
@@ -243,13 +247,13 @@ def _insert_tap(
 ) -> Node:
     source = value = nodes[tap.node]
     node = run.nodes[tap.node]
-    is_early = tap.node in run.overwritten or node.level is not None
+    is_early = tap.node in run.overwritten or node.is_batched
     place = nodes[tap.after or tap.node].next if is_early else last
     while place.op == "placeholder":
         place = place.next
     with module.graph.inserting_before(place):
         value = take_item(module.graph, value, tap.path)
-        if node.level is not None:
+        if node.level is not None and node.is_batched:
             level = dataclasses.replace(node.level, entry=nodes[node.level.entry.name])
             value = level.show(module.graph, value)
         if tap.node in run.shared | run.overwritten:
@@ -275,11 +279,7 @@ class NodeCall:
         self._reads = {one.name: values[one.name] for one in node.all_input_nodes}
         size = None if self.run.level is None else self.run.level.size
         self._size = values[size.name] if isinstance(size, Node) else size
-        self._hidden = {
-            name
-            for name in self._reads
-            if run.nodes[name].level is not None and run.nodes[name].tensors()
-        }
+        self._hidden = {name for name in self._reads if run.nodes[name].is_batched}
 
     def inputs(self) -> list[Tensor]:
         """The tensors that it reads."""
@@ -340,6 +340,8 @@ class NodeCall:
             }
             inside[level.entry.name] = number
             result = self._call_plain(inside)
+            if not self.run.is_batched:
+                return result
             return _map_tensors(result, lambda one: show_dimension(one, number, size))
 
     def _call_plain(self, reads: dict[str, Any]) -> Any:

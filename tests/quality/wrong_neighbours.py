@@ -1,0 +1,156 @@
+"""Graphs of one operator of torch's sample database, and a backend that gets one node wrong.
+
+A graph is `before -> operator -> after`, where `before` and `after` are functions of this module.
+The backend makes one of the three wrong, and the question is which node guard() names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+import paritas
+from paritas._torch.named_operators import operator_database
+from paritas.results.findings import OriginKind
+
+BEFORE, OPERATOR, AFTER = "before", "operator", "after"
+# Memory that nothing was written to, views of given memory, and what has no value to be wrong.
+_LEFT_OUT = ("empty", "new_empty", "as_strided", "resize", "item", "equal", "allclose", "jiterator")
+
+
+def before(value: Tensor) -> Tensor:
+    return value.clone()
+
+
+def after(value: Tensor) -> Tensor:
+    return ~value if value.dtype is torch.bool else value * 2
+
+
+def spoil(value: Any) -> Any:
+    """Change the first tensor of a value everywhere."""
+    if isinstance(value, list | tuple):
+        return (spoil(value[0]), *value[1:])
+    if value.dtype is torch.bool:
+        return ~value
+    return value * 2 + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An operator on a sample, and what is wrong: `before`, `operator` or `after`."""
+
+    name: str
+    function: Callable[..., Any]
+    sample: Any
+    wrong: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.wrong}"
+
+
+def entries(wanted: Callable[[str], bool] = lambda _: True) -> list[Any]:
+    """The entries of the database that can be part of a graph."""
+    return [
+        entry
+        for entry in operator_database()
+        if torch.float32 in entry.dtypes
+        and not any(part in entry.name for part in _LEFT_OUT)
+        and wanted(entry.name)
+    ]
+
+
+def cases(entry: Any, most: int = 1) -> Iterator[Case]:
+    """Some samples of an entry, each with one of the three nodes wrong."""
+    name = entry.name + ("." + entry.variant_test_name if entry.variant_test_name else "")
+    forms = {name: entry.op}
+    if entry.inplace_variant is not None and not entry.variant_test_name:
+        forms[f"{name}_"] = entry.inplace_variant
+    for form, function in forms.items():
+        torch.manual_seed(0)
+        samples = entry.sample_inputs("cpu", torch.float32, requires_grad=False)
+        usable = (one for one in samples if isinstance(one.input, Tensor) and one.input.numel() > 1)
+        for _, sample in zip(range(most), usable, strict=False):
+            yield from (Case(form, function, sample, wrong) for wrong in (BEFORE, OPERATOR, AFTER))
+
+
+def make_graph(case: Case) -> tuple[fx.GraphModule, list[Tensor]] | None:
+    """The graph of a case and its inputs; None if the operator returns no tensor."""
+    graph = fx.Graph()
+    inputs: list[Tensor] = []
+
+    def give(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            inputs.append(value.detach())
+            return graph.placeholder(f"x{len(inputs) - 1}")
+        return value
+
+    first = give(case.sample.input)
+    args = fx.node.map_aggregate(case.sample.args, give)
+    kwargs = fx.node.map_aggregate(case.sample.kwargs, give)
+    start = graph.create_node("call_function", before, (first,), name=BEFORE)
+    function = _Called(case.function)
+    called = graph.create_node("call_function", function, (start, *args), kwargs, OPERATOR)
+    result = case.function(case.sample.input.clone(), *case.sample.args, **case.sample.kwargs)
+    ends = []
+    if isinstance(result, Tensor):
+        ends.append(graph.create_node("call_function", after, (called,), name=AFTER))
+    elif isinstance(result, list | tuple):
+        items = [number for number, one in enumerate(result) if isinstance(one, Tensor)]
+        taken = [graph.call_function(operator.getitem, (called, number)) for number in items]
+        if not taken:
+            return None
+        ends.append(graph.create_node("call_function", after, (taken[0],), name=AFTER))
+        ends += taken[1:]
+    if not ends:
+        return None
+    graph.output(tuple(ends))
+    return fx.GraphModule({}, graph), inputs
+
+
+def backend_with(wrong: str) -> Callable[..., Any]:
+    """A backend that gets the node of this name wrong, whatever else is in the graph."""
+
+    def compile_graph(graph: fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        for node in graph.graph.nodes:
+            if node.name == wrong:
+                node.target = _Spoiled(node.target)
+        graph.recompile()
+        return graph.forward
+
+    return compile_graph
+
+
+class _Called:
+    """A function with a name of its own: some of the database are lambdas, which FX refuses."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = "called"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class _Spoiled(_Called):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return spoil(self.function(*args, **kwargs))
+
+
+def named_node(case: Case) -> str | None:
+    """The node that guard() names, "" if it names none; None if the fault changes no result."""
+    made = make_graph(case)
+    if made is None:
+        return None
+    graph, inputs = made
+    guarded = paritas.guard(backend_with(case.wrong), on_mismatch="record")
+    guarded(graph, inputs)(*inputs)
+    failures = [f for f in guarded.verdict().failures if f.status is not paritas.Status.UNVERIFIED]
+    if not failures:
+        return None
+    origins = [one.origin for one in failures if one.origin is not None]
+    return next((one.name for one in origins if one.kind is OriginKind.NODE), "")
