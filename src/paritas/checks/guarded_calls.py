@@ -105,11 +105,17 @@ class GraphEntry:
 
 
 class GuardJournal:
-    """Collects findings over all graphs of a guard; it is thread-safe."""
+    """Collects findings over all graphs of a guard; it is thread-safe.
 
-    def __init__(self, *, strict: bool = False) -> None:
+    Attributes:
+        explains: whether what kind of wrong the results of a graph are is of interest. The place
+            where it starts is diagnosed in any case.
+    """
+
+    def __init__(self, *, strict: bool = False, explains: bool = True) -> None:
         """Start empty."""
         self.strict = strict
+        self.explains = explains
         self.graphs: list[GraphEntry] = []
         self._findings: dict[tuple[str, Aspect], Finding] = {}
         self._repeats: dict[tuple[str, Aspect], int] = {}
@@ -497,6 +503,8 @@ class GuardedCode:
         self.entry = entry
         self.schedule = Schedule(settings.every, settings.seed)
         self.experience = Experience()
+        if not journal.explains:
+            self.experience.explainer.left = 0
         self.made_by: GraphMaker | None = None
         self._lock = threading.Lock()
 
