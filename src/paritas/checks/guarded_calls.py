@@ -18,7 +18,7 @@ from paritas.checks.failures import (
     likely_mixups,
     remember_failed,
 )
-from paritas.checks.guard_settings import GuardSettings, Schedule
+from paritas.checks.guard_settings import GuardSettings, Schedule, check_deadline
 from paritas.errors import MismatchError, ParityWarning, in_one_line
 from paritas.execution.differences import PairDifference, all_equal, differences
 from paritas.execution.item_evidence import ItemEvidence
@@ -510,6 +510,7 @@ class GuardedCode:
 
     def is_due(self, args: Any, *, draws: bool) -> bool:
         """Count a call; return whether to check it. `draws`: the graph draws random numbers."""
+        check_deadline(self.settings.deadline)
         self.journal.count_call(self.entry)
         with self._lock:
             due = self.schedule.due(tuple(value for value in args if isinstance(value, int)))

@@ -21,7 +21,7 @@ from paritas._torch.dynamo import (
 )
 from paritas._torch.global_state import quietly
 from paritas.checks.guard import GuardEverywhere
-from paritas.checks.guard_settings import GuardSettings
+from paritas.checks.guard_settings import GuardSettings, SearchOverError
 from paritas.checks.guarded_calls import GuardJournal
 from paritas.checks.places import LONGER, FailedCall, Place, is_over
 from paritas.errors import in_one_line
@@ -136,7 +136,8 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
         running_subject(call.candidate, call.rng, conditions) as run,
     ):
         errors = [run(call.inputs).error for _ in range(calls)]
-    return journal, errors[0]
+    error = None if errors[0] is None else raised_by_backend(errors[0])
+    return journal, None if isinstance(error, SearchOverError) else error
 
 
 # --- What the guards found ------------------------------------------------------------------------
@@ -208,7 +209,6 @@ def _place_in(entry: GraphEntry, failed: list[Finding]) -> Finding:
 
 def _refused_graph(entry: GraphEntry, error: Exception) -> Finding:
     """The place of an exception of the compiler: the graph that it was given."""
-    error = raised_by_backend(error)
     finding = Finding(
         item=Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label),
         aspect=Aspect.EXCEPTION,
