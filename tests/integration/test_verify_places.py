@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paritas.checks.places import FailedCall
     from paritas.results.findings import Finding
 
+pytest_plugins = ["pytester"]
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 LOCATES = VerifyConfig(raise_on_mismatch=False, locate_seconds=600)
 FORWARD = VerifyConfig(raise_on_mismatch=False, locate_seconds=600, verify_gradients=False)
@@ -357,3 +358,40 @@ def test_the_command_takes_a_function_as_backend_and_prints_the_place(
     missing = CliRunner().invoke(main, ["verify", "places_net:build", "--backend", "places_net:no"])
     assert missing.exit_code == 2
     assert "the backend 'places_net:no' cannot be imported" in missing.output
+
+
+def test_parity_locates_and_takes_a_config(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest, torch
+        from paritas import VerifyConfig
+
+        def wrong(graph, inputs):
+            for node in graph.graph.find_nodes(op="call_function", target=torch.sin):
+                node.target = torch.cos
+            graph.recompile()
+            return graph.forward
+
+        def program(x):
+            return torch.sin(x) + 1
+
+        def located(parity, config=None, **settings):
+            torch.compiler.reset()
+            compiled = torch.compile(program, backend=wrong)
+            verdict = parity.verify([torch.ones(3)], program, compiled, config, **settings)
+            return [finding for finding in verdict.findings if finding.origin is not None]
+
+        def test_by_the_option(parity):
+            assert len(located(parity, raise_on_mismatch=False)) == 1
+
+        @pytest.mark.parity(locate_seconds=0)
+        def test_by_a_mark(parity):
+            assert not located(parity, raise_on_mismatch=False)
+
+        def test_by_a_config(parity):
+            config = VerifyConfig(raise_on_mismatch=False, locate_seconds=0)
+            assert not located(parity, config)
+        """
+    )
+    ran = pytester.runpytest_inprocess("--paritas-locate-seconds=600", "-p", "no:cacheprovider")
+    ran.assert_outcomes(passed=3)

@@ -15,7 +15,7 @@ from paritas._torch.dynamo import Backend, find_backend, keeping_backends, repla
 from paritas._torch.graphs import captured_input_names, computes_tensors, graph_source
 from paritas._torch.inductor import compile_watched
 from paritas.checks.failures import GraphMaker
-from paritas.checks.guard_settings import OFF, GuardSettings, is_enabled
+from paritas.checks.guard_settings import OFF, GuardSettings, check_deadline, is_enabled
 from paritas.checks.guarded_calls import GuardJournal
 from paritas.checks.guarded_graphs import GuardedCapture, GuardedGraph, Suspect
 from paritas.errors import UsageError
@@ -111,6 +111,7 @@ class Guard:
         """
         if not self.enabled or not computes_tensors(graph):
             return self.backend.compile(graph, example_inputs, **given)
+        check_deadline(self.settings.deadline)
         number = self.journal.next_capture()
         if self.backend.is_inductor:
             return self._guard_lowered(graph, example_inputs, number, given)

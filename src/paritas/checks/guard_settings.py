@@ -12,6 +12,7 @@ import math
 import os
 import random
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,8 @@ class GuardSettings:
         check_passes: check the compiler's passes and its split of the graph, at compile time.
         strict: count `unstable` as a failure.
         seed: the seed of the perturbed runs.
-        deadline: when all searches for the first wrong operator must have ended, by
-            `time.monotonic`; each has a time limit of its own, too.
+        deadline: for a guard that only looks for the first wrong operator: when that must have
+            ended, by `time.monotonic`. The program is then stopped by a `SearchOverError`.
     """
 
     on_mismatch: str = "raise"
@@ -76,6 +77,16 @@ class GuardSettings:
         for name in ("locate", "check_passes", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r}")
+
+
+class SearchOverError(Exception):
+    """The time for a search is over. It ends the search and never reaches the user."""
+
+
+def check_deadline(deadline: float) -> None:
+    """Raise `SearchOverError` if it has passed."""
+    if time.monotonic() >= deadline:
+        raise SearchOverError
 
 
 def is_enabled(asked: Any) -> bool:

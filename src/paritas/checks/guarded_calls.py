@@ -19,7 +19,7 @@ from paritas.checks.failures import (
     likely_mixups,
     remember_failed,
 )
-from paritas.checks.guard_settings import GuardSettings, Schedule
+from paritas.checks.guard_settings import GuardSettings, Schedule, check_deadline
 from paritas.errors import MismatchError, ParityWarning, in_one_line
 from paritas.execution.differences import PairDifference, all_equal, differences
 from paritas.execution.item_evidence import ItemEvidence
@@ -106,11 +106,17 @@ class GraphEntry:
 
 
 class GuardJournal:
-    """Collects findings over all graphs of a guard; it is thread-safe."""
+    """Collects findings over all graphs of a guard; it is thread-safe.
 
-    def __init__(self, *, strict: bool = False) -> None:
+    Attributes:
+        explains: whether what kind of wrong the results of a graph are is of interest. The place
+            where it starts is diagnosed in any case.
+    """
+
+    def __init__(self, *, strict: bool = False, explains: bool = True) -> None:
         """Start empty."""
         self.strict = strict
+        self.explains = explains
         self.graphs: list[GraphEntry] = []
         self._findings: dict[tuple[str, Aspect], Finding] = {}
         self._repeats: dict[tuple[str, Aspect], int] = {}
@@ -499,11 +505,14 @@ class GuardedCode:
         self.entry = entry
         self.schedule = Schedule(settings.every, settings.seed)
         self.experience = Experience()
+        if not journal.explains:
+            self.experience.explainer.left = 0
         self.made_by: GraphMaker | None = None
         self._lock = threading.Lock()
 
     def is_due(self, args: Any, *, draws: bool) -> bool:
         """Count a call; return whether to check it. `draws`: the graph draws random numbers."""
+        check_deadline(self.settings.deadline)
         self.journal.count_call(self.entry)
         with self._lock:
             due = self.schedule.due(tuple(value for value in args if isinstance(value, int)))

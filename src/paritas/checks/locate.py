@@ -31,6 +31,7 @@ from paritas._torch.graphs import (
 )
 from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with_compiled
 from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
+from paritas.checks.guard_settings import SearchOverError, check_deadline
 from paritas.checks.passes import check_graph_passes
 from paritas.errors import in_one_line
 from paritas.execution.evidence import Evidence
@@ -76,10 +77,6 @@ class CompiledVariant:
     error: Exception | None = None
 
 
-class SearchOverError(Exception):
-    """The time for the search is over; it never reaches the user."""
-
-
 def run_variant(
     suspect: Suspect,
     module: GraphModule | None = None,
@@ -90,8 +87,7 @@ def run_variant(
     Raises:
         SearchOverError: there is no time left for it.
     """
-    if time.monotonic() >= suspect.deadline:
-        raise SearchOverError
+    check_deadline(suspect.deadline)
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
     given = copy_arguments(suspect.runs.program.kept)
     seen = Observation(rng_before=suspect.runs.program.rng)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paritas._torch.compile_time import quick_compiles
 from paritas._torch.dynamo import (
     backend_name,
     find_backend,
@@ -20,7 +21,8 @@ from paritas._torch.dynamo import (
 )
 from paritas._torch.global_state import quietly
 from paritas.checks.guard import GuardEverywhere
-from paritas.checks.guard_settings import GuardSettings
+from paritas.checks.guard_settings import GuardSettings, SearchOverError
+from paritas.checks.guarded_calls import GuardJournal
 from paritas.checks.places import LONGER, FailedCall, Place, is_over
 from paritas.errors import in_one_line
 from paritas.execution.observation import RunOptions
@@ -33,7 +35,7 @@ from paritas.results.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paritas.checks.guarded_calls import GraphEntry, GuardJournal
+    from paritas.checks.guarded_calls import GraphEntry
 
 # A wrong shape becomes a wrong value, and either one an exception, but memory that is shared or
 # written to explains only itself.
@@ -126,10 +128,16 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
         options=RunOptions(wide=way.is_wide),
     )
     calls = min((finding.item.call or 1 for finding in call.failures), default=1)
-    guards = GuardEverywhere(settings)
-    with room_for_entries(), guards, running_subject(call.candidate, call.rng, conditions) as run:
+    journal = GuardJournal(strict=call.config.strict, explains=False)
+    with (
+        room_for_entries(),
+        quick_compiles(),
+        GuardEverywhere(settings, journal),
+        running_subject(call.candidate, call.rng, conditions) as run,
+    ):
         errors = [run(call.inputs).error for _ in range(calls)]
-    return guards.journal, errors[0]
+    error = None if errors[0] is None else raised_by_backend(errors[0])
+    return journal, None if isinstance(error, SearchOverError) else error
 
 
 # --- What the guards found ------------------------------------------------------------------------
@@ -201,7 +209,6 @@ def _place_in(entry: GraphEntry, failed: list[Finding]) -> Finding:
 
 def _refused_graph(entry: GraphEntry, error: Exception) -> Finding:
     """The place of an exception of the compiler: the graph that it was given."""
-    error = raised_by_backend(error)
     finding = Finding(
         item=Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label),
         aspect=Aspect.EXCEPTION,

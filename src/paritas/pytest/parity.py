@@ -385,7 +385,9 @@ class Parity:
         if not isinstance(config, VerifyConfig | None):
             raise UsageError(f"config must be a VerifyConfig, not {config!r:.120}")
         marked = {name: self.settings[name] for name in self.settings if name in VERIFY_NAMES}
-        base = marked if config is None else vars(config)
+        base = marked
+        if config is not None:
+            base = {name: getattr(config, name) for name in VERIFY_NAMES}
         wanted = VerifyConfig.from_options(**(base | settings))
         quiet = dataclasses.replace(wanted, raise_on_mismatch=False)
         verdict = verify(inputs, model, candidate, quiet)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -146,6 +147,23 @@ def test_what_is_no_checker_is_refused_and_shown(wrong):
 def test_a_seed_is_an_integer(seed):
     with pytest.raises(UsageError, match="seed"):
         VerifyConfig(seed=seed)
+
+
+@pytest.mark.parametrize("seconds", ["60", None, True, -1, math.nan, math.inf])
+def test_the_time_for_a_place_is_a_number_of_seconds(seconds):
+    with pytest.raises(UsageError, match=r"locate_seconds must be a number of seconds, 0 to turn"):
+        VerifyConfig(locate_seconds=seconds)
+
+
+def test_the_time_for_a_place_may_come_from_the_environment(monkeypatch):
+    monkeypatch.delenv("PARITAS_LOCATE_SECONDS")
+    assert VerifyConfig().locate_seconds == 60
+    monkeypatch.setenv("PARITAS_LOCATE_SECONDS", "2.5")
+    assert VerifyConfig().locate_seconds == 2.5
+    assert VerifyConfig(locate_seconds=7).locate_seconds == 7
+    monkeypatch.setenv("PARITAS_LOCATE_SECONDS", "soon")
+    with pytest.raises(UsageError, match=r"PARITAS_LOCATE_SECONDS must be a number .* not 'soon'"):
+        VerifyConfig()
 
 
 def test_options_by_name_make_the_same_configuration():

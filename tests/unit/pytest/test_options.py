@@ -19,17 +19,26 @@ def test_nothing_said_is_nothing_asked(pytester):
 
 def test_the_command_line_is_read(pytester):
     options = options_of(
-        pytester, "--paritas-guard", "--paritas-every=3", "--paritas-report=out", "--paritas-strict"
+        pytester,
+        "--paritas-guard",
+        "--paritas-every=3",
+        "--paritas-report=out",
+        "--paritas-strict",
+        "--paritas-locate-seconds=5",
     )
     assert (options.guard, options.every, options.strict) == (True, 3, True)
+    assert options.locate_seconds == 5
     assert options.report == pytester.path / "out"
 
 
 def test_a_table_is_read_and_the_command_line_wins(pytester):
     pytester.makefile(
-        ".toml", paritas='[pytest]\nguard = true\nreport = "a"\ngolden-dir = "kept"\nevery = 2\n'
+        ".toml",
+        paritas='[pytest]\nguard = true\nreport = "a"\ngolden-dir = "kept"\nevery = 2\n'
+        "locate-seconds = 0\n",
     )
     options = options_of(pytester)
+    assert options.locate_seconds == 0
     assert (options.guard, options.every, options.strict) == (True, 2, False)
     assert (options.report, options.golden_dir) == (pytester.path / "a", pytester.path / "kept")
     assert options_of(pytester, "--paritas-report=b").report == pytester.path / "b"
