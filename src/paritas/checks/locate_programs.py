@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 # More independent faults than this are not looked for.
 _MOST_PLACES = 4
+_MOST_ROUNDS = 8
 # How many pairs of a wrong and a right value are tried for one place.
 _MOST_TRIES = 12
 # Values that agree to this share of the difference of the results are equal.
@@ -150,6 +151,13 @@ class _Spot:
     parting: _Parting
     is_missing: bool = False
 
+    def is_same_as(self, other: _Spot) -> bool:
+        """Whether both are about the same operator."""
+        if self.is_missing or other.is_missing:
+            return self.reference is not None and self.reference is other.reference
+        mine, its = self.candidate, other.candidate
+        return mine is not None and its is not None and mine.index == its.index
+
 
 class _Search:
     def __init__(self, call: FailedCall) -> None:
@@ -222,11 +230,15 @@ class _Search:
         spots: list[_Spot] = []
         instead: Instead = {}
         parting = self._part(theirs, mine, known, rounding)
-        while parting is not None and len(spots) < _MOST_PLACES:
+        for _ in range(_MOST_ROUNDS):
+            if parting is None or len(spots) == _MOST_PLACES:
+                break
             spot, parting = self._find_spot(parting, instead, rounding)
             if spot is None:
                 break
-            spots.append(spot)
+            # A value that several operators read may have to be replaced for each of them.
+            if not any(spot.is_same_as(other) for other in spots):
+                spots.append(spot)
         return spots
 
     def _find_spot(
@@ -246,6 +258,8 @@ class _Search:
             if run.seen.error is not None or run.seen.gradient_error is not None:
                 continue
             left = self._part(parting.theirs, run, parting.known, rounding)
+            if left is not None and not _results_change(parting, left, rounding):
+                continue  # it is different, but it does not matter
             if left is None or _has_moved_on(parting, left, joint):
                 instead.update(changed)
                 return _name_spot(parting, ours, theirs, joint), left
@@ -375,6 +389,15 @@ def _is_of_backward(item: Item) -> bool:
     return item.kind.is_gradient or item.kind.is_after_backward
 
 
+def _results_change(before: _Parting, after: _Parting, rounding: float) -> bool:
+    """Whether the wrong results are now other ones."""
+    earlier = {one.item: one.candidate for one in before.wrong}
+    return any(
+        WrongItem(one.item, earlier.get(one.item), one.candidate).distance > rounding
+        for one in after.wrong
+    ) or len(before.wrong) != len(after.wrong)
+
+
 def _has_moved_on(before: _Parting, after: _Parting, joint: Joint) -> bool:
     """Whether what follows from the value is now what the reference computes.
 
@@ -443,54 +466,89 @@ def _find_cut(parting: _Parting, forward: Operation) -> Operation | None:
 
 def _name_spot(parting: _Parting, ours: OwnPart, theirs: OwnPart, joint: Joint) -> _Spot:
     mine, its = ours.region(joint.candidate), theirs.region(joint.reference)
-    words, reference, candidate, is_missing = _compare_regions(parting, its, mine)
-    return _Spot(words, reference, candidate, (its, mine), joint, parting, is_missing)
+    found = _compare_regions(parting, its, mine)
+    return _Spot(
+        found.words,
+        found.reference,
+        found.candidate,
+        (its, mine),
+        joint,
+        parting,
+        found.is_missing,
+    )
 
 
 def _compare_regions(
     parting: _Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
-) -> tuple[str, Operation | None, Operation | None, bool]:
-    """What differs, the operators of both sides where it does, and whether one is missing."""
-    left, right = _computing(theirs), _computing(mine)
-    difference = _compare_names(left, right)
-    if difference is None:
-        call = _compare_calls(parting, left, right)
-        difference = None if call is None else (*call, False)
-    if difference is None and (len(left), len(right)) != (len(theirs), len(mine)):
-        difference = _compare_names(theirs, mine)  # the same operators, on other views
-        if difference is None:
-            call = _compare_calls(parting, theirs, mine)
-            difference = None if call is None else (*call, False)
-    if difference is not None:
-        return difference
+) -> _Difference:
+    """What differs in two regions: what computes, or else views and copies."""
+    left, right = ([one for one in side if not one.only_moves] for side in (theirs, mine))
+    pairs = [(theirs, mine)]
+    if left or right:
+        pairs.insert(0, (left, right))
+    for its, own in pairs:
+        difference = _compare_names(its, own, mine[-1]) or _compare_calls(parting, its, own)
+        if difference is not None:
+            return _with_twin(parting, difference)
     words = f"{_call_name(mine[-1])} gives another result for the same inputs"
-    return words, theirs[-1], mine[-1], False
+    return _Difference(words, theirs[-1], mine[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Difference:
+    """What differs, and the operators of both sides where it does."""
+
+    words: str
+    reference: Operation | None
+    candidate: Operation | None
+    is_missing: bool = False
+
+
+def _with_twin(parting: _Parting, difference: _Difference) -> _Difference:
+    """Find the reference's call of what seems to be an additional operator.
+
+    A factor of 1 gives a value that both sides have, and so it is in no region.
+    """
+    extra = difference.candidate
+    if difference.reference is not None or extra is None:
+        return difference
+    reads = [parting.classes[index] for index in extra.inputs]
+    for operation in parting.theirs.trace.operations if None not in reads else ():
+        others = [parting.known.classes[index] for index in operation.inputs]
+        if reads == others and plain_name(operation) == plain_name(extra):
+            words = f"the candidate calls {_describe_settings(operation, extra)}"
+            return _Difference(words, operation, extra)
+    return difference
 
 
 def _compare_names(
-    left: Sequence[Operation], right: Sequence[Operation]
-) -> tuple[str, Operation | None, Operation | None, bool] | None:
-    """Which operators only one side calls; None if both call the same."""
+    left: Sequence[Operation], right: Sequence[Operation], last: Operation
+) -> _Difference | None:
+    """Which operators only one side calls; None if both call the same.
+
+    `last` is the candidate's operator that needs the result, if it calls none of these.
+    """
     blocks = _unequal_blocks(*([plain_name(one) for one in side] for side in (left, right)))
     if not blocks:
         return None
     kinds = {block[0] for block in blocks}
-    _, start, end, first, last = blocks[0]
+    _, start, end, first, stop = blocks[0]
     if kinds == {"delete"}:
         words = f"the candidate leaves out {_call_names(left[start:end])}"
-        return words, left[start], right[min(first, len(right) - 1)], True
+        needs = right[min(first, len(right) - 1)] if right else last
+        return _Difference(words, left[start], needs, is_missing=True)
     if kinds == {"insert"}:
-        words = f"the candidate also calls {_call_names(right[first:last])}"
-        return words, None, right[first], False
-    _, start, end, first, last = next(
+        words = f"the candidate also calls {_call_names(right[first:stop])}"
+        return _Difference(words, None, right[first])
+    _, start, end, first, stop = next(
         (block for block in blocks if block[0] == "replace"), blocks[0]
     )
     reference, candidate = left[min(start, len(left) - 1)], right[min(first, len(right) - 1)]
     words = (
-        f"the candidate calls {_call_names(right[first:last] or [candidate])} where the reference "
+        f"the candidate calls {_call_names(right[first:stop] or [candidate])} where the reference "
         f"calls {_call_names(left[start:end] or [reference])}"
     )
-    return words, reference, candidate, False
+    return _Difference(words, reference, candidate)
 
 
 def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, int, int, int]]:
@@ -506,19 +564,22 @@ def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, i
 
 def _compare_calls(
     parting: _Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
-) -> tuple[str, Operation, Operation] | None:
+) -> _Difference | None:
     """What differs in the same operators: their arguments, or what they read."""
     for one, other in zip(theirs, mine, strict=True):
         if not same_settings(one, other):
-            return f"the candidate calls {_describe_settings(one, other)}", one, other
+            words = f"the candidate calls {_describe_settings(one, other)}"
+            return _Difference(words, one, other)
     for one, other in zip(theirs, mine, strict=True):
         reads = list(_sources(one, parting.theirs.trace, parting.known.classes))
         others = list(_sources(other, parting.mine.trace, parting.classes))
         known = {number for number in others if number is not None}
         if reads != others and sorted(map(str, reads)) == sorted(map(str, others)):
-            return f"the candidate calls {_call_name(other)} with swapped inputs", one, other
+            words = f"the candidate calls {_call_name(other)} with swapped inputs"
+            return _Difference(words, one, other)
         if reads != others and known and not known <= set(reads):
-            return f"the candidate calls {_call_name(other)} with another input", one, other
+            words = f"the candidate calls {_call_name(other)} with another input"
+            return _Difference(words, one, other)
     return None
 
 
@@ -559,11 +620,6 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, ValueRef)
 
 
-def _computing(operations: Sequence[Operation]) -> Sequence[Operation]:
-    """The operators that are more than views and copies, if there are any."""
-    return [one for one in operations if not one.only_moves] or operations
-
-
 def _call_name(operation: Operation) -> str:
     if operation.function:
         return f"{operation.function}.backward"
@@ -595,9 +651,12 @@ def _origin_of(spot: _Spot, natives: Sequence[TracedRun]) -> Origin:
     if named is None:
         raise ValueError("a place without an operator")
     forward = run.trace.operations[named.forward] if named.forward is not None else named
-    module = named.module or (spot.candidate.module if spot.candidate is not None else "")
-    # What is missing in the candidate has a line in the reference only.
-    sites = (named, spot.candidate) if spot.is_missing else (spot.candidate, named)
+    # What is missing in the candidate has a line in the reference only; code that was generated is
+    # described by the reference's operator whose result it reads.
+    sites = [named, spot.candidate] if spot.is_missing else [spot.candidate, named]
+    if spot.reference is None:
+        sites.append(_reference_before(spot.parting, named))
+    module = next((one.module for one in (named, *sites) if one is not None and one.module), "")
     line = next(filter(None, map(_line_of, sites)), NOWHERE)
     function = spot.candidate.function if spot.candidate is not None else ""
     operator = function or forward.name
@@ -614,6 +673,16 @@ def _origin_of(spot: _Spot, natives: Sequence[TracedRun]) -> Origin:
         arguments=tuple(_argument_words(*shown)),
         chain=tuple(_chain(spot)),
     )
+
+
+def _reference_before(parting: _Parting, operation: Operation) -> Operation | None:
+    """The reference's operator that gives what an operator of the candidate reads."""
+    reads = {parting.classes[index] for index in operation.inputs} - {None}
+    trace = parting.theirs.trace
+    for value in reversed(trace.values):
+        if value.makers and parting.known.classes[value.index] in reads:
+            return trace.operations[value.makers[-1]]
+    return None
 
 
 def _line_of(operation: Operation | None) -> UserLine | None:
