@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paritas._torch.operators import traits
 from paritas.checks.failures import FailedPair
 from paritas.checks.locate_properties import find_property
 from paritas.checks.partings import (
@@ -28,7 +29,7 @@ from paritas.checks.partings import (
 )
 from paritas.checks.places import Place
 from paritas.checks.region_programs import Region, judge_regions
-from paritas.checks.trace_matching import Joint, KnownValues, find_joints
+from paritas.checks.trace_matching import Joint, KnownValues, find_joints, plain_name
 from paritas.checks.traced_runs import (
     SAME_IN_FLOAT64,
     Instead,
@@ -41,7 +42,7 @@ from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
 from paritas.recording.module_calls import NOWHERE, format_line, is_user_file
-from paritas.recording.traces import OutOfTimeError
+from paritas.recording.traces import OutOfTimeError, figures_of
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
 from paritas.results.items import Item, ItemKind
 
@@ -124,6 +125,9 @@ class _Search:
             reason = f"the reference raises {in_one_line(error, 120)}, so there is nothing to match"
             return Place(reason=reason, command=_BY_HAND)
         self._natives = [theirs, mine]
+        aspects = {finding.aspect for finding in self.call.failures} - {Aspect.VALUE}
+        draw = self._find_property(aspects & {Aspect.RNG})
+        drawn = [] if draw is None else [draw]
         for theirs, mine, near, rounding in self._pairs():
             wrong = self.sides.wrong_items(theirs, mine)
             wrong = _first_to_explain(wrong, rounding)
@@ -134,9 +138,13 @@ class _Search:
             for ordered in (True, False):
                 known = KnownValues(theirs.trace, tolerance, ordered=ordered)
                 spots = self._find_spots(theirs, mine, known, rounding)
+                if drawn:
+                    spots = [spot for spot in spots if not spot.is_random]
                 if spots:
-                    return self._place(spots)
-        spot = self._find_property()
+                    return self._place([*drawn, *spots])
+        if drawn:
+            return self._place(drawn)
+        spot = self._find_property(aspects)
         if spot is not None:
             return self._place([spot])
         return Place(
@@ -156,10 +164,11 @@ class _Search:
         theirs, mine = self._natives
         yield theirs, mine, max(_NEAR_WIDE, _NEAR_NATIVE * unit), _ROUNDING_NATIVE * unit
 
-    def _find_property(self) -> Spot | None:
+    def _find_property(self, aspects: set[Aspect]) -> Spot | None:
         """The place of a difference that is not in values."""
+        if not aspects:
+            return None
         theirs, mine = self._natives
-        aspects = {finding.aspect for finding in self.call.failures} - {Aspect.VALUE}
         known = KnownValues(theirs.trace, max(_NEAR_WIDE, _NEAR_NATIVE * self.sides.unit))
         wrong = self.sides.wrong_items(theirs, mine)
         return find_property(_make_parting(theirs, mine, known, wrong), aspects)
@@ -213,7 +222,9 @@ class _Search:
             nearer = self._first_that_joins(parting, inside[:_MOST_INSIDE], instead, rounding)
             found = nearer or found
         instead.update(found.instead)
-        return name_spot(parting, ours, theirs, found.joint), found.left
+        spot = name_spot(parting, ours, theirs, found.joint)
+        # What is written through a view does not reach the value that stands for it.
+        return spot, None if traits(found.joint.candidate.func).view else found.left
 
     def _first_that_joins(
         self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
@@ -221,10 +232,10 @@ class _Search:
         """The first pair of values for which the difference vanishes, or moves on."""
         for joint in joints:
             self.call.tell(f"continuing after {joint.candidate.name} with the reference's value")
-            value = self._value_at(parting, joint)
-            if value is None:
+            values = self._values_at(parting, joint)
+            if not values:
                 continue
-            slots = {**instead.get(joint.candidate.index, {}), joint.slots[0]: value}
+            slots = {**instead.get(joint.candidate.index, {}), **values}
             changed = {**instead, joint.candidate.index: slots}
             run = self.sides.run(self.call.candidate, wide=parting.mine.wide, instead=changed)
             if run.seen.error is not None or run.seen.gradient_error is not None:
@@ -232,14 +243,23 @@ class _Search:
             left = self._part(parting.theirs, run, parting.known, rounding)
             if left is not None and not _results_change(parting, left, rounding):
                 continue  # it is different, but it does not matter
-            if left is None or _has_moved_on(parting, left, joint):
+            fewer = left is not None and len(left.wrong) < len(parting.wrong)
+            if left is None or fewer or _has_moved_on(parting, left, joint):
                 return _Joined(joint, changed, left)
         return None
 
-    def _value_at(self, parting: Parting, joint: Joint) -> Tensor | None:
-        index = joint.reference.outputs[joint.slots[1]]
-        kept = kept_tensors(self.sides, self.call.reference, parting.theirs, {index})
-        return kept.get(index)
+    def _values_at(self, parting: Parting, joint: Joint) -> dict[int, Tensor]:
+        """The reference's values for the results of an operator."""
+        one, other = joint.candidate, joint.reference
+        wanted = {joint.slots[0]: other.outputs[joint.slots[1]]}
+        if plain_name(one) == plain_name(other) and len(one.outputs) == len(other.outputs):
+            wanted |= {
+                slot: other.outputs[slot]
+                for slot, index in enumerate(one.outputs)
+                if parting.classes[index] is None
+            }
+        kept = kept_tensors(self.sides, self.call.reference, parting.theirs, set(wanted.values()))
+        return {slot: kept[index] for slot, index in wanted.items() if index in kept}
 
     # --- From places to findings ------------------------------------------------------------------
 
@@ -265,6 +285,8 @@ class _Search:
             self.call.tell(f"judging {origin.operator or origin.name} alone")
             judged, pair = self._judge(spot, item)
         reason = f"starts here: {spot.words}"
+        if spot.leaf is not None:
+            reason = f"{reason}: {self._name_of_leaf(spot)}"
         if judged is None:
             finding = Finding(item=item, aspect=about.aspect, status=about.status, reason=reason)
         else:
@@ -274,6 +296,15 @@ class _Search:
             msgspec.structs.replace(finding, source=origin.source or None, origin=origin),
             pair,
         )
+
+    def _name_of_leaf(self, spot: Spot) -> str:
+        """A value from outside that the reference lacks: a parameter, a buffer, a constant."""
+        figures = spot.parting.mine.trace.values[spot.leaf or 0].figures
+        for name, tensor in self.call.candidate.state.tensors.items():
+            own = figures_of(tensor) if figures and tensor.shape == figures.shape else None
+            if own is not None and figures is not None and own.distance(figures) <= 0:
+                return f"{name} is not the reference's"
+        return "the reference has no such constant"
 
     def _judge(self, spot: Spot, item: Item) -> tuple[Finding | None, FailedPair | None]:
         """Judge the operators alone on the reference's inputs, natively if they are known there."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paritas._torch.operators import traits
 from paritas.checks.partings import Parting, Spot, call_name
+from paritas.checks.trace_matching import plain_name
 from paritas.numerics.bits import dtype_name
 from paritas.results.findings import Aspect
 
@@ -58,6 +59,7 @@ def _find_draw(parting: Parting) -> Spot | None:
             right, parting.mine.trace
         ):
             words = f"the candidate draws other random numbers by {call_name(right)}"
+            left = left if left.func is right.func else None
         else:
             continue
         return _spot(parting, words, left, right)
@@ -89,7 +91,8 @@ def _find_dtype(parting: Parting) -> Spot | None:
             wanted = "" if figures is None else dtype_name(figures.dtype)
             words = f"{call_name(operation)} gives {dtype_name(value.figures.dtype)}, not {wanted}"
             reference = parting.theirs.trace.operations[right[-1].makers[-1]]
-            return _spot(parting, words, reference, operation)
+            same = plain_name(reference) == plain_name(operation)
+            return _spot(parting, words, reference if same else None, operation)
     return None
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from typing import TYPE_CHECKING, Any
 
+from paritas._torch.operators import traits
 from paritas.checks.trace_matching import (
     Joint,
     KnownValues,
@@ -81,6 +82,7 @@ class Spot:
         joint: the values that should be equal; None if the values show it by themselves.
         parting: the runs.
         is_missing: whether the candidate does not call the reference's operator at all.
+        leaf: a value of the candidate from outside, such as a parameter, that causes it.
     """
 
     words: str
@@ -90,6 +92,13 @@ class Spot:
     joint: Joint | None
     parting: Parting
     is_missing: bool = False
+    leaf: int | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the operator draws random numbers."""
+        ends = (self.reference, self.candidate)
+        return any(one is not None and traits(one.func).random for one in ends)
 
     def is_same_as(self, other: Spot) -> bool:
         """Whether both are about the same operator."""
@@ -107,7 +116,8 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
         reads = {parting.classes[index] for index in first.inputs}
         if reads & right:
             words = f"the candidate applies {call_name(first)} to the right value"
-            return Spot(words, None, first, ((), [first]), None, parting)
+            found = _with_twin(parting, _Difference(words, None, first))
+            return Spot(found.words, found.reference, first, ((), [first]), None, parting)
     if theirs.operations and not ours.operations:
         first = theirs.first[0] if theirs.first else theirs.operations[0]
         words = f"the candidate leaves out {call_name(first)}"
@@ -122,6 +132,24 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
                 words = f"no gradient flows back through {call_name(cut)}"
                 return Spot(words, None, cut, ((), [cut]), None, parting)
         return Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
+    if not theirs.operations and not ours.operations:
+        for one, index in zip(parting.wrong, parting.ends[1], strict=False):
+            maker = parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
+            if one.item.kind.is_afterwards and traits(maker.func).mutates:
+                words = f"the candidate writes to {one.item.name} by {call_name(maker)}"
+                return Spot(words, None, maker, ((), [maker]), None, parting)
+        its, mine = (
+            [trace.operations[trace.values[index].makers[-1]] for index in ends]
+            for trace, ends in zip(
+                (parting.theirs.trace, parting.mine.trace), parting.ends, strict=True
+            )
+        )
+        if its and mine:
+            words = (
+                f"the candidate returns the result of {call_name(mine[0])} where the reference "
+                f"returns that of {call_name(its[0])}"
+            )
+            return Spot(words, its[0], mine[0], ([its[0]], [mine[0]]), None, parting)
     return None
 
 
@@ -153,6 +181,7 @@ def name_spot(parting: Parting, ours: OwnPart, theirs: OwnPart, joint: Joint) ->
         joint,
         parting,
         found.is_missing,
+        found.leaf,
     )
 
 
@@ -168,7 +197,18 @@ def _compare_regions(
         difference = _compare_names(its, own, mine[-1]) or _compare_calls(parting, its, own)
         if difference is not None:
             return _with_twin(parting, difference)
-    words = f"{call_name(mine[-1])} gives another result for the same inputs"
+    for operation in mine:
+        for value in parting.mine.trace.inputs_of(operation):
+            if parting.classes[value.index] is None and not value.makers:
+                later = mine[mine.index(operation) :]
+                reader = next((one for one in later if not one.only_moves), operation)
+                words = f"{call_name(reader)} reads another value"
+                twin = next((one for one in theirs if one.func is reader.func), theirs[-1])
+                return _Difference(words, twin, reader, leaf=value.index)
+    if traits(mine[-1].func).random:
+        words = f"{call_name(mine[-1])} draws other random numbers"
+    else:
+        words = f"{call_name(mine[-1])} gives another result for the same inputs"
     return _Difference(words, theirs[-1], mine[-1])
 
 
@@ -180,6 +220,7 @@ class _Difference:
     reference: Operation | None
     candidate: Operation | None
     is_missing: bool = False
+    leaf: int | None = None
 
 
 def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
