@@ -330,12 +330,11 @@ class _Search:
         tensors: list[Tensor] = []
         places: dict[int, int] = {}
         made: list[Region] = []
-        for side, (run, end, slot, classes) in enumerate(
-            (
-                (parting.theirs, joint.reference, joint.slots[1], parting.known.classes),
-                (parting.mine, joint.candidate, joint.slots[0], parting.classes),
-            )
-        ):
+        sides: list[tuple[TracedRun, Operation, int, Sequence[int | None]]] = [
+            (parting.theirs, joint.reference, joint.slots[1], parting.known.classes),
+            (parting.mine, joint.candidate, joint.slots[0], parting.classes),
+        ]
+        for side, (run, end, slot, classes) in enumerate(sides):
             twins = {one.index: one for one in spot.regions[side]}
             if native:
                 twins = self._twins(spot.regions[side], run, side)

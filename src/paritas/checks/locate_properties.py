@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from paritas._torch.operators import traits
-from paritas.checks.partings import Parting, Spot, call_name
+from paritas.checks.partings import Parting, Spot, call_name, find_cut
 from paritas.checks.trace_matching import plain_name
 from paritas.numerics.bits import dtype_name
 from paritas.results.findings import Aspect
@@ -59,7 +59,7 @@ def _find_draw(parting: Parting) -> Spot | None:
             right, parting.mine.trace
         ):
             words = f"the candidate draws other random numbers by {call_name(right)}"
-            left = left if left.func is right.func else None
+            return _spot(parting, words, left if left.func is right.func else None, right)
         else:
             continue
         return _spot(parting, words, left, right)
@@ -98,16 +98,11 @@ def _find_dtype(parting: Parting) -> Spot | None:
 
 def _find_cut(parting: Parting) -> Spot | None:
     """The operator behind which autograd follows a value in the reference only."""
-    members = _members(parting)
-    trace = parting.mine.trace
-    for operation in trace.operations:
-        for value in trace.inputs_of(operation):
-            known = members.get(parting.classes[value.index], [])
-            if value.makers and not value.requires_grad and any(o.requires_grad for o in known):
-                cut = trace.operations[value.makers[-1]]
-                words = f"autograd does not follow the result of {call_name(cut)}"
-                return _spot(parting, words, None, cut)
-    return _find_returned(parting)
+    cut = find_cut(parting)
+    if cut is None:
+        return _find_returned(parting)
+    words = f"autograd does not follow the result of {call_name(cut)}"
+    return _spot(parting, words, None, cut)
 
 
 def _find_returned(parting: Parting) -> Spot | None:

@@ -126,8 +126,8 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
             for index in parting.ends[1]
         ]
         last = makers[-1] if makers else None
-        if first.is_backward and first.forward is not None:
-            cut = _find_cut(parting, parting.theirs.trace.operations[first.forward])
+        if first.is_backward:
+            cut = find_cut(parting)
             if cut is not None:
                 words = f"no gradient flows back through {call_name(cut)}"
                 return Spot(words, None, cut, ((), [cut]), None, parting)
@@ -153,16 +153,22 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
     return None
 
 
-def _find_cut(parting: Parting, forward: Operation) -> Operation | None:
-    """The candidate's operator behind which autograd no longer follows an equal value."""
+def find_cut(parting: Parting) -> Operation | None:
+    """The candidate's operator behind which autograd follows a value in the reference only.
+
+    It is found by the first operator that reads the same values on both sides.
+    """
+    followed: dict[Any, list[bool]] = {}
     theirs, mine = parting.theirs.trace, parting.mine.trace
-    wanted = {parting.known.classes[index] for index in forward.outputs}
+    for operation in theirs.operations:
+        key = operation.func, tuple(parting.known.classes[index] for index in operation.inputs)
+        flags = [value.requires_grad for value in theirs.inputs_of(operation)]
+        followed[key] = [a and b for a, b in zip(flags, followed.get(key, flags), strict=True)]
     for operation in mine.operations:
-        if not wanted & {parting.classes[index] for index in operation.outputs}:
-            continue
-        for left, right in zip(theirs.inputs_of(forward), mine.inputs_of(operation), strict=False):
-            if left.requires_grad and not right.requires_grad and right.makers:
-                return mine.operations[right.makers[-1]]
+        key = operation.func, tuple(parting.classes[index] for index in operation.inputs)
+        for value, wanted in zip(mine.inputs_of(operation), followed.get(key, ()), strict=False):
+            if wanted and not value.requires_grad and value.makers:
+                return mine.operations[value.makers[-1]]
     return None
 
 
@@ -375,7 +381,7 @@ def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
     # What is missing in the candidate has a line in the reference only; code that was generated is
     # described by the reference's operator whose result it reads.
     sites = [named, spot.candidate] if spot.is_missing else [spot.candidate, named]
-    if spot.reference is None:
+    if spot.reference is None and _line_of(named) is None:
         sites.append(_reference_before(spot.parting, named))
     module = next((one.module for one in (named, *sites) if one is not None and one.module), "")
     line = next(filter(None, map(_line_of, sites)), NOWHERE)

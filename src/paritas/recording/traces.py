@@ -293,7 +293,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
         self._stack.callback(watch_module_calls(self._around))
-        self._stack.enter_context(OperatorWatch(self))  # type: ignore[no-untyped-call]
+        self._stack.enter_context(OperatorWatch(self))
         return self
 
     def __exit__(self, *error: object) -> None:
