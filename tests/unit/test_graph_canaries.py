@@ -121,6 +121,22 @@ def test_an_operator_of_the_backward_pass_leads_to_the_one_that_made_its_node():
     assert "aten.mm.default" in served
 
 
+def test_a_users_autograd_function_is_named_in_its_backward_pass():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            names.append(watching.running_function())
+            return gradient * 2
+
+    names = [watching.running_function()]
+    Twice.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    assert names == ["", "Twice"]
+
+
 def test_operators_made_of_others_are_taken_apart_as_torch_itself_does():
     layer = torch.nn.Linear(8, 24)
     x = torch.rand(2, 5, 8).transpose(0, 1)  # by its strides, matmul chooses what it calls

@@ -225,7 +225,7 @@ def running_function() -> str:
     node = torch._C._current_autograd_node()
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return ""
-    return str(node._forward_cls.__name__)  # type: ignore[attr-defined]
+    return str(node._forward_cls.__name__)
 
 
 def rebuilds_graph() -> bool:

@@ -9,24 +9,27 @@ value instead: the place is where that removes the difference.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from paritas._torch.operators import traits
 from paritas.checks.failures import FailedPair
+from paritas.checks.locate_properties import find_property
+from paritas.checks.partings import (
+    Parting,
+    Spot,
+    describe_arguments,
+    find_twin,
+    name_spot,
+    origin_of,
+    spot_without_joint,
+)
 from paritas.checks.places import Place
 from paritas.checks.region_programs import Region, judge_regions
-from paritas.checks.trace_matching import (
-    Joint,
-    KnownValues,
-    OwnPart,
-    find_joints,
-    plain_name,
-    same_settings,
-)
+from paritas.checks.trace_matching import Joint, KnownValues, find_joints, plain_name
 from paritas.checks.traced_runs import (
     SAME_IN_FLOAT64,
     Instead,
@@ -38,25 +41,27 @@ from paritas.checks.traced_runs import (
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
-from paritas.numerics.bits import dtype_name
-from paritas.recording.module_calls import NOWHERE, UserLine, format_line, is_user_file
-from paritas.recording.traces import OutOfTimeError, ValueRef
+from paritas.recording.module_calls import NOWHERE, format_line, is_user_file
+from paritas.recording.traces import OutOfTimeError, figures_of
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
 from paritas.results.items import Item, ItemKind
-from paritas.results.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from paritas.checks.places import FailedCall
-    from paritas.recording.traces import Operation, Trace
+    from paritas.recording.traces import Operation
 
 # More independent faults than this are not looked for.
 _MOST_PLACES = 4
+_MOST_ROUNDS = 8
 # How many pairs of a wrong and a right value are tried for one place.
 _MOST_TRIES = 12
+# A place that computes more than this may have a smaller one inside; so many are tried.
+_SMALL = 3.0
+_MOST_INSIDE = 8
 # Values that agree to this share of the difference of the results are equal.
 _SHARE_OF_DIFFERENCE = 1e-3
 # In float64, values that are nearer than the first are equal, and rounding moves them by less than
@@ -88,67 +93,17 @@ def locate_programs(call: FailedCall) -> Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parting:
-    """Two runs, matched, and what only one side computes on the way to the wrong results.
+class _Joined:
+    """A pair of values that should be equal, as a run with the right one has shown.
 
     Attributes:
-        known: the reference's values.
-        classes: of the candidate's values.
-        wrong: the results that differ.
-        ends: the values of these, of the reference and of the candidate.
+        instead: the values that the run continued with.
+        left: what still differs.
     """
 
-    theirs: TracedRun
-    mine: TracedRun
-    known: KnownValues
-    classes: list[int | None]
-    wrong: list[WrongItem]
-    ends: tuple[list[int], list[int]]
-
-    @property
-    def candidate(self) -> OwnPart:
-        """What only the candidate computes."""
-        own = {
-            value.index
-            for value, number in zip(self.mine.trace.values, self.classes, strict=True)
-            if number is None and value.figures is not None
-        }
-        return OwnPart.behind("candidate", self.mine.trace, self.ends[1], own)
-
-    @property
-    def reference(self) -> OwnPart:
-        """What only the reference computes."""
-        present = set(self.classes)
-        own = {
-            value.index
-            for value, number in zip(self.theirs.trace.values, self.known.classes, strict=True)
-            if number not in present and value.figures is not None
-        }
-        return OwnPart.behind("reference", self.theirs.trace, self.ends[0], own)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spot:
-    """Where the two sides part.
-
-    Attributes:
-        words: what the candidate does there, and the reference does not.
-        reference: the reference's operator there, if it has one.
-        candidate: the candidate's operator there, or the one that needs the missing value.
-        regions: the operators between the last equal values and the first that should be equal, of
-            the reference and of the candidate.
-        joint: the values that should be equal; None if the values show it by themselves.
-        parting: the runs.
-        is_missing: whether the candidate does not call the reference's operator at all.
-    """
-
-    words: str
-    reference: Operation | None
-    candidate: Operation | None
-    regions: tuple[Sequence[Operation], Sequence[Operation]]
-    joint: Joint | None
-    parting: _Parting
-    is_missing: bool = False
+    joint: Joint
+    instead: Instead
+    left: Parting | None
 
 
 class _Search:
@@ -170,6 +125,9 @@ class _Search:
             reason = f"the reference raises {in_one_line(error, 120)}, so there is nothing to match"
             return Place(reason=reason, command=_BY_HAND)
         self._natives = [theirs, mine]
+        aspects = {finding.aspect for finding in self.call.failures} - {Aspect.VALUE}
+        draw = self._find_property(aspects & {Aspect.RNG})
+        drawn = [] if draw is None else [draw]
         for theirs, mine, near, rounding in self._pairs():
             wrong = self.sides.wrong_items(theirs, mine)
             wrong = _first_to_explain(wrong, rounding)
@@ -180,8 +138,15 @@ class _Search:
             for ordered in (True, False):
                 known = KnownValues(theirs.trace, tolerance, ordered=ordered)
                 spots = self._find_spots(theirs, mine, known, rounding)
+                if drawn:
+                    spots = [spot for spot in spots if not spot.is_random]
                 if spots:
-                    return self._place(spots)
+                    return self._place([*drawn, *spots])
+        if drawn:
+            return self._place(drawn)
+        spot = self._find_property(aspects)
+        if spot is not None:
+            return self._place([spot])
         return Place(
             reason="no operator of the candidate could be shown to be where the difference starts",
             command=_BY_HAND,
@@ -199,66 +164,106 @@ class _Search:
         theirs, mine = self._natives
         yield theirs, mine, max(_NEAR_WIDE, _NEAR_NATIVE * unit), _ROUNDING_NATIVE * unit
 
+    def _find_property(self, aspects: set[Aspect]) -> Spot | None:
+        """The place of a difference that is not in values."""
+        if not aspects:
+            return None
+        theirs, mine = self._natives
+        known = KnownValues(theirs.trace, max(_NEAR_WIDE, _NEAR_NATIVE * self.sides.unit))
+        wrong = self.sides.wrong_items(theirs, mine)
+        return find_property(_make_parting(theirs, mine, known, wrong), aspects)
+
     def _part(
         self, theirs: TracedRun, mine: TracedRun, known: KnownValues, rounding: float
-    ) -> _Parting | None:
+    ) -> Parting | None:
         """Match two runs; None if no result differs any more."""
         wrong = _first_to_explain(self.sides.wrong_items(theirs, mine), rounding)
         if not wrong:
             return None
-        ends: tuple[list[int], list[int]] = ([], [])
-        for one in wrong:
-            pairs = (one.reference, theirs.trace), (one.candidate, mine.trace)
-            for (figures, trace), indices in zip(pairs, ends, strict=True):
-                value = None if figures is None else trace.last_like(figures, rounding)
-                if value is not None:
-                    indices.append(value.index)
-        return _Parting(theirs, mine, known, known.match(mine.trace), wrong, ends)
+        return _make_parting(theirs, mine, known, wrong)
 
     def _find_spots(
         self, theirs: TracedRun, mine: TracedRun, known: KnownValues, rounding: float
-    ) -> list[_Spot]:
+    ) -> list[Spot]:
         """The places of independent faults, each found with the ones before it removed."""
-        spots: list[_Spot] = []
+        spots: list[Spot] = []
         instead: Instead = {}
         parting = self._part(theirs, mine, known, rounding)
-        while parting is not None and len(spots) < _MOST_PLACES:
+        for _ in range(_MOST_ROUNDS):
+            if parting is None or len(spots) == _MOST_PLACES:
+                break
             spot, parting = self._find_spot(parting, instead, rounding)
             if spot is None:
                 break
-            spots.append(spot)
+            # A value that several operators read may have to be replaced for each of them.
+            if not any(spot.is_same_as(other) for other in spots):
+                spots.append(spot)
         return spots
 
     def _find_spot(
-        self, parting: _Parting, instead: Instead, rounding: float
-    ) -> tuple[_Spot | None, _Parting | None]:
+        self, parting: Parting, instead: Instead, rounding: float
+    ) -> tuple[Spot | None, Parting | None]:
         """One place, and what is left without it; `instead` gets the value that removes it."""
         ours, theirs = parting.candidate, parting.reference
         joints = find_joints(ours, theirs, parting.classes, parting.known)
-        for joint in joints[:_MOST_TRIES]:
+        found = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
+        if found is None:
+            return spot_without_joint(parting, ours, theirs), None
+        joint = found.joint
+        if joint.size > _SMALL:
+            inside = [
+                one
+                for one in joints
+                if one.size < joint.size
+                and one.candidate.index in ours.before[joint.candidate.index]
+                and one.reference.index in theirs.before[joint.reference.index]
+            ]
+            inside.sort(key=lambda one: one.size)
+            nearer = self._first_that_joins(parting, inside[:_MOST_INSIDE], instead, rounding)
+            found = nearer or found
+        instead.update(found.instead)
+        spot = name_spot(parting, ours, theirs, found.joint)
+        # What is written through a view does not reach the value that stands for it.
+        return spot, None if traits(found.joint.candidate.func).view else found.left
+
+    def _first_that_joins(
+        self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
+    ) -> _Joined | None:
+        """The first pair of values for which the difference vanishes, or moves on."""
+        for joint in joints:
             self.call.tell(f"continuing after {joint.candidate.name} with the reference's value")
-            value = self._value_at(parting, joint)
-            if value is None:
+            values = self._values_at(parting, joint)
+            if not values:
                 continue
-            slots = {**instead.get(joint.candidate.index, {}), joint.slots[0]: value}
+            slots = {**instead.get(joint.candidate.index, {}), **values}
             changed = {**instead, joint.candidate.index: slots}
             run = self.sides.run(self.call.candidate, wide=parting.mine.wide, instead=changed)
             if run.seen.error is not None or run.seen.gradient_error is not None:
                 continue
             left = self._part(parting.theirs, run, parting.known, rounding)
-            if left is None or _has_moved_on(parting, left, joint):
-                instead.update(changed)
-                return _name_spot(parting, ours, theirs, joint), left
-        return _spot_without_joint(parting, ours, theirs), None
+            if left is not None and not _results_change(parting, left, rounding):
+                continue  # it is different, but it does not matter
+            fewer = left is not None and len(left.wrong) < len(parting.wrong)
+            if left is None or fewer or _has_moved_on(parting, left, joint):
+                return _Joined(joint, changed, left)
+        return None
 
-    def _value_at(self, parting: _Parting, joint: Joint) -> Tensor | None:
-        index = joint.reference.outputs[joint.slots[1]]
-        kept = kept_tensors(self.sides, self.call.reference, parting.theirs, {index})
-        return kept.get(index)
+    def _values_at(self, parting: Parting, joint: Joint) -> dict[int, Tensor]:
+        """The reference's values for the results of an operator."""
+        one, other = joint.candidate, joint.reference
+        wanted = {joint.slots[0]: other.outputs[joint.slots[1]]}
+        if plain_name(one) == plain_name(other) and len(one.outputs) == len(other.outputs):
+            wanted |= {
+                slot: other.outputs[slot]
+                for slot, index in enumerate(one.outputs)
+                if parting.classes[index] is None
+            }
+        kept = kept_tensors(self.sides, self.call.reference, parting.theirs, set(wanted.values()))
+        return {slot: kept[index] for slot, index in wanted.items() if index in kept}
 
     # --- From places to findings ------------------------------------------------------------------
 
-    def _place(self, spots: list[_Spot]) -> Place:
+    def _place(self, spots: list[Spot]) -> Place:
         findings = []
         first_pair: FailedPair | None = None
         for spot in spots:
@@ -267,12 +272,12 @@ class _Search:
             first_pair = first_pair if findings[1:] else pair
         return Place(findings=tuple(findings), pair=first_pair)
 
-    def _describe(self, spot: _Spot) -> tuple[Finding, FailedPair | None]:
+    def _describe(self, spot: Spot) -> tuple[Finding, FailedPair | None]:
         about = next(
             (one for one in self.call.failures if one.aspect is Aspect.VALUE),
             self.call.failures[0],
         )
-        origin = _origin_of(spot, self._natives)
+        origin = origin_of(spot, self._natives)
         item = Item(ItemKind.NODE, origin.name)
         judged: Finding | None = None
         pair = None
@@ -280,6 +285,8 @@ class _Search:
             self.call.tell(f"judging {origin.operator or origin.name} alone")
             judged, pair = self._judge(spot, item)
         reason = f"starts here: {spot.words}"
+        if spot.leaf is not None:
+            reason = f"{reason}: {self._name_of_leaf(spot)}"
         if judged is None:
             finding = Finding(item=item, aspect=about.aspect, status=about.status, reason=reason)
         else:
@@ -290,7 +297,16 @@ class _Search:
             pair,
         )
 
-    def _judge(self, spot: _Spot, item: Item) -> tuple[Finding | None, FailedPair | None]:
+    def _name_of_leaf(self, spot: Spot) -> str:
+        """A value from outside that the reference lacks: a parameter, a buffer, a constant."""
+        figures = spot.parting.mine.trace.values[spot.leaf or 0].figures
+        for name, tensor in self.call.candidate.state.tensors.items():
+            own = figures_of(tensor) if figures and tensor.shape == figures.shape else None
+            if own is not None and figures is not None and own.distance(figures) <= 0:
+                return f"{name} is not the reference's"
+        return "the reference has no such constant"
+
+    def _judge(self, spot: Spot, item: Item) -> tuple[Finding | None, FailedPair | None]:
         """Judge the operators alone on the reference's inputs, natively if they are known there."""
         regions = self._regions(spot, native=True) or self._regions(spot, native=False)
         if regions is None:
@@ -306,7 +322,7 @@ class _Search:
             return None, pair
         return max(bad, key=lambda finding: finding.status.gravity), pair
 
-    def _regions(self, spot: _Spot, *, native: bool) -> tuple[Region, Region, list[Tensor]] | None:
+    def _regions(self, spot: Spot, *, native: bool) -> tuple[Region, Region, list[Tensor]] | None:
         """The operators of both sides as functions of the same arguments."""
         joint, parting = spot.joint, spot.parting
         if joint is None:
@@ -314,12 +330,11 @@ class _Search:
         tensors: list[Tensor] = []
         places: dict[int, int] = {}
         made: list[Region] = []
-        for side, (run, end, slot, classes) in enumerate(
-            (
-                (parting.theirs, joint.reference, joint.slots[1], parting.known.classes),
-                (parting.mine, joint.candidate, joint.slots[0], parting.classes),
-            )
-        ):
+        sides: list[tuple[TracedRun, Operation, int, Sequence[int | None]]] = [
+            (parting.theirs, joint.reference, joint.slots[1], parting.known.classes),
+            (parting.mine, joint.candidate, joint.slots[0], parting.classes),
+        ]
+        for side, (run, end, slot, classes) in enumerate(sides):
             twins = {one.index: one for one in spot.regions[side]}
             if native:
                 twins = self._twins(spot.regions[side], run, side)
@@ -347,8 +362,22 @@ class _Search:
         native = self._natives[side]
         if native is run:
             return {one.index: one for one in operations}
-        twins = ((one.index, _find_twin(one, run.trace, native.trace)) for one in operations)
+        twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
         return {index: twin for index, twin in twins if twin is not None}
+
+
+def _make_parting(
+    theirs: TracedRun, mine: TracedRun, known: KnownValues, wrong: list[WrongItem]
+) -> Parting:
+    """Match two runs, and find some of their results in them."""
+    ends: tuple[list[int], list[int]] = ([], [])
+    for one in wrong:
+        pairs = (one.reference, theirs.trace), (one.candidate, mine.trace)
+        for (figures, trace), indices in zip(pairs, ends, strict=True):
+            value = None if figures is None else trace.last_like(figures, known.tolerance)
+            if value is not None:
+                indices.append(value.index)
+    return Parting(theirs, mine, known, known.match(mine.trace), wrong, ends)
 
 
 def _border(
@@ -375,7 +404,16 @@ def _is_of_backward(item: Item) -> bool:
     return item.kind.is_gradient or item.kind.is_after_backward
 
 
-def _has_moved_on(before: _Parting, after: _Parting, joint: Joint) -> bool:
+def _results_change(before: Parting, after: Parting, rounding: float) -> bool:
+    """Whether the wrong results are now other ones."""
+    earlier = {one.item: one.candidate for one in before.wrong}
+    return any(
+        WrongItem(one.item, earlier.get(one.item), one.candidate).distance > rounding
+        for one in after.wrong
+    ) or len(before.wrong) != len(after.wrong)
+
+
+def _has_moved_on(before: Parting, after: Parting, joint: Joint) -> bool:
     """Whether what follows from the value is now what the reference computes.
 
     Operators that also read other wrong values show nothing. Where the two sides differ in layout,
@@ -397,287 +435,6 @@ def _has_moved_on(before: _Parting, after: _Parting, joint: Joint) -> bool:
             is_shown = True
         pending |= unknown
     return is_shown and pending.isdisjoint(after.ends[1])
-
-
-def _spot_without_joint(parting: _Parting, ours: OwnPart, theirs: OwnPart) -> _Spot | None:
-    """A place that the values show by themselves: a step too many or too few before a result."""
-    right = {parting.known.classes[index] for index in parting.ends[0]}
-    if ours.operations and not theirs.operations:
-        first = ours.first[0] if ours.first else ours.operations[0]
-        reads = {parting.classes[index] for index in first.inputs}
-        if reads & right:
-            words = f"the candidate applies {_call_name(first)} to the right value"
-            return _Spot(words, None, first, ((), [first]), None, parting)
-    if theirs.operations and not ours.operations:
-        first = theirs.first[0] if theirs.first else theirs.operations[0]
-        words = f"the candidate leaves out {_call_name(first)}"
-        makers = [
-            parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
-            for index in parting.ends[1]
-        ]
-        last = makers[-1] if makers else None
-        if first.is_backward and first.forward is not None:
-            cut = _find_cut(parting, parting.theirs.trace.operations[first.forward])
-            if cut is not None:
-                words = f"no gradient flows back through {_call_name(cut)}"
-                return _Spot(words, None, cut, ((), [cut]), None, parting)
-        return _Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
-    return None
-
-
-def _find_cut(parting: _Parting, forward: Operation) -> Operation | None:
-    """The candidate's operator behind which autograd no longer follows an equal value."""
-    theirs, mine = parting.theirs.trace, parting.mine.trace
-    wanted = {parting.known.classes[index] for index in forward.outputs}
-    for operation in mine.operations:
-        if not wanted & {parting.classes[index] for index in operation.outputs}:
-            continue
-        for left, right in zip(theirs.inputs_of(forward), mine.inputs_of(operation), strict=False):
-            if left.requires_grad and not right.requires_grad and right.makers:
-                return mine.operations[right.makers[-1]]
-    return None
-
-
-# --- What is different in two regions -------------------------------------------------------------
-
-
-def _name_spot(parting: _Parting, ours: OwnPart, theirs: OwnPart, joint: Joint) -> _Spot:
-    mine, its = ours.region(joint.candidate), theirs.region(joint.reference)
-    words, reference, candidate, is_missing = _compare_regions(parting, its, mine)
-    return _Spot(words, reference, candidate, (its, mine), joint, parting, is_missing)
-
-
-def _compare_regions(
-    parting: _Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
-) -> tuple[str, Operation | None, Operation | None, bool]:
-    """What differs, the operators of both sides where it does, and whether one is missing."""
-    left, right = _computing(theirs), _computing(mine)
-    difference = _compare_names(left, right)
-    if difference is None:
-        call = _compare_calls(parting, left, right)
-        difference = None if call is None else (*call, False)
-    if difference is None and (len(left), len(right)) != (len(theirs), len(mine)):
-        difference = _compare_names(theirs, mine)  # the same operators, on other views
-        if difference is None:
-            call = _compare_calls(parting, theirs, mine)
-            difference = None if call is None else (*call, False)
-    if difference is not None:
-        return difference
-    words = f"{_call_name(mine[-1])} gives another result for the same inputs"
-    return words, theirs[-1], mine[-1], False
-
-
-def _compare_names(
-    left: Sequence[Operation], right: Sequence[Operation]
-) -> tuple[str, Operation | None, Operation | None, bool] | None:
-    """Which operators only one side calls; None if both call the same."""
-    blocks = _unequal_blocks(*([plain_name(one) for one in side] for side in (left, right)))
-    if not blocks:
-        return None
-    kinds = {block[0] for block in blocks}
-    _, start, end, first, last = blocks[0]
-    if kinds == {"delete"}:
-        words = f"the candidate leaves out {_call_names(left[start:end])}"
-        return words, left[start], right[min(first, len(right) - 1)], True
-    if kinds == {"insert"}:
-        words = f"the candidate also calls {_call_names(right[first:last])}"
-        return words, None, right[first], False
-    _, start, end, first, last = next(
-        (block for block in blocks if block[0] == "replace"), blocks[0]
-    )
-    reference, candidate = left[min(start, len(left) - 1)], right[min(first, len(right) - 1)]
-    words = (
-        f"the candidate calls {_call_names(right[first:last] or [candidate])} where the reference "
-        f"calls {_call_names(left[start:end] or [reference])}"
-    )
-    return words, reference, candidate, False
-
-
-def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, int, int, int]]:
-    """Where two lists differ that have the same end, as difflib describes it."""
-    matcher = difflib.SequenceMatcher(None, left[::-1], right[::-1], autojunk=False)
-    here, there = len(left), len(right)
-    return [
-        (kind, here - end, here - start, there - last, there - first)
-        for kind, start, end, first, last in reversed(matcher.get_opcodes())
-        if kind != "equal"
-    ]
-
-
-def _compare_calls(
-    parting: _Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
-) -> tuple[str, Operation, Operation] | None:
-    """What differs in the same operators: their arguments, or what they read."""
-    for one, other in zip(theirs, mine, strict=True):
-        if not same_settings(one, other):
-            return f"the candidate calls {_describe_settings(one, other)}", one, other
-    for one, other in zip(theirs, mine, strict=True):
-        reads = list(_sources(one, parting.theirs.trace, parting.known.classes))
-        others = list(_sources(other, parting.mine.trace, parting.classes))
-        known = {number for number in others if number is not None}
-        if reads != others and sorted(map(str, reads)) == sorted(map(str, others)):
-            return f"the candidate calls {_call_name(other)} with swapped inputs", one, other
-        if reads != others and known and not known <= set(reads):
-            return f"the candidate calls {_call_name(other)} with another input", one, other
-    return None
-
-
-def _sources(
-    operation: Operation, trace: Trace, classes: Sequence[int | None]
-) -> Iterator[int | None]:
-    """The classes of what an operator reads, apart from views and copies on the way."""
-    for index in operation.inputs:
-        source = index
-        while True:
-            makers = trace.values[source].makers
-            maker = trace.operations[makers[-1]] if makers else None
-            if maker is None or not maker.only_moves or not maker.inputs:
-                break
-            source = maker.inputs[0]
-        yield classes[source]
-
-
-def _describe_settings(reference: Operation, candidate: Operation) -> str:
-    ours, mine = (dict(_named_arguments(one)) for one in (reference, candidate))
-    texts = [
-        f"{name}={_shown(mine.get(name))} instead of {_shown(ours.get(name))}"
-        for name in dict.fromkeys((*ours, *mine))
-        if not _is_tensor(ours.get(name))
-        and not _is_tensor(mine.get(name))
-        and ours.get(name) != mine.get(name)
-    ]
-    return f"{_call_name(candidate)} with {', '.join(texts) or 'other arguments'}"
-
-
-def _shown(value: Any) -> str:
-    return "its default" if value is None else f"{value!r:.40}"
-
-
-def _is_tensor(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_is_tensor, value))
-    return isinstance(value, ValueRef)
-
-
-def _computing(operations: Sequence[Operation]) -> Sequence[Operation]:
-    """The operators that are more than views and copies, if there are any."""
-    return [one for one in operations if not one.only_moves] or operations
-
-
-def _call_name(operation: Operation) -> str:
-    if operation.function:
-        return f"{operation.function}.backward"
-    name = operation.name.removesuffix(".default")
-    return f"{name} of the backward pass" if operation.is_backward else name
-
-
-_MOST_NAMED = 3
-
-
-def _call_names(operations: Sequence[Operation]) -> str:
-    names = [_call_name(one) for one in operations]
-    if len(names) > _MOST_NAMED:
-        more = counted(len(names) - _MOST_NAMED, "other operator")
-        return f"{', '.join(names[:_MOST_NAMED])} and {more}"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-# --- Origins --------------------------------------------------------------------------------------
-
-_MOST_LINKS = 8
-
-
-def _origin_of(spot: _Spot, natives: Sequence[TracedRun]) -> Origin:
-    """The origin of a place: its operator, module, line, arguments, and what it touches."""
-    side = 1 if spot.reference is None else 0
-    run = (spot.parting.theirs, spot.parting.mine)[side]
-    named = spot.candidate if spot.reference is None else spot.reference
-    if named is None:
-        raise ValueError("a place without an operator")
-    forward = run.trace.operations[named.forward] if named.forward is not None else named
-    module = named.module or (spot.candidate.module if spot.candidate is not None else "")
-    # What is missing in the candidate has a line in the reference only.
-    sites = (named, spot.candidate) if spot.is_missing else (spot.candidate, named)
-    line = next(filter(None, map(_line_of, sites)), NOWHERE)
-    function = spot.candidate.function if spot.candidate is not None else ""
-    operator = function or forward.name
-    native = _find_twin(named, run.trace, natives[side].trace)
-    shown = (named, run.trace) if native is None else (native, natives[side].trace)
-    return Origin(
-        kind=OriginKind.NODE,
-        name=f"{module}/{operator}" if module else operator,
-        operator=operator,
-        module=module,
-        source=line.line,
-        code=line.code,
-        nodes=tuple(one.name for one in spot.regions[1]) if len(spot.regions[1]) > 1 else (),
-        arguments=tuple(_argument_words(*shown)),
-        chain=tuple(_chain(spot)),
-    )
-
-
-def _line_of(operation: Operation | None) -> UserLine | None:
-    """The line of an operator, if it is in a file."""
-    if operation is None or not operation.line.line or operation.line.line.startswith("<"):
-        return None
-    return operation.line
-
-
-def _named_arguments(operation: Operation) -> Iterator[tuple[str, Any]]:
-    schema = operation.func._schema  # noqa: SLF001
-    names = [argument.name for argument in schema.arguments]
-    yield from zip(names, operation.args, strict=False)
-    yield from operation.kwargs.items()
-
-
-def _argument_words(operation: Operation, trace: Trace) -> Iterator[str]:
-    def words(value: Any) -> str:
-        if isinstance(value, ValueRef):
-            figures = trace.values[value.index].figures
-            if figures is None:
-                return "a tensor"
-            return f"{dtype_name(figures.dtype)} {list(figures.shape)}"
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(map(words, value))}]"
-        return repr(value)
-
-    for name, value in _named_arguments(operation):
-        if value is not None:
-            yield f"{name}: {words(value)}" if _is_tensor(value) else f"{name}={value!r:.60}"
-
-
-def _chain(spot: _Spot) -> Iterator[str]:
-    """What the fault passes through: modules, or operators outside of them, and the results."""
-    start = spot.candidate.index if spot.candidate is not None else -1
-    names: dict[str, None] = {}
-    for operation in spot.parting.candidate.operations:
-        if operation.index > start:
-            names.setdefault(operation.module or operation.name)
-    links = list(names)
-    if len(links) > _MOST_LINKS:
-        half = _MOST_LINKS // 2
-        left_out = counted(len(links) - _MOST_LINKS, "more place")
-        links = [*links[:half], f"({left_out})", *links[-half:]]
-    yield from links
-    yield from (one.item.text for one in spot.parting.wrong[:_MOST_LINKS])
-
-
-def _find_twin(operation: Operation, trace: Trace, other: Trace) -> Operation | None:
-    """The same call in another run of the same side."""
-
-    def like(operations: Iterable[Operation]) -> list[Operation]:
-        return [
-            one
-            for one in operations
-            if one.func is operation.func
-            and one.module == operation.module
-            and one.is_backward is operation.is_backward
-        ]
-
-    ours, theirs = like(trace.operations), like(other.operations)
-    if len(ours) != len(theirs):
-        return None
-    return theirs[ours.index(operation)]
 
 
 # --- Exceptions -----------------------------------------------------------------------------------
@@ -705,7 +462,7 @@ def _raising_place(run: TracedRun, error: Exception) -> Place:
         module=module,
         source=line.line,
         code=line.code,
-        arguments=tuple(_argument_words(last, run.trace)) if last is not None else (),
+        arguments=tuple(describe_arguments(last, run.trace)) if last is not None else (),
     )
     finding = Finding(
         item=Item(ItemKind.NODE, name),

@@ -238,12 +238,14 @@ class Joint:
         candidate: the operator that gives the wrong value.
         reference: the operator that gives the right one.
         slots: which of their results.
-        cost: how much lies between the last known values and these; the least is most likely.
+        size: how much lies between the last known values and these.
+        cost: the size, and how unlike the two are; the least is most likely.
     """
 
     candidate: Operation
     reference: Operation
     slots: tuple[int, int]
+    size: float
     cost: float
 
 
@@ -261,7 +263,7 @@ def find_joints(
     left = _list_ends(ours, classes)
     right = _list_ends(theirs, known.classes)
     joints = [
-        Joint(one.operation, other.operation, slots, one.cost(other))
+        Joint(one.operation, other.operation, slots, one.size + other.size, one.cost(other))
         for one in left
         for other in right
         if one.may_join(other)

@@ -185,7 +185,8 @@ class TracedSides:
 
     def _program(self, side: Subject) -> SubjectProgram:
         call = self.call
-        gradients = call.conditions.gradients and any(
+        # What differs in the forward pass explains what follows from it.
+        gradients = call.conditions.gradients and all(
             item.kind.is_gradient or item.kind.is_after_backward for item in self.items
         )
         conditions = dataclasses.replace(

@@ -450,12 +450,14 @@ def watching() -> None:
         def before(self, func: Any, _args: Any, _kwargs: Any) -> None:
             seen.append(str(func))
 
-        def after(self, _token: Any, _result: Any) -> None:
-            pass
+        def after(self, _token: Any, _result: Any) -> Any:
+            return torch.zeros(()) if seen[-1] == "aten.cos.default" else None
 
     end = watch.push_watch(Watcher())
     (torch.ones(2, 2) @ torch.ones(2, 2)).tanh()
+    replaced = torch.zeros(()).cos()
     expect("whether the watch ended", end())
+    expect("a result that the watcher replaced", replaced.item(), 0.0)
     expect("remaining modes", watch.mode_depth(), 0)
     wanted = {"aten.mm.default", "aten.tanh.default"}
     expect("whether the operators were observed", wanted <= set(seen))

@@ -293,7 +293,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
         self._stack.callback(watch_module_calls(self._around))
-        self._stack.enter_context(OperatorWatch(self))  # type: ignore[no-untyped-call]
+        self._stack.enter_context(OperatorWatch(self))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -374,6 +374,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             operation.module = self._names.owner(leaf)
 
     def _replace_result(self, operation: Operation, result: Any) -> Any:
+        """Replace results, and what the operator wrote to, by the places of its outputs."""
         wanted = self._instead.get(operation.index)
         if wanted is None:
             return None
@@ -388,19 +389,27 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
                 return tensor.copy_(value)
             return value.to(tensor.device, tensor.dtype, copy=True)
 
-        return map_tensors(result, choose)
+        instead = map_tensors(result, choose)
+        for tensor in self._only_written(result):
+            choose(tensor)
+        return instead
+
+    def _only_written(self, result: Any) -> list[Tensor]:
+        """The tensors that the operator wrote to and does not return."""
+        returned: set[int] = set()
+        map_tensors(result, lambda tensor: returned.add(_address(tensor)))
+        return [tensor for tensor in self._written if _address(tensor) not in returned]
 
     def _note_results(self, operation: Operation, result: Any) -> Iterator[int]:
         results: list[Tensor] = []
         map_tensors(result, results.append)
         written = {_address(tensor) for tensor in self._written}
-        known = {_address(tensor) for tensor in results}
         for address in written:
             self._writes.setdefault(address, []).append(operation.index)
         for tensor in results:
             if _address(tensor) not in self._read:
                 self._renew(tensor, [operation.index])
-        results += [tensor for tensor in self._written if _address(tensor) not in known]
+        results += self._only_written(result)
         unset = traits(operation.func).name.startswith(_UNSET)
         for tensor in results:
             figures = None if unset else figures_of(tensor)

@@ -1,0 +1,478 @@
+"""Where two matched runs part: what differs there in words, and where that is in the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from paritas._torch.operators import traits
+from paritas.checks.trace_matching import (
+    Joint,
+    KnownValues,
+    OwnPart,
+    plain_name,
+    same_settings,
+)
+from paritas.numerics.bits import dtype_name
+from paritas.recording.module_calls import NOWHERE, UserLine
+from paritas.recording.traces import ValueRef
+from paritas.results.findings import Origin, OriginKind
+from paritas.results.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from paritas.checks.traced_runs import TracedRun, WrongItem
+    from paritas.recording.traces import Operation, Trace
+
+# --- Two runs that part ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """Two runs, matched, and what only one side computes on the way to the wrong results.
+
+    Attributes:
+        known: the reference's values.
+        classes: of the candidate's values.
+        wrong: the results that differ.
+        ends: the values of these, of the reference and of the candidate.
+    """
+
+    theirs: TracedRun
+    mine: TracedRun
+    known: KnownValues
+    classes: list[int | None]
+    wrong: list[WrongItem]
+    ends: tuple[list[int], list[int]]
+
+    @property
+    def candidate(self) -> OwnPart:
+        """What only the candidate computes."""
+        own = {
+            value.index
+            for value, number in zip(self.mine.trace.values, self.classes, strict=True)
+            if number is None and value.figures is not None
+        }
+        return OwnPart.behind("candidate", self.mine.trace, self.ends[1], own)
+
+    @property
+    def reference(self) -> OwnPart:
+        """What only the reference computes."""
+        present = set(self.classes)
+        own = {
+            value.index
+            for value, number in zip(self.theirs.trace.values, self.known.classes, strict=True)
+            if number not in present and value.figures is not None
+        }
+        return OwnPart.behind("reference", self.theirs.trace, self.ends[0], own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spot:
+    """Where the two sides part.
+
+    Attributes:
+        words: what the candidate does there, and the reference does not.
+        reference: the reference's operator there, if it has one.
+        candidate: the candidate's operator there, or the one that needs the missing value.
+        regions: the operators between the last equal values and the first that should be equal, of
+            the reference and of the candidate.
+        joint: the values that should be equal; None if the values show it by themselves.
+        parting: the runs.
+        is_missing: whether the candidate does not call the reference's operator at all.
+        leaf: a value of the candidate from outside, such as a parameter, that causes it.
+    """
+
+    words: str
+    reference: Operation | None
+    candidate: Operation | None
+    regions: tuple[Sequence[Operation], Sequence[Operation]]
+    joint: Joint | None
+    parting: Parting
+    is_missing: bool = False
+    leaf: int | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the operator draws random numbers."""
+        ends = (self.reference, self.candidate)
+        return any(one is not None and traits(one.func).random for one in ends)
+
+    def is_same_as(self, other: Spot) -> bool:
+        """Whether both are about the same operator."""
+        if self.is_missing or other.is_missing:
+            return self.reference is not None and self.reference is other.reference
+        mine, its = self.candidate, other.candidate
+        return mine is not None and its is not None and mine.index == its.index
+
+
+def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot | None:
+    """A place that the values show by themselves: a step too many or too few before a result."""
+    right = {parting.known.classes[index] for index in parting.ends[0]}
+    if ours.operations and not theirs.operations:
+        first = ours.first[0] if ours.first else ours.operations[0]
+        reads = {parting.classes[index] for index in first.inputs}
+        if reads & right:
+            words = f"the candidate applies {call_name(first)} to the right value"
+            found = _with_twin(parting, _Difference(words, None, first))
+            return Spot(found.words, found.reference, first, ((), [first]), None, parting)
+    if theirs.operations and not ours.operations:
+        first = theirs.first[0] if theirs.first else theirs.operations[0]
+        words = f"the candidate leaves out {call_name(first)}"
+        makers = [
+            parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
+            for index in parting.ends[1]
+        ]
+        last = makers[-1] if makers else None
+        if first.is_backward:
+            cut = find_cut(parting)
+            if cut is not None:
+                words = f"no gradient flows back through {call_name(cut)}"
+                return Spot(words, None, cut, ((), [cut]), None, parting)
+        return Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
+    if not theirs.operations and not ours.operations:
+        for one, index in zip(parting.wrong, parting.ends[1], strict=False):
+            maker = parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
+            if one.item.kind.is_afterwards and traits(maker.func).mutates:
+                words = f"the candidate writes to {one.item.name} by {call_name(maker)}"
+                return Spot(words, None, maker, ((), [maker]), None, parting)
+        its, mine = (
+            [trace.operations[trace.values[index].makers[-1]] for index in ends]
+            for trace, ends in zip(
+                (parting.theirs.trace, parting.mine.trace), parting.ends, strict=True
+            )
+        )
+        if its and mine:
+            words = (
+                f"the candidate returns the result of {call_name(mine[0])} where the reference "
+                f"returns that of {call_name(its[0])}"
+            )
+            return Spot(words, its[0], mine[0], ([its[0]], [mine[0]]), None, parting)
+    return None
+
+
+def find_cut(parting: Parting) -> Operation | None:
+    """The candidate's operator behind which autograd follows a value in the reference only.
+
+    It is found by the first operator that reads the same values on both sides.
+    """
+    followed: dict[Any, list[bool]] = {}
+    theirs, mine = parting.theirs.trace, parting.mine.trace
+    for operation in theirs.operations:
+        key = operation.func, tuple(parting.known.classes[index] for index in operation.inputs)
+        flags = [value.requires_grad for value in theirs.inputs_of(operation)]
+        followed[key] = [a and b for a, b in zip(flags, followed.get(key, flags), strict=True)]
+    for operation in mine.operations:
+        key = operation.func, tuple(parting.classes[index] for index in operation.inputs)
+        for value, wanted in zip(mine.inputs_of(operation), followed.get(key, ()), strict=False):
+            if wanted and not value.requires_grad and value.makers:
+                return mine.operations[value.makers[-1]]
+    return None
+
+
+# --- What is different in two regions -------------------------------------------------------------
+
+
+def name_spot(parting: Parting, ours: OwnPart, theirs: OwnPart, joint: Joint) -> Spot:
+    """The place between the last equal values and two that should be equal."""
+    mine, its = ours.region(joint.candidate), theirs.region(joint.reference)
+    found = _compare_regions(parting, its, mine)
+    return Spot(
+        found.words,
+        found.reference,
+        found.candidate,
+        (its, mine),
+        joint,
+        parting,
+        found.is_missing,
+        found.leaf,
+    )
+
+
+def _compare_regions(
+    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+) -> _Difference:
+    """What differs in two regions: what computes, or else views and copies."""
+    left, right = ([one for one in side if not one.only_moves] for side in (theirs, mine))
+    pairs = [(theirs, mine)]
+    if left or right:
+        pairs.insert(0, (left, right))
+    for its, own in pairs:
+        difference = _compare_names(its, own, mine[-1]) or _compare_calls(parting, its, own)
+        if difference is not None:
+            return _with_twin(parting, difference)
+    for operation in mine:
+        for value in parting.mine.trace.inputs_of(operation):
+            if parting.classes[value.index] is None and not value.makers:
+                later = mine[mine.index(operation) :]
+                reader = next((one for one in later if not one.only_moves), operation)
+                words = f"{call_name(reader)} reads another value"
+                twin = next((one for one in theirs if one.func is reader.func), theirs[-1])
+                return _Difference(words, twin, reader, leaf=value.index)
+    if traits(mine[-1].func).random:
+        words = f"{call_name(mine[-1])} draws other random numbers"
+    else:
+        words = f"{call_name(mine[-1])} gives another result for the same inputs"
+    return _Difference(words, theirs[-1], mine[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Difference:
+    """What differs, and the operators of both sides where it does."""
+
+    words: str
+    reference: Operation | None
+    candidate: Operation | None
+    is_missing: bool = False
+    leaf: int | None = None
+
+
+def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
+    """Find the reference's call of what seems to be an additional operator.
+
+    A factor of 1 gives a value that both sides have, and so it is in no region.
+    """
+    extra = difference.candidate
+    if difference.reference is not None or extra is None:
+        return difference
+    reads = [parting.classes[index] for index in extra.inputs]
+    for operation in parting.theirs.trace.operations if None not in reads else ():
+        others = [parting.known.classes[index] for index in operation.inputs]
+        if reads == others and plain_name(operation) == plain_name(extra):
+            words = f"the candidate calls {_describe_settings(operation, extra)}"
+            return _Difference(words, operation, extra)
+    return difference
+
+
+def _compare_names(
+    left: Sequence[Operation], right: Sequence[Operation], last: Operation
+) -> _Difference | None:
+    """Which operators only one side calls; None if both call the same.
+
+    `last` is the candidate's operator that needs the result, if it calls none of these.
+    """
+    blocks = _unequal_blocks(*([plain_name(one) for one in side] for side in (left, right)))
+    if not blocks:
+        return None
+    kinds = {block[0] for block in blocks}
+    _, start, end, first, stop = blocks[0]
+    if kinds == {"delete"}:
+        words = f"the candidate leaves out {_call_names(left[start:end])}"
+        needs = right[min(first, len(right) - 1)] if right else last
+        return _Difference(words, left[start], needs, is_missing=True)
+    if kinds == {"insert"}:
+        words = f"the candidate also calls {_call_names(right[first:stop])}"
+        return _Difference(words, None, right[first])
+    _, start, end, first, stop = next(
+        (block for block in blocks if block[0] == "replace"), blocks[0]
+    )
+    reference, candidate = left[min(start, len(left) - 1)], right[min(first, len(right) - 1)]
+    words = (
+        f"the candidate calls {_call_names(right[first:stop] or [candidate])} where the reference "
+        f"calls {_call_names(left[start:end] or [reference])}"
+    )
+    return _Difference(words, reference, candidate)
+
+
+def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, int, int, int]]:
+    """Where two lists differ that have the same end, as difflib describes it."""
+    matcher = difflib.SequenceMatcher(None, left[::-1], right[::-1], autojunk=False)
+    here, there = len(left), len(right)
+    return [
+        (kind, here - end, here - start, there - last, there - first)
+        for kind, start, end, first, last in reversed(matcher.get_opcodes())
+        if kind != "equal"
+    ]
+
+
+def _compare_calls(
+    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+) -> _Difference | None:
+    """What differs in the same operators: their arguments, or what they read."""
+    for one, other in zip(theirs, mine, strict=True):
+        if not same_settings(one, other):
+            words = f"the candidate calls {_describe_settings(one, other)}"
+            return _Difference(words, one, other)
+    for one, other in zip(theirs, mine, strict=True):
+        shared = set(parting.classes) - {None}
+        reads = list(_sources(one, parting.theirs.trace, parting.known.classes, shared))
+        others = list(_sources(other, parting.mine.trace, parting.classes, shared))
+        known = {number for number in others if number is not None}
+        if reads != others and sorted(map(str, reads)) == sorted(map(str, others)):
+            words = f"the candidate calls {call_name(other)} with swapped inputs"
+            return _Difference(words, one, other)
+        if reads != others and known and not known <= set(reads):
+            words = f"the candidate calls {call_name(other)} with another input"
+            return _Difference(words, one, other)
+    return None
+
+
+def _sources(
+    operation: Operation, trace: Trace, classes: Sequence[int | None], shared: set[int | None]
+) -> Iterator[int | None]:
+    """The classes of what an operator reads, before views and copies that only one side makes."""
+    for index in operation.inputs:
+        source = index
+        while classes[source] not in shared:
+            makers = trace.values[source].makers
+            maker = trace.operations[makers[-1]] if makers else None
+            if maker is None or not maker.only_moves or not maker.inputs:
+                break
+            source = maker.inputs[0]
+        yield classes[source]
+
+
+def _describe_settings(reference: Operation, candidate: Operation) -> str:
+    ours, mine = (dict(_named_arguments(one)) for one in (reference, candidate))
+    texts = [
+        f"{name}={_shown(mine.get(name))} instead of {_shown(ours.get(name))}"
+        for name in dict.fromkeys((*ours, *mine))
+        if not _is_tensor(ours.get(name))
+        and not _is_tensor(mine.get(name))
+        and ours.get(name) != mine.get(name)
+    ]
+    return f"{call_name(candidate)} with {', '.join(texts) or 'other arguments'}"
+
+
+def _shown(value: Any) -> str:
+    return "its default" if value is None else f"{value!r:.40}"
+
+
+def _is_tensor(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_tensor, value))
+    return isinstance(value, ValueRef)
+
+
+def call_name(operation: Operation) -> str:
+    """An operator, as sentences name it."""
+    if operation.function:
+        return f"{operation.function}.backward"
+    name = operation.name.removesuffix(".default")
+    return f"{name} of the backward pass" if operation.is_backward else name
+
+
+_MOST_NAMED = 3
+
+
+def _call_names(operations: Sequence[Operation]) -> str:
+    names = [call_name(one) for one in operations]
+    if len(names) > _MOST_NAMED:
+        more = counted(len(names) - _MOST_NAMED, "other operator")
+        return f"{', '.join(names[:_MOST_NAMED])} and {more}"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+# --- Origins --------------------------------------------------------------------------------------
+
+_MOST_LINKS = 8
+
+
+def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
+    """The origin of a place: its operator, module, line, arguments, and what it touches."""
+    side = 1 if spot.reference is None else 0
+    run = (spot.parting.theirs, spot.parting.mine)[side]
+    named = spot.candidate if spot.reference is None else spot.reference
+    if named is None:
+        raise ValueError("a place without an operator")
+    forward = run.trace.operations[named.forward] if named.forward is not None else named
+    # What is missing in the candidate has a line in the reference only; code that was generated is
+    # described by the reference's operator whose result it reads.
+    sites = [named, spot.candidate] if spot.is_missing else [spot.candidate, named]
+    if spot.reference is None and _line_of(named) is None:
+        sites.append(_reference_before(spot.parting, named))
+    module = next((one.module for one in (named, *sites) if one is not None and one.module), "")
+    line = next(filter(None, map(_line_of, sites)), NOWHERE)
+    function = spot.candidate.function if spot.candidate is not None else ""
+    operator = function or forward.name
+    native = find_twin(named, run.trace, natives[side].trace)
+    shown = (named, run.trace) if native is None else (native, natives[side].trace)
+    return Origin(
+        kind=OriginKind.NODE,
+        name=f"{module}/{operator}" if module else operator,
+        operator=operator,
+        module=module,
+        source=line.line,
+        code=line.code,
+        nodes=tuple(one.name for one in spot.regions[1]) if len(spot.regions[1]) > 1 else (),
+        arguments=tuple(describe_arguments(*shown)),
+        chain=tuple(_chain(spot)),
+    )
+
+
+def _reference_before(parting: Parting, operation: Operation) -> Operation | None:
+    """The reference's operator that gives what an operator of the candidate reads."""
+    reads = {parting.classes[index] for index in operation.inputs} - {None}
+    trace = parting.theirs.trace
+    for value in reversed(trace.values):
+        if value.makers and parting.known.classes[value.index] in reads:
+            return trace.operations[value.makers[-1]]
+    return None
+
+
+def _line_of(operation: Operation | None) -> UserLine | None:
+    """The line of an operator, if it is in a file."""
+    if operation is None or not operation.line.line or operation.line.line.startswith("<"):
+        return None
+    return operation.line
+
+
+def _named_arguments(operation: Operation) -> Iterator[tuple[str, Any]]:
+    schema = operation.func._schema  # noqa: SLF001
+    names = [argument.name for argument in schema.arguments]
+    yield from zip(names, operation.args, strict=False)
+    yield from operation.kwargs.items()
+
+
+def describe_arguments(operation: Operation, trace: Trace) -> Iterator[str]:
+    """The arguments of an operator in words."""
+
+    def words(value: Any) -> str:
+        if isinstance(value, ValueRef):
+            figures = trace.values[value.index].figures
+            if figures is None:
+                return "a tensor"
+            return f"{dtype_name(figures.dtype)} {list(figures.shape)}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(words, value))}]"
+        return repr(value)
+
+    for name, value in _named_arguments(operation):
+        if value is not None:
+            yield f"{name}: {words(value)}" if _is_tensor(value) else f"{name}={value!r:.60}"
+
+
+def _chain(spot: Spot) -> Iterator[str]:
+    """What the fault passes through: modules, or operators outside of them, and the results."""
+    start = spot.candidate.index if spot.candidate is not None else -1
+    names: dict[str, None] = {}
+    for operation in spot.parting.candidate.operations:
+        if operation.index > start:
+            names.setdefault(operation.module or operation.name)
+    links = list(names)
+    if len(links) > _MOST_LINKS:
+        half = _MOST_LINKS // 2
+        left_out = counted(len(links) - _MOST_LINKS, "more place")
+        links = [*links[:half], f"({left_out})", *links[-half:]]
+    yield from links
+    yield from (one.item.text for one in spot.parting.wrong[:_MOST_LINKS])
+
+
+def find_twin(operation: Operation, trace: Trace, other: Trace) -> Operation | None:
+    """The same call in another run of the same side."""
+
+    def like(operations: Iterable[Operation]) -> list[Operation]:
+        return [
+            one
+            for one in operations
+            if one.func is operation.func
+            and one.module == operation.module
+            and one.is_backward is operation.is_backward
+        ]
+
+    ours, theirs = like(trace.operations), like(other.operations)
+    if len(ours) != len(theirs):
+        return None
+    return theirs[ours.index(operation)]
