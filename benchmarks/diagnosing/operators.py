@@ -4,6 +4,8 @@ Reference and candidate run in the native dtype and in float64, as at a node tha
 has located; every other fault is seen without the candidate's float64 run, as in `guard`.
 """
 
+# ruff: noqa: ARG005, E501, SLF001  (a fault is a line, and takes what the operator takes)
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,12 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from benchmarks.diagnosing.parts import Sample
 from torch import Tensor
 
 from paritas.checks.failures import Explainer, call_context
-from paritas.diagnosis.stating import class_of
+from paritas.diagnosis.stating import COUNTED
 from paritas.numerics.checkers import NoEvidence
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.judge import Checks, check_pair
@@ -46,6 +48,7 @@ class Draw:
     dtype: torch.dtype
 
     def __call__(self, *shape: int) -> Tensor:
+        """Normally distributed numbers."""
         return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.dtype)
 
     def whole(self, high: int, *shape: int) -> Tensor:
@@ -123,7 +126,7 @@ def say(fault: OperatorFault, seed: int) -> Iterator[Sample]:
         if best is None:
             yield Sample(fault.family, name, fault.kinds)
         else:
-            grade = str(class_of(best))
+            grade = str(best.evidence[COUNTED])
             yield Sample(fault.family, name, fault.kinds, best.kind, grade, best.confidence)
 
 
@@ -160,7 +163,9 @@ def summed_in(low: torch.dtype, x: Tensor, dim: int) -> Tensor:
     return total.to(x.dtype)
 
 
-def normalised(x: Tensor, eps: float, *, mean: bool, less: int = 0, outside: bool = False) -> Tensor:
+def normalised(
+    x: Tensor, eps: float, *, mean: bool, less: int = 0, outside: bool = False
+) -> Tensor:
     """A layer norm or RMS norm without weights."""
     x = x - x.mean(-1, keepdim=True) if mean else x
     square = x.square().sum(-1, keepdim=True) / (x.shape[-1] - less)
