@@ -120,9 +120,9 @@ def may_be_stated(pattern: Pattern, *, at_output: bool) -> bool:
 COUNTED = "counted as"
 # The share of statements that was right, and the counts behind it (right, of all), by grade and by
 # whether it is at an output. Counted by `benchmarks/bench_diagnosis.py` on a part of its faults
-# that nothing was built with; its figures are of a third part. The share is (right + 1) / (all + 2),
-# since few cases prove little, and at most 0.99. Kinds that fit equally well are counted with the
-# others: the order in which one of them is chosen was right whenever that happened.
+# that nothing was built with; its figures are of a third part. The share is (right + 1) over
+# (all + 2), since few cases prove little, and at most 0.99. Kinds that fit equally well are counted
+# with the others: the order in which one of them is chosen was right whenever that happened.
 CONFIDENCE: dict[tuple[Grade, bool], tuple[float, int, int]] = {
     (Grade.EXACT, False): (0.99, 269, 269),
     (Grade.CLOSE, False): (0.99, 938, 938),
