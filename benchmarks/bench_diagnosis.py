@@ -1,14 +1,17 @@
-"""How often the first pattern is the planted one, how honest its confidence is, and how fast it is.
+"""How often the kind of a fault is right, none or wrong, how honest its confidence is, how fast.
 
-Faults come from the corpora of tests/quality. Seeds 0 and 1 were used while the patterns and the
-table of `paritas.diagnosis.diagnose` were made; seeds 100 and 101 were not. `--misses` prints each
-miss.
+The faults have three parts. *Building*: what the patterns were made with. *Calibration*: counted
+once, which gives the confidence that is stated (`CONFIDENCE` in `paritas.diagnosis.stating`).
+*Measured*: only for the figures here. A kind of fault is in one part, by a hash of its name
+(`benchmarks/diagnosing`), and so are its tensors; the corpora of tests/quality were built with and
+are not measured. Faults *at an operator* come with its inputs, as at a located place; faults *at an
+output* are inside of small programs, and `verify` sees only what they return. Of a fault without a
+name, every kind is wrong. `--misses` prints what is wrong or missing in the first two parts.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import itertools
 import math
@@ -16,41 +19,33 @@ import sys
 from pathlib import Path
 
 import torch
+from benchmarks.diagnosing import operators, programs
+from benchmarks.diagnosing.parts import PARTS, Sample, part_of
 from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.timing import measured
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from paritas.diagnosis.case import Context
-from paritas.diagnosis.diagnose import ACROSS_RANKS, BUCKETS, PROPOSERS, diagnose, rank_raw
+from paritas.diagnosis.diagnose import ACROSS_RANKS, PROPOSERS, diagnose, rank_patterns
+from paritas.diagnosis.stating import CONFIDENCE, COUNTED, Grade
 from quality import diagnosis_arrangements as arrangements
 from quality import diagnosis_ranks as ranks
 from quality import diagnosis_values as values
 from quality.test_diagnosis_regions import misses as misses_of_regions
 
-HALVES = {"tuning": range(2), "held out": range(100, 102)}
-REGIONS = {"tuning": (0, 1), "held out": (200, 201)}
-# Faults that are less than so many times the noise are counted apart.
+# Of the corpora of tests/quality: their tensors by seed. Seeds 0 and 1 were built with.
+SEEDS = {"building": range(2), "calibration": range(100, 102), "measured": range(0)}
+# Of the faults in `benchmarks/diagnosing`.
+OPERATOR_SEEDS = {"building": range(4), "calibration": range(20, 28), "measured": range(40, 48)}
+PROGRAM_SEEDS = {"building": range(1), "calibration": range(20, 22), "measured": range(40, 42)}
+REGIONS = (200, 201)
+# Faults that are less than so many times the noise are left out.
 EFFECT = 8.0
 BENIGN = 100
 # Every n-th case of the corpora of values and of ranks, which are larger than the others.
 EACH = 23
 EACH_OF_RANKS = 7
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """A case, the kinds of which one is right, and what was said of it."""
-
-    name: str
-    kinds: tuple[str, ...]
-    said: str
-    raw: float
-
-    @property
-    def right(self):
-        """Whether one of the kinds was said."""
-        return self.said in self.kinds
 
 
 def effect(case):
@@ -63,95 +58,122 @@ def effect(case):
     return float(z.square().mean().sqrt()) if z.numel() else 0.0
 
 
-def samples(seeds):
-    """What is said first of every planted fault, of the nameless ones and of the benign."""
-    told = {"planted": [], "below the noise": [], "nameless": [], "benign": []}
-    for seed in seeds:
-        made = [(one.name, one.kinds, one.case) for one in arrangements.planted(seed)]
-        made += [
-            (one.name, (one.kind,), one.case)
-            for one in itertools.islice(values.planted_cases(seed), seed % EACH, None, EACH)
-        ]
-        for name, kinds, case in made:
-            group = "planted" if effect(case) >= EFFECT else "below the noise"
-            told[group].append(sample(name, kinds, case))
-        for one in every(ranks.planted(seed), seed):
-            told["planted"].append(sample(one.name, one.kinds, one.case, ACROSS_RANKS))
-        told["nameless"] += [sample(x.name, (), x.case) for x in arrangements.unexplained(seed)]
-        told["nameless"] += [
-            sample(x.name, (), x.case, ACROSS_RANKS) for x in every(ranks.unexplained(seed), seed)
-        ]
-        benign = [*arrangements.benign(seed), *values.benign_cases(seed, BENIGN)]
-        told["benign"] += [sample(x.name, (), x.case) for x in benign]
-        told["benign"] += [
-            sample(x.name, (), x.case, ACROSS_RANKS) for x in every(ranks.benign(seed), seed)
-        ]
+# --- What is said ---------------------------------------------------------------------------------
+
+
+def at_operators(part):
+    """What is stated of the faults at an operator."""
+    faults = [one for one in operators.OPERATOR_FAULTS if part_of(one.family) == part]
+    told = [
+        sample
+        for fault in faults
+        for seed in OPERATOR_SEEDS[part]
+        for sample in operators.say(fault, seed)
+    ]
+    for seed in SEEDS[part]:
+        told += of_corpora(seed)
     return told
 
 
-def every(cases, seed):
-    """Some cases of the corpus of ranks."""
-    return itertools.islice(cases, seed % EACH_OF_RANKS, None, EACH_OF_RANKS)
+def at_outputs(part):
+    """What is stated of the faults at an output."""
+    faults = [one for one in programs.PROGRAM_FAULTS if part_of(one.family) == part]
+    return [
+        sample
+        for fault in faults
+        for seed in PROGRAM_SEEDS[part]
+        for sample in programs.say(fault, seed)
+    ]
+
+
+def of_corpora(seed):
+    """What is stated of the faults of tests/quality, of nameless ones and of rounding."""
+    made = [(one.name, one.kinds, one.case) for one in arrangements.planted(seed)]
+    some = itertools.islice(values.planted_cases(seed), seed % EACH, None, EACH)
+    made += [(one.name, (one.kind,), one.case) for one in some]
+    made = [one for one in made if effect(one[2]) >= EFFECT]
+    made += [(one.name, (), one.case) for one in arrangements.unexplained(seed)]
+    made += [(one.name, (), one.case) for one in arrangements.benign(seed)]
+    made += [(one.name, (), one.case) for one in values.benign_cases(seed, BENIGN)]
+    told = [sample(*one) for one in made]
+    for source in (ranks.planted, ranks.unexplained, ranks.benign):
+        for one in itertools.islice(source(seed), seed % EACH_OF_RANKS, None, EACH_OF_RANKS):
+            kinds = one.kinds if source is ranks.planted else ()
+            told.append(sample(one.name, kinds, one.case, ACROSS_RANKS))
+    return told
 
 
 def sample(name, kinds, case, proposers=PROPOSERS):
-    """What is said first of a case; of values on ranks, by the proposers that are asked there."""
-    found = rank_raw(case, proposers) if bool(case.wrong.any()) else []
-    said, raw = (found[0].kind, found[0].confidence) if found else ("", 0.0)
-    return Sample(name, kinds, said, raw)
+    """What is stated first of a case; of values on ranks, by the proposers that are asked there."""
+    found = rank_patterns(case, proposers) if bool(case.wrong.any()) else ()
+    if not found:
+        return Sample(name, name, kinds)
+    best = found[0]
+    return Sample(name, name, kinds, best.kind, str(best.evidence[COUNTED]), best.confidence)
 
 
-def report(half, told, *, misses):
-    """The figures of a half, and its table of kinds."""
-    planted = told["planted"]
-    share = 100 * sum(one.right for one in planted) / len(planted)
-    note = f"of {len(planted)} faults above {EFFECT:g} times the noise"
-    figures = [Figure(f"right pattern first, {half}", share, "%", 90.0, "higher", note)]
-    claimed = sum(bool(one.said) for one in told["benign"])
-    note = f"of {len(told['benign'])}"
-    figures.append(Figure(f"patterns claimed of benign noise, {half}", claimed, "", 0.0, note=note))
-    per_kind = collections.defaultdict(list)
-    for one in planted:
-        per_kind[one.kinds[0]].append(one)
+# --- The figures ----------------------------------------------------------------------------------
+
+
+def shares(place, part, told):
+    """Right of the faults with a name, and wrong of all."""
+    named = [one for one in told if one.kinds]
+    count = collections.Counter(one.outcome for one in told)
+    right = 100 * sum(one.outcome == "right" for one in named) / len(named)
+    wrong = 100 * count["wrong"] / len(told)
+    note = f"of {len(told)} faults, {len({one.family for one in told})} kinds"
+    said = f"of {len(named)} with a name; {count['none']} of {len(told)} without a statement"
+    is_bar = part == "measured"
+    bar = 85.0 if is_bar and place == "operator" else None
+    return [
+        Figure(f"right kind at an {place}, {part}", right, "%", bar, "higher", said),
+        Figure(f"wrong kind at an {place}, {part}", wrong, "%", 1.0 if is_bar else None, note=note),
+    ]
+
+
+def per_family(place, part, told):
+    """Right, none and wrong of each kind of fault of `benchmarks/diagnosing`."""
+    groups = collections.defaultdict(list)
+    for one in told:
+        groups[one.kinds[0] if one.kinds else "no name"].append(one)
     rows = []
-    for kind, group in sorted(per_kind.items()):
-        instead = collections.Counter(one.said or "nothing" for one in group if not one.right)
-        said = ", ".join(f"{name} {count}" for name, count in instead.items())
-        rows.append([kind, sum(one.right for one in group), len(group), said])
-    for name in ("below the noise", "nameless"):
-        group = told[name]
-        rows.append(
-            [
-                name,
-                sum(one.right for one in group),
-                len(group),
-                f"{sum(bool(one.said) for one in group)} claimed",
-            ]
-        )
-    if misses:
-        for one in [*planted, *told["nameless"], *told["benign"]]:
-            if not one.right and (one.said or one.kinds):
-                print(f"    {one.name}: {one.said or 'nothing'} ({one.raw:.2f}) for {one.kinds}")
-    return figures, Table(f"Patterns, {half}", ["kind", "right", "of", "instead"], rows)
+    for kind, group in sorted(groups.items()):
+        count = collections.Counter(one.outcome for one in group)
+        instead = collections.Counter(one.said for one in group if one.outcome == "wrong")
+        words = ", ".join(f"{name} {number}" for name, number in instead.items())
+        rows.append([kind, count["right"], count["none"], count["wrong"], words])
+    columns = ["fault", "right", "none", "wrong", "stated instead"]
+    return Table(f"Kinds at an {place}, {part}", columns, rows)
 
 
-def calibration(half, told):
-    """How often what was stated with some confidence was right."""
-    stated = [one for group in told.values() for one in group if one.said]
+def reliability(part, told):
+    """How often what was stated with some confidence was right, by its class."""
     rows = []
-    for low, claim, _, _ in BUCKETS:
-        high = min((one[0] for one in BUCKETS if one[0] > low), default=1.01)
-        group = [one for one in stated if low <= one.raw < high]
-        good = sum(one.right for one in group)
-        rows.append([claim, good / len(group) if group else None, len(group)])
-    return Table(f"Confidence, {half}", ["stated", "right", "cases"], rows)
+    for (grade, at_output), (stated, _, _) in CONFIDENCE.items():
+        group = [one for one in told[at_output] if one.said and one.grade == str(grade)]
+        right = sum(one.outcome == "right" for one in group)
+        place = "output" if at_output else "operator"
+        share = right / len(group) if group else None
+        rows.append([place, str(grade), stated, share, right, len(group)])
+    columns = ["at an", "reproduced", "stated", "right", "right of them", "cases"]
+    return Table(f"Confidence, {part}", columns, rows)
 
 
-def located(half):
+def counted(told):
+    """The lines of `CONFIDENCE` as counted: a share of few cases proves little."""
+    for at_output in (False, True):
+        for grade in Grade:
+            group = [one for one in told[at_output] if one.said and one.grade == str(grade)]
+            right = sum(one.outcome == "right" for one in group)
+            stated = min(0.99, math.floor(100 * (right + 1) / (len(group) + 2)) / 100)
+            yield f"    (Grade.{grade.name}, {at_output}): ({stated}, {right}, {len(group)}),"
+
+
+def located():
     """How often a planted region is found to the element, of the regional faults."""
-    count, missed = misses_of_regions(REGIONS[half])
+    count, missed = misses_of_regions(REGIONS)
     share = 100 * (count - len(missed)) / count
-    return Figure(f"region exact, {half}", share, "%", 95.0, "higher", f"of {count}")
+    return Figure("region exact, measured", share, "%", 95.0, "higher", f"of {count}")
 
 
 def speed():
@@ -184,13 +206,26 @@ def _diagnose(wrong, x, found):
 def main():
     torch.set_num_threads(1)
     figures, tables = [], []
-    for half, seeds in HALVES.items():
-        told = samples(seeds)
-        found, table = report(half, told, misses="--misses" in sys.argv)
-        figures += [*found, located(half)]
-        tables += [table, calibration(half, told)]
+    chosen = [part for part in PARTS if part in sys.argv] or PARTS
+    for part in chosen:
+        told = {False: at_operators(part), True: at_outputs(part)}
+        for place, group in (("operator", told[False]), ("output", told[True])):
+            figures += shares(place, part, group)
+            tables.append(per_family(place, part, group))
+        tables.append(reliability(part, told))
+        if part == "calibration":
+            print("\n".join(counted(told)))
+        if "--misses" in sys.argv and part != "measured":
+            for one in [*told[False], *told[True]]:
+                if one.outcome == "wrong" or (one.kinds and one.outcome == "none"):
+                    print(f"    {one.name}: {one.said or 'nothing'} ({one.grade}) for {one.kinds}")
+    if chosen is not PARTS:  # a look at some of it, not a measurement
+        for figure in figures:
+            print(figure.name, figure.value, figure.note)
+        return
     slowest, table = speed()
-    write(Report("diagnosis", [*figures, slowest], [*tables, table], what=__doc__))
+    what = __doc__
+    write(Report("diagnosis", [*figures, located(), slowest], [*tables, table], what=what))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 # --- Which of the patterns that fit is reported ---------------------------------------------------
 
-# Every proposed pattern fits, so the one that assumes least comes first: a formula with nothing to
+# Every proposed pattern fits, so the one that assumes least comes first: the operator's own formula
+# with another argument or operand before what could happen to any value, a formula with nothing to
 # fit before a fitted number, one number before one per row, a named order before any order, and
 # what only has the same distribution last.
 
@@ -53,14 +54,14 @@ PROPOSERS: Proposers = (
     (propose_nonfinite, PatternKind.NONFINITE),
     (propose_wrapped, PatternKind.WRAPPED),
     (propose_clipping, PatternKind.CLIPPED),
-    *ACROSS_RANKS,
-    (propose_constants, PatternKind.ZEROS),
-    (propose_predictions, PatternKind.WRONG_AXIS),
-    (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
+    (propose_predictions, PatternKind.SWAPPED_OPERANDS),
     (propose_operands, PatternKind.SWAPPED_OPERANDS),
     (propose_reductions, PatternKind.OFF_BY_ONE),
     (propose_norms, PatternKind.OFF_BY_ONE),
     (propose_masks, PatternKind.MASK),
+    *ACROSS_RANKS,
+    (propose_constants, PatternKind.ZEROS),
+    (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
     (propose_signs, PatternKind.SIGN),
     (propose_scales, PatternKind.SCALE),
     (propose_offsets, PatternKind.OFFSET),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from paritas.results.findings import Diagnosis, Pattern
 
