@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Weight, proportion, refined_proportion, robust_proportion, weigh
+from paritas.diagnosis.case import (
+    Weight,
+    fits_honestly,
+    proportion,
+    refined_proportion,
+    robust_proportion,
+    weigh,
+)
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import PatternKind
 
@@ -239,13 +246,10 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         used = factors[touched]
         if float(used.abs().max()) <= case.own_unit or bool(((used + 1).abs() < 1e-3).all()):  # noqa: PLR2004
             continue  # zeros and signs are other kinds
-        weight = weigh(
-            case,
-            factors.view(view) * case.right,
-            parameters=int(touched.sum()),
-            slack=max(1.0, float(used.abs().median())),
-        )
-        if weight is None:
+        scaled, count = factors.view(view) * case.right, int(touched.sum())
+        slack = max(1.0, float(used.abs().median()))
+        weight = weigh(case, scaled, parameters=count, slack=slack)
+        if weight is None or not fits_honestly(case, scaled, parameters=count, slack=slack):
             continue
         low, high = float(used.min()), float(used.max())
         each = f"at each index of dimension {axis}: {low:.4g} to {high:.4g}"
@@ -471,13 +475,9 @@ def _axis_offset(
     above, below = (part.sum(dim=dims, keepdim=True) for part in weighted)
     vector = above / torch.where(below > 0, below, 1.0)
     touched = int((below > 0).sum())
-    weight = weigh(
-        case,
-        case.right + vector,
-        parameters=touched,
-        slack=_noise_growth(case, float(vector.abs().median())),
-    )
-    if weight is None:
+    moved, slack = case.right + vector, _noise_growth(case, float(vector.abs().median()))
+    weight = weigh(case, moved, parameters=touched, slack=slack)
+    if weight is None or not fits_honestly(case, moved, parameters=touched, slack=slack):
         return None
     name = f"dimension {keep[0]}" if len(keep) == 1 else "dimensions " + _join_axes(keep)
     size = float(vector.abs().square().mean().sqrt())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
 _FEWEST = 64
 # The share of elements that must be wrong: a few wrong elements say nothing of the function.
 _LEAST_WRONG = 0.2
-# How rough the error may be as a function of the input; errors without a pattern have 1.
-_ROUGHEST = 0.1
-# The share of neighbours that may jump: a piecewise function has some seams.
-_SEAMS = 0.03
+# How well neighbouring inputs must agree in their error; 0 if it has no pattern.
+_LEAST_SMOOTH = 0.8
 
 
 def propose_approximations(case: Case) -> list[Pattern]:
@@ -32,15 +29,16 @@ def propose_approximations(case: Case) -> list[Pattern]:
     x = _only_input(case)
     if x is None or x.numel() < _FEWEST or float(case.wrong.double().mean()) < _LEAST_WRONG:
         return []
-    use = torch.isfinite(x) & case.both_finite
-    x, error = x[use], (case.error / case.unit)[use]
-    order = x.argsort()
-    x, error = x[order], error[order]
-    roughness = _roughness(x, error)
-    if not roughness <= _ROUGHEST:
+    use = torch.isfinite(x) & case.both_finite & case.wrong
+    order = x[use].argsort(stable=True)
+    x, right, error = (one[use][order] for one in (x, case.right, case.error))
+    relative = (error / right.abs()).nan_to_num(0.0, 0.0, 0.0)
+    if bool((error.diff() != 0)[x.diff() == 0].any()):
+        return []  # one input, two results
+    smooth = max(_smoothness(error), _smoothness(relative))
+    if len(x) < _FEWEST or smooth < _LEAST_SMOOTH:
         return []
-    right, given = case.right[use][order], case.given[use][order]
-    relative = ((given - right) / right).abs().nan_to_num(0.0, 0.0, 0.0)
+    relative = relative.abs()
     worst = int(relative.argmax())
     largest, at = float(relative[worst]), float(x[worst])
     return [
@@ -55,7 +53,7 @@ def propose_approximations(case: Case) -> list[Pattern]:
                 "operator": case.context.operator,
                 "largest relative error": largest,
                 "at": at,
-                "roughness": roughness,
+                "smoothness": round(smooth, 4),
             },
         )
     ]
@@ -71,13 +69,8 @@ def _only_input(case: Case) -> Tensor | None:
     return widen(tensors[0]) if fits and tensors[0].is_floating_point() else None
 
 
-def _roughness(x: Tensor, error: Tensor) -> float:
-    """How much neighbouring inputs differ in their error, over how much any two do."""
-    steps = error.diff().square()
-    kept = steps.sort().values[: max(1, math.ceil(len(steps) * (1 - _SEAMS)))]
-    # Equal inputs must have equal errors.
-    twins = (x.diff() == 0) & (steps > 0)
-    spread = float(error.var(correction=0)) + float(error.mean()) ** 2
-    if bool(twins.any()) or not spread > 0:
-        return math.inf
-    return float(kept.mean()) / (2 * spread)
+def _smoothness(error: Tensor) -> float:
+    """How well the ranks of neighbours agree (Chatterjee's coefficient): 1 for a function."""
+    ranks = error.argsort().argsort().double()
+    count = len(ranks)
+    return 1 - 3 * float(ranks.diff().abs().sum()) / (count**2 - 1) if count > 1 else 0.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Extent, Weight, same, weigh, widen
+from paritas.diagnosis.case import Extent, Weight, fits_honestly, mean_square_left, same, weigh, widen
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
@@ -131,9 +131,10 @@ class _Predictor:
             if value is None:
                 continue
             tried += 1
-            weight = weigh(self.case, widen(value), extent=Extent.ALL)
-            if weight is not None:
-                scatter = scatter_of(self.case, widen(value))
+            prediction = widen(value)
+            weight = weigh(self.case, prediction, extent=Extent.ALL)
+            if weight is not None and fits_honestly(self.case, prediction):
+                scatter = mean_square_left(self.case, prediction)
                 found.append(Reproduction(variation, place, weight, scatter))
             if time.monotonic() > until:
                 break
@@ -151,12 +152,6 @@ class _Predictor:
         if value is None or value.dtype != candidate.dtype:
             return None
         return float(same(value.cpu(), candidate.cpu()).double().mean())
-
-
-def scatter_of(case: Case, prediction: Tensor) -> float:
-    """The mean square of what a prediction leaves, in units of the noise."""
-    left = torch.where(same(case.given, prediction), 0.0, (case.given - prediction) / case.unit)
-    return float(left.nan_to_num(0.0, 0.0, 0.0).square().mean())
 
 
 def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
