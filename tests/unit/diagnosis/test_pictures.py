@@ -81,7 +81,7 @@ def test_nan_and_infinities_of_one_side_are_differences_and_of_both_are_none():
     assert row[1:] == (0.0, 0.0, -math.inf, 0.0)
     assert picture.nonfinite == 4
     assert scale_words(picture) == (
-        "reference and candidate: 1 to 5; |difference|: 0 to 0; 4 cells with NaN or Inf"
+        "values 1 to 5; |difference| 0 to 0; 4 cells with NaN or Inf"
     )
 
 
