@@ -34,6 +34,7 @@ from paritas.cli.options import (
     strict_option,
     subject_source,
     train_option,
+    with_shrink_command,
     write_json,
 )
 
@@ -108,6 +109,8 @@ def verify(
         refuse(ctx, _COMPILES, f"cannot be combined with {replaced}")
     _check_forms(factory, options)
     verdict = _run_verify(factory, options)
+    if not verdict.passed:
+        verdict = with_shrink_command(verdict, _shrink_arguments(factory, options))
     write_json(json_path, verdict.to_json)
     emit_verdict(verdict, form, "verify", factory, written=options.candidate)
     ctx.exit(verdict.exit_code)
@@ -121,6 +124,22 @@ def _check_forms(factory: str, options: VerifyOptions) -> None:
     if options.candidate is not None and is_named(options.candidate):
         check_name(named.pop("--candidate") or "")
     check_forms(named)
+
+
+def _shrink_arguments(factory: str, options: VerifyOptions) -> list[str]:
+    """The arguments of `paritas shrink` for the same programs; none if it cannot build them."""
+    if options.candidate is not None or options.device is not None:
+        return []
+    given = {
+        "--inputs": options.inputs,
+        "--backend": None if options.backend == "inductor" else options.backend,
+        "--mode": options.mode,
+        "--dtype": options.dtype,
+    }
+    arguments = [part for name, value in given.items() if value for part in (name, value)]
+    if options.dynamic is not None:
+        arguments.append("--dynamic" if options.dynamic else "--no-dynamic")
+    return [factory, *arguments, *(["--train"] if options.train else [])]
 
 
 def _run_verify(factory: str, options: VerifyOptions) -> Verdict:

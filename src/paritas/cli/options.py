@@ -341,6 +341,16 @@ def subject_source(spec: str) -> tuple[str, int]:
     return in_repository(getattr(module, "__file__", None) or spec), 1
 
 
+def with_shrink_command(verdict: Verdict, arguments: list[str]) -> Verdict:
+    """The verdict with the command that shrinks what fails; unchanged without arguments."""
+    import shlex
+
+    import msgspec
+
+    command = shlex.join(["paritas", "shrink", *arguments]) if arguments else ""
+    return msgspec.structs.replace(verdict, shrink_command=command)
+
+
 # --- A result on the terminal ---------------------------------------------------------------------
 
 

@@ -230,16 +230,16 @@ def read_report(path: Path) -> Report:
         UsageError: it does not exist, is damaged, or is not a result with a verdict.
     """
     names = [path / name for name in _IN_FOLDERS] if path.is_dir() else [path]
-    file = next((name for name in names if name.is_file()), names[0])
+    file = next((name for name in names if name.is_file()), None)
+    if file is None:
+        missing = f"the folder {str(path)!r} has none of {', '.join(_IN_FOLDERS)}"
+        where = missing if path.is_dir() else f"{str(path)!r} does not exist"
+        raise UsageError(f"{where}: give a file that --json wrote")
     if file.name == COMPARISON_JSON:
         return read_comparison(file)
     try:
         with open_plain(file) as opened:
             data = opened.read()
-    except FileNotFoundError:
-        where = f"the folder {str(path)!r} has no result" if path.is_dir() else f"{str(path)!r}"
-        missing = "" if path.is_dir() else " does not exist"
-        raise UsageError(f"{where}{missing}: give a file that --json wrote") from None
     except OSError as error:
         raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
     try:

@@ -14,6 +14,7 @@ from paritas.results.pictures import (
     LEVELS,
     axis_words,
     difference_levels,
+    nonfinite_words,
     scale_words,
     shrink_picture,
     value_levels,
@@ -74,8 +75,9 @@ class PictureDrawing:
         else:
             yield from _draw_panels(picture, in_colour=in_colour)
         yield Text(axis_words(picture))
-        legend = "dark to bright; magenta: NaN or Inf" if in_colour else f"{RAMP!r}; N: NaN or Inf"
-        yield Text(f"{scale_words(picture)} ({legend})")
+        legend = "from dark to bright" if in_colour else f"as {RAMP!r}"
+        bad = nonfinite_words(picture, "magenta" if in_colour else NONFINITE)
+        yield Text(f"{scale_words(picture)}, {legend}{bad}")
 
 
 def _draw_line(picture: Picture, *, in_colour: bool) -> Iterator[Text]:
@@ -184,7 +186,7 @@ class SvgPicture:
 
 def svg_picture(picture: Picture) -> SvgPicture:
     """The picture as paths of SVG, and its legend."""
-    axes, scale = axis_words(picture), scale_words(picture)
+    axes, scale = axis_words(picture), scale_words(picture) + nonfinite_words(picture, "crossed")
     panels = tuple(
         _svg_panel(name, levels) for name, levels in zip(PANELS, panel_levels(picture), strict=True)
     )

@@ -132,11 +132,15 @@ def _of_each(extent: int, cells: int) -> str:
 def scale_words(picture: Picture) -> str:
     """What the lightest and the darkest cell stand for."""
     low, high = picture.value_range
-    count = picture.nonfinite
-    bad = f"; {count} cell{'' if count == 1 else 's'} with NaN or Inf" if count else ""
     where = " in float64" if picture.lifted else ""
     largest = f"{picture.largest_difference:.4g}"
-    return f"values {low:.4g} to {high:.4g}{where}; |difference| 0 to {largest}{bad}"
+    return f"values {low:.4g} to {high:.4g}{where}; |difference| 0 to {largest}"
+
+
+def nonfinite_words(picture: Picture, mark: str) -> str:
+    """How cells with NaN or infinities are marked; empty if there are none."""
+    count = picture.nonfinite
+    return f"; {mark}: NaN or Inf ({count} cell{'' if count == 1 else 's'})" if count else ""
 
 
 # --- Levels: what a drawing shows of a cell -------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paritas.results.causes import group_causes
@@ -42,6 +44,7 @@ def verdict_text(verdict: Verdict) -> str:
     lines += [f"  not compared: {item}" for item in verdict.coverage.unmatched]
     lines += [f"  skipped: {item}" for item in verdict.coverage.skipped]
     lines += [f"  note: {note}" for note in verdict.notes]
+    lines += [f"  next: {verdict.shrink_command}"] if verdict.shrink_command else []
     return "\n".join(lines)
 
 
@@ -113,6 +116,11 @@ def value_words(finding: Finding) -> str:
     # The shape may be unknown, for example if only statistics of a tensor were kept.
     shape = "?" if finding.shape is None else ",".join(map(str, finding.shape))
     return f"{finding.dtype}[{shape}]"
+
+
+def near_path(source: str) -> str:
+    """A path relative to the current directory if it is below it."""
+    return source.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def is_inexact(finding: Finding) -> bool:

@@ -11,7 +11,13 @@ import torch
 from paritas.diagnosis.diagnose import diagnose
 from paritas.diagnosis.pictures import draw_picture
 from paritas.results.findings import Region
-from paritas.results.pictures import MOST_COLUMNS, MOST_ROWS, axis_words, scale_words
+from paritas.results.pictures import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    axis_words,
+    nonfinite_words,
+    scale_words,
+)
 
 
 def drawn(reference, candidate):
@@ -80,9 +86,8 @@ def test_nan_and_infinities_of_one_side_are_differences_and_of_both_are_none():
     assert math.isnan(row[0])
     assert row[1:] == (0.0, 0.0, -math.inf, 0.0)
     assert picture.nonfinite == 4
-    assert scale_words(picture) == (
-        "values 1 to 5; |difference| 0 to 0; 4 cells with NaN or Inf"
-    )
+    assert scale_words(picture) == "values 1 to 5; |difference| 0 to 0"
+    assert nonfinite_words(picture, "N") == "; N: NaN or Inf (4 cells)"
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64, torch.bfloat16])
