@@ -68,8 +68,10 @@ class PictureDrawing:
             yield Text(", ".join(words))
             return
         # Sixteen colours are too few, and often not those that their names say.
-        has_colours = console.color_system in {"256", "truecolor", "windows"}
+        has_colours = console.color_system in {"256", "truecolor"}
         in_colour = has_colours and not (console.no_color or options.ascii_only)
+        if len(picture.reference) > 1:  # a line of text shows two rows in colour
+            picture = shrink_picture(picture, 2 * _ROWS if in_colour else _ROWS, _COLUMNS)
         if len(picture.reference) == 1:
             yield from _draw_line(picture, in_colour=in_colour)
         else:
@@ -89,10 +91,9 @@ def _draw_line(picture: Picture, *, in_colour: bool) -> Iterator[Text]:
 
 
 def _draw_panels(picture: Picture, *, in_colour: bool) -> Iterator[Text]:
-    """The panels side by side; in colour, a line of text shows two rows."""
-    small = shrink_picture(picture, 2 * _ROWS if in_colour else _ROWS, _COLUMNS)
-    panels = panel_levels(small)
-    width = max(len(small.reference[0]), *map(len, PANELS))
+    """The panels side by side."""
+    panels = panel_levels(picture)
+    width = max(len(picture.reference[0]), *map(len, PANELS))
     yield Text(f" {_GAP}".join(f" {name:<{width}}" for name in PANELS).rstrip())
     for lines in zip(
         *(_panel_lines(*panel, in_colour=in_colour) for panel in zip(PANELS, panels, strict=True)),

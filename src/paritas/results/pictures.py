@@ -117,16 +117,16 @@ def axis_words(picture: Picture) -> str:
     parts = []
     for name, axis, cells in zip(names, picture.axes, sizes, strict=True):
         extent = picture.shape[axis]
-        each = "" if cells == extent else f", {_of_each(extent, cells)} in each cell"
+        each = "" if cells == extent else f", {_of_each(extent, cells)} per cell"
         parts.append(f"{name}: axis {axis} (0 to {extent - 1}{each})")
     words = ", ".join(parts)
     cut = len(picture.axes) < len(picture.shape)
-    return f"{words}; the slice {picture.slice_text}" if cut else words
+    return f"{words}; slice {picture.slice_text}" if cut else words
 
 
 def _of_each(extent: int, cells: int) -> str:
     low, high = extent // cells, math.ceil(extent / cells)
-    return str(low) if low == high else f"{low} or {high}"
+    return str(low) if low == high else f"{low}-{high}"
 
 
 def scale_words(picture: Picture) -> str:

@@ -40,7 +40,7 @@ def test_a_wrong_tail_of_four_dimensions_is_the_right_edge_of_its_slice():
     assert picture.candidate[0][-1] == 0
     slice_shown = picture.slice_text
     assert axis_words(picture) == (
-        f"down: axis 2 (0 to 4), across: axis 3 (0 to 39); the slice {slice_shown}"
+        f"down: axis 2 (0 to 4), across: axis 3 (0 to 39); slice {slice_shown}"
     )
 
 
@@ -62,7 +62,7 @@ def test_a_long_axis_keeps_the_largest_difference_of_each_cell():
     assert (len(picture.difference), len(picture.difference[0])) == (MOST_ROWS, MOST_COLUMNS)
     assert picture.difference[-1][-1] == 5
     assert sum(map(sum, wrong_cells(picture))) == 1
-    assert "0 to 2999, 46 or 47 in each cell" in axis_words(picture)
+    assert "0 to 2999, 46-47 per cell" in axis_words(picture)
 
 
 def test_a_line_has_one_row_and_a_scalar_one_cell():

@@ -121,7 +121,7 @@ def test_a_located_fault_reads_like_this():
         "  |**************########|   |**************####    |   |                  ####|",
         "  |#########%%%%%%%%%%%%%|   |#########%%%%%%%%%    |   |                  %%%%|",
         "  |%%%%%@@@@@@@@@@@@@@@@@|   |%%%%%@@@@@@@@@@@@@    |   |                  @@@@|",
-        "  down: axis 1 (0 to 3), across: axis 2 (0 to 39); the slice [1, :, :]",
+        "  down: axis 1 (0 to 3), across: axis 2 (0 to 39, 1-2 per cell); slice [1, :, :]",
         "  values 0 to 1; |difference| 0 to 1, as ' .:-=+*#%@'",
         "",
         "  as a result, also 5 values: output[0], gradient of w1, gradient of w2,",
