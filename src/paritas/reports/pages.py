@@ -423,20 +423,15 @@ def _explained_story(cause: Cause) -> ExplainedStory:
     finding = cause.start
     return ExplainedStory(
         finding=finding,
-        lines=finding_story(finding)[1],
+        lines=cause_story(Cause(finding))[1],
         facts=tuple(cause_facts(cause)) if cause.is_located else (),
         picture=None if finding.picture is None else svg_picture(finding.picture),
         results=results_words(cause),
     )
 
 
-def finding_story(finding: Finding) -> tuple[Finding, str]:
-    """A finding and its lines; the first, which repeats the item and the status, is dropped."""
-    return cause_story(Cause(finding))
-
-
 def cause_story(cause: Cause) -> tuple[Finding, str]:
-    """The same for a cause; its results are the last line."""
+    """Where a cause starts, and its lines, without the first, which repeats item and status."""
     return cause.start, "\n".join(line[4:] for line in cause_lines(cause)[1:])
 
 

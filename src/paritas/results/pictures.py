@@ -10,6 +10,7 @@ import msgspec
 MOST_ROWS, MOST_COLUMNS = 32, 64
 
 Grid = tuple[tuple[float, ...], ...]
+_AXES = ("down", "across")
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +39,23 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     candidate: Grid
     difference: Grid
     lifted: bool = False
+
+    def __post_init__(self) -> None:
+        # Files may come from anywhere, and what draws a picture relies on its shape.
+        grids = (self.reference, self.candidate, self.difference)
+        sizes = {(len(grid), *map(len, grid)) for grid in grids}
+        size = next(iter(sizes))
+        fits = len(sizes) == 1 and len(size) > 1 and len(set(size[1:])) == 1 and size[1] > 0
+        axes = all(0 <= axis < len(self.shape) for axis in self.axes)
+        if (
+            not fits
+            or not axes
+            or len(self.axes) > len(_AXES)
+            or len(self.index) != len(self.shape)
+        ):
+            raise ValueError("the grids, axes and shape of a picture do not fit together")
+        if len(self.axes) < len(_AXES) and size[0] > 1:
+            raise ValueError("a picture of fewer than two axes has one row")
 
     @property
     def slice_text(self) -> str:
@@ -112,7 +130,7 @@ def axis_words(picture: Picture) -> str:
     """The axes in words: `down: axis 1 (0 to 31), across: axis 3 (0 to 511)`."""
     if not picture.axes:
         return "a single number"
-    names = ["across"] if len(picture.axes) == 1 else ["down", "across"]
+    names = _AXES[-len(picture.axes) :]
     sizes = [len(picture.reference), len(picture.reference[0])][-len(names) :]
     parts = []
     for name, axis, cells in zip(names, picture.axes, sizes, strict=True):

@@ -14,6 +14,7 @@ from paritas.results.findings import Region
 from paritas.results.pictures import (
     MOST_COLUMNS,
     MOST_ROWS,
+    Picture,
     axis_words,
     nonfinite_words,
     scale_words,
@@ -110,3 +111,25 @@ def test_a_picture_of_ten_million_elements_is_small():
     reference = torch.arange(10_000_000, dtype=torch.float32).reshape(10, 1000, 1000)
     picture = draw_picture(reference, reference * 1.01, None)
     assert len(msgspec.json.encode(picture)) < 64_000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reference": []},
+        {"candidate": [[]]},
+        {"difference": [[1.0]]},
+        {"reference": [[1.0, 2.0], [3.0]]},
+        {"axes": [0, 7]},
+        {"axes": [0, 1, 1]},
+        {"axes": [1]},
+        {"index": []},
+    ],
+    ids=str,
+)
+def test_a_damaged_picture_is_not_read(changes):
+    picture = draw_picture(torch.zeros(2, 2), torch.ones(2, 2), None)
+    data = msgspec.to_builtins(picture)
+    assert msgspec.convert(data, Picture) == picture
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(data | changes, Picture)
