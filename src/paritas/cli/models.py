@@ -112,7 +112,8 @@ def verify(
     if not verdict.passed:
         verdict = with_shrink_command(verdict, _shrink_arguments(factory, options))
     write_json(json_path, verdict.to_json)
-    emit_verdict(verdict, form, "verify", factory, written=options.candidate)
+    own_backend = options.backend if ":" in options.backend else None
+    emit_verdict(verdict, form, "verify", factory, written=options.candidate or own_backend)
     ctx.exit(verdict.exit_code)
 
 
