@@ -109,8 +109,7 @@ def verify(
         refuse(ctx, _COMPILES, f"cannot be combined with {replaced}")
     _check_forms(factory, options)
     verdict = _run_verify(factory, options)
-    if not verdict.passed:
-        verdict = with_shrink_command(verdict, _shrink_arguments(factory, options))
+    verdict = with_shrink_command(verdict, _shrink_arguments(factory, options))
     write_json(json_path, verdict.to_json)
     own_backend = options.backend if ":" in options.backend else None
     emit_verdict(verdict, form, "verify", factory, written=options.candidate or own_backend)

@@ -342,12 +342,14 @@ def subject_source(spec: str) -> tuple[str, int]:
 
 
 def with_shrink_command(verdict: Verdict, arguments: list[str]) -> Verdict:
-    """The verdict with the command that shrinks what fails; unchanged without arguments."""
+    """The verdict with the command that shrinks what is wrong; unchanged if nothing is."""
     import shlex
 
     import msgspec
 
-    command = shlex.join(["paritas", "shrink", *arguments]) if arguments else ""
+    if verdict.exit_code != 1 or not arguments:
+        return verdict
+    command = shlex.join(["paritas", "shrink", *arguments])
     return msgspec.structs.replace(verdict, shrink_command=command)
 
 

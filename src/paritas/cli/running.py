@@ -675,7 +675,7 @@ def _print_report(report: RankReport, program: ScriptProgram, files: OutputFiles
     from paritas.reports.terminal import Printable, guard_report
 
     verdict, target = report.verdict, program.target
-    if not verdict.passed and not program.is_module:
+    if not program.is_module:
         arguments = ["--", *program.args] if program.args else []
         verdict = with_shrink_command(verdict, [target, *arguments])
     file, _ = subject_source(target)

@@ -174,14 +174,14 @@ def _explain_cause(cause: Cause, number: str) -> Iterator[RenderableType]:
 
 
 def next_steps(verdict: Verdict, *, script: str = "", shrink: str = "") -> list[str]:
-    """What to do next, a line each; nothing for a pass.
+    """What to do next, a line each; nothing unless something is wrong.
 
     Args:
         script: a script that shows the failure, if one was written.
         shrink: the command that writes one, if it is known.
     """
     causes = group_causes(verdict.failures)
-    if not causes:
+    if verdict.exit_code != 1 or not causes:
         return []
     steps = []
     if not script and not any(cause.is_located or _is_of_a_part(cause) for cause in causes):
