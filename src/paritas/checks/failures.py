@@ -75,15 +75,15 @@ class Explainer:
     Attributes:
         left: how many more values are diagnosed.
         seconds: the time left.
+        notes: that the limit was reached, or that a diagnosis failed.
         pictured: whether it has drawn a value already. A picture takes more room than all else in
             a finding, so only what one operator computed is always drawn.
-        notes: that the limit was reached, or that a diagnosis failed.
     """
 
     left: int = MOST_EXPLAINED
     seconds: float = MOST_SECONDS
-    pictured: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
+    pictured: bool = False
 
     def explain(
         self,

@@ -76,6 +76,7 @@ _HOMES = {
     "verify-parallel": "paritas.cli.ranks:verify_parallel",
     "power": "paritas.cli.models:power",
     "report": "paritas.cli.dumps:report",
+    "explain": "paritas.cli.results:explain",
     "shrink": "paritas.cli.scripts:shrink",
     "config": "paritas.cli.getting_started:config",
     "doctor": "paritas.cli.getting_started:doctor",

@@ -120,7 +120,8 @@ def _start(wrong: Verdict) -> Iterator[RenderableType]:
     """Where the fault starts, if that was found."""
     from rich.text import Text
 
-    from paritas.reports.terminal import indented, near_path
+    from paritas.reports.terminal import indented
+    from paritas.results.wording import near_path
 
     first = next((one for one in wrong.findings if one.origin is not None), None)
     if first is None or first.origin is None:

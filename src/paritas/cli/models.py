@@ -36,6 +36,7 @@ from paritas.cli.options import (
     strict_option,
     subject_source,
     train_option,
+    with_shrink_command,
     write_json,
 )
 from paritas.settings import LOCATE_SECONDS
@@ -120,8 +121,10 @@ def verify(
         refuse(ctx, _COMPILES, f"cannot be combined with {replaced}")
     _check_forms(factory, options)
     verdict = _run_verify(factory, options)
+    verdict = with_shrink_command(verdict, _shrink_arguments(factory, options))
     write_json(json_path, verdict.to_json)
-    emit_verdict(verdict, form, "verify", factory, written=options.candidate)
+    own_backend = options.backend if ":" in options.backend else None
+    emit_verdict(verdict, form, "verify", factory, written=options.candidate or own_backend)
     ctx.exit(verdict.exit_code)
 
 
@@ -133,6 +136,22 @@ def _check_forms(factory: str, options: VerifyOptions) -> None:
     if options.candidate is not None and is_named(options.candidate):
         check_name(named.pop("--candidate") or "")
     check_forms(named)
+
+
+def _shrink_arguments(factory: str, options: VerifyOptions) -> list[str]:
+    """The arguments of `paritas shrink` for the same programs; none if it cannot build them."""
+    if options.candidate is not None or options.device is not None:
+        return []
+    given = {
+        "--inputs": options.inputs,
+        "--backend": None if options.backend == "inductor" else options.backend,
+        "--mode": options.mode,
+        "--dtype": options.dtype,
+    }
+    arguments = [part for name, value in given.items() if value for part in (name, value)]
+    if options.dynamic is not None:
+        arguments.append("--dynamic" if options.dynamic else "--no-dynamic")
+    return [factory, *arguments, *(["--train"] if options.train else [])]
 
 
 def _run_verify(factory: str, options: VerifyOptions) -> Verdict:

@@ -355,6 +355,18 @@ def subject_source(spec: str) -> tuple[str, int]:
     return in_repository(getattr(module, "__file__", None) or spec), 1
 
 
+def with_shrink_command(verdict: Verdict, arguments: list[str]) -> Verdict:
+    """The verdict with the command that shrinks what is wrong; unchanged if nothing is."""
+    import shlex
+
+    import msgspec
+
+    if verdict.exit_code != 1 or not arguments:
+        return verdict
+    command = shlex.join(["paritas", "shrink", *arguments])
+    return msgspec.structs.replace(verdict, shrink_command=command)
+
+
 # --- A result on the terminal ---------------------------------------------------------------------
 
 

@@ -25,7 +25,12 @@ import click
 import msgspec
 
 from paritas.checks.guard_settings import NOTHING_COMPILED
-from paritas.cli.options import OutputFormat, subject_source, write_json
+from paritas.cli.options import (
+    OutputFormat,
+    subject_source,
+    with_shrink_command,
+    write_json,
+)
 from paritas.errors import UsageError, in_one_line
 from paritas.results.findings import Coverage, Verdict, unverified
 from paritas.results.graph_reports import GraphCounts
@@ -670,6 +675,9 @@ def _print_report(report: RankReport, program: ScriptProgram, files: OutputFiles
     from paritas.reports.terminal import Printable, guard_report
 
     verdict, target = report.verdict, program.target
+    if not program.is_module:
+        arguments = ["--", *program.args] if program.args else []
+        verdict = with_shrink_command(verdict, [target, *arguments])
     file, _ = subject_source(target)
     files.form.write(
         lambda: verdict_account(verdict, command="run", subject=target, file=file), err=True

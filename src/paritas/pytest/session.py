@@ -16,8 +16,9 @@ from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_
 from paritas.errors import UsageError
 from paritas.pytest import PROPERTY
 from paritas.reports.files import write_whole
+from paritas.results.causes import group_causes
 from paritas.results.findings import Status
-from paritas.results.wording import counted
+from paritas.results.wording import counted, near_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from paritas.pytest import PluginOptions
     from paritas.pytest.parity import Parity, SuiteJournal
-    from paritas.results.findings import Verdict
+    from paritas.results.findings import Finding, Verdict
 
 
 # --- Folders of goldens ---------------------------------------------------------------------------
@@ -156,14 +157,14 @@ class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 def outcome_of(kind: CheckKind, verdict: Verdict) -> CheckOutcome:
     """A verdict in short."""
-    failures = verdict.failures
+    causes = group_causes(verdict.failures)
     return CheckOutcome(
         kind=kind,
         status=verdict.status.value,
         passed=verdict.passed,
         compared=verdict.coverage.compared,
         enabled=verdict.enabled,
-        worst=_worst_line(failures[0].path, failures[0].reason) if failures else "",
+        worst=_worst_line(causes[0].start) if causes else "",
     )
 
 
@@ -174,8 +175,10 @@ def outcomes_in(properties: Iterable[tuple[str, object]]) -> Iterator[CheckOutco
             yield msgspec.json.decode(value, type=CheckOutcome)
 
 
-def _worst_line(path: str, reason: str) -> str:
-    words = " ".join(f"{path}: {reason}".split()) if reason else path
+def _worst_line(finding: Finding) -> str:
+    at = "" if finding.source is None else f" at {near_path(finding.source)}"
+    reason = f": {finding.reason}" if finding.reason else ""
+    words = " ".join(f"{finding.path}{at}{reason}".split())
     return words if len(words) <= LONGEST_LINE else f"{words[: LONGEST_LINE - 1]}…"
 
 

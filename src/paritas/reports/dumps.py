@@ -24,14 +24,13 @@ from paritas.reports.terminal import (
     indented,
     last_line,
     listed,
-    near_path,
     paragraph,
     remarks,
     small_table,
 )
 from paritas.results.comparisons import beginnings, finding_of, losses_of
 from paritas.results.findings import Aspect, Status
-from paritas.results.wording import MOST_SHOWN, counted, finding_lines, ranges, size
+from paritas.results.wording import MOST_SHOWN, counted, finding_lines, near_path, ranges, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

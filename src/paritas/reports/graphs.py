@@ -14,11 +14,11 @@ from rich.segment import Segment
 from rich.text import Text
 
 from paritas.reports.terminal import STYLES as STATUS_STYLES
-from paritas.reports.terminal import indented, listed, near_path, small_table
+from paritas.reports.terminal import indented, listed, small_table
 from paritas.results import wording
 from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome
-from paritas.results.wording import MOST_SHOWN, enumerated
+from paritas.results.wording import MOST_SHOWN, enumerated, near_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -14,8 +14,8 @@ from paritas.reports.annotations import Account, ItemAnnotation, verdict_account
 from paritas.reports.pages import (
     SIGNS,
     PageLayout,
+    cause_story,
     finding_row,
-    finding_story,
     render_page,
     verdict_page,
 )
@@ -29,6 +29,7 @@ from paritas.reports.terminal import (
     paragraph,
     small_table,
 )
+from paritas.results.causes import group_causes
 from paritas.results.findings import Status
 from paritas.results.model_reports import (
     EngineReport,
@@ -47,15 +48,24 @@ from paritas.results.sweeps import (
     row_words,
     sweep_headline,
 )
-from paritas.results.wording import MEANING, MOST_SHOWN, counted, enumerated, finding_lines, size
+from paritas.results.wording import (
+    MEANING,
+    MOST_SHOWN,
+    cause_lines,
+    counted,
+    enumerated,
+    finding_lines,
+    size,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rich.console import RenderableType
     from rich.table import Table
 
     from paritas.reports.annotations import Level
+    from paritas.results.causes import Cause
     from paritas.results.findings import Finding
     from paritas.results.model_reports import EngineRow, KernelReport, KernelRow
     from paritas.results.sweeps import SweepReport, SweepRow
@@ -338,7 +348,7 @@ def _annotate_row(row: SweepRow, report: SweepReport, *, newly: bool) -> ItemAnn
     if not passes:
         level = "error" if newly or not report.against else "warning"
     lines = (
-        [line.strip() for one in _shown_findings(row) for line in finding_lines(one)]
+        [line.strip() for one in _shown_causes(row) for line in cause_lines(one)]
         if not passes
         else []
     )
@@ -353,9 +363,9 @@ def _annotate_row(row: SweepRow, report: SweepReport, *, newly: bool) -> ItemAnn
     )
 
 
-def _shown_findings(row: SweepRow) -> tuple[Finding, ...]:
-    """The findings that are told in full."""
-    return row.verdict.failures[:MOST_SHOWN]
+def _shown_causes(row: SweepRow) -> list[Cause]:
+    """The causes that are told in full."""
+    return group_causes(row.verdict.failures)[:MOST_SHOWN]
 
 
 # --- A sweep as one HTML page: targets by settings ------------------------------------------------
@@ -406,8 +416,9 @@ def sweep_page(report: SweepReport) -> str:
 
 
 def _panel(place: int, row: SweepRow, report: SweepReport) -> _Panel:
-    told = _shown_findings(row)
-    rest: Sequence[Finding] = [one for one in row.verdict.findings if one not in told]
+    told = _shown_causes(row)
+    starts = {id(cause.start) for cause in told}
+    rest = [one for one in row.verdict.findings if id(one) not in starts]
     others = {
         name: text for name, text in row.versions.items() if report.versions.get(name) != text
     }
@@ -427,6 +438,6 @@ def _panel(place: int, row: SweepRow, report: SweepReport) -> _Panel:
         words=row_words(row),
         facts=[(name, text) for name, text in facts if text],
         # Of a run without a verdict, the words above are all.
-        stories=[finding_story(one) for one in told if row.ended is RunEnd.VERDICT],
+        stories=[cause_story(one) for one in told if row.ended is RunEnd.VERDICT],
         others=[finding_row(one) for one in rest],
     )

@@ -18,9 +18,9 @@ from paritas.reports.model_reports import ENGINE_COLUMNS, engine_cells
 from paritas.reports.pages import (
     SIGNS,
     Story,
+    cause_story,
     comparison_headline,
     finding_row,
-    finding_story,
     render_fragment,
     stories,
     work_done,
@@ -33,6 +33,7 @@ from paritas.reports.terminal import (
     POWER_LEGEND,
     power_rows,
 )
+from paritas.results.causes import group_causes
 from paritas.results.comparisons import Comparison
 from paritas.results.findings import Status, Verdict
 from paritas.results.graph_reports import GraphReport
@@ -128,15 +129,15 @@ def _kernel(report: KernelReport) -> NotebookResult:
 def _verdict(verdict: Verdict) -> NotebookResult:
     status = verdict.status if verdict.enabled else Status.UNVERIFIED
     ordered = sorted(verdict.findings, key=lambda finding: -finding.status.gravity)
-    failures = verdict.failures
+    causes = group_causes(verdict.failures)
     return NotebookResult(
         mark=_mark(status),
         title=status.value,
         words=verdict_line(verdict).removeprefix(f"{status.value}: "),
         facts=_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
         lists=_lists(verdict.coverage, verdict.notes),
-        failures=[finding_story(finding) for finding in failures[:MOST_TOLD]],
-        more_failures=max(0, len(failures) - MOST_TOLD),
+        failures=[cause_story(cause) for cause in causes[:MOST_TOLD]],
+        more_failures=sum(len(cause.findings) for cause in causes[MOST_TOLD:]),
         **_table(FINDING_COLUMNS, ordered, finding_row),
         legend=". ".join(FINDING_LEGEND.split("\n")),
     )

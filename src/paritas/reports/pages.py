@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import msgspec
 
+from paritas.reports.explanations import Fact, cause_facts
 from paritas.reports.graphs import counted
+from paritas.reports.pictures import SvgPicture, svg_picture
 from paritas.reports.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
+from paritas.results.causes import Cause, group_causes
 from paritas.results.comparisons import beginnings
 from paritas.results.findings import Status
-from paritas.results.wording import MEANING, finding_lines, size
+from paritas.results.wording import MEANING, cause_lines, results_words, size
 from paritas.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:
@@ -190,15 +193,6 @@ _FUSED = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Fact:
-    """One labelled line of a story; code is shown in a monospaced font."""
-
-    label: str
-    text: str
-    code: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Story:
     """Where two dumps begin to differ, in sentences."""
 
@@ -328,7 +322,10 @@ def figure(value: float) -> str:
 MOST_TOLD = 50
 MOST_ROWS = 2000
 _VERDICT_LAYOUT = PageLayout(
-    template="verdict_page.html.jinja", styles=("basics.css", "report.css"), vendored=(), own=()
+    template="verdict_page.html.jinja",
+    styles=("basics.css", "report.css", "picture.css"),
+    vendored=(),
+    own=(),
 )
 
 
@@ -343,16 +340,20 @@ class PageLink:
     href: str
 
 
-def verdict_page(verdict: Verdict, title: str, what: str, data: str) -> str:
+def verdict_page(
+    verdict: Verdict, title: str, what: str, data: str, steps: Sequence[str] = ()
+) -> str:
     """A verdict as one self-contained HTML file.
 
     Args:
         title: what was checked.
         what: the name of the check.
         data: the JSON file beside it with every finding.
+        steps: what to do next, a line each.
     """
     counts = Counter(finding.status for finding in verdict.findings)
     ordered = sorted(verdict.findings, key=lambda finding: -finding.status.gravity)
+    causes = group_causes(verdict.failures)
     return _render_verdicts(
         title=title,
         what=what,
@@ -361,8 +362,9 @@ def verdict_page(verdict: Verdict, title: str, what: str, data: str) -> str:
         verdict=verdict,
         data=data,
         statuses=[(status, SIGNS[status], MEANING[status], counts[status]) for status in Status],
-        stories=[finding_story(finding) for finding in verdict.failures[:MOST_TOLD]],
-        more_stories=max(0, len(verdict.failures) - MOST_TOLD),
+        stories=[_explained_story(cause) for cause in causes[:MOST_TOLD]],
+        more_stories=sum(len(cause.findings) for cause in causes[MOST_TOLD:]),
+        steps=steps,
         rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],
         more_rows=max(0, len(ordered) - MOST_ROWS),
         links=None,
@@ -383,6 +385,7 @@ def index_page(links: Sequence[PageLink], *, verdicts: int) -> str:
         statuses=[],
         stories=[],
         more_stories=0,
+        steps=(),
         rows=[],
         more_rows=0,
         links=[(link, Status(link.status)) for link in ordered],
@@ -400,9 +403,36 @@ def _render_verdicts(**values: object) -> str:
     )
 
 
-def finding_story(finding: Finding) -> tuple[Finding, str]:
-    """A finding and its lines; the first, which repeats the item and the status, is dropped."""
-    return finding, "\n".join(line[4:] for line in finding_lines(finding)[1:])
+@dataclasses.dataclass(frozen=True)
+class ExplainedStory:
+    """A cause on its own page.
+
+    Attributes:
+        facts: what is known about it, if it is known where it starts; else `lines` are shown.
+        results: what results from it, in one line.
+    """
+
+    finding: Finding
+    lines: str
+    facts: tuple[Fact, ...] = ()
+    picture: SvgPicture | None = None
+    results: str = ""
+
+
+def _explained_story(cause: Cause) -> ExplainedStory:
+    finding = cause.start
+    return ExplainedStory(
+        finding=finding,
+        lines=cause_story(Cause(finding))[1],
+        facts=tuple(cause_facts(cause)) if cause.is_located else (),
+        picture=None if finding.picture is None else svg_picture(finding.picture),
+        results=results_words(cause),
+    )
+
+
+def cause_story(cause: Cause) -> tuple[Finding, str]:
+    """Where a cause starts, and its lines, without the first, which repeats item and status."""
+    return cause.start, "\n".join(line[4:] for line in cause_lines(cause)[1:])
 
 
 def finding_row(finding: Finding) -> tuple[str, str, str, list[str]]:

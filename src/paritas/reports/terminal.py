@@ -7,9 +7,7 @@ wrapped, which helps scripts that look for it: print with `crop=False`.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,6 +40,7 @@ from paritas.results.wording import (
     headline,
     is_inexact,
     item_words,
+    near_path,
     told_findings,
     value_words,
 )
@@ -223,11 +222,6 @@ def details(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text(f"and {left} more")
 
 
-def near_path(source: str) -> str:
-    """A path relative to the current directory if it is below it."""
-    return source.removeprefix(f"{Path.cwd()}{os.sep}")
-
-
 def with_near_paths(finding: Finding) -> Finding:
     """The same finding with `near_path` applied to its source lines."""
     origin = finding.origin
@@ -238,7 +232,7 @@ def with_near_paths(finding: Finding) -> Finding:
 
 
 def remarks(verdict: Verdict) -> Iterator[RenderableType]:
-    """Coverage and notes."""
+    """Coverage, notes, and the command that makes a script of a failure."""
     coverage = verdict.coverage
     counts = f"{coverage.compared} compared, {len(coverage.skipped)} skipped, "
     if coverage.not_selected:  # a note says why; their names are in the files
@@ -247,6 +241,8 @@ def remarks(verdict: Verdict) -> Iterator[RenderableType]:
     yield from listed("skipped", coverage.skipped)
     yield from listed("unmatched", coverage.unmatched)
     yield from listed("note", verdict.notes)
+    if verdict.shrink_command:
+        yield Text(f"next: {verdict.shrink_command}")
 
 
 def listed(label: str, items: Iterable[str], left: int = 2) -> Iterator[RenderableType]:

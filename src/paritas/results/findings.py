@@ -358,7 +358,12 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Verdict(
     Report, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True, dict=True
 ):
-    """The roll-up of findings, with coverage. True in a boolean context only if it passed."""
+    """The roll-up of findings, with coverage. True in a boolean context only if it passed.
+
+    Attributes:
+        shrink_command: the command that makes the smallest script that shows the failure; empty if
+            none is known, as for a verdict of a call from Python.
+    """
 
     _called: ClassVar[str] = "a verdict"
 
@@ -367,6 +372,7 @@ class Verdict(
     notes: tuple[str, ...] = ()
     strict: bool = False
     enabled: bool = True
+    shrink_command: str = ""
 
     @property
     def status(self) -> Status:
@@ -451,6 +457,7 @@ class Verdict(
             notes=_unique(note for part in parts for note in part.notes),
             strict=any(part.strict for part in parts),
             enabled=all(part.enabled for part in parts),
+            shrink_command=next((p.shrink_command for p in parts if p.shrink_command), ""),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paritas.results.causes import group_causes
@@ -42,6 +44,7 @@ def verdict_text(verdict: Verdict) -> str:
     lines += [f"  not compared: {item}" for item in verdict.coverage.unmatched]
     lines += [f"  skipped: {item}" for item in verdict.coverage.skipped]
     lines += [f"  note: {note}" for note in verdict.notes]
+    lines += [f"  next: {verdict.shrink_command}"] if verdict.shrink_command else []
     return "\n".join(lines)
 
 
@@ -90,7 +93,7 @@ def headline(verdict: Verdict, *, identical: str = "") -> str:
 def finding_text(finding: Finding) -> str:
     """One finding in at most three lines: what and by how much; what kind of wrong; where."""
     first = [f"{finding.status.value}: {item_words(finding)}"]
-    first += filter(None, (value_words(finding), *_size_words(finding)))
+    first += filter(None, (value_words(finding), *size_words(finding)))
     causes = [finding.reason]
     if finding.diagnosis is not None:
         causes.append(finding.diagnosis.sentence)
@@ -113,6 +116,11 @@ def value_words(finding: Finding) -> str:
     # The shape may be unknown, for example if only statistics of a tensor were kept.
     shape = "?" if finding.shape is None else ",".join(map(str, finding.shape))
     return f"{finding.dtype}[{shape}]"
+
+
+def near_path(source: str) -> str:
+    """A path relative to the current directory if it is below it."""
+    return source.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def is_inexact(finding: Finding) -> bool:
@@ -143,7 +151,7 @@ def deciding_figure(score: Score) -> tuple[str, float, float]:
     return "rms", score.rms_z, score.rms_limit
 
 
-def _size_words(finding: Finding) -> list[str]:
+def size_words(finding: Finding) -> list[str]:
     """How large the difference is, each number with its unit."""
     words = []
     metrics = finding.metrics
@@ -201,14 +209,14 @@ def finding_lines(finding: Finding) -> list[str]:
 def _place_lines(finding: Finding) -> list[str]:
     """Where it starts for the compiler, then in the user's code, then what removes it."""
     origin = finding.origin
-    lines = [] if origin is None else [f"    {words}" for words in _origin_words(origin)]
+    lines = [] if origin is None else [f"    {words}" for words in origin_words(origin)]
     source = finding.source or (origin.source if origin is not None else "")
     if source:
         lines.append(f"    at {source}")
     if origin is not None and origin.code:
         lines.append(f"      {origin.code}")
     if origin is not None and origin.chain:
-        lines.append(f"    {chain_words(origin)}")
+        lines.append(f"    from there on: {chain_words(origin)}")
     if origin is not None and any(remedy not in finding.reason for remedy in origin.remedies):
         lines.append(
             f"    the difference disappears with the option {' or '.join(origin.remedies)}"
@@ -224,15 +232,15 @@ def call_words(origin: Origin) -> str:
 
 
 def chain_words(origin: Origin) -> str:
-    """What the fault passes through; a long chain without its middle."""
+    """What the fault passes through; a long chain without its middle; may be empty."""
     chain = origin.chain
     if len(chain) > MOST_SHOWN:
         half = MOST_SHOWN // 2
         chain = (*chain[:half], f"({len(chain) - 2 * half} more)", *chain[-half:])
-    return f"from there on: {' -> '.join(chain)}"
+    return " -> ".join(chain)
 
 
-def _origin_words(origin: Origin) -> list[str]:
+def origin_words(origin: Origin) -> list[str]:
     """Where a difference starts; empty if only the graph is known."""
     inside = f" in module {origin.module}" if origin.module else ""
     called = f"{call_words(origin)}{inside}" if origin.operator else inside.strip()

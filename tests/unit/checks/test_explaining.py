@@ -11,9 +11,10 @@ import torch
 import paritas
 from paritas.checks.failures import Explainer, call_context, without_kind
 from paritas.diagnosis import diagnose
+from paritas.numerics.judge_evidence import NoEvidence
 from paritas.partition import check_recipe
 from paritas.placement.placement import OperatorCall, Recipe
-from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.findings import Aspect, Finding, Score, Status, Verdict
 from paritas.results.items import Partial, Shard
 
 if TYPE_CHECKING:
@@ -69,6 +70,65 @@ def test_a_verdict_in_words_and_in_json_holds_the_diagnosis() -> None:
     assert diagnosis is not None
     assert f"    {diagnosis.sentence}" in str(verdict).splitlines()
     assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_the_first_wrong_value_has_a_picture_and_the_others_have_none() -> None:
+    model = torch.nn.Linear(4, 3)
+    config = paritas.VerifyConfig(raise_on_mismatch=False)
+    verdict = paritas.verify([torch.randn(2, 4)], model, lambda x: 1.5 * model(x), config)
+    first, *others = verdict.failures
+    assert first.picture is not None
+    assert first.picture.shape == (2, 3)
+    assert others
+    assert all(finding.picture is None for finding in others)
+
+
+def test_every_value_of_one_operator_has_a_picture() -> None:
+    explainer = Explainer()
+    context = call_context("aten.mul.Tensor", (torch.ones(3), 2.0), {})
+    wrong = Finding(path="node mul", aspect=Aspect.VALUE, status=Status.DIFFERENT)
+    for _ in range(2):
+        pair = torch.arange(1.0, 4.0), torch.arange(2.0, 5.0)
+        (found,) = explainer.explain([wrong], *pair, context=context)
+        assert found.picture is not None
+        assert found.picture.difference == ((1.0, 1.0, 1.0),)
+
+
+class _LiftedPair(NoEvidence):
+    """Float64 runs that differ by far less than the rounding of float32."""
+
+    def arbiter(self) -> Tensor:
+        return torch.arange(1.0, 4.0, dtype=torch.float64)
+
+    def lifted(self) -> Tensor:
+        return self.arbiter() + 1e-9
+
+
+def test_what_differs_only_in_float64_is_drawn_in_float64() -> None:
+    wrong = Finding(
+        path="output",
+        aspect=Aspect.VALUE,
+        status=Status.DIFFERENT,
+        native=Score(max_z=1.0, max_limit=12.0, rms_z=1.0, rms_limit=2.5),
+        lifted=Score(max_z=1e6, max_limit=12.0, rms_z=1e6, rms_limit=2.5),
+    )
+    native = torch.arange(1.0, 4.0)
+    (found,) = Explainer().explain([wrong], native, native.clone(), _LiftedPair())
+    assert found.picture is not None
+    assert found.picture.lifted
+    assert found.picture.largest_difference == 1e-9
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no paper")
+
+    monkeypatch.setattr("paritas.diagnosis.pictures.draw_picture", refuse)
+    verdict = _verdict(lambda y: 1.5 * y)
+    assert verdict.failures
+    assert any("no paper" in note for note in verdict.notes)
 
 
 def test_what_passes_is_not_diagnosed() -> None:

@@ -156,7 +156,9 @@ def test_a_document_takes_stdout_and_the_text_then_goes_to_stderr(commands):
 def test_annotations_come_before_the_text_whose_last_line_is_the_verdict(commands):
     result = invoke(*commands["verify"](verdict(Status.DIFFERENT)), "--format", "github")
     first, *_, last = result.stdout.splitlines()
-    assert first.startswith("::error title=paritas%3A output 0%3A different::")
+    assert first.startswith(
+        "::error file=nets%3Amake,line=1,title=paritas%3A output 0%3A different::"
+    )
     assert last.startswith("different: the candidate ")
 
 

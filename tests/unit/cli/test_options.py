@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from paritas.cli import main
+from paritas.cli.options import subject_source
 from paritas.errors import UsageError
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 
@@ -99,3 +103,66 @@ def test_colours_of_our_own_stay(monkeypatch):
     with console.capture() as captured:
         console.print(Printable(Text(f"bad {HOSTILE}", style="red")))
     assert captured.get().startswith("\x1b[31mbad \\x1b]0;owned")
+
+
+# --- What a failure is put down to, and what to do next ------------------------------------------
+
+
+@pytest.fixture
+def wrong(monkeypatch, tmp_path):
+    """`paritas verify` with a verdict that fails, in a repository with a module `own_nets`."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "own_nets.py").write_text(
+        "import torch\n\n\ndef make():\n    pass\n\n\nclass Net(torch.nn.Module):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    importlib.import_module("own_nets")
+    finding = Finding(path="output", aspect=Aspect.VALUE, status=Status.DIFFERENT)
+    found = Verdict(findings=(finding,), coverage=Coverage(compared=1))
+    monkeypatch.setattr("paritas.cli.models._run_verify", lambda *_, **__: found)
+    yield lambda *options: invoke("verify", "own_nets:make", *options)
+    del sys.modules["own_nets"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"), [("own_nets:make", 4), ("own_nets:Net", 8), ("own_nets.make", 4)]
+)
+def test_a_subject_is_found_where_it_is_defined(wrong, spec, line):
+    assert subject_source(spec) == ("own_nets.py", line)
+
+
+@pytest.mark.parametrize("spec", ["own_nets:gone", "own_nets"])
+def test_a_subject_without_a_definition_is_its_file(wrong, spec):
+    assert subject_source(spec) == ("own_nets.py", 1)
+
+
+@pytest.mark.parametrize("spec", ["torch:nn.Linear", "hf:Llama", "nowhere.at:all"])
+def test_a_subject_outside_of_the_repository_has_no_file(wrong, spec):
+    assert subject_source(spec) == ("", 1)
+
+
+def test_a_failure_without_a_line_is_at_the_candidate_or_else_at_the_factory(wrong):
+    first = wrong("--format", "github").stdout.splitlines()[0]
+    assert first.startswith("::error file=own_nets.py,line=4,title=")
+    first = wrong("--format", "github", "--candidate", "own_nets:Net").stdout.splitlines()[0]
+    assert first.startswith("::error file=own_nets.py,line=8,title=")
+
+
+def test_the_report_of_a_failure_names_the_command_that_makes_a_script_of_it(wrong):
+    done = wrong("--backend", "eager", "--train", "--dtype", "bfloat16", "--json", "v.json")
+    command = "paritas shrink own_nets:make --backend eager --dtype bfloat16 --train"
+    assert f"next: {command}" in done.stdout.splitlines()
+    assert json.loads(Path("v.json").read_bytes())["shrink_command"] == command
+    assert f"make the smallest script that shows it: {command}" in " ".join(
+        invoke("explain", "v.json").stdout.split()
+    )
+
+
+def test_what_shrink_cannot_build_has_no_command(wrong):
+    assert "next:" not in wrong("--candidate", "own_nets:Net").stdout
+
+
+def test_what_could_not_be_compared_has_no_command(verify):
+    assert "next:" not in verify().stdout

@@ -11,7 +11,14 @@ import torch
 from paritas.diagnosis.diagnose import diagnose
 from paritas.diagnosis.pictures import draw_picture
 from paritas.results.findings import Region
-from paritas.results.pictures import MOST_COLUMNS, MOST_ROWS, axis_words, scale_words
+from paritas.results.pictures import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    Picture,
+    axis_words,
+    nonfinite_words,
+    scale_words,
+)
 
 
 def drawn(reference, candidate):
@@ -34,7 +41,7 @@ def test_a_wrong_tail_of_four_dimensions_is_the_right_edge_of_its_slice():
     assert picture.candidate[0][-1] == 0
     slice_shown = picture.slice_text
     assert axis_words(picture) == (
-        f"down: axis 2 (0 to 4), across: axis 3 (0 to 39); the slice {slice_shown}"
+        f"down: axis 2 (0 to 4), across: axis 3 (0 to 39); slice {slice_shown}"
     )
 
 
@@ -56,7 +63,7 @@ def test_a_long_axis_keeps_the_largest_difference_of_each_cell():
     assert (len(picture.difference), len(picture.difference[0])) == (MOST_ROWS, MOST_COLUMNS)
     assert picture.difference[-1][-1] == 5
     assert sum(map(sum, wrong_cells(picture))) == 1
-    assert "0 to 2999, 46 or 47 in each cell" in axis_words(picture)
+    assert "0 to 2999, 46-47 per cell" in axis_words(picture)
 
 
 def test_a_line_has_one_row_and_a_scalar_one_cell():
@@ -80,9 +87,8 @@ def test_nan_and_infinities_of_one_side_are_differences_and_of_both_are_none():
     assert math.isnan(row[0])
     assert row[1:] == (0.0, 0.0, -math.inf, 0.0)
     assert picture.nonfinite == 4
-    assert scale_words(picture) == (
-        "reference and candidate: 1 to 5; |difference|: 0 to 0; 4 cells with NaN or Inf"
-    )
+    assert scale_words(picture) == "values 1 to 5; |difference| 0 to 0"
+    assert nonfinite_words(picture, "N") == "; N: NaN or Inf (4 cells)"
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64, torch.bfloat16])
@@ -105,3 +111,25 @@ def test_a_picture_of_ten_million_elements_is_small():
     reference = torch.arange(10_000_000, dtype=torch.float32).reshape(10, 1000, 1000)
     picture = draw_picture(reference, reference * 1.01, None)
     assert len(msgspec.json.encode(picture)) < 64_000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reference": []},
+        {"candidate": [[]]},
+        {"difference": [[1.0]]},
+        {"reference": [[1.0, 2.0], [3.0]]},
+        {"axes": [0, 7]},
+        {"axes": [0, 1, 1]},
+        {"axes": [1]},
+        {"index": []},
+    ],
+    ids=str,
+)
+def test_a_damaged_picture_is_not_read(changes):
+    picture = draw_picture(torch.zeros(2, 2), torch.ones(2, 2), None)
+    data = msgspec.to_builtins(picture)
+    assert msgspec.convert(data, Picture) == picture
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(data | changes, Picture)
