@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from benchmarks.places.calls import Fault
     from benchmarks.places.passes import Seen
 
+DEVICE = "PLACES_DEVICE"
+
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
@@ -87,7 +89,7 @@ class Subject:
 
     def __init__(self, name: str, half: str) -> None:
         self.name, self.half = name, half
-        self.model, self.inputs = models.build(name)
+        self.model, self.inputs = models.build(name, os.environ.get(DEVICE, "cpu"))
 
     @property
     def faults(self) -> dict[str, Fault]:
@@ -122,7 +124,7 @@ def backpropagate(program: Callable[..., Any], subject: Subject) -> list[torch.T
     floats = [value for value in outputs if value.is_floating_point() and value.requires_grad]
     draw = torch.Generator().manual_seed(1)
     total = sum(
-        (value * torch.randn(value.shape, generator=draw, dtype=value.dtype)).sum()
+        (value * torch.randn(value.shape, generator=draw, dtype=value.dtype).to(value.device)).sum()
         for value in floats
     )
     if floats:
