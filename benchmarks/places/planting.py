@@ -112,8 +112,13 @@ class Subject:
         return passes.fitting(self.survey(level).seen, self.faults[fault])
 
 
-def backpropagate(program: Callable[..., Any], subject: Subject) -> list[torch.Tensor]:
-    """Call a program and go back through it; its results and the gradients of the model."""
+def backpropagate(
+    program: Callable[..., Any], subject: Subject
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Call a program and go back through it; its results, and the gradients of the model.
+
+    A candidate with parameters of its own leaves the gradients of the model as they are: none.
+    """
     args, kwargs = subject.inputs.args, subject.inputs.kwargs
     subject.model.zero_grad(set_to_none=True)
     found = program(*args, **kwargs)
@@ -130,7 +135,7 @@ def backpropagate(program: Callable[..., Any], subject: Subject) -> list[torch.T
     if floats:
         total.backward()
     gradients = [p.grad for p in subject.model.parameters() if p.grad is not None]
-    return [value.detach().clone() for value in (*outputs, *gradients)]
+    return [value.detach().clone() for value in outputs], [one.clone() for one in gradients]
 
 
 def in_turn(groups: dict[str, list[Any]], seed: str) -> Iterator[tuple[str, Any]]:

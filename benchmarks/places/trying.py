@@ -69,20 +69,23 @@ def measure_size(subject: Subject, planted: Planted) -> float:
     A gradient far smaller than the others may be zero but for rounding, as of a bias of keys.
     """
     torch.compiler.reset()
-    right = backpropagate(subject.model, subject)
-    wrong = backpropagate(planted.candidate(), subject)
-    scales = [float(one.double().abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
-              for one in right]  # fmt: skip
-    worst = 0.0
-    for one, other, scale in zip(right, wrong, scales, strict=False):
-        if one.shape != other.shape:
-            return float("inf")
-        if not torch.equal(one.isfinite(), other.isfinite()):
-            return float("inf")
-        if one.numel():
-            difference = (one.double() - other.double()).abs().nan_to_num(0, 0, 0).max()
-            worst = max(worst, float(difference) / max(scale, 1e-3 * max(scales), 1e-30))
-    return worst
+    rights = backpropagate(subject.model, subject)
+    wrongs = backpropagate(planted.candidate(), subject)
+    outputs = [_relative(*pair, 0.0) for pair in zip(rights[0], wrongs[0], strict=True)]
+    largest = max((_largest(one) for one in rights[1]), default=0.0)
+    pairs = zip(rights[1], wrongs[1], strict=False)
+    return max([0.0, *outputs, *(_relative(*pair, 1e-3 * largest) for pair in pairs)])
+
+
+def _largest(value: torch.Tensor) -> float:
+    return float(value.double().abs().nan_to_num(0, 0, 0).max()) if value.numel() else 0.0
+
+
+def _relative(right: torch.Tensor, wrong: torch.Tensor, least: float) -> float:
+    """The largest difference, of the largest value or of `least`."""
+    if right.shape != wrong.shape or not torch.equal(right.isfinite(), wrong.isfinite()):
+        return float("inf")
+    return _largest(right.double() - wrong.double()) / max(_largest(right), least, 1e-30)
 
 
 # --- verify and guard -----------------------------------------------------------------------------
