@@ -452,3 +452,22 @@ KERNEL_EDITS = {
         kinds=["scale", "wrong factor"], operators="mul", constant=0.5,
     ),
 }  # fmt: skip
+# Of the kernels in `triton_kernels.py`.
+TRITON_EDITS = {
+    "last column outside the mask": edit(
+        (r"inside = at < n\n", "inside = at < n - 1\n"), kinds=["tail", "partial sum"],
+        loose=["uninitialised", "zeros"], operators="layer_norm",
+    ),
+    "eps of another scale": edit(
+        (r"tl\.sqrt\(variance \+ eps\)", "tl.sqrt(variance + 1000 * eps)"), kinds=["eps"],
+        loose=["axis scale"], operators="layer_norm",
+    ),
+    "loop over whole tiles": edit(
+        (r"range\(0, k, K\)", "range(0, k - K + 1, K)"), kinds=["tail", "partial sum"],
+        operators="linear",
+    ),
+    "tanh for erf": edit(
+        (r"libdevice\.erf\(", "libdevice.tanh("), kinds=["approximation", "other function"],
+        operators="gelu",
+    ),
+}  # fmt: skip

@@ -529,3 +529,22 @@ KERNEL_EDITS = {
         constant=0.7071067811865476,
     ),
 }  # fmt: skip
+# Of the kernels in `triton_kernels.py`.
+TRITON_EDITS = {
+    "bias of the kernel forgotten": edit(
+        (r"total \+= tl\.load\(b [^\n]*\n", "\n"), kinds=["missing bias", "missing operand"],
+        loose=["offset", "axis offset"], operators="linear",
+    ),
+    "variance by one less": edit(
+        (r"tl\.sum\(centred \* centred, 0\) / n", "tl.sum(centred * centred, 0) / (n - 1)"),
+        kinds=["off by one reduction", "scale", "wrong statistics"], loose=["wrong factor"],
+        operators="layer_norm",
+    ),
+    "last tile overwritten": edit(
+        (r"total \+= tl\.dot", "total = tl.dot"), kinds=["partial sum", "tail"],
+        loose=["missing operand", "lost accumulation"], operators="linear",
+    ),
+    "factor of a half forgotten": edit(
+        (r"value \* 0\.5 \*", "value *"), kinds=["scale", "wrong factor"], operators="gelu",
+    ),
+}  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from benchmarks.places import plain
+from torch.utils._pytree import tree_map  # noqa: TID251
 
 if TYPE_CHECKING:
     from paritas.execution.subjects import Inputs
@@ -39,17 +40,20 @@ def models_of(half: str) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()[1:])
 
 
-def build(name: str) -> tuple[torch.nn.Module, Inputs]:
+def build(name: str, device: str = "cpu") -> tuple[torch.nn.Module, Inputs]:
     """A model in evaluation mode, and inputs for it; the same every time."""
     from paritas.execution.subjects import Inputs
 
     torch.manual_seed(0)
     if name in plain.MODELS:
         model: Any = plain.MODELS[name]()
-        return model.eval(), Inputs(args=plain.MODELS[name].inputs())
+        args = tuple(one.to(device) for one in plain.MODELS[name].inputs())
+        return model.eval().to(device), Inputs(args=args)
     from paritas.targets import build_target
 
     model, inputs = build_target(f"hf:{name}")
     if inputs is None:
         raise ValueError(f"{name} has no inputs")
-    return model.eval(), inputs
+    moved = tree_map(lambda one: one.to(device) if isinstance(one, torch.Tensor) else one,
+                     (inputs.args, inputs.kwargs))  # fmt: skip
+    return model.eval().to(device), Inputs(*moved)

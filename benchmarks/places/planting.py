@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from benchmarks.places.calls import Fault
     from benchmarks.places.passes import Seen
 
+DEVICE = "PLACES_DEVICE"
+
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
@@ -87,7 +89,7 @@ class Subject:
 
     def __init__(self, name: str, half: str) -> None:
         self.name, self.half = name, half
-        self.model, self.inputs = models.build(name)
+        self.model, self.inputs = models.build(name, os.environ.get(DEVICE, "cpu"))
 
     @property
     def faults(self) -> dict[str, Fault]:
@@ -110,8 +112,13 @@ class Subject:
         return passes.fitting(self.survey(level).seen, self.faults[fault])
 
 
-def backpropagate(program: Callable[..., Any], subject: Subject) -> list[torch.Tensor]:
-    """Call a program and go back through it; its results and the gradients of the model."""
+def backpropagate(
+    program: Callable[..., Any], subject: Subject
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Call a program and go back through it; its results, and the gradients of the model.
+
+    A candidate with parameters of its own leaves the gradients of the model as they are: none.
+    """
     args, kwargs = subject.inputs.args, subject.inputs.kwargs
     subject.model.zero_grad(set_to_none=True)
     found = program(*args, **kwargs)
@@ -122,13 +129,13 @@ def backpropagate(program: Callable[..., Any], subject: Subject) -> list[torch.T
     floats = [value for value in outputs if value.is_floating_point() and value.requires_grad]
     draw = torch.Generator().manual_seed(1)
     total = sum(
-        (value * torch.randn(value.shape, generator=draw, dtype=value.dtype)).sum()
+        (value * torch.randn(value.shape, generator=draw, dtype=value.dtype).to(value.device)).sum()
         for value in floats
     )
     if floats:
         total.backward()
     gradients = [p.grad for p in subject.model.parameters() if p.grad is not None]
-    return [value.detach().clone() for value in (*outputs, *gradients)]
+    return [value.detach().clone() for value in outputs], [one.clone() for one in gradients]
 
 
 def in_turn(groups: dict[str, list[Any]], seed: str) -> Iterator[tuple[str, Any]]:

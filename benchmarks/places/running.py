@@ -37,6 +37,8 @@ SCHEDULE = {
     "shrink": ("pass captured first", "pass lowered first", "pass captured every",
                "pass captured first"),
 }  # fmt: skip
+SCHEDULE["plant"] = tuple(dict.fromkeys(SCHEDULE["verify"] + SCHEDULE["guard"]))
+ON_GPU = {"verify": ("kernel", "triton kernel"), "guard": ("kernel",)}
 # Only plain models: their source is here, and Inductor compiles them in seconds.
 FOR_PLAIN = {"source", "kernel"}
 GIGABYTES = 24
@@ -48,7 +50,8 @@ def units(asked: Namespace) -> Iterator[dict[str, Any]]:
              or name in asked.models]  # fmt: skip
     if not _has_transformers():
         names = [name for name in names if name in plain.MODELS]
-    schedule = [one for one in SCHEDULE[asked.what] if not asked.sources or one in asked.sources]
+    planned = SCHEDULE[asked.what] if asked.device == "cpu" else ON_GPU[asked.what]
+    schedule = [one for one in planned if not asked.sources or one in asked.sources]
     numbers: collections.Counter[tuple[str, str]] = collections.Counter()
     for turn in range(200):
         for place, model in enumerate(names):
@@ -110,7 +113,8 @@ def _start(unit: dict[str, Any], asked: Namespace) -> int:
     os.setsid()
     code = 1
     try:
-        resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
+        if asked.device == "cpu":  # CUDA reserves more addresses than there is memory
+            resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
         log = os.open(os.devnull, os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -7,6 +7,8 @@ import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.lab.figures import Figure, line
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 # A fault that was seen, however it was answered. Those that were not seen are listed apart.
 _ANSWERS = ("exact", "near", "other", "none", "out of time", "died", "error")
 _SHRUNK = ("shrunk", "no script")
-COUNTED = {*_ANSWERS, *_SHRUNK}
+COUNTED = {*_ANSWERS, *_SHRUNK, "planted"}
 
 Row = dict[str, Any]
 
@@ -35,7 +37,57 @@ def show(rows: list[Row], *, details: bool) -> None:
         groups[row["half"], row["what"]].append(row)
     for (half, what), own in sorted(groups.items()):
         print(f"\n== {half} half, {what}: {len(own)} tried")
-        (_show_shrink if what == "shrink" else _show_places)(own, details=details)
+        for figure in figures(own):
+            print(line(figure))
+        if what == "plant":
+            print(dict(collections.Counter(row["outcome"] for row in own)))
+            for row in own:
+                if row["outcome"] not in {"planted", "no fault fits"}:
+                    print(f"  {row['outcome']}: {_name(row)} {row.get('reason')} {row.get('size')}")
+        else:
+            (_show_shrink if what == "shrink" else _show_places)(own, details=details)
+
+
+def figures(rows: list[Row]) -> list[Figure]:
+    """The promised figures that these rows measure, each with its bar."""
+    found = []
+    for what, bar in (("verify", 90.0), ("guard", 97.0)):
+        own = [row for row in rows if row["what"] == what and row["outcome"] in COUNTED]
+        if not own:
+            continue
+        exact = [row for row in own if row["outcome"] == "exact"]
+        name = "names the place" if what == "verify" else "names the exact node"
+        found.append(_percent(f"{what} {name}", len(exact), len(own), bar))
+        kinds = [(row, score_kind(row, row.get("kind", ""))) for row in exact]
+        right = sum(score == "right" for _, score in kinds)
+        wrong = sum(score == "wrong" for _, score in kinds)
+        worded = sum(bool(row.get("kinds")) for row in exact)
+        asked = sum(row.get("kinds") is not None for row in exact)
+        found.append(_percent(f"{what}: the kind at the place is right", right, worded, 85.0))
+        found.append(
+            _percent(f"{what}: the kind at the place is wrong", wrong, asked, 1.0, "lower")
+        )
+        if what == "verify":
+            false = sum(
+                any(score_kind(row, kind) == "wrong" for kind in _output_kinds(row)) for row in own
+            )
+            found.append(
+                _percent("verify: a wrong kind at an output", false, len(own), 1.0, "lower")
+            )
+    own = [row for row in rows if row["what"] == "shrink" and row["outcome"] in COUNTED]
+    if own:
+        small = sum((row.get("left") or 99) <= 3 for row in own)
+        found.append(_percent("shrink: at most 3 operators", small, len(own), 97.0))
+        for key, words in (("kept", "the limit is kept"), ("written", "the script is written"),
+                           ("fails", "the script fails by itself")):  # fmt: skip
+            good = sum(bool(row.get(key)) for row in own)
+            found.append(_percent(f"shrink: {words}", good, len(own), 100.0))
+    return found
+
+
+def _percent(name: str, part: int, whole: int, bar: float, better: Any = "higher") -> Figure:
+    value = 100 * part / whole if whole else None
+    return Figure(name, value, "%", bar, better, f"{part} of {whole}")
 
 
 def _share(part: int, whole: int) -> str:
@@ -46,7 +98,7 @@ def _show_places(rows: list[Row], *, details: bool) -> None:
     counted = [row for row in rows if row["outcome"] in COUNTED]
     outcomes = collections.Counter(row["outcome"] for row in rows)
     exact = [row for row in counted if row["outcome"] == "exact"]
-    print(f"place: exact {_share(len(exact), len(counted))}; {dict(outcomes)}")
+    print(f"places: {dict(outcomes)}")
     by_source = collections.defaultdict(list)
     for row in counted:
         by_source[row["source"]].append(row["outcome"])
@@ -57,12 +109,7 @@ def _show_places(rows: list[Row], *, details: bool) -> None:
     also = [row for row in exact if any(p["place"] == "other" for p in row.get("places", []))]
     print(f"exact, with a false place beside it: {_share(len(also), len(exact))}")
     kinds = collections.Counter(score_kind(row, row.get("kind", "")) for row in exact)
-    asked = sum(bool(row.get("kinds")) for row in exact)
-    scored = sum(row.get("kinds") is not None for row in exact)
-    print(
-        f"kind at the place: right {_share(kinds['right'], asked)} that have a word; "
-        f"wrong {_share(kinds['wrong'], scored)}; {dict(kinds)}"
-    )
+    print(f"kinds at the place: {dict(kinds)}")
     _show_outputs(counted)
     _show_times(counted)
     _confusions("kind at the place", exact, lambda row: [row.get("kind", "")])
@@ -80,15 +127,9 @@ def _show_places(rows: list[Row], *, details: bool) -> None:
 
 
 def _show_outputs(counted: list[Row]) -> None:
-    stated = [(row, kind) for row in counted for kind in _output_kinds(row)]
-    stated = [pair for pair in stated if pair[0].get("kinds") is not None]
-    wrong = [row for row, kind in stated if score_output(row, kind) == "wrong"]
-    faults = {id(row) for row in wrong}
-    having = {id(row) for row, _ in stated}
-    print(
-        f"kind at an output: wrong {_share(len(faults), len(counted))} faults; "
-        f"stated for {len(having)} faults, {len(stated)} times, of which {len(wrong)} wrong"
-    )
+    stated = [score_kind(row, kind) for row in counted for kind in _output_kinds(row)]
+    faults = sum(bool(_output_kinds(row)) for row in counted)
+    print(f"kinds at outputs: of {faults} faults, {dict(collections.Counter(stated))}")
 
 
 def _output_kinds(row: Row) -> list[str]:
@@ -104,11 +145,6 @@ def score_kind(row: Row, kind: str) -> str:
     if kind in row["kinds"]:
         return "right"
     return "loose" if kind in row.get("loose", []) else "wrong"
-
-
-def score_output(row: Row, kind: str) -> str:
-    """The same for a kind that is stated at an output."""
-    return score_kind(row, kind)
 
 
 def _confusions(title: str, rows: Iterable[Row], kinds: Any) -> None:
@@ -148,10 +184,6 @@ def _show_shrink(rows: list[Row], *, details: bool) -> None:
     print(dict(collections.Counter(row["outcome"] for row in rows)))
     done = [row for row in counted if row["outcome"] == "shrunk"]
     small = [row for row in done if row["left"] is not None and row["left"] <= 3]
-    print(f"at most 3 operators: {_share(len(small), len(counted))}")
-    print(f"limit kept: {_share(sum(row['kept'] for row in done), len(counted))}")
-    print(f"script written: {_share(sum(row['written'] for row in done), len(counted))}")
-    print(f"script fails by itself: {_share(sum(row['fails'] for row in done), len(counted))}")
     _show_times(counted)
     sizes = collections.Counter(row["left"] for row in done)
     print(f"operators left: {dict(sorted(sizes.items(), key=lambda pair: pair[0] or 0))}")

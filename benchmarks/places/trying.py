@@ -9,11 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from benchmarks.places import kernels, texts, uncompiled  # noqa: F401  (each adds its sources)
+from benchmarks.places import (  # noqa: F401  (each adds its sources)
+    kernels,
+    texts,
+    triton_kernels,
+    uncompiled,
+)
 from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpropagate
 
 import paritas
@@ -42,9 +48,17 @@ def try_unit(subject: Subject, what: str, source: str, number: int, seconds: flo
     }  # fmt: skip
     torch.compiler.reset()
     with planted.active():
-        row |= _TRIES[what](subject, planted, seconds)
+        try:
+            row |= _TRIES[what](subject, planted, seconds)
+        except Exception as error:  # noqa: BLE001  (the candidate's, or one of paritas)
+            row |= {"outcome": "error", "reason": f"{type(error).__name__}: {error!s:.300}",
+                    "trace": traceback.format_exc()[-1500:]}  # fmt: skip
+        if row["outcome"] in {"passes", "error"} or row.pop("raised", False):
+            try:
+                row["size"] = measure_size(subject, planted)
+            except Exception as error:  # noqa: BLE001  (such a fault needs no verifier)
+                return row | {"outcome": "raises", "reason": f"{error!s:.300}"}
         if row["outcome"] == "passes":
-            row["size"] = measure_size(subject, planted)
             row["outcome"] = "missed" if row["size"] > ROUNDING else "changes nothing"
     return row
 
@@ -55,18 +69,23 @@ def measure_size(subject: Subject, planted: Planted) -> float:
     A gradient far smaller than the others may be zero but for rounding, as of a bias of keys.
     """
     torch.compiler.reset()
-    right = backpropagate(subject.model, subject)
-    wrong = backpropagate(planted.candidate(), subject)
-    scales = [float(one.double().abs().nan_to_num(0, 0, 0).max()) if one.numel() else 0.0
-              for one in right]  # fmt: skip
-    worst = 0.0
-    for one, other, scale in zip(right, wrong, scales, strict=False):
-        if one.shape != other.shape:
-            return float("inf")
-        if one.numel():
-            difference = (one.double() - other.double()).abs().nan_to_num(0, 0, 0).max()
-            worst = max(worst, float(difference) / max(scale, 1e-3 * max(scales), 1e-30))
-    return worst
+    rights = backpropagate(subject.model, subject)
+    wrongs = backpropagate(planted.candidate(), subject)
+    outputs = [_relative(*pair, 0.0) for pair in zip(rights[0], wrongs[0], strict=True)]
+    largest = max((_largest(one) for one in rights[1]), default=0.0)
+    pairs = zip(rights[1], wrongs[1], strict=False)
+    return max([0.0, *outputs, *(_relative(*pair, 1e-3 * largest) for pair in pairs)])
+
+
+def _largest(value: torch.Tensor) -> float:
+    return float(value.double().abs().nan_to_num(0, 0, 0).max()) if value.numel() else 0.0
+
+
+def _relative(right: torch.Tensor, wrong: torch.Tensor, least: float) -> float:
+    """The largest difference, of the largest value or of `least`."""
+    if right.shape != wrong.shape or not torch.equal(right.isfinite(), wrong.isfinite()):
+        return float("inf")
+    return _largest(right.double() - wrong.double()) / max(_largest(right), least, 1e-30)
 
 
 # --- verify and guard -----------------------------------------------------------------------------
@@ -132,6 +151,7 @@ def try_guard(subject: Subject, planted: Planted, seconds: float) -> dict:
 def read_verdict(verdict: Verdict, planted: Planted, *, by_node: bool = False) -> dict:
     """What a verdict says about the place and the kind."""
     failures = [one for one in verdict.failures if one.status is not Status.UNVERIFIED]
+    raised = any(one.raised for one in failures)
     if not failures:
         said = [one.reason[:200] for one in verdict.failures][:2]
         return {"outcome": "passes", "status": str(verdict.status), "said": said}
@@ -155,7 +175,7 @@ def read_verdict(verdict: Verdict, planted: Planted, *, by_node: bool = False) -
         for one in failures
         if one.origin is None and kind_of(one)
     ]
-    row["failures"] = len(failures)
+    row["failures"], row["raised"] = len(failures), raised
     row["caused"] = sum(bool(one.cause) for one in failures)
     row["notes"] = [note[:200] for note in verdict.notes][:4]
     return row
@@ -248,4 +268,11 @@ def _best(diagnosis: Any) -> str:
     return "" if best is None else str(best.kind)
 
 
-_TRIES = {"verify": try_verify, "guard": try_guard, "shrink": try_shrink}
+def try_plant(subject: Subject, planted: Planted, seconds: float) -> dict:
+    """Without paritas: what the fault changes."""
+    del seconds
+    size = measure_size(subject, planted)
+    return {"outcome": "planted" if size > ROUNDING else "changes nothing", "size": size}
+
+
+_TRIES = {"plant": try_plant, "verify": try_verify, "guard": try_guard, "shrink": try_shrink}
