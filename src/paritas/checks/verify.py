@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -13,9 +14,11 @@ from paritas._torch.dynamo import reuses_outputs, room_for_entries
 from paritas._torch.global_state import quietly
 from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
+from paritas.checks.approximations import settle_approximation
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
 from paritas.checks.fitting import check_by, describe_shortage, verify_where_it_fits
+from paritas.checks.places import FailedCall
 from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
@@ -369,19 +372,25 @@ def _verify_whole(
     config, limits, around = limit_to_candidate(config, compiled_model)
     rng = RandomState.now()
     verdicts = []
+    shown: list[FailedPair] = []
     try:
         with around:
             for position, given in enumerate(sets):
                 number = position + 1 if len(sets) > 1 else 0
                 one = Verification(reference, candidate, given, config, number, tell)
-                verdicts.append(one.run())
+                verdict = one.run()
+                settled = settle_approximation(one.failed_call(verdict), verdict)
+                verdicts.append(settled.verdict)
+                shown += [] if settled.pair is None else [settled.pair]
     finally:
         rng.restore()
     verdict = Verdict.merge(verdicts)
     if limits:
         verdict = msgspec.structs.replace(verdict, notes=(limits, *verdict.notes))
     if verdict.enabled and not verdict.passed:
-        remember_failed(verdict, [FailedPair(framework_model, compiled_model, sets)])
+        # Inputs that show the difference natively come first: a script is about them.
+        first = [given for pair in shown for given in pair.inputs]
+        remember_failed(verdict, [FailedPair(framework_model, compiled_model, [*first, *sets])])
     return verdict
 
 
@@ -406,7 +415,10 @@ class Verification:
         config: VerifyConfig,
         number: int,
         tell: Callable[[str], None],
+        *,
+        lifts: bool = True,
     ) -> None:
+        """Compare two sides; without `lifts`, natively only."""
         self.reference = reference
         self.candidate = candidate
         self.inputs = inputs
@@ -416,6 +428,9 @@ class Verification:
         self.rng = RandomState.now()
         self.evidence: Evidence[SubjectProgram] | None = None
         self.runs_again_later = False
+        self.lifts = lifts
+        self.my_first: Observation | None = None
+        self.verdict: Verdict | None = None
         self.repeats = False
         self.released: list[Item] | None = None
         self.overwritten: list[Item] = []
@@ -455,9 +470,9 @@ class Verification:
         sides = SubjectLift(
             evidence,
             self.candidate,
-            lift=self.config.lift,
+            lift=self.config.lift and self.lifts,
             by_order=by_order,
-            notes=evidence.notes,
+            notes=evidence.notes if self.lifts else None,
         )
         if by_order:
             evidence.notes.append(
@@ -466,6 +481,9 @@ class Verification:
             mine, (my_first,) = sides.named(mine), sides.named([my_first])
         demand = Demand()
         comparer = Comparer(sides, demand, self.config, 0, self._shown(CALL))
+        if not self.lifts:
+            self.my_first = my_first
+            comparer.explainer.left = 0
         collected = comparer.compare(first, my_first)
         further.report(collected)
         collected.take(intruded)
@@ -479,6 +497,20 @@ class Verification:
             collected.take(self._compare_memory(mine[0]))
         collected.notes += evidence.notes
         return collected.verdict(strict=self.config.strict)
+
+    def failed_call(self, verdict: Verdict) -> FailedCall:
+        """The call on these inputs, for a search for what its failures are."""
+        return FailedCall(
+            reference=self.reference,
+            candidate=self.candidate,
+            inputs=self.inputs,
+            rng=self.rng,
+            config=self.config,
+            conditions=self.conditions,
+            failures=verdict.failures,
+            deadline=math.inf,
+            tell=self.tell,
+        )
 
     def _shown(self, item: Item, call: int = 0) -> Item:
         """The item as findings name it: with the set of inputs, if there are several."""
