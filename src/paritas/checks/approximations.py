@@ -57,6 +57,8 @@ MOST_OPERATORS = 24
 # How far two programs may differ in float64, in multiples of the native noise: an element, and the
 # root mean square of a tensor or a slice. A last bit is two roundings, and noise one to two.
 MOST_Z, MOST_RMS = 4.0, 1.5
+# Above this share of a limit, noise is measured, not only taken from the reference's own error.
+NEAR = 0.5
 # One factor that all elements share is a constant. A rounded constant is off by one rounding of
 # float32 at most, whatever the dtype of the results: torch computes with it in float32.
 MOST_FACTOR = 1.5
@@ -477,7 +479,7 @@ class _Judging:
             reference=value,
         )
         score = criterion.score(lifted, arbiter, noise).score
-        if _ratio(score) > 1:  # perturbed runs show noise that the reference's own error does not
+        if _ratio(score) > NEAR:  # perturbed runs show noise that the reference's own error does not
             spread = about.spread(self.evidence.unit, FEW_RUNS)
             noise = dataclasses.replace(noise, spread=spread)
             score = criterion.score(lifted, arbiter, noise).score
@@ -535,11 +537,12 @@ def _as_native(
     info = torch.finfo(value.dtype)
     outside = (arbiter.abs() > info.max) | ~torch.isfinite(value)
     outside |= _both_denormal(arbiter, lifted, value.dtype)
-    own = (value.to(arbiter.device).to(arbiter.dtype) - arbiter).abs()
-    outside |= (own > LOST * arbiter.abs()) & ((lifted - arbiter).abs() <= 2 * own)
+    own, native = (
+        (side.to(arbiter.device).to(arbiter.dtype) - arbiter).abs() for side in (value, mine)
+    )
+    outside |= (own > LOST * arbiter.abs()) & (native <= 2 * own)
     lifted = torch.where(outside, arbiter, lifted)
-    native = mine.to(arbiter.device).to(arbiter.dtype) - arbiter
-    most = native.abs() + HIDDEN * unit_roundoff(value.dtype) * arbiter.abs()
+    most = native + HIDDEN * unit_roundoff(value.dtype) * arbiter.abs()
     difference = lifted - arbiter
     size = difference.abs()
     shrunk = arbiter + difference * (most / size)
