@@ -23,7 +23,7 @@ from paritas._torch.tensors import is_out_of_memory
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.cut_models import Rest, Side
 from paritas.checks.failures import Explainer, FailedPair
-from paritas.checks.places import add_places
+from paritas.checks.places import add_place, find_place
 from paritas.checks.verify import Verification, same_observation
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import ComposedNoise, Parked, Recorder, Shaken, bring_back
@@ -465,7 +465,8 @@ class _OneCheck:
             # Dynamo reads the gradients of all inputs; those of a block need not be leaves.
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
             verdict = one.run()
-            verdict = add_places(verdict, self._failed_call(one, verdict))
+            place = find_place(self._failed_call(one, verdict))
+            verdict = verdict if place is None else add_place(verdict, place)
         self._take(verdict, piece, names or {})
         if not verdict.passed and len(self.check.failed) == 0 and not names:
             self.check.failed.append(FailedPair(*pair, [inputs]))

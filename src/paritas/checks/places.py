@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paritas.errors import in_one_line
+from paritas.execution.time_limit import OutOfTime, TimeLimit
 from paritas.results.findings import Status
 from paritas.results.progress import Progress
 
@@ -111,24 +112,30 @@ def wrong_findings(verdict: Verdict) -> tuple[Finding, ...]:
     return tuple(finding for finding in verdict.failures if finding.status in _WRONG)
 
 
-def add_places(verdict: Verdict, call: FailedCall) -> Verdict:
-    """Add to a failing verdict where it starts, or a note that says why that is not known.
+# A step that does not look at the time is interrupted this share of the limit later.
+_GRACE = 0.1
 
-    Nothing else changes, whatever happens during the search: the verdict is known already. The time
+
+def find_place(call: FailedCall) -> Place | None:
+    """Look for where a failed call goes wrong, within the time for it; None if there is none.
+
+    Nothing is raised, whatever happens during the search: the verdict is known already. The time
     limit is that of the configuration, and the deadline of the call if that is earlier.
     """
     seconds = min(call.config.locate_seconds, call.deadline - time.monotonic())
     if seconds <= 0 or not call.failures:
-        return verdict
+        return None
     call = dataclasses.replace(call, deadline=time.monotonic() + seconds)
     call.tell(Progress(f"looking for where it starts (at most {seconds:g} s)", at_most=seconds))
     try:
-        place = locate_failure(call)
+        with TimeLimit((1 + _GRACE) * seconds).interrupting():
+            return locate_failure(call)
+    except OutOfTime:
+        return Place(reason=f"the {seconds:g} seconds for the search were over", command=LONGER)
     except KeyboardInterrupt:
-        place = Place(reason="the search was interrupted")
+        return Place(reason="the search was interrupted")
     except Exception as error:  # noqa: BLE001  (the verdict stands; a note reports it)
-        place = Place(reason=f"the search failed: {in_one_line(error, 200)}")
-    return _group(verdict, place)
+        return Place(reason=f"the search failed: {in_one_line(error, 200)}")
 
 
 def gather_places(verdict: Verdict) -> Verdict:
@@ -147,10 +154,10 @@ def gather_places(verdict: Verdict) -> Verdict:
             "each piece computes what the reference's does, so the difference is in what the "
             "candidate does across pieces"
         )
-    return _group(verdict, Place(findings=places, causes=others, reason=reason))
+    return add_place(verdict, Place(findings=places, causes=others, reason=reason))
 
 
-def _group(verdict: Verdict, place: Place) -> Verdict:
+def add_place(verdict: Verdict, place: Place) -> Verdict:
     """Put the places first, and the failures that result from them after them."""
     located = [_not_graver(finding, verdict.status) for finding in place.findings]
     first = located[0].path if located else ""

@@ -14,10 +14,18 @@ from paritas._torch.dynamo import reuses_outputs, room_for_entries
 from paritas._torch.global_state import quietly
 from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
+from paritas.checks.approximations import settle_approximation
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
 from paritas.checks.fitting import check_by, describe_shortage, verify_where_it_fits
-from paritas.checks.places import FailedCall, add_places, gather_places, wrong_findings
+from paritas.checks.places import (
+    FailedCall,
+    Place,
+    add_place,
+    find_place,
+    gather_places,
+    wrong_findings,
+)
 from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
@@ -373,24 +381,33 @@ def _verify_whole(
     config, limits, around = limit_to_candidate(config, compiled_model)
     rng = RandomState.now()
     verdicts = []
-    failed: Verification | None = None
+    shown: list[FailedPair] = []
+    place: Place | None = None
     try:
         with around:
             for position, given in enumerate(sets):
                 number = position + 1 if len(sets) > 1 else 0
                 one = Verification(reference, candidate, given, config, number, tell)
-                verdicts.append(one.run())
-                if failed is None and wrong_findings(verdicts[-1]):
-                    failed = one
+                verdict = one.run()
+                call = one.failed_call(verdict)
+                settled = settle_approximation(call, verdict, place)
+                if place is None and wrong_findings(settled.verdict):
+                    place = find_place(call)
+                    if place is not None and place.pair is not None and settled.pair is None:
+                        settled = settle_approximation(call, verdict, place)
+                verdicts.append(settled.verdict)
+                shown += [] if settled.pair is None else [settled.pair]
             verdict = Verdict.merge(verdicts)
-            if failed is not None:
-                verdict = add_places(verdict, failed.failed_call(verdict))
+            if place is not None and wrong_findings(verdict):
+                verdict = add_place(verdict, place)
     finally:
         rng.restore()
     if limits:
         verdict = msgspec.structs.replace(verdict, notes=(limits, *verdict.notes))
     if verdict.enabled and not verdict.passed:
-        remember_failed(verdict, [FailedPair(framework_model, compiled_model, sets)])
+        # Inputs that show the difference natively come first: a script is about them.
+        first = [given for pair in shown for given in pair.inputs]
+        remember_failed(verdict, [FailedPair(framework_model, compiled_model, [*first, *sets])])
     return verdict
 
 
@@ -416,7 +433,10 @@ class Verification:
         config: VerifyConfig,
         number: int,
         tell: Callable[[str], None],
+        *,
+        lifts: bool = True,
     ) -> None:
+        """Compare two sides; without `lifts`, natively only."""
         self.reference = reference
         self.candidate = candidate
         self.inputs = inputs
@@ -426,6 +446,9 @@ class Verification:
         self.rng = RandomState.now()
         self.evidence: Evidence[SubjectProgram] | None = None
         self.runs_again_later = False
+        self.lifts = lifts
+        self.my_first: Observation | None = None
+        self.verdict: Verdict | None = None
         self.repeats = False
         self.released: list[Item] | None = None
         self.overwritten: list[Item] = []
@@ -467,9 +490,9 @@ class Verification:
         sides = SubjectLift(
             evidence,
             self.candidate,
-            lift=self.config.lift,
+            lift=self.config.lift and self.lifts,
             by_order=by_order,
-            notes=evidence.notes,
+            notes=evidence.notes if self.lifts else None,
         )
         if by_order:
             evidence.notes.append(
@@ -478,6 +501,9 @@ class Verification:
             mine, (my_first,) = sides.named(mine), sides.named([my_first])
         demand = Demand()
         comparer = Comparer(sides, demand, self.config, 0, self._shown(CALL))
+        if not self.lifts:
+            self.my_first = my_first
+            comparer.explainer.left = 0
         collected = comparer.compare(first, my_first)
         further.report(collected)
         collected.take(intruded)
@@ -493,7 +519,7 @@ class Verification:
         return collected.verdict(strict=self.config.strict)
 
     def failed_call(self, verdict: Verdict) -> FailedCall:
-        """The call on these inputs, for a search for where its failures start."""
+        """The call on these inputs, for a search for what its failures are and where they start."""
         failures = [f for f in wrong_findings(verdict) if f.item.inputs == self.number]
         later = self.later_conditions
         items = {finding.item.without_place for finding in failures}

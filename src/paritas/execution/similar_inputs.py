@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 _FEW_VALUES, _ENOUGH_ELEMENTS = 4, 12
 _SUM_ERROR = 1e-3
+# Powers of ten by which inputs are scaled, up and down.
+_MOST_POWERS = 8
+_OTHER_DRAWS = 8
+# Where functions have their thresholds, saturate or overflow.
+_CENTERS = (1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 40.0, 88.0, 103.0, 1e3)
+_LENGTHS = (1.0, 8.0, 88.0, 1e3)
 
 
 # --- What the given inputs are like ---------------------------------------------------------------
@@ -169,9 +175,16 @@ class SimilarInputs:
     """
 
     def __init__(
-        self, given: Inputs, seed: int, again: Callable[[int], Inputs] | None = None
+        self,
+        given: Inputs,
+        seed: int,
+        again: Callable[[int], Inputs] | None = None,
+        *,
+        keeps_signs: bool = False,
     ) -> None:
+        """Make inputs like the given ones; with `keeps_signs`, none is negative if none was."""
         self.given, self.again, self.seed = given, again, seed
+        self._keeps_signs = keeps_signs
         self._generator = torch.Generator().manual_seed(seed + 1)
         self._tensors = dict(input_tensors(given))
         self._characters = {path: character_of(t) for path, t in self._tensors.items()}
@@ -213,7 +226,7 @@ class SimilarInputs:
         """Change every input that may be any float."""
         return self.changed(
             lambda path, t: (
-                stored_as(change(as_computable(t)), t.dtype)
+                stored_as(self._signed(path, change(as_computable(t))), t.dtype)
                 if self._characters[path].is_free and t.numel()
                 else None
             )
@@ -275,6 +288,157 @@ class SimilarInputs:
         )
         yield from case("denormal values", self._free(lambda t: _denormal(t, generator)))
 
+    # --- Over the whole range of the dtype ---
+
+    def _signed(self, path: str, values: Tensor) -> Tensor:
+        """With the sign that all given values of this input have, if they have one."""
+        given = as_computable(self._tensors[path])
+        if not self._keeps_signs or given.numel() < _ENOUGH_ELEMENTS or given.is_complex():
+            return values
+        if bool((given >= 0).all()):
+            return values.abs()
+        return -values.abs() if bool((given <= 0).all()) else values
+
+    @property
+    def free_paths(self) -> list[str]:
+        """The inputs that may be any floats."""
+        return [
+            path
+            for path, tensor in self._tensors.items()
+            if self._characters[path].is_free and tensor.numel()
+        ]
+
+    def over_whole_range(self) -> Iterator[SimilarCase]:
+        """Scales, other draws, offsets, mixtures of sizes; the simplest first."""
+        yield from self._scaled()
+        for number in range(_OTHER_DRAWS):
+            yield from _some(f"other values, seed {number + 1}", self.other(40 + number))
+        yield from self._labels()
+        yield from self.values()
+        yield from self._mixed()
+        yield from self._around_centers()
+        if len(self.free_paths) > 1:
+            for path in self.free_paths:
+                yield from self._scaled_alone(path)
+
+    def _scaled(self) -> Iterator[SimilarCase]:
+        for power in range(1, _MOST_POWERS + 1):
+            for signed in (-power, power):
+                inputs = self._free(lambda t, by=10.0**signed: _times(t, by))  # type: ignore[misc]
+                yield from _some(f"scaled by 1e{signed}", inputs)
+
+    def _scaled_alone(self, path: str) -> Iterator[SimilarCase]:
+        for power in (-2, 2, -4, 4, -8, 8):
+            inputs = self.vary(
+                self.given, lambda where, t: _times(t, 10.0**power if where == path else 1.0)
+            )
+            yield from _some(f"{path} scaled by 1e{power}", inputs)
+        zeros = self.vary(self.given, lambda where, t: t * 0 if where == path else t)
+        yield from _some(f"{path} zero", zeros)
+
+    def _labels(self) -> Iterator[SimilarCase]:
+        """All labels equal, each in turn, with the other inputs as given, small and large."""
+        for path, tensor in self._tensors.items():
+            if self._characters[path].kind != "labels":
+                continue
+            for label in as_computable(tensor).unique().tolist():
+                for by, words in (
+                    (1.0, ""),
+                    (1e-3, ", others scaled by 1e-3"),
+                    (10.0, ", others scaled by 10"),
+                ):
+
+                    def change(
+                        where: str, t: Tensor, by: float = by, label: float = label
+                    ) -> Tensor | None:
+                        if where == path:
+                            return stored_as(torch.full_like(as_computable(t), label), t.dtype)
+                        free = self._characters[where].is_free and t.numel()
+                        return stored_as(_times(as_computable(t), by), t.dtype) if free else None
+
+                    yield from _some(f"{path} all {label:g}{words}", self.changed(change))
+
+    def _around_centers(self) -> Iterator[SimilarCase]:
+        for center in _CENTERS:
+            for signed in (center, -center):
+                inputs = self._free(
+                    lambda t, at=signed: _normal(t, self._generator) * (at / 64) + at  # type: ignore[misc]
+                )
+                yield from _some(f"close to {signed:g}", inputs)
+
+    def _mixed(self) -> Iterator[SimilarCase]:
+        generator = self._generator
+        for length in _LENGTHS:
+            evenly = self._free(lambda t, most=length: _evenly(t, most, generator))  # type: ignore[misc]
+            yield from _some(f"evenly between -{length:g} and {length:g}", evenly)
+        positive = self._free(lambda t: _log_uniform(t, generator, 8))
+        yield from _some("positive, of sizes from 1e-8 to 1e8", positive)
+        signed = self._free(lambda t: _log_uniform(t, generator, 8) * _signs(t, generator))
+        yield from _some("both signs, of sizes from 1e-8 to 1e8", signed)
+        whole = self._free(lambda t: (_normal(t, generator) * 4).round())
+        yield from _some("small whole numbers", whole)
+        powers = self._free(lambda t: torch.exp2((_normal(t, generator) * 4).round()))
+        yield from _some("powers of two", powers)
+        for power in (4, 8):
+            rows = self._free(
+                lambda t, power=power: t * _log_uniform(_rows(t), generator, power)  # type: ignore[misc]
+            )
+            yield from _some(f"rows of sizes from 1e-{power} to 1e{power}", rows)
+        for share in (1e-2, 1e-3, 1e-4, 1e-6):
+            near = self._free(
+                lambda t, share=share: (  # type: ignore[misc]
+                    _normal(_rows(t), generator) + share * _normal(t, generator)
+                )
+            )
+            yield from _some(f"rows that vary by {share:g} of their size", near)
+        yield from _some(
+            "constant rows", self._free(lambda t: _normal(_rows(t), generator).expand_as(t))
+        )
+
+    def vary(self, base: Inputs, change: Callable[[str, Tensor], Tensor]) -> Inputs | None:
+        """Change the free inputs of others of the same kind; None if none is free."""
+        values = dict(input_tensors(base))
+
+        def made(path: str, tensor: Tensor) -> Tensor:
+            value = values[path].detach()
+            if path not in self.free_paths:
+                return value.clone()
+            return stored_as(self._signed(path, change(path, as_computable(value))), tensor.dtype)
+
+        return self.changed(made) if self.free_paths else None
+
+    def step_from(self, base: Inputs, index: tuple[int, ...] | None) -> SimilarCase | None:
+        """Other inputs near these, for a search; `index` is the place of the most wrong result."""
+        generator = self._generator
+
+        def random() -> float:
+            return float(torch.rand((), generator=generator, dtype=torch.float64))
+
+        kind = random()
+        power = 3 * random() - 1.5
+        only = self.free_paths[int(random() * len(self.free_paths))] if self.free_paths else ""
+        if kind < 0.35:  # noqa: PLR2004
+            alone = random() < 0.5  # noqa: PLR2004
+
+            def change(path: str, t: Tensor) -> Tensor:
+                return _times(t, 10.0**power) if path == only or not alone else t
+
+            return _case("scaled further", self.vary(base, change))
+        if kind < 0.75:  # noqa: PLR2004
+            width = 10.0 ** (-3 * random())
+
+            def change(path: str, t: Tensor) -> Tensor:
+                at = _element(t, index, random())
+                return at + width * at * _normal(t, generator) / 3
+
+            return _case("close to the values of the largest difference", self.vary(base, change))
+
+        def change(path: str, t: Tensor) -> Tensor:
+            size = t.abs().amax() if t.numel() else t
+            return t + 10.0 ** (power - 1) * size * _normal(_rows(t), generator)
+
+        return _case("rows moved", self.vary(base, change))
+
     def _possible_indices(self) -> list[int]:
         """The largest index of a dimension of another input: those out of range are refused.
 
@@ -316,11 +480,56 @@ def _are_same(left: Inputs, right: Inputs) -> bool:
     )
 
 
-# --- Values ----------------------------------------------------------------------------------------
+# --- Values ---------------------------------------------------------------------------------------
 
 
 def _normal(like: Tensor, generator: Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
+
+
+def _times(tensor: Tensor, by: float) -> Tensor:
+    """Scaled, unless that leaves the range of the dtype."""
+    scaled = tensor * by
+    return scaled if bool(torch.isfinite(scaled).all()) else tensor
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """One number for each row, with the dimensions of the tensor."""
+    return tensor[..., :1] if tensor.dim() else tensor
+
+
+def _signs(like: Tensor, generator: Generator) -> Tensor:
+    return torch.where(_normal(like, generator) < 0, -1.0, 1.0).to(like.dtype)
+
+
+def _log_uniform(like: Tensor, generator: Generator, power: int) -> Tensor:
+    drawn = torch.rand(like.shape, generator=generator, dtype=torch.float64)
+    top = math.log10(torch.finfo(like.dtype).max)
+    drawn = 10.0 ** (min(power, top / 2) * (2 * drawn - 1))
+    return drawn.to(like.dtype).to(like.device)
+
+
+def _evenly(like: Tensor, most: float, generator: Generator) -> Tensor:
+    steps = torch.linspace(-most, most, max(like.numel(), 2), dtype=torch.float64)[: like.numel()]
+    order = torch.randperm(like.numel(), generator=generator)
+    return steps[order].reshape(like.shape).to(like.dtype).to(like.device)
+
+
+def _element(tensor: Tensor, index: tuple[int, ...] | None, share: float) -> Tensor:
+    """One element: at `index` if it has one there, else any."""
+    if index is not None and len(index) == tensor.dim():
+        sizes = tensor.shape
+        return tensor[tuple(min(at, size - 1) for at, size in zip(index, sizes, strict=True))]
+    return tensor.reshape(-1)[int(share * tensor.numel())]
+
+
+def _case(name: str, inputs: Inputs | None) -> SimilarCase | None:
+    return None if inputs is None else SimilarCase(name, inputs)
+
+
+def _some(name: str, inputs: Inputs | None) -> Iterator[SimilarCase]:
+    if inputs is not None:
+        yield SimilarCase(name, inputs)
 
 
 def _denormal(like: Tensor, generator: Generator) -> Tensor:
