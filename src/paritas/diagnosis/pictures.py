@@ -110,13 +110,14 @@ def _pick_elements(apart: Tensor) -> Tensor:
     """For each cell, the flat position of the element with the largest difference in it."""
     rows, columns = apart.shape
     down, across = _bounds(rows, MOST_ROWS), _bounds(columns, MOST_COLUMNS)
-    picked = torch.zeros(len(down) - 1, len(across) - 1, dtype=torch.int64)
-    for i, (top, bottom) in enumerate(itertools.pairwise(down)):
-        best, row = apart[top:bottom].max(0)  # of each column
-        for j, (left, right) in enumerate(itertools.pairwise(across)):
-            column = left + int(best[left:right].argmax())
-            picked[i, j] = (top + int(row[column])) * columns + column
-    return picked
+    tops = [(top, *apart[top:bottom].max(0)) for top, bottom in itertools.pairwise(down)]
+    best = torch.stack([values for _, values, _ in tops])  # in each column
+    row = torch.stack([top + places for top, _, places in tops])
+    picked = []
+    for left, right in itertools.pairwise(across):
+        column = left + best[:, left:right].argmax(1, keepdim=True)
+        picked.append(row.gather(1, column) * columns + column)
+    return torch.cat(picked, 1)
 
 
 def _bounds(extent: int, most: int) -> list[int]:

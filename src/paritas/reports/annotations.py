@@ -118,14 +118,14 @@ class Account:
     def source_of(self, one: ItemAnnotation) -> tuple[str, int]:
         """File and line of an item: systems show what has none at no line, or not at all.
 
-        If it has no line in the repository, it is put down to the definition of the subject, or to
-        its line in a library.
+        If it has no line in the repository, it is put down to the definition of the subject. If
+        that has none, as a dump, to its line in a library or another folder.
         """
         if one.path:
             return one.path, one.line
-        if self.file:
-            return self.file, self.line
-        return (one.outside, one.line) if one.outside else (self.subject, 1)
+        if one.outside and not self.file.endswith(".py"):
+            return one.outside, one.line
+        return (self.file, self.line) if self.file else (self.subject, 1)
 
     @property
     def gravest_first(self) -> list[ItemAnnotation]:

@@ -72,8 +72,9 @@ def test_without_a_line_in_the_repository_the_definition_of_the_subject_is_annot
 def test_a_line_of_a_library_is_annotated_if_the_subject_has_no_file(repository):
     library = repository.parent / "library.py"
     library.write_text("")
-    (one,) = read(github_lines(account(traced(f"{library}:3"))))
-    assert (one["file"], one["line"]) == (str(library), "3")
+    for file in ("", "runs/dump"):
+        (one,) = read(github_lines(account(traced(f"{library}:3"), file=file)))
+        assert (one["file"], one["line"]) == (str(library), "3")
 
 
 def test_no_annotation_is_without_a_file_and_a_line():
