@@ -25,6 +25,7 @@ from paritas.checks.partings import (
     find_twin,
     name_spot,
     origin_of,
+    spot_of_cut,
     spot_without_joint,
 )
 from paritas.checks.places import Place
@@ -205,6 +206,9 @@ class _Search:
     ) -> tuple[Spot | None, Parting | None]:
         """One place, and what is left without it; `instead` gets the value that removes it."""
         ours, theirs = parting.candidate, parting.reference
+        cut = spot_of_cut(parting, theirs)
+        if cut is not None:
+            return cut, None
         joints = find_joints(ours, theirs, parting.classes, parting.known)
         found = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
         if found is None:
@@ -237,7 +241,12 @@ class _Search:
                 continue
             slots = {**instead.get(joint.candidate.index, {}), **values}
             changed = {**instead, joint.candidate.index: slots}
-            run = self.sides.run(self.call.candidate, wide=parting.mine.wide, instead=changed)
+            run = self.sides.run(
+                self.call.candidate,
+                wide=parting.mine.wide,
+                instead=changed,
+                like=(parting.mine.trace, joint.candidate.index),
+            )
             if run.seen.error is not None or run.seen.gradient_error is not None:
                 continue
             left = self._part(parting.theirs, run, parting.known, rounding)
