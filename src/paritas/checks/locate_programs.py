@@ -65,9 +65,9 @@ _SMALL = 3.0
 _MOST_INSIDE = 8
 # Values that agree to this share of the difference of the results are equal.
 _SHARE_OF_DIFFERENCE = 1e-3
-# In float64, values that are nearer than the first are equal, and rounding moves them by less than
-# the second; natively, in multiples of the unit roundoff.
-_NEAR_WIDE, _ROUNDING_WIDE = 1e-9, 1e-14
+# Values that are nearer than this in float64 are equal. Natively, in multiples of the unit roundoff:
+# how near equal values are, and by how much rounding moves them.
+_NEAR_WIDE = 1e-9
 _NEAR_NATIVE, _ROUNDING_NATIVE = 16.0, 2.0
 
 _LONGER = "paritas verify ... --locate-seconds 600"

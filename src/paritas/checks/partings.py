@@ -171,6 +171,7 @@ def find_cut(parting: Parting) -> Cut | None:
     followed: dict[Any, list[bool]] = {}
     readers: dict[Any, set[int]] = {}
     theirs, mine = parting.theirs.trace, parting.mine.trace
+    key: Any
     for operation in theirs.operations:
         key = operation.func, tuple(parting.known.classes[index] for index in operation.inputs)
         flags = [value.requires_grad for value in theirs.inputs_of(operation)]
