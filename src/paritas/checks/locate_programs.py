@@ -65,7 +65,7 @@ _SMALL = 3.0
 _MOST_INSIDE = 8
 # Values that agree to this share of the difference of the results are equal.
 _SHARE_OF_DIFFERENCE = 1e-3
-# Values that are nearer than this in float64 are equal. Natively, in multiples of the unit roundoff:
+# Values that are nearer than this in float64 are equal. Natively, in multiples of unit roundoff:
 # how near equal values are, and by how much rounding moves them.
 _NEAR_WIDE = 1e-9
 _NEAR_NATIVE, _ROUNDING_NATIVE = 16.0, 2.0
