@@ -25,6 +25,7 @@ from paritas.checks.partings import (
     find_twin,
     name_spot,
     origin_of,
+    spot_of_cut,
     spot_without_joint,
 )
 from paritas.checks.places import Place
@@ -64,9 +65,9 @@ _SMALL = 3.0
 _MOST_INSIDE = 8
 # Values that agree to this share of the difference of the results are equal.
 _SHARE_OF_DIFFERENCE = 1e-3
-# In float64, values that are nearer than the first are equal, and rounding moves them by less than
-# the second; natively, in multiples of the unit roundoff.
-_NEAR_WIDE, _ROUNDING_WIDE = 1e-9, 1e-14
+# Values that are nearer than this in float64 are equal. Natively, in multiples of unit roundoff:
+# how near equal values are, and by how much rounding moves them.
+_NEAR_WIDE = 1e-9
 _NEAR_NATIVE, _ROUNDING_NATIVE = 16.0, 2.0
 
 _LONGER = "paritas verify ... --locate-seconds 600"
@@ -205,6 +206,9 @@ class _Search:
     ) -> tuple[Spot | None, Parting | None]:
         """One place, and what is left without it; `instead` gets the value that removes it."""
         ours, theirs = parting.candidate, parting.reference
+        cut = spot_of_cut(parting, theirs)
+        if cut is not None:
+            return cut, None
         joints = find_joints(ours, theirs, parting.classes, parting.known)
         found = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
         if found is None:
@@ -237,7 +241,12 @@ class _Search:
                 continue
             slots = {**instead.get(joint.candidate.index, {}), **values}
             changed = {**instead, joint.candidate.index: slots}
-            run = self.sides.run(self.call.candidate, wide=parting.mine.wide, instead=changed)
+            run = self.sides.run(
+                self.call.candidate,
+                wide=parting.mine.wide,
+                instead=changed,
+                like=(parting.mine.trace, joint.candidate.index),
+            )
             if run.seen.error is not None or run.seen.gradient_error is not None:
                 continue
             left = self._part(parting.theirs, run, parting.known, rounding)

@@ -101,8 +101,8 @@ def _find_cut(parting: Parting) -> Spot | None:
     cut = find_cut(parting)
     if cut is None:
         return _find_returned(parting)
-    words = f"autograd does not follow the result of {call_name(cut)}"
-    return _spot(parting, words, None, cut)
+    words = f"autograd does not follow the result of {call_name(cut.candidate)}"
+    return _spot(parting, words, None, cut.candidate)
 
 
 def _find_returned(parting: Parting) -> Spot | None:

@@ -105,6 +105,8 @@ class Spot:
         if self.is_missing or other.is_missing:
             return self.reference is not None and self.reference is other.reference
         mine, its = self.candidate, other.candidate
+        if mine is not None and its is not None and mine.function:
+            return (mine.function, mine.module) == (its.function, its.module)
         return mine is not None and its is not None and mine.index == its.index
 
 
@@ -126,11 +128,6 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
             for index in parting.ends[1]
         ]
         last = makers[-1] if makers else None
-        if first.is_backward:
-            cut = find_cut(parting)
-            if cut is not None:
-                words = f"no gradient flows back through {call_name(cut)}"
-                return Spot(words, None, cut, ((), [cut]), None, parting)
         return Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
     if not theirs.operations and not ours.operations:
         for one, index in zip(parting.wrong, parting.ends[1], strict=False):
@@ -153,23 +150,50 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
     return None
 
 
-def find_cut(parting: Parting) -> Operation | None:
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Where autograd no longer follows a value.
+
+    Attributes:
+        candidate: the operator that gives the value.
+        readers: the reference's operators that read it.
+    """
+
+    candidate: Operation
+    readers: frozenset[int]
+
+
+def find_cut(parting: Parting) -> Cut | None:
     """The candidate's operator behind which autograd follows a value in the reference only.
 
     It is found by the first operator that reads the same values on both sides.
     """
     followed: dict[Any, list[bool]] = {}
+    readers: dict[Any, set[int]] = {}
     theirs, mine = parting.theirs.trace, parting.mine.trace
+    key: Any
     for operation in theirs.operations:
         key = operation.func, tuple(parting.known.classes[index] for index in operation.inputs)
         flags = [value.requires_grad for value in theirs.inputs_of(operation)]
         followed[key] = [a and b for a, b in zip(flags, followed.get(key, flags), strict=True)]
+        readers.setdefault(key, set()).add(operation.index)
     for operation in mine.operations:
         key = operation.func, tuple(parting.classes[index] for index in operation.inputs)
         for value, wanted in zip(mine.inputs_of(operation), followed.get(key, ()), strict=False):
             if wanted and not value.requires_grad and value.makers:
-                return mine.operations[value.makers[-1]]
+                return Cut(mine.operations[value.makers[-1]], frozenset(readers[key]))
     return None
+
+
+def spot_of_cut(parting: Parting, theirs: OwnPart) -> Spot | None:
+    """The place where a gradient is cut off, if what the reference computes from it is missing."""
+    cut = find_cut(parting)
+    if cut is None:
+        return None
+    if not any(one.is_backward and one.forward in cut.readers for one in theirs.operations):
+        return None
+    words = f"no gradient flows back through {call_name(cut.candidate)}"
+    return Spot(words, None, cut.candidate, ((), [cut.candidate]), None, parting)
 
 
 # --- What is different in two regions -------------------------------------------------------------

@@ -7,6 +7,7 @@ way round; the difference starts where such values are computed from known ones.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,7 @@ class KnownValues:
         classes: the class of each of its values.
     """
 
-    def __init__(
-        self, trace: Trace, tolerance: float, *, ordered: bool = True, typed: bool = False
-    ) -> None:
+    def __init__(self, trace: Trace, tolerance: float, *, ordered: bool = True) -> None:
         """Sort the values of a trace into classes.
 
         Args:
@@ -40,15 +39,14 @@ class KnownValues:
             tolerance: how far equal values are apart at most, as a share of their norm.
             ordered: whether equal values have the same shape and order; otherwise, a transposed
                 or reshaped one is equal.
-            typed: whether equal values have the same dtype.
         """
         self.trace = trace
         self.tolerance = tolerance
         self.ordered = ordered
-        self.typed = typed
         self.classes: list[int] = []
         self._members: list[TracedValue] = []
-        self._by_shape: dict[Any, list[int]] = {}
+        # By shape, sorted by the first sum: equal values have nearly the same.
+        self._by_shape: dict[Any, list[tuple[float, int]]] = {}
         self._by_call: dict[Any, tuple[int, ...]] = {}
         for value in trace.values:
             number = self.find(value.figures)
@@ -64,12 +62,17 @@ class KnownValues:
         if figures is None:
             return None
         tolerance = 0.0 if figures.is_exact else self.tolerance
+        members = self._by_shape.get(self._shape_key(figures), [])
+        first, width = self._first_sum(figures), 2.0 * tolerance * figures.norm
         best, nearest = None, math.inf
-        for number in self._by_shape.get(self._shape_key(figures), ()):
+        for place in range(bisect.bisect_left(members, (first - width, -1)), len(members)):
+            other, number = members[place]
+            if other > first + width:
+                break
             known = self._members[number].figures
-            if known is None or (self.typed and known.dtype is not figures.dtype):
-                continue
-            distance = known.distance(figures, ordered=self.ordered)
+            distance = math.inf
+            if known is not None:
+                distance = known.distance(figures, ordered=self.ordered)
             if distance <= tolerance and distance < nearest:
                 best, nearest = number, distance
         return best
@@ -99,8 +102,12 @@ class KnownValues:
         number = len(self._members)
         self._members.append(value)
         if value.figures is not None:
-            self._by_shape.setdefault(self._shape_key(value.figures), []).append(number)
+            members = self._by_shape.setdefault(self._shape_key(value.figures), [])
+            bisect.insort(members, (self._first_sum(value.figures), number))
         return number
+
+    def _first_sum(self, figures: Figures) -> float:
+        return figures.signed[0] if self.ordered else figures.plain[0]
 
     def _shape_key(self, figures: Figures) -> Any:
         return figures.shape if self.ordered else math.prod(figures.shape)

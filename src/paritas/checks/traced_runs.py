@@ -123,8 +123,9 @@ class TracedSides:
         wide: bool = False,
         instead: Instead | None = None,
         keep: Collection[int] | None = None,
+        like: tuple[Trace, int] | None = None,
     ) -> TracedRun:
-        """Run one side.
+        """Run one side, recorded as `TraceRecorder` describes.
 
         Raises:
             OutOfTimeError: the time is over.
@@ -136,6 +137,7 @@ class TracedSides:
             "room": room,
             "keep": keep,
             "instead": instead,
+            "like": like,
         }
         traced = _TracedProgram(program, recording)
         mode = None
@@ -213,7 +215,8 @@ def kept_tensors(
     missing = {index for index in wanted if values[index].tensor is None}
     again = values
     if missing:
-        again = sides.run(side, wide=run.wide, keep=missing).trace.values
+        everything = run.trace, len(run.trace.operations)
+        again = sides.run(side, wide=run.wide, keep=missing, like=everything).trace.values
     tensors: dict[int, Tensor] = {}
     for index in wanted:
         tensor = values[index].tensor
