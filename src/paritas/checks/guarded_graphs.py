@@ -25,6 +25,7 @@ from paritas._torch.graphs import (
 )
 from paritas.checks.failures import MOST_EXPLAINED
 from paritas.checks.gradient_watch import GradientWatch
+from paritas.checks.guard_settings import check_deadline
 from paritas.checks.guarded_calls import (
     OTHERS_DRAW,
     GuardedCode,
@@ -612,6 +613,7 @@ class GuardedCapture(GuardedCode):
             besides: side effects of the backward pass; the reference's has none.
             rng_after: the random generators after the call itself.
         """
+        check_deadline(self.settings.deadline)
         draws = self.reference.draws
         threads, now = ThreadTimes.now(), RandomState.now()
         code = self.backward

@@ -79,8 +79,15 @@ def as_written(call: FailedCall) -> FailedCall | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Way:
-    """How the candidate is run: natively or in float64, with or without checks of the passes."""
+    """How the candidate is run.
 
+    Attributes:
+        gradients: with its backward pass.
+        is_wide: in float64.
+        checks_passes: the passes of its compiler are checked, too.
+    """
+
+    gradients: bool
     is_wide: bool = False
     checks_passes: bool = False
 
@@ -92,19 +99,28 @@ class _Way:
 
 
 def _ways(call: FailedCall) -> Iterator[_Way]:
-    """The ways to run it, the likeliest first.
+    """The ways to run it, the likeliest and quickest first.
 
-    A fault that rounding hides shows in float64 only.
+    A wrong forward pass explains wrong gradients, and a fault that rounding hides shows in float64
+    only.
     """
     is_hidden = all(
         finding.lifted is not None and finding.native is not None and finding.native.passed
         for finding in call.failures
     )
-    native = [_Way()]
+    is_backward = [_is_of_backward(finding) for finding in call.failures]
+    first = all(is_backward)
+    native = [_Way(first)]
     if any(find_backend(backend).is_inductor for backend in call.candidate.backends):
-        native.append(_Way(checks_passes=True))
-    wide = [_Way(is_wide=True)] if call.config.lift else []
+        native.append(_Way(first, checks_passes=True))
+    wide = [_Way(first, is_wide=True)] if call.config.lift else []
     yield from (*wide, *native) if is_hidden else (*native, *wide)
+    if any(is_backward) and not first:
+        yield _Way(gradients=True)
+
+
+def _is_of_backward(finding: Finding) -> bool:
+    return finding.item.kind.is_gradient or finding.item.kind.is_after_backward
 
 
 @quietly()
@@ -122,6 +138,7 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
     )
     conditions = dataclasses.replace(
         call.conditions,
+        gradients=way.gradients,
         second=False,
         repeats=False,
         changing=frozenset(),
@@ -240,11 +257,7 @@ def _group_failures(
     """Which failure results from which place: a backward graph computes gradients only."""
     if not is_backward:
         return {}, ""
-    others = [
-        failure.path
-        for failure in call.failures
-        if not failure.item.kind.is_gradient and not failure.item.kind.is_after_backward
-    ]
+    others = [failure.path for failure in call.failures if not _is_of_backward(failure)]
     if not others:
         return {}, ""
     reason = f"no graph shows why {others[0]} differs; {first.path} explains the gradients only"
