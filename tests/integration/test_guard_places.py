@@ -245,7 +245,7 @@ class _WrongGradient(torch.autograd.Function):
         return gradient * 1.5
 
 
-@pytest.mark.parametrize("name", ["sin", "chunk", "mul", "relu"])
+@pytest.mark.parametrize("name", ["chunk", "mul"])
 def test_the_node_with_a_wrong_gradient_is_named(name: str) -> None:
     def change(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -264,7 +264,7 @@ def test_the_node_with_a_wrong_gradient_is_named(name: str) -> None:
 def test_wrong_values_that_only_show_in_gradients_are_named() -> None:
     # Layer norm undoes the factor, but not in its gradient.
     def program(x: Tensor, other: Tensor) -> Tensor:
-        return F.layer_norm(torch.add(x, other), (8,), eps=0.0)
+        return F.layer_norm(torch.add(x, other), (8,), eps=0.0).exp()
 
     def half_more(value: Tensor) -> Tensor:
         return value + value.detach() / 2

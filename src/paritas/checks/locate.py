@@ -1,7 +1,4 @@
-"""Find where compiled code first goes wrong: the first bad node, a pass, or a fused set.
-
-Backends that do not show their graphs are given parts of the captured graph instead.
-"""
+"""Find where Inductor's code first goes wrong: the first bad node, a pass, or a fused set."""
 
 from __future__ import annotations
 

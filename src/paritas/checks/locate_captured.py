@@ -36,7 +36,6 @@ from paritas.execution.node_runs import (
     record_nodes,
     take_item,
     tap_captured,
-    tensors_in,
 )
 from paritas.execution.observation import Observation
 from paritas.execution.program import VALUE
@@ -211,7 +210,7 @@ class _Search:
                 values[node.name] = self._own_value(node.name, own)
                 call = NodeCall(reference, node, self.run, values)
                 yield from self._worst_of(originals[node.name], self._judge_node(call, own))
-                if not run.tensors() and any(tensors_in([*call.inputs()])):
+                if not run.tensors() and call.inputs():
                     values[node.name] = _try_once(call, run.value)
             for changed in run.wrote:
                 values[changed] = self._own_value(changed, own, after=node.name)

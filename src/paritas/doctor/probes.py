@@ -358,12 +358,16 @@ def graphs() -> None:
 
 
 def higher_order() -> None:
-    """Operators with plain forms are higher-order operators."""
+    """Operators with plain forms are higher-order operators; values inside `vmap` can be seen."""
+    from paritas._torch import vmapped as inner
     from paritas._torch.eager_graphs import PLAIN_FORMS
     from paritas._torch.graphs import is_higher_order
 
     for op in PLAIN_FORMS:
         expect(f"whether {op} is a higher-order operator", is_higher_order(op))
+    with inner.inside_vmap(3, "error") as level:
+        sums = inner.show_dimension(inner.hide_dimension(torch.ones(3, 2), level).sum(), level, 3)
+    expect("sums inside torch.vmap", sums.tolist(), [2.0] * 3)
 
 
 def naming() -> None:

@@ -278,7 +278,7 @@ class NodeCall:
         self._module = module
         self._reads = {one.name: values[one.name] for one in node.all_input_nodes}
         size = None if self.run.level is None else self.run.level.size
-        self._size = values[size.name] if isinstance(size, Node) else size
+        self._size: Any = values[size.name] if isinstance(size, Node) else size
         self._hidden = {name for name in self._reads if run.nodes[name].is_batched}
 
     def inputs(self) -> list[Tensor]:
