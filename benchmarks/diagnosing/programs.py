@@ -212,7 +212,7 @@ PROGRAM_FAULTS = (
     ProgramFault("noise of the values", (), lambda x: x * (1 + 2e-3 * (1e4 * x).sin())),
     ProgramFault("small noise of the values", (), lambda x: x * (1 + 3e-5 * (1e4 * x).sin())),
     ProgramFault("leaky", ("scale",), lambda x: F.leaky_relu(x, 0.9)),
-    ProgramFault("smallest dropped", (), lambda x: x * (x.abs() > 0.02)),
+    ProgramFault("smallest dropped", ("zeros",), lambda x: x * (x.abs() > 0.02)),
     ProgramFault("mean removed", (), lambda x: along(x, lambda y: y - 0.01 * y.mean(-1, keepdim=True))),
     ProgramFault("mixed with its neighbour", (), lambda x: along(x, lambda y: 0.999 * y + 0.001 * y.roll(1, -1))),
     ProgramFault("in bfloat16", ("precision",), natively(lambda x: x.bfloat16().float())),

@@ -118,7 +118,12 @@ def rank_patterns(
     Args:
         at_output: the operator that computed the value is not known.
     """
-    ranked = [one for one in rank_raw(case, proposers) if may_be_stated(one, at_output=at_output)]
+    operator = case.context.operator_name
+    ranked = [
+        pattern
+        for pattern in rank_raw(case, proposers)
+        if may_be_stated(pattern, at_output=at_output, operator=operator)
+    ]
     return with_confidence(ranked, at_output=at_output)
 
 

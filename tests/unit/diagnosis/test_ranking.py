@@ -78,3 +78,36 @@ def test_of_a_large_tensor_the_part_that_is_wrong_is_looked_at(monkeypatch):
     best = diagnose(y, x).best
     assert best is not None
     assert best.kind == "scale"
+
+
+@pytest.mark.parametrize(
+    ("operator", "kinds"),
+    [("aten.mul.Tensor", ["axis scale"]), ("aten._softmax.default", []), ("", [])],
+    ids=["product", "softmax", "output"],
+)
+def test_a_factor_fitted_for_each_row_is_no_explanation_of_a_softmax_or_at_an_output(
+    operator, kinds
+):
+    x = noise(12, 40)
+    wrong = x * (1 + noise(12, 1, seed=1).abs())
+    found = diagnose(wrong, x, context=Context(operator=operator))
+    assert [one.kind for one in found.patterns] == kinds
+    assert found.where is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        (lambda x: 2 * x, ["scale"]),
+        (lambda x: 1.5 * x, ["scale"]),
+        (lambda x: x / 40**0.5, ["scale"]),
+        (lambda x: x.roll(1, 0), ["shift"]),
+        (lambda x: x + 1, ["offset"]),
+        (lambda x: 1.0372918 * x, []),
+        (lambda x: x + 0.0372918, []),
+    ],
+    ids=["twice", "1.5", "1 / sqrt(d)", "rolled", "1 more", "any factor", "any offset"],
+)
+def test_at_an_output_only_a_known_or_a_round_number_is_stated(change, kinds):
+    x = noise(12, 40).double()
+    assert [one.kind for one in diagnose(change(x), x).patterns] == kinds
