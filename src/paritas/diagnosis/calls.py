@@ -99,7 +99,7 @@ class LiveCall:
             if step is not None and not step.traits.view
         ]
         draws = any(
-            step.traits.random and not step.values.get("dropout_p") == 0.0 for _, step in working
+            step.traits.random and step.values.get("dropout_p") != 0.0 for _, step in working
         )
         if draws or len(working) > MOST_STEPS:
             return ()
@@ -165,7 +165,7 @@ class _Recorder(DispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,
-        types: Any,  # noqa: ARG002  (torch's own signature)
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
@@ -186,7 +186,7 @@ class _Changer(DispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,
-        types: Any,  # noqa: ARG002  (torch's own signature)
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:

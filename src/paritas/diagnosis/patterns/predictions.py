@@ -8,13 +8,20 @@ is the explanation. If mistakes of different kinds reproduce it equally well, no
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from typing import TYPE_CHECKING
 
-import torch
-
-from paritas.diagnosis.case import Extent, Weight, fits_honestly, mean_square_left, same, weigh, widen
+from paritas.diagnosis.case import (
+    Extent,
+    Weight,
+    fits_honestly,
+    mean_square_left,
+    same,
+    weigh,
+    widen,
+)
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
@@ -107,9 +114,9 @@ class _Predictor:
         except _UNUSABLE:
             return None
         for output, value in enumerate(plain):
-            if tuple(value.shape) == case.shape and not value.is_complex():
-                if trusted_formula(case, lambda value=value: widen(value)) is not None:
-                    return cls(case, call, output)
+            fits = tuple(value.shape) == case.shape and not value.is_complex()
+            if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
+                return cls(case, call, output)
         return None
 
     def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
