@@ -166,6 +166,10 @@ def _explained_share(pattern: Pattern) -> float:
 # --- The diagnosis --------------------------------------------------------------------------------
 
 
+# Beyond this many elements, mistakes of an operator are not tried: each takes the whole tensor.
+_LARGEST = 1 << 21
+
+
 def diagnose(
     candidate: Tensor,
     reference: Tensor,
@@ -193,8 +197,12 @@ def diagnose(
     if not survey.base.number:
         return Diagnosis()
     # In a large tensor, patterns are looked for in the part that is most wrong.
-    part = case if survey.is_one_box else _most_wrong_part(survey)
-    return Diagnosis(where=find_region(case, survey), patterns=rank_patterns(part))
+    where = find_region(case, survey)
+    if survey.is_one_box:
+        return Diagnosis(where=where, patterns=rank_patterns(case))
+    # The operator's mistakes are predictions of the whole.
+    predicted = calibrated(propose_predictions(case)) if case.reference.numel() <= _LARGEST else ()
+    return Diagnosis(where=where, patterns=predicted or rank_patterns(_most_wrong_part(survey)))
 
 
 def _most_wrong_part(survey: CaseSurvey) -> Case:

@@ -10,12 +10,12 @@ import torch
 
 from paritas.diagnosis.case import (
     Weight,
-    fits_honestly,
     proportion,
     refined_proportion,
     robust_proportion,
     weigh,
 )
+from paritas.diagnosis.leftovers import fits_honestly
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import PatternKind
 

@@ -132,7 +132,7 @@ def _attend(  # noqa: PLR0913  (each is a mistake)
     dim: int = -1,
     after: bool = False,
     alter: Callable[[Tensor], Tensor | None] = lambda mask: mask,
-) -> Tensor:
+) -> Any:
     query, key, value = (step.values[name] for name in ("query", "key", "value"))
     if key.shape[1] != query.shape[1]:
         key, value = (

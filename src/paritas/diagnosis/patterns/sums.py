@@ -229,7 +229,7 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     def scaled(step: Step, factor: float) -> Any:
         return step.run(self=step.values["self"] * factor)
 
-    def over(step: Step, part: slice) -> Tensor:
+    def over(step: Step, part: slice) -> Any:
         x = step.values["self"].movedim(dim, -1)
         value = x - x[..., part].logsumexp(-1, keepdim=True)
         return (value if is_log else value.exp()).movedim(-1, dim)
@@ -278,7 +278,7 @@ def _sizes(step: Step) -> tuple[int, ...]:
     return tuple(step.values["self"].shape)
 
 
-def _unnormalised(step: Step, *, is_log: bool) -> Tensor:
+def _unnormalised(step: Step, *, is_log: bool) -> Any:
     x, dim = step.values["self"], step.values["dim"]
     value = x - x.amax(dim, keepdim=True)
     return value if is_log else value.exp()
@@ -290,7 +290,7 @@ def _softmax_with_one(step: Step) -> Tensor:
     return above.softmax(dim).narrow(dim, 0, x.shape[dim])
 
 
-def _softmax_of_all(step: Step) -> Tensor:
+def _softmax_of_all(step: Step) -> Any:
     x = step.values["self"]
     return step.run(self=x.reshape(-1), dim=0).reshape(x.shape)
 
@@ -412,7 +412,7 @@ def _scaled_cut(step: Step, cut: Callable[[Step], Any], factor: float) -> Any:
     return cut(step) * factor
 
 
-def _reduced(step: Step, reduce: Callable[..., Tensor], dims: Any, *, keepdim: bool) -> Tensor:
+def _reduced(step: Step, reduce: Callable[..., Tensor], dims: Any, *, keepdim: bool) -> Any:
     return step.with_first(reduce(step.values["self"], dims, keepdim))
 
 
@@ -451,12 +451,12 @@ def _scaled_result(step: Step, factor: float) -> Any:
 
 
 def _running_variations(step: Step) -> Iterator[Variation]:
-    def exclusive(step: Step) -> Tensor:
+    def exclusive(step: Step) -> Any:
         x, dim = step.values["self"], step.values["dim"]
         start = torch.full_like(x.narrow(dim, 0, 1), 0.0 if step.name == "cumsum" else 1.0)
         return step.run(self=torch.cat([start, x.narrow(dim, 0, x.shape[dim] - 1)], dim))
 
-    def backwards(step: Step) -> Tensor:
+    def backwards(step: Step) -> Any:
         dim = step.values["dim"]
         return step.run(self=step.values["self"].flip(dim)).flip(dim)
 

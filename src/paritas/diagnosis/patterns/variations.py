@@ -165,11 +165,11 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
         yield from _eps_variations(name, value)
         return
     if name == "correction":
-        for other in (0, 1, 2):
-            if other != value:
-                said = f"the variance is divided by n - {other} instead of n - {value:g}"
+        for less in (0, 1, 2):
+            if less != value:
+                said = f"the variance is divided by n - {less} instead of n - {value:g}"
                 said = said.replace("n - 0", "n")
-                yield Variation(PatternKind.OFF_BY_ONE, said, with_argument(name, other))
+                yield Variation(PatternKind.OFF_BY_ONE, said, with_argument(name, less))
         return
     for narrow in _NARROW:
         other = float(torch.tensor(value, dtype=torch.float64).to(narrow))
@@ -183,7 +183,7 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
     kind = PatternKind.FACTOR if name in _FACTORS else PatternKind.ARGUMENT
     others = _other_numbers(value)
     if name == "value" and step.name == "masked_fill":
-        kind, others = PatternKind.MASK, _MASK_VALUES
+        kind, others = PatternKind.MASK, list(_MASK_VALUES)
     for other in others:
         if other != value:
             said = f"{name} is {other:g} instead of {value:g}"
