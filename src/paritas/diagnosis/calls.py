@@ -99,7 +99,7 @@ class LiveCall:
             if step is not None and not step.traits.view
         ]
         draws = any(
-            step.traits.random and not step.values.get("dropout_p") == 0.0 for _, step in working
+            step.traits.random and step.values.get("dropout_p") != 0.0 for _, step in working
         )
         if draws or len(working) > MOST_STEPS:
             return ()
@@ -131,7 +131,7 @@ class LiveCall:
         wide: bool,
         target: Callable[..., Any] | None = None,
     ) -> list[Tensor]:
-        args, kwargs, state = self._arguments(wide=wide)
+        args, kwargs, state = self._wide_arguments if wide else self._copies(wide=False)
         target = target or self.target
         if isinstance(target, torch.nn.Module):
             target = functools.partial(torch.func.functional_call, target, state)
@@ -144,8 +144,18 @@ class LiveCall:
             with LiftMode(default, default), mode:
                 return _tensors_of(target(*args, **kwargs))
 
-    def _arguments(self, *, wide: bool) -> tuple[Any, Any, dict[str, Tensor]]:
-        """Copies: operators may write to them."""
+    @property
+    def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:
+        """In float64; made once, unless an operator writes to them."""
+        if any(step.traits.mutates for _, step in self.steps):
+            return self._copies(wide=True)
+        return self._kept_wide
+
+    @functools.cached_property
+    def _kept_wide(self) -> tuple[Any, Any, dict[str, Tensor]]:
+        return self._copies(wide=True)
+
+    def _copies(self, *, wide: bool) -> tuple[Any, Any, dict[str, Tensor]]:
         state = {}
         if isinstance(self.target, torch.nn.Module):
             state = dict(self.target.state_dict(keep_vars=True))

@@ -448,7 +448,7 @@ def weigh(
     """
     if case.is_exact:
         prediction = prediction.round()
-    noise = _noise_of_prediction(case, prediction, noise)
+    noise = noise_of_prediction(case, prediction, noise)
     places = case.some_wrong
     if not _mostly(near(*_at(places, case.given, prediction, noise), slack=slack), _HOPEFUL):
         return None  # most predictions fail here, after a look at some elements
@@ -500,7 +500,7 @@ def _mostly(held: Tensor, share: float) -> bool:
     return held.numel() > 0 and float(held.double().mean()) >= share
 
 
-def _noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -> Tensor:
+def noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -> Tensor:
     """The noise of a prediction, which may be larger than that of the right value."""
     own = roundoff(case.candidate) * prediction.abs().nan_to_num(0.0, 0.0, 0.0)
     own = torch.maximum(case.allowed, own)
@@ -554,40 +554,6 @@ def _no_worse_elsewhere(case: Case, left: Tensor) -> bool:
     weight = torch.where(case.wrong, 0.0, 1 / case.unit)
     now, before = (left * weight).nan_to_num(0.0), (case.error.abs() * weight).nan_to_num(0.0)
     return float(now.square().sum()) <= float(before.square().sum())
-
-
-# The largest mean square, in units of the noise, that an honest computation leaves.
-_HONEST = 1.6
-# How many wrong elements each fitted number must explain.
-_EACH_EXPLAINS = 3
-
-
-def mean_square_left(case: Case, prediction: Tensor, mask: Tensor | None = None) -> float:
-    """The mean square of what a prediction leaves, in units of the noise.
-
-    Args:
-        mask: the elements that count; all of them by default.
-    """
-    left = torch.where(same(case.given, prediction), 0.0, (case.given - prediction) / case.unit)
-    left = left if mask is None else left[mask]
-    return float(left.abs().nan_to_num(0.0, 0.0, 0.0).square().mean())
-
-
-def fits_honestly(
-    case: Case, prediction: Tensor, *, parameters: int = 0, slack: float = 1.0
-) -> bool:
-    """Whether no more is left of the wrong elements than rounding leaves.
-
-    The limit for one element has room for the unluckiest of millions. A smooth error that many
-    numbers are fitted to stays below it everywhere, and is still no explanation.
-    """
-    if case.is_exact:
-        return True
-    count = int(case.wrong.sum())
-    if parameters * _EACH_EXPLAINS > count:
-        return False
-    limit = _HONEST * slack**2 * (1 + 4 / math.sqrt(count))
-    return mean_square_left(case, prediction, case.wrong) <= limit
 
 
 def supported_pattern(

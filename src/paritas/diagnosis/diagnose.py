@@ -145,6 +145,10 @@ def _explained_share(pattern: Pattern) -> float:
 # --- The diagnosis --------------------------------------------------------------------------------
 
 
+# Beyond this many elements, mistakes of an operator are not tried: each takes the whole tensor.
+_LARGEST = 1 << 21
+
+
 def diagnose(
     candidate: Tensor,
     reference: Tensor,
@@ -172,10 +176,15 @@ def diagnose(
     if not survey.base.number:
         return Diagnosis()
     # In a large tensor, patterns are looked for in the part that is most wrong.
-    part = case if survey.is_one_box else _most_wrong_part(survey)
+    where = find_region(case, survey)
     at_output = not case.context.operator
-    patterns = rank_patterns(part, at_output=at_output)
-    return Diagnosis(where=find_region(case, survey), patterns=patterns)
+    if survey.is_one_box:
+        return Diagnosis(where=where, patterns=rank_patterns(case, at_output=at_output))
+    # The operator's mistakes are predictions of the whole.
+    own: Proposers = ((propose_predictions, PatternKind.SWAPPED_OPERANDS),)
+    predicted = rank_patterns(case, own) if case.reference.numel() <= _LARGEST else ()
+    part = _most_wrong_part(survey)
+    return Diagnosis(where=where, patterns=predicted or rank_patterns(part, at_output=at_output))
 
 
 def _most_wrong_part(survey: CaseSurvey) -> Case:

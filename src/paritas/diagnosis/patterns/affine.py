@@ -10,12 +10,12 @@ import torch
 
 from paritas.diagnosis.case import (
     Weight,
-    fits_honestly,
     proportion,
     refined_proportion,
     robust_proportion,
     weigh,
 )
+from paritas.diagnosis.leftovers import fits_honestly
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import PatternKind
 
@@ -209,7 +209,8 @@ def _one_factor(case: Case) -> list[Pattern]:
         weight = weight.charged(cost=math.log2(len(named_factors(case)) + 1))
         text, known = f"scaled by {names[0].name}", names[0].name
     else:
-        weight = weight.charged(parameters=1.0)
+        tight = fits_honestly(case, factor * case.right, slack=max(1.0, abs(factor)))
+        weight = weight.charged(parameters=1.0) if tight else None
         text, known = f"scaled by {factor:.{_known_digits(factor, error)}g}", ""
     if weight is None:
         return []

@@ -8,13 +8,14 @@ is the explanation. If mistakes of different kinds reproduce it equally well, no
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import time
 from typing import TYPE_CHECKING
 
-import torch
-
-from paritas.diagnosis.case import Extent, Weight, fits_honestly, mean_square_left, same, weigh, widen
+from paritas.diagnosis.case import Extent, Weight, same, weigh, widen
+from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
@@ -107,9 +108,9 @@ class _Predictor:
         except _UNUSABLE:
             return None
         for output, value in enumerate(plain):
-            if tuple(value.shape) == case.shape and not value.is_complex():
-                if trusted_formula(case, lambda value=value: widen(value)) is not None:
-                    return cls(case, call, output)
+            fits = tuple(value.shape) == case.shape and not value.is_complex()
+            if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
+                return cls(case, call, output)
         return None
 
     def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
@@ -142,8 +143,11 @@ class _Predictor:
 
     def _variations(self) -> Iterator[tuple[int, Variation]]:
         for place, step in self.call.steps:
-            for variation in (*argument_variations(step), *family_variations(step)):
-                yield place, variation
+            # In turns, because the time may not suffice for all.
+            turns = itertools.zip_longest(family_variations(step), argument_variations(step))
+            for variation in itertools.chain.from_iterable(turns):
+                if variation is not None:
+                    yield place, variation
 
     def share_equal(self, reproduction: Reproduction) -> float | None:
         """The share of elements that are reproduced bit for bit in the program's own dtype."""

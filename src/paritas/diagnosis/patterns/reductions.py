@@ -404,6 +404,8 @@ def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> Variants:
 # --- Normalisations -------------------------------------------------------------------------------
 
 _USUAL = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+# A larger number is no eps.
+_LARGEST_EPS = 0.1
 _DEFAULTS = {"layer_norm": 1e-5, "native_layer_norm": 1e-5, "batch_norm": 1e-5, "group_norm": 1e-5}
 _RMS = ("rms_norm", "fused_rms_norm")
 
@@ -536,4 +538,4 @@ def _estimate_eps(case: Case, norm: _Norm) -> float | None:
     ratio = (plain[usable] / given[usable]).square() - 1
     estimates = ratio * var[usable]
     middle = float(estimates.median())
-    return middle if math.isfinite(middle) and middle > 0 else None
+    return middle if 0 < middle <= _LARGEST_EPS else None

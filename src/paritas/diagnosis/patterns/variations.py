@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.operators import optional_tensors
-from paritas.diagnosis.calls import Step
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
+
+    from paritas.diagnosis.calls import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +125,12 @@ def _axis_variations(step: Step, name: str, value: Any) -> Iterator[Variation]:
     if not all(isinstance(one, int) and -rank <= one < rank for one in chosen):
         return
     chosen = [one % rank for one in chosen]
-    others = [axis for axis in reversed(range(rank)) if axis not in chosen]
+    index = step.values.get("index")
+    # Indices must stay within the bounds: GPUs do not survive others.
+    bound = int(index.max()) if isinstance(index, torch.Tensor) and index.numel() else -1
+    others = [
+        axis for axis in reversed(range(rank)) if axis not in chosen and bound < first.shape[axis]
+    ]
     for place, other in itertools.product(range(len(chosen)), others):
         dims = [*chosen[:place], other, *chosen[place + 1 :]]
         said = f"along axis {other} instead of axis {chosen[place]}"
@@ -159,11 +165,11 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
         yield from _eps_variations(name, value)
         return
     if name == "correction":
-        for other in (0, 1, 2):
-            if other != value:
-                said = f"the variance is divided by n - {other} instead of n - {value:g}"
+        for less in (0, 1, 2):
+            if less != value:
+                said = f"the variance is divided by n - {less} instead of n - {value:g}"
                 said = said.replace("n - 0", "n")
-                yield Variation(PatternKind.OFF_BY_ONE, said, with_argument(name, other))
+                yield Variation(PatternKind.OFF_BY_ONE, said, with_argument(name, less))
         return
     for narrow in _NARROW:
         other = float(torch.tensor(value, dtype=torch.float64).to(narrow))
@@ -177,7 +183,7 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
     kind = PatternKind.FACTOR if name in _FACTORS else PatternKind.ARGUMENT
     others = _other_numbers(value)
     if name == "value" and step.name == "masked_fill":
-        kind, others = PatternKind.MASK, _MASK_VALUES
+        kind, others = PatternKind.MASK, list(_MASK_VALUES)
     for other in others:
         if other != value:
             said = f"{name} is {other:g} instead of {value:g}"
@@ -211,28 +217,37 @@ _GROUPS = frozenset({"groups", "group", "num_groups"})
 
 
 def _integer_variations(step: Step, name: str, value: int) -> Iterator[Variation]:
-    if name == "reduction":
-        for other, words in _REDUCTIONS.items():
-            if other not in (0, value):
-                said = f"{words} instead of {_REDUCTIONS.get(value, value)}"
-                yield Variation(PatternKind.WRONG_REDUCTION, said, with_argument(name, other))
-    elif name == "diagonal":
+    if name == "diagonal":
         yield from _near(name, value, PatternKind.MASK, "the mask is off by one: the diagonal")
         if step.name in ("tril", "triu"):
             said = "the mask is not applied"
             yield Variation(PatternKind.MASK, said, lambda step: step.values["self"])
-    elif name in ("ignore_index", "padding_idx"):
-        said = f"{name} is ignored"
+    elif name in ("index", "offset"):
+        yield from _near(name, value, PatternKind.SHIFT, name)
+    else:
+        for kind, said, other in _other_integers(step, name, value):
+            yield Variation(kind, said, with_argument(name, other))
+
+
+def _other_integers(step: Step, name: str, value: int) -> Iterator[tuple[PatternKind, str, int]]:
+    if name == "reduction":
+        right = _REDUCTIONS.get(value, "another reduction")
+        for other, words in _REDUCTIONS.items():
+            if other not in (0, value):
+                yield PatternKind.WRONG_REDUCTION, f"{words} instead of {right}", other
+    elif name in ("ignore_index", "padding_idx") and _has_no_negative_target(step):
         for other in (-1, -100):
-            if other != value:
-                yield Variation(PatternKind.ARGUMENT, said, with_argument(name, other))
+            yield PatternKind.ARGUMENT, f"{name} is ignored", other
     elif name in _GROUPS:
         for other in (1, value * 2, value // 2):
             if other not in (0, value):
-                said = f"{name} is {other} instead of {value}"
-                yield Variation(PatternKind.ARGUMENT, said, with_argument(name, other))
-    elif name in ("index", "offset"):
-        yield from _near(name, value, PatternKind.SHIFT, f"{name}")
+                yield PatternKind.ARGUMENT, f"{name} is {other} instead of {value}", other
+
+
+def _has_no_negative_target(step: Step) -> bool:
+    """A target that is no longer ignored must be a class: GPUs do not survive other indices."""
+    target = step.values.get("target")
+    return not isinstance(target, torch.Tensor) or bool((target >= 0).all())
 
 
 def _near(name: str, value: int, kind: PatternKind, words: str) -> Iterator[Variation]:
@@ -241,33 +256,34 @@ def _near(name: str, value: int, kind: PatternKind, words: str) -> Iterator[Vari
 
 
 def _list_variations(step: Step, name: str, value: list[Any]) -> Iterator[Variation]:
+    if name == "indices":
+        for place, index in enumerate(value):
+            if isinstance(index, torch.Tensor) and index.dtype in (torch.int64, torch.int32):
+                yield from _index_variations(name, index, step.values["self"].shape[place], place)
+    elif name == "tensors":
+        said = "the tensors are joined in the reverse order"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_with_reversed, name))
+    else:
+        for kind, other in _other_lists(name, value):
+            said = f"{name} is {other} instead of {value}"
+            yield Variation(kind, said, with_argument(name, other))
+
+
+def _other_lists(name: str, value: list[Any]) -> Iterator[tuple[PatternKind, list[int]]]:
     if name == "shifts":
         for other in ([-one for one in value], [one + 1 for one in value], [0] * len(value)):
             if other != value:
-                said = f"rolled by {other} instead of {value}"
-                yield Variation(PatternKind.SHIFT, said, with_argument(name, other))
+                yield PatternKind.SHIFT, other
     elif name == "pad":
-        for place in range(0, len(value), 2):
-            for by in (1, -1):
-                other = list(value)
-                other[place], other[place + 1] = value[place] + by, value[place + 1] - by
-                said = f"the padding is {other} instead of {value}"
-                yield Variation(PatternKind.SHIFT, said, with_argument(name, other))
+        for place, by in itertools.product(range(0, len(value), 2), (1, -1)):
+            other = list(value)
+            other[place], other[place + 1] = value[place] + by, value[place + 1] - by
+            yield PatternKind.SHIFT, other
     elif name in ("stride", "padding", "dilation", "kernel_size"):
         for by in (1, -1, 2):
             other = [one + by for one in value]
             if min(other, default=-1) >= (0 if name == "padding" else 1):
-                said = f"{name} is {other} instead of {value}"
-                yield Variation(PatternKind.ARGUMENT, said, with_argument(name, other))
-    elif name == "indices":
-        for place, index in enumerate(value):
-            if isinstance(index, torch.Tensor) and not index.is_floating_point():
-                size = step.values["self"].shape[place] if "self" in step.values else 0
-                yield from _index_variations(name, index, size, place)
-    elif name == "tensors":
-        said = "the tensors are joined in the reverse order"
-        reverse = partial(_with_reversed, name)
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, reverse)
+                yield PatternKind.ARGUMENT, other
 
 
 def _with_reversed(name: str, step: Step) -> Any:
@@ -364,6 +380,7 @@ def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
         yield "the mask is not applied: it is True everywhere", torch.ones_like
     else:
         yield "the mask is not applied", torch.zeros_like
+        yield "the mask is negated", _negated_mask
         for least in (-1e4, -1e9, -65504.0, -math.inf, torch.finfo(torch.float32).min):
             if not bool((mask == least).any()):
                 said = f"the mask adds {least:.6g} instead of {float(mask.min()):.6g}"
@@ -376,6 +393,10 @@ def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
             yield said, partial(shift, axis=axis, by=by)
     if mask.dim() > 1 and mask.shape[-1] == mask.shape[-2] > 1:
         yield "the mask is transposed", lambda one: one.mT
+
+
+def _negated_mask(mask: Tensor) -> Tensor:
+    return torch.where(mask <= _NEGATIVE, 0.0, mask.min())
 
 
 def _filled_mask(mask: Tensor, least: float) -> Tensor:

@@ -1,0 +1,193 @@
+"""Another function instead of the right one: silu for gelu, < for <=, maximum for minimum."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.diagnosis.patterns.variations import Variation
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import Step
+
+_F = torch.nn.functional
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log2": torch.log2,
+    "log10": torch.log10,
+    "log1p": torch.log1p,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "square": torch.square,
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "erf": torch.erf,
+    "erfc": torch.erfc,
+    "atan": torch.atan,
+    "relu": torch.relu,
+    "relu6": _F.relu6,
+    "silu": _F.silu,
+    "gelu": _F.gelu,
+    "tanh gelu": lambda x: _F.gelu(x, approximate="tanh"),
+    "x * sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
+    "elu": _F.elu,
+    "selu": _F.selu,
+    "leaky_relu": _F.leaky_relu,
+    "softplus": _F.softplus,
+    "softsign": _F.softsign,
+    "hardswish": _F.hardswish,
+    "hardsigmoid": _F.hardsigmoid,
+    "hardtanh": _F.hardtanh,
+    "mish": _F.mish,
+    "log_sigmoid": _F.logsigmoid,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "round": torch.round,
+    "trunc": torch.trunc,
+    "sign": torch.sign,
+}
+_UNARY_NAMES = {"log_sigmoid_forward": "log_sigmoid"}
+_BINARY: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "pow": torch.pow,
+    "fmod": torch.fmod,
+    "remainder": torch.remainder,
+    "atan2": torch.atan2,
+}
+COMPARISONS: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "lt": ("<", torch.lt),
+    "le": ("<=", torch.le),
+    "gt": (">", torch.gt),
+    "ge": (">=", torch.ge),
+    "eq": ("==", torch.eq),
+    "ne": ("!=", torch.ne),
+}
+_LOGICAL: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "bitwise_and": ("and", torch.logical_and),
+    "logical_and": ("and", torch.logical_and),
+    "bitwise_or": ("or", torch.logical_or),
+    "logical_or": ("or", torch.logical_or),
+    "bitwise_xor": ("xor", torch.logical_xor),
+    "logical_xor": ("xor", torch.logical_xor),
+}
+# Of a tensor and a number, these are more than a factor or an offset.
+_WITH_NUMBERS = frozenset({"fmod", "remainder", "atan2"})
+# Operators of the same arguments.
+_SIBLINGS = {
+    "upsample_nearest1d": "_upsample_nearest_exact1d",
+    "upsample_nearest2d": "_upsample_nearest_exact2d",
+    "upsample_nearest3d": "_upsample_nearest_exact3d",
+    "upsample_nearest_exact1d": "upsample_nearest1d",
+    "upsample_nearest_exact2d": "upsample_nearest2d",
+    "upsample_nearest_exact3d": "upsample_nearest3d",
+    "upsample_bilinear2d": "upsample_bicubic2d",
+    "upsample_bicubic2d": "upsample_bilinear2d",
+    "avg_pool2d": "max_pool2d",
+    "avg_pool1d": "max_pool1d",
+}
+_INNER = {
+    math.log(2): "ln 2",
+    math.log2(math.e): "log2 e",
+    2.0: "2",
+    0.5: "1 / 2",
+    math.sqrt(2): "sqrt(2)",
+    math.sqrt(0.5): "1 / sqrt(2)",
+    -1.0: "-1",
+}
+
+
+def function_variations(step: Step) -> Iterator[Variation]:
+    """Functions of the same arguments that are mistaken for the operator."""
+    name = _UNARY_NAMES.get(step.name, step.name)
+    kind = PatternKind.OTHER_FUNCTION
+    if name in UNARY and "self" in step.values:
+        yield from _unary_variations(name)
+    tensors = [one for one in step.values.values() if isinstance(one, torch.Tensor)]
+    if name in _BINARY and (len(tensors) == 2 or name in _WITH_NUMBERS):  # noqa: PLR2004
+        for other, compute in _BINARY.items():
+            if other != name:
+                yield Variation(
+                    kind, f"{other} instead of {name}", partial(_binary, compute=compute)
+                )
+    if name in _SIBLINGS:
+        sibling = getattr(torch.ops.aten, _SIBLINGS[name])
+        said = f"{_SIBLINGS[name].strip('_')} instead of {name}"
+        yield Variation(kind, said, partial(_sibling, function=sibling))
+    if name in COMPARISONS:
+        yield from _comparison_variations(name)
+    if name in _LOGICAL:
+        yield from _logical_variations(name)
+
+
+def _unary_variations(name: str) -> Iterator[Variation]:
+    for other, compute in UNARY.items():
+        if other != name:
+            said = f"{other} instead of {name}"
+            yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_unary, compute=compute))
+    for factor, words in _INNER.items():
+        said = f"the argument of {name} is multiplied by {words}"
+        yield Variation(PatternKind.FACTOR, said, partial(_with_inner, factor=factor))
+
+
+def _logical_variations(name: str) -> Iterator[Variation]:
+    right = _LOGICAL[name][0]
+    for word, compute in dict(_LOGICAL.values()).items():
+        if word != right:
+            said = f"the masks are joined with {word} instead of {right}"
+            yield Variation(PatternKind.MASK, said, partial(_binary, compute=compute))
+
+
+def _with_moved_side(step: Step, by: int) -> Any:
+    return step.run(other=step.values["other"] + by)
+
+
+def _comparison_variations(name: str) -> Iterator[Variation]:
+    sign = COMPARISONS[name][0]
+    for other, (word, compute) in COMPARISONS.items():
+        if other != name:
+            said = f"the comparison is {word} instead of {sign}"
+            yield Variation(PatternKind.MASK, said, partial(_binary, compute=compute))
+    for by in (1, -1):
+        size = "large" if by > 0 else "small"
+        said = f"the mask is off by one: the right side of {sign} is one too {size}"
+        yield Variation(PatternKind.MASK, said, partial(_with_moved_side, by=by))
+
+
+def _sibling(step: Step, function: Callable[..., Tensor]) -> Tensor:
+    names = ("count_include_pad", "divisor_override")
+    return function(*[value for name, value in step.values.items() if name not in names][:5])
+
+
+def _unary(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
+    return step.with_first(compute(step.values["self"]))
+
+
+def _with_inner(step: Step, factor: float) -> Any:
+    return step.run(self=step.values["self"] * factor)
+
+
+def _binary(step: Step, compute: Callable[..., Tensor]) -> Tensor:
+    left, right = list(step.values.values())[:2]
+    return compute(left, right)

@@ -1,0 +1,583 @@
+"""Sums of the wrong terms: norms, softmax, reductions, scattered sums, matrix products."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.diagnosis.patterns.variations import Variation
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import Step
+
+
+def sum_variations(step: Step) -> Iterator[Variation]:
+    """The mistakes that are known of operators that sum."""
+    name = step.name
+    if name in _NORMS:
+        yield from _norm_variations(step)
+    if name in ("softmax", "log_softmax"):
+        yield from _softmax_variations(step)
+    if name in _REDUCING:
+        yield from _reduction_variations(step)
+    if name in ("cumsum", "cumprod"):
+        yield from _running_variations(step)
+    if name in _SCATTERS:
+        yield from _scatter_variations(step)
+    if name in _PRODUCTS:
+        yield from _product_variations(step)
+
+
+def tails(length: int) -> list[int]:
+    """How many of the last terms may be left out: one, the rest of a tile, a whole tile."""
+    tiles = [2**power for power in range(1, 10) if 2**power < length]
+    rests = [length % tile for tile in tiles]
+    return list(dict.fromkeys(count for count in (1, *rests, *tiles[::-1]) if 0 < count < length))
+
+
+def repeated(length: int) -> list[tuple[int, int]]:
+    """Where terms may be counted twice: the last tile, or what it shares with the one before."""
+    tiles = [2**power for power in range(3, 10) if 2**power < length]
+    overlaps = [(length - tile, tile - length % tile) for tile in tiles if length % tile]
+    last = [(length // tile * tile - tile, tile) for tile in tiles]
+    return list(dict.fromkeys(overlaps + last))
+
+
+def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
+    return lambda step: step.with_first(formula(step))
+
+
+# --- Normalisations -------------------------------------------------------------------------------
+
+_LAYER = frozenset({"native_layer_norm", "fused_rms_norm", "rms_norm", "layer_norm"})
+_BATCH = frozenset(
+    {
+        "native_batch_norm",
+        "native_batch_norm_legit",
+        "native_batch_norm_legit_functional",
+        "native_batch_norm_legit_no_training",
+        "cudnn_batch_norm",
+        "native_batch_norm_legit.no_stats",
+    }
+)
+_NORMS = _LAYER | _BATCH | {"native_group_norm"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Norm:
+    """y = (x - mean) / sqrt(var + eps) * weight + bias, of `x` with axes to reduce.
+
+    Attributes:
+        view: the shape in which `dims` are reduced.
+        mean: the running mean, if that is used instead of the batch's; also `var`.
+    """
+
+    x: Tensor
+    view: tuple[int, ...]
+    dims: tuple[int, ...]
+    eps: float
+    weight: Tensor | float
+    bias: Tensor | float
+    centred: bool
+    mean: Tensor | None = None
+    var: Tensor | None = None
+
+    def value(  # noqa: PLR0913  (each is a mistake)
+        self,
+        *,
+        centred: bool | None = None,
+        outside: bool = False,
+        after: bool = False,
+        divided: bool = True,
+        correction: int = 0,
+        less: int = 0,
+        first: int = 0,
+        dims: tuple[int, ...] | None = None,
+        bias_first: bool = False,
+        power: float = 0.5,
+        raw: bool = False,
+    ) -> Tensor:
+        x = self.x.reshape(self.view)
+        dims = self.dims if dims is None else dims
+        axis = dims[-1]
+        part = x.narrow(axis, first, x.shape[axis] - less - first)
+        count = math.prod(part.shape[one] for one in dims)
+        centred = self.centred if centred is None else centred
+        mean = part.mean(dims, keepdim=True) if self.mean is None else self.mean
+        squares = (part - mean if centred and not raw else part).square().sum(dims, keepdim=True)
+        var = squares / (count - correction) if self.var is None else self.var
+        if outside:
+            below = var.sqrt() + self.eps
+        elif after:
+            below = var.sqrt()
+        else:
+            below = (var + self.eps) ** power
+        value = x - mean if centred else x
+        value = value / below if divided else value
+        value = (value + self.eps if after else value).reshape(self.x.shape)
+        if bias_first:
+            return (value + self.bias) * self.weight
+        return value * self.weight + self.bias
+
+
+def _norm_of(step: Step) -> _Norm | None:
+    values = step.values
+    x = values["input"]
+    eps = values.get("eps", values.get("epsilon"))
+    if eps is None:
+        eps = torch.finfo(torch.float32).eps
+    shape = tuple(x.shape)
+    weight, bias = (1.0 if values.get("weight") is None else values["weight"]), values.get("bias")
+    bias = 0.0 if bias is None else bias
+    if step.name in _LAYER:
+        count = len(values["normalized_shape"])
+        dims = tuple(range(x.dim() - count, x.dim()))
+        return _Norm(x, shape, dims, eps, weight, bias, centred="rms" not in step.name)
+    channels = (1, -1, *(1,) * (x.dim() - 2))
+    weight, bias = (
+        one.reshape(channels) if isinstance(one, torch.Tensor) else one for one in (weight, bias)
+    )
+    if step.name == "native_group_norm":
+        view = (shape[0], values["group"], -1)
+        return _Norm(x, view, (2,), eps, weight, bias, centred=True)
+    dims = (0, *range(2, x.dim()))
+    if values.get("training", False) is True:
+        return _Norm(x, shape, dims, eps, weight, bias, centred=True)
+    mean, var = values.get("running_mean"), values.get("running_var")
+    if mean is None or var is None:
+        return None
+    mean, var = mean.reshape(channels), var.reshape(channels)
+    return _Norm(x, shape, dims, eps, weight, bias, True, mean, var)
+
+
+def _norm_variations(step: Step) -> Iterator[Variation]:
+    norm = _norm_of(step)
+    if norm is None:
+        return
+
+    def computes(**changes: Any) -> Callable[[Step], Any]:
+        return _with_first(lambda step: _norm_of(step).value(**changes))  # type: ignore[union-attr]
+
+    def take(kind: PatternKind, said: str, **changes: Any) -> Variation:
+        return Variation(kind, said, computes(**changes))
+
+    eps = f"eps ({norm.eps:.3g})"
+    yield take(
+        PatternKind.EPS, f"{eps} is added to the deviation, not to the variance", outside=True
+    )
+    yield take(PatternKind.EPS, f"{eps} is added to the quotient, not to the variance", after=True)
+    if norm.centred:
+        said = "the mean is not subtracted, as in RMS norm"
+        yield take(PatternKind.STATISTICS, said, centred=False)
+        said = "the mean is not subtracted from the squares of the variance"
+        yield take(PatternKind.STATISTICS, said, raw=True)
+    else:
+        said = "the mean is subtracted, as in layer norm"
+        yield take(PatternKind.STATISTICS, said, centred=True)
+    said = "it is not divided by the deviation"
+    yield take(PatternKind.STATISTICS, said, divided=False)
+    said = "it is divided by the variance, not by the deviation"
+    yield take(PatternKind.STATISTICS, said, power=1.0)
+    if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
+        said = "the bias is added before the factor"
+        yield take(PatternKind.SWAPPED_OPERANDS, said, bias_first=True)
+    if norm.mean is not None:
+        return
+    x = norm.x.reshape(norm.view)
+    length = math.prod(x.shape[one] for one in norm.dims)
+    if length > 1:
+        said = f"the variance is divided by {length - 1} instead of {length}"
+        yield take(PatternKind.OFF_BY_ONE, said, correction=1)
+    size = x.shape[norm.dims[-1]]
+    for count in tails(size):
+        kind = PatternKind.OFF_BY_ONE if count == 1 else PatternKind.PARTIAL_SUM
+        verb = "is" if count == 1 else "are"
+        said = f"the last {count} of the {size} elements {verb} left out of mean and variance"
+        yield take(kind, said, less=count)
+    if size > 1:
+        said = f"the first of the {size} elements is left out of mean and variance"
+        yield take(PatternKind.OFF_BY_ONE, said, first=1)
+    for dims in _other_dims(x.dim(), norm.dims):
+        said = f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
+        yield take(PatternKind.WRONG_AXIS, said, dims=dims)
+
+
+def _other_dims(rank: int, dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for count in range(1, rank):
+        for other in itertools.combinations(range(rank), count):
+            if other != dims:
+                yield other
+
+
+# --- Softmax and reductions -----------------------------------------------------------------------
+
+
+def _softmax_variations(step: Step) -> Iterator[Variation]:
+    dim, is_log = step.values["dim"], step.name == "log_softmax"
+    size = step.values["self"].shape[dim] if step.values["self"].dim() else 1
+
+    def scaled(step: Step, factor: float) -> Any:
+        return step.run(self=step.values["self"] * factor)
+
+    def over(step: Step, part: slice) -> Any:
+        x = step.values["self"].movedim(dim, -1)
+        value = x - x[..., part].logsumexp(-1, keepdim=True)
+        return (value if is_log else value.exp()).movedim(-1, dim)
+
+    for factor, words in (
+        (math.log(2), "exp2 is taken instead of exp: ln 2 is missing"),
+        (math.log2(math.e), "the input is multiplied by log2 e, but exp is taken"),
+        (-1.0, "the sign of the input is flipped"),
+        (0.5, "the input is halved"),
+        (2.0, "the input is doubled"),
+    ):
+        kind = PatternKind.FACTOR
+        yield Variation(kind, words, partial(scaled, factor=factor))
+    for width in {one for one in (size, *_sizes(step)) if one > 1}:
+        said = f"the input is divided by sqrt({width})"
+        yield Variation(PatternKind.FACTOR, said, partial(scaled, factor=1 / math.sqrt(width)))
+        said = f"the input is multiplied by sqrt({width})"
+        yield Variation(PatternKind.FACTOR, said, partial(scaled, factor=math.sqrt(width)))
+    for count in tails(size):
+        kind = PatternKind.OFF_BY_ONE if count == 1 else PatternKind.PARTIAL_SUM
+        some = "element is" if count == 1 else f"{count} elements are"
+        said = f"the last {some} left out of the {size} in the sum that softmax divides by"
+        yield Variation(kind, said, partial(over, part=slice(0, size - count)))
+    if size > 1:
+        said = f"the first element is left out of the {size} in the sum that softmax divides by"
+        yield Variation(PatternKind.OFF_BY_ONE, said, partial(over, part=slice(1, None)))
+    said = "it is not divided by the sum"
+    yield Variation(PatternKind.WRONG_REDUCTION, said, partial(_unnormalised, is_log=is_log))
+    other, words = (
+        (torch.softmax, "the logarithm is left out")
+        if is_log
+        else (
+            torch.log_softmax,
+            "the logarithm of softmax",
+        )
+    )
+    yield Variation(PatternKind.OTHER_FUNCTION, words, lambda step: other(step.values["self"], dim))
+    if not is_log:
+        said = "the sum that softmax divides by has 1 added"
+        yield Variation(PatternKind.WRONG_REDUCTION, said, _softmax_with_one)
+    said = "the softmax of the whole tensor instead of each row"
+    yield Variation(PatternKind.WRONG_AXIS, said, _softmax_of_all)
+
+
+def _sizes(step: Step) -> tuple[int, ...]:
+    return tuple(step.values["self"].shape)
+
+
+def _unnormalised(step: Step, *, is_log: bool) -> Any:
+    x, dim = step.values["self"], step.values["dim"]
+    value = x - x.amax(dim, keepdim=True)
+    return value if is_log else value.exp()
+
+
+def _softmax_with_one(step: Step) -> Tensor:
+    x, dim = step.values["self"], step.values["dim"]
+    above = torch.cat([x, torch.zeros_like(x.narrow(dim, 0, 1))], dim)
+    return above.softmax(dim).narrow(dim, 0, x.shape[dim])
+
+
+def _softmax_of_all(step: Step) -> Any:
+    x = step.values["self"]
+    return step.run(self=x.reshape(-1), dim=0).reshape(x.shape)
+
+
+_REDUCERS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "prod": lambda x, dims, keepdim: _product(x, dims, keepdim=keepdim),
+    "logsumexp": torch.logsumexp,
+    "linalg_vector_norm": lambda x, dims, keepdim: x.square().sum(dims, keepdim).sqrt(),
+    "var": lambda x, dims, keepdim: x.var(dims, keepdim=keepdim, correction=0),
+    "std": lambda x, dims, keepdim: x.std(dims, keepdim=keepdim, correction=0),
+}
+_REDUCER_NAMES = {
+    "amax": "the maximum",
+    "amin": "the minimum",
+    "linalg_vector_norm": "the norm",
+    "var": "the variance",
+    "std": "the standard deviation",
+    "prod": "the product",
+}
+_ALIASES = {"max": "amax", "min": "amin", "norm": "linalg_vector_norm"}
+_AFTERWARDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the square": torch.square,
+    "the root": torch.sqrt,
+    "the exponential": torch.exp,
+    "the logarithm": torch.log,
+}
+_OPPOSITES: dict[str, Any] = {
+    "argmax": torch.argmin,
+    "argmin": torch.argmax,
+    "any": torch.all,
+    "all": torch.any,
+}
+_PICKING = frozenset({"argmax", "argmin", "any", "all", "median"})
+_REDUCING = frozenset({*_REDUCERS, *_ALIASES, *_PICKING, "var_mean"})
+
+
+def _product(x: Tensor, dims: tuple[int, ...], *, keepdim: bool) -> Tensor:
+    for dim in sorted(dims, reverse=True):
+        x = x.prod(dim, keepdim=keepdim)
+    return x
+
+
+def _reduced_dims(step: Step) -> tuple[int, ...]:
+    rank, dim = step.values["self"].dim(), step.values.get("dim")
+    if isinstance(dim, int):
+        return (dim % rank,) if rank else ()
+    return tuple(one % rank for one in dim) if dim else tuple(range(rank))
+
+
+def _reduction_variations(step: Step) -> Iterator[Variation]:
+    x, dims = step.values["self"], _reduced_dims(step)
+    name = _ALIASES.get(step.name, step.name)
+    for dim in dims:
+        yield from _length_variations(name, dim, x.shape[dim])
+    if name == "mean":
+        yield from _divisor_variations(x, dims)
+    if name in _REDUCERS and x.is_floating_point():
+        yield from _other_reductions(step, name, dims)
+    if name in _OPPOSITES:
+        opposite = _OPPOSITES[name]
+        said = f"{opposite.__name__} instead of {name}"
+        change = partial(_opposite, function=opposite)
+        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+
+
+def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:
+    """With some of the elements left out, or counted twice."""
+    for first, count in ((0, 1), (1, 0), *((0, count) for count in tails(size)[1:])):
+        left = size - count - first
+        if left < 2:  # noqa: PLR2004
+            continue
+        is_one = first + count == 1
+        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        end = "first" if first else "last"
+        some = f"{end} element is" if is_one else f"last {count} elements are"
+        said = f"the {some} left out of the {size} along dim {dim}"
+        cut = partial(_cut, dim=dim, first=first, size=left)
+        yield Variation(kind, said, cut)
+        if name == "mean":
+            said = f"{said}, which is still divided by {size}"
+            yield Variation(kind, said, partial(_scaled_cut, cut=cut, factor=left / size))
+    if name in ("sum", "mean"):
+        for start, count in repeated(size):
+            said = f"elements {start} to {start + count - 1} along dim {dim} count twice"
+            change = partial(_with_repeated, dim=dim, start=start, count=count)
+            yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
+
+
+def _other_reductions(step: Step, name: str, dims: tuple[int, ...]) -> Iterator[Variation]:
+    keepdim = bool(step.values.get("keepdim", False))
+    kind = PatternKind.WRONG_REDUCTION
+    right = _REDUCER_NAMES.get(name, f"the {name}")
+    for other, reduce in _REDUCERS.items():
+        if other != name:
+            words = _REDUCER_NAMES.get(other, f"the {other}")
+            change = partial(_reduced, reduce=reduce, dims=dims, keepdim=keepdim)
+            yield Variation(kind, f"{words} instead of {right}", change)
+    for words, alter in (("absolute values", torch.abs), ("squares", torch.square)):
+        yield Variation(kind, f"{right} of the {words}", partial(_of_altered, alter=alter))
+    for words, after in _AFTERWARDS.items():
+        yield Variation(kind, f"{words} of {right}", partial(_then, function=after))
+
+
+def _with_repeated(step: Step, dim: int, start: int, count: int) -> Any:
+    x = step.values["self"]
+    value = step.run(self=torch.cat([x, x.narrow(dim, start, count)], dim))
+    return value * ((x.shape[dim] + count) / x.shape[dim]) if step.name == "mean" else value
+
+
+def _cut(step: Step, dim: int, first: int, size: int) -> Any:
+    return step.run(self=step.values["self"].narrow(dim, first, size))
+
+
+def _scaled_cut(step: Step, cut: Callable[[Step], Any], factor: float) -> Any:
+    return cut(step) * factor
+
+
+def _reduced(step: Step, reduce: Callable[..., Tensor], dims: Any, *, keepdim: bool) -> Any:
+    return step.with_first(reduce(step.values["self"], dims, keepdim))
+
+
+def _of_altered(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
+    return step.run(self=alter(step.values["self"]))
+
+
+def _then(step: Step, function: Callable[[Tensor], Tensor]) -> Tensor:
+    return function(step.run())
+
+
+def _opposite(step: Step, function: Callable[..., Tensor]) -> Tensor:
+    if step.values.get("dim") is None:
+        return function(step.values["self"])
+    return function(step.values["self"], step.values["dim"], step.values["keepdim"])
+
+
+def _divisor_variations(x: Tensor, dims: tuple[int, ...]) -> Iterator[Variation]:
+    length = math.prod(x.shape[one] for one in dims)
+    others = [length - 1, length + 1]
+    for kind, counts in (
+        (PatternKind.OFF_BY_ONE, others),
+        (
+            PatternKind.WRONG_REDUCTION,
+            [one for one in {*x.shape, x.numel()} if one not in (1, length)],
+        ),
+    ):
+        for count in counts:
+            if count > 0:
+                said = f"the mean of {length} elements is divided by {count}"
+                yield Variation(kind, said, partial(_scaled_result, factor=length / count))
+
+
+def _scaled_result(step: Step, factor: float) -> Any:
+    return step.run() * factor
+
+
+def _running_variations(step: Step) -> Iterator[Variation]:
+    def exclusive(step: Step) -> Any:
+        x, dim = step.values["self"], step.values["dim"]
+        start = torch.full_like(x.narrow(dim, 0, 1), 0.0 if step.name == "cumsum" else 1.0)
+        return step.run(self=torch.cat([start, x.narrow(dim, 0, x.shape[dim] - 1)], dim))
+
+    def backwards(step: Step) -> Any:
+        dim = step.values["dim"]
+        return step.run(self=step.values["self"].flip(dim)).flip(dim)
+
+    said = "each sum leaves out its own element: exclusive, not inclusive"
+    yield Variation(PatternKind.OFF_BY_ONE, said, exclusive)
+    said = "it runs from the last element to the first"
+    yield Variation(PatternKind.ARGUMENT, said, backwards)
+
+    def restarted(step: Step, tile: int) -> Tensor:
+        parts = step.values["self"].split(tile, step.values["dim"])
+        return torch.cat([step.run(self=part) for part in parts], step.values["dim"])
+
+    x = step.values["self"]
+    for tile in (2**power for power in range(2, 12)):
+        if x.dim() and tile < x.shape[step.values["dim"]]:
+            said = f"it starts again every {tile} elements: the sum so far is not carried over"
+            yield Variation(PatternKind.PARTIAL_SUM, said, partial(restarted, tile=tile))
+
+
+# --- Scattered sums -------------------------------------------------------------------------------
+
+_SCATTERS = frozenset({"embedding_dense_backward", "index_add", "scatter_add", "index_put"})
+
+
+def _scatter_variations(step: Step) -> Iterator[Variation]:
+    if step.name == "index_put":
+        return  # its flag says it
+    for said, last in (
+        ("rows with the same index are not added up: the last one wins", True),
+        ("rows with the same index are not added up: the first one wins", False),
+    ):
+        change = partial(_overwritten, last=last)
+        yield Variation(PatternKind.LOST_ACCUMULATION, said, change)
+    if step.name == "embedding_dense_backward":
+        indices = step.values["indices"]
+        for axis, size in enumerate(indices.shape):
+            for count in tails(size):
+                said = f"the last {count} of the {size} indices along axis {axis} are left out"
+                change = partial(_without_rows, axis=axis, size=size - count)
+                yield Variation(PatternKind.PARTIAL_SUM, said, change)
+    said = "rows with the same index are averaged, not added up"
+    yield Variation(PatternKind.WRONG_REDUCTION, said, _averaged)
+
+
+def _without_rows(step: Step, axis: int, size: int) -> Any:
+    rows, indices = step.values["grad_output"], step.values["indices"]
+    return step.run(grad_output=rows.narrow(axis, 0, size), indices=indices.narrow(axis, 0, size))
+
+
+def _parts(step: Step) -> tuple[Tensor, Tensor, Tensor, int]:
+    """The tensor to add to, the rows, their indices and the axis."""
+    values = step.values
+    if step.name == "embedding_dense_backward":
+        rows = values["grad_output"].reshape(values["indices"].numel(), -1)
+        index = values["indices"].reshape(-1)
+        rows = rows.masked_fill((index == values["padding_idx"])[:, None], 0.0)
+        zero = rows.new_zeros(values["num_weights"], rows.shape[1])
+        return zero, rows, index, 0
+    rows = values["source"] * values["alpha"] if step.name == "index_add" else values["src"]
+    return values["self"], rows, values["index"], values["dim"]
+
+
+def _overwritten(step: Step, *, last: bool) -> Tensor:
+    """Later rows overwrite earlier ones, in order, one at a time."""
+    into, rows, index, dim = _parts(step)
+    value = into.clone()
+    if step.name == "scatter_add":
+        order = range(index.shape[dim])
+        for place in order if last else reversed(order):
+            chosen = index.narrow(dim, place, 1)
+            value.scatter_(dim, chosen, rows.narrow(dim, place, 1))
+        return value
+    winner = torch.full((into.shape[dim],), -1, dtype=torch.long, device=index.device)
+    places = torch.arange(len(index), device=index.device)
+    amount = "amax" if last else "amin"
+    winner = winner.scatter_reduce(0, index.long(), places, amount, include_self=False)
+    hit = winner >= 0
+    value.index_copy_(dim, hit.nonzero().flatten(), rows.index_select(dim, winner[hit]))
+    return value
+
+
+def _averaged(step: Step) -> Tensor:
+    into, rows, index, dim = _parts(step)
+    if step.name == "scatter_add":
+        return into.scatter_reduce(dim, index, rows, "mean", include_self=False)
+    return into.index_reduce(dim, index, rows, "mean", include_self=False)
+
+
+# --- Matrix products ------------------------------------------------------------------------------
+
+_PRODUCTS = {
+    "mm": ("self", "mat2"),
+    "bmm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+}
+
+
+def _product_variations(step: Step) -> Iterator[Variation]:
+    left, right = _PRODUCTS[step.name]
+    length = step.values[left].shape[-1]
+
+    def cut(step: Step, start: int, size: int) -> Any:
+        a, b = (step.values[name] for name in (left, right))
+        return step.run(**{left: a.narrow(-1, start, size), right: b.narrow(-2, start, size)})
+
+    for start, count in ((1, 1), *((0, count) for count in tails(length))):
+        if count < length:
+            end = "first" if start else "last"
+            words = f"the {end} {count} of the {length} terms of each sum are missing"
+            change = partial(cut, start=start, size=length - count)
+            yield Variation(PatternKind.PARTIAL_SUM, words, change)
+
+    def counted_twice(step: Step, start: int, count: int) -> Any:
+        a, b = (step.values[name] for name in (left, right))
+        a = torch.cat([a, a.narrow(-1, start, count)], -1)
+        return step.run(**{left: a, right: torch.cat([b, b.narrow(-2, start, count)], -2)})
+
+    for start, count in repeated(length):
+        words = (
+            f"terms {start} to {start + count - 1} of the {length} terms of each sum count twice"
+        )
+        change = partial(counted_twice, start=start, count=count)
+        yield Variation(PatternKind.DOUBLED_REDUCTION, words, change)
