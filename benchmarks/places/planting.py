@@ -138,16 +138,26 @@ def backpropagate(
     return [value.detach().clone() for value in outputs], [one.clone() for one in gradients]
 
 
-def in_turn(groups: dict[str, list[Any]], seed: str) -> Iterator[tuple[str, Any]]:
-    """One of each group in turn, groups and members in the order of a hash."""
-    queues = {
-        name: sorted(group, key=lambda one: digest(seed, name, one[0]))
-        for name, group in sorted(groups.items(), key=lambda item: digest(seed, item[0]))
-    }
-    while any(queues.values()):
-        for name, queue in queues.items():
-            if queue:
-                yield name, queue.pop(0)[1]
+def in_turn(
+    groups: dict[str, list[Any]], seed: str, fits: Callable[[str, Any], bool]
+) -> Iterator[tuple[str, Any]]:
+    """One of each group in turn, groups and members in the order of a hash.
+
+    A member is a key and a value; whether a value fits is asked when its turn comes.
+    """
+
+    def queue(name: str) -> Iterator[Any]:
+        order = sorted(groups[name], key=lambda one: digest(seed, name, one[0]))
+        return (value for _, value in order if fits(name, value))
+
+    queues = {name: queue(name) for name in sorted(groups, key=lambda name: digest(seed, name))}
+    while queues:
+        for name in list(queues):
+            value = next(queues[name], None)
+            if value is None:
+                del queues[name]
+            else:
+                yield name, value
 
 
 # --- A compiler pass ------------------------------------------------------------------------------
@@ -155,17 +165,28 @@ def in_turn(groups: dict[str, list[Any]], seed: str) -> Iterator[tuple[str, Any]
 
 def by_pass(subject: Subject, level: str, way: str) -> Iterator[Planted]:
     """Faults of a backend that edits the graph of a level."""
-    groups = {}
-    for name in subject.faults:
-        seen = subject.fitting(level, name)
-        if way == "place":
-            groups[name] = [(number, [one]) for number, one in enumerate(seen)]
-        elif seen:
-            groups[name] = [(0, _in_each_graph(seen) if way == "first" else seen)]
-            if way == "first" and seen[0].node.backward:
-                # Alone, each of them is the first: this compiler gets each of them wrong.
-                groups[name] = [(0, seen)]
-    for name, seen in in_turn(groups, f"{subject.name} {level} {way}"):
+    calls = subject.survey(level).seen
+    groups: dict[str, list[Any]] = {}
+    for name, fault in subject.faults.items():
+        groups[name] = [
+            (number, one)
+            for number, one in enumerate(calls)
+            if one.node.operator in fault.operators
+        ]
+
+    def fits(name: str, one: Seen) -> bool:
+        return bool(passes.fitting([one], subject.faults[name]))
+
+    seed = f"{subject.name} {level} {way}"
+    if way == "place":
+        choices = ((name, [one]) for name, one in in_turn(groups, seed, fits))
+    else:
+        once = {name: [(0, name)] for name, group in groups.items() if group}
+        names = in_turn(once, seed, lambda *_: True)
+        choices = ((name, _everywhere(subject, level, way, name)) for name, _ in names)
+    for name, seen in choices:
+        if not seen:
+            continue
         fault = subject.faults[name]
         plan = Plan(subject.half, name, level, way, seen[0].node)
         truth = Truth(
@@ -187,8 +208,12 @@ def by_pass(subject: Subject, level: str, way: str) -> Iterator[Planted]:
         )
 
 
-def _in_each_graph(seen: list[Seen]) -> list[Seen]:
-    """The first of each graph."""
+def _everywhere(subject: Subject, level: str, way: str, fault: str) -> list[Seen]:
+    """The calls that a pass without a place plants in."""
+    seen = subject.fitting(level, fault)
+    if way == "every" or (seen and seen[0].node.backward):
+        # In a backward pass: alone, each of them is the first, and this compiler gets it wrong.
+        return seen
     return list({one.graph: one for one in reversed(seen)}.values())[::-1]
 
 

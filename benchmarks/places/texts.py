@@ -7,6 +7,7 @@ or one of AOTAutograd's, is changed before the code is run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -49,6 +50,7 @@ def edited_code(graph: fx.GraphModule, name: str, edit: Edit) -> Callable[..., A
     return types.MethodType(names["forward"], graph)
 
 
+@functools.cache
 def statement_of(node: fx.Node) -> str:
     """The right side of the statement that computes a node."""
     graph = fx.Graph()
@@ -97,10 +99,9 @@ def by_printer(subject: Subject, level: str) -> Iterator[Planted]:
         for name, edit in edits.items():
             if seen.statement and edit.apply(seen.statement) != seen.statement:
                 groups[name].append((number, seen))
-    for name, seen in in_turn(groups, f"{subject.name} {level} printer"):
+    seed = f"{subject.name} {level} printer"
+    for name, seen in in_turn(groups, seed, lambda name, seen: _changes(seen, edits[name])):
         edit = edits[name]
-        if not _changes(seen, edit):
-            continue
         plan = {"half": subject.half, "edit": name, "level": level,
                 "node": dataclasses.asdict(seen.node)}  # fmt: skip
         yield Planted(
@@ -150,7 +151,7 @@ def by_source(subject: Subject) -> Iterator[Planted]:
             if edited != own:
                 indent = text[place][: len(text[place]) - len(text[place].lstrip())]
                 groups.setdefault(name, []).append((place, (place, indent + edited)))
-    for name, (place, line) in in_turn(groups, f"{subject.name} source"):
+    for name, (place, line) in in_turn(groups, f"{subject.name} source", lambda *_: True):
         edit = edits_of(subject.half)[name]
         whole = [*text[:place], line, *text[place + 1 :]]
         candidate = _load(whole, subject)

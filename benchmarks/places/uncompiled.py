@@ -60,6 +60,12 @@ def call_of(module: nn.Module, x: Any) -> Call | None:
     return None if make is None or not isinstance(x, Tensor) else make(module, x)
 
 
+def is_fitting(fault: Fault, call: Call) -> bool:
+    """Whether a fault can be planted in a call, and changes it."""
+    with torch.no_grad():
+        return try_fault(fault, call, backward=False) is not None
+
+
 def by_module(subject: Subject) -> Iterator[Planted]:
     """A copy of the model in which the forward of one module has a fault."""
     calls: dict[str, Call] = {}
@@ -77,20 +83,20 @@ def by_module(subject: Subject) -> Iterator[Planted]:
         subject.model(*subject.inputs.args, **subject.inputs.kwargs)
         for hook in hooks:
             hook.remove()
-        groups = {
-            name: [
-                (path, path)
-                for path, call in calls.items()
-                if try_fault(fault, call, backward=False) is not None
-            ]
-            for name, fault in subject.faults.items()
-        }
+    groups = {
+        name: [(path, path) for path, call in calls.items() if call.name in fault.operators]
+        for name, fault in subject.faults.items()
+    }
     lines = {
         seen.module: seen.source
         for seen in subject.survey("captured").seen
         if seen.module in calls and seen.node.operator == calls[seen.module].name
     }
-    for name, path in in_turn(groups, f"{subject.name} module"):
+
+    def fits(name: str, path: str) -> bool:
+        return is_fitting(subject.faults[name], calls[path])
+
+    for name, path in in_turn(groups, f"{subject.name} module", fits):
         fault = subject.faults[name]
         yield Planted(
             "module",
@@ -142,20 +148,21 @@ def by_export(subject: Subject) -> Iterator[Planted]:
             (subject.inputs.args, subject.inputs.kwargs)
         )
         noting.run(*leaves)
-        groups = {
-            name: [
-                (node.name, (node, call.name))
-                for node, call in noting.calls
-                if try_fault(fault, call, backward=False) is not None
-            ]
-            for name, fault in subject.faults.items()
-        }
-    for name, (node, operator) in in_turn(groups, f"{subject.name} export"):
+    groups = {
+        name: [(node.name, (node, call)) for node, call in noting.calls
+               if call.name in fault.operators]
+        for name, fault in subject.faults.items()
+    }  # fmt: skip
+
+    def fits(name: str, found: tuple[fx.Node, Call]) -> bool:
+        return is_fitting(subject.faults[name], found[1])
+
+    for name, (node, call) in in_turn(groups, f"{subject.name} export", fits):
         fault = subject.faults[name]
         yield Planted(
             "exported graph",
             name,
-            Truth((node.name,), (operator,), (line_of(node),), (module_of(node),)),
+            Truth((node.name,), (call.name,), (line_of(node),), (module_of(node),)),
             tuple(sorted(fault.kinds)),
             tuple(sorted(fault.loose)),
             lambda node=node, fault=fault: _edited(module, node, fault),
