@@ -330,7 +330,8 @@ class SimilarInputs:
     def _scaled_alone(self, path: str) -> Iterator[SimilarCase]:
         for power in (-2, 2, -4, 4, -8, 8):
             inputs = self.vary(
-                self.given, lambda where, t: _times(t, 10.0**power if where == path else 1.0)
+                self.given,
+                lambda where, t, by=10.0**power: _times(t, by if where == path else 1.0),  # type: ignore[misc]
             )
             yield from _some(f"{path} scaled by 1e{power}", inputs)
         zeros = self.vary(self.given, lambda where, t: t * 0 if where == path else t)
@@ -349,7 +350,11 @@ class SimilarInputs:
                 ):
 
                     def change(
-                        where: str, t: Tensor, by: float = by, label: float = label
+                        where: str,
+                        t: Tensor,
+                        by: float = by,
+                        label: float = label,
+                        path: str = path,
                     ) -> Tensor | None:
                         if where == path:
                             return stored_as(torch.full_like(as_computable(t), label), t.dtype)
@@ -379,6 +384,11 @@ class SimilarInputs:
         yield from _some("small whole numbers", whole)
         powers = self._free(lambda t: torch.exp2((_normal(t, generator) * 4).round()))
         yield from _some("powers of two", powers)
+        for size in (3.0, 8.0, 16.0):
+            one = self._free(
+                lambda t, size=size: _one_in_each_row(_normal(t, generator) / 16, size)  # type: ignore[misc]
+            )
+            yield from _some(f"one value in each row larger by {size:g}", one)
         for power in (4, 8):
             rows = self._free(
                 lambda t, power=power: t * _log_uniform(_rows(t), generator, power)  # type: ignore[misc]
@@ -427,13 +437,13 @@ class SimilarInputs:
         if kind < 0.75:  # noqa: PLR2004
             width = 10.0 ** (-3 * random())
 
-            def change(path: str, t: Tensor) -> Tensor:
+            def change(_: str, t: Tensor) -> Tensor:
                 at = _element(t, index, random())
                 return at + width * at * _normal(t, generator) / 3
 
             return _case("close to the values of the largest difference", self.vary(base, change))
 
-        def change(path: str, t: Tensor) -> Tensor:
+        def change(_: str, t: Tensor) -> Tensor:
             size = t.abs().amax() if t.numel() else t
             return t + 10.0 ** (power - 1) * size * _normal(_rows(t), generator)
 
@@ -496,6 +506,12 @@ def _times(tensor: Tensor, by: float) -> Tensor:
 def _rows(tensor: Tensor) -> Tensor:
     """One number for each row, with the dimensions of the tensor."""
     return tensor[..., :1] if tensor.dim() else tensor
+
+
+def _one_in_each_row(tensor: Tensor, larger: float) -> Tensor:
+    moved = tensor.clone()
+    moved.narrow(-1, 0, 1).add_(larger) if moved.dim() else moved.add_(larger)
+    return moved
 
 
 def _signs(like: Tensor, generator: Generator) -> Tensor:
