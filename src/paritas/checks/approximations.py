@@ -402,9 +402,9 @@ class _Search:
             start = best[len(self.trials) % min(_MOST_STARTS, len(best))] if best else None
             if start is None:
                 return
-            case = self.similar.step_from(start.case.inputs, start.index)
-            if case is not None:
-                yield self._try(case)
+            step = self.similar.step_from(start.case.inputs, start.index)
+            if step is not None:
+                yield self._try(step)
 
     def _observe(self, case: SimilarCase, *, fresh: bool = False) -> _Run | None:
         from paritas.checks.verify import Verification
