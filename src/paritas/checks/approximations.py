@@ -36,12 +36,12 @@ from paritas.results.findings import Aspect, Finding, Score, Status, Verdict
 from paritas.results.items import Item, ItemKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from torch import Tensor
 
     from paritas.checks.places import FailedCall, Place
-    from paritas.checks.verify import Verification
+    from paritas.execution.observation import Observation
     from paritas.execution.subject_runs import SubjectProgram
     from paritas.execution.subjects import Inputs, Subject, VerifyConfig
 
@@ -71,6 +71,8 @@ WIDE = 4.0
 HIDDEN = 4.0
 # A candidate may overflow where the true value is above this share of the dtype's largest.
 NEAR_OVERFLOW = 0.25
+# The candidate's own rounding excuses a difference that is well below it in float64.
+EXCUSED = 0.6
 # Where the reference itself is natively off by more than this share, it says little.
 LOST = 0.1
 # Many devices and libraries make zeros of denormal float32 and bfloat16 numbers. Those of float16
@@ -231,6 +233,7 @@ class _Trial:
         item: the item of that figure.
         index: where in the item.
         how: the figure in words.
+        factor: the factor, less one, by which a result of few elements is off in float64.
         is_native: the figure is that of the native run.
         is_weaker: visible, but only by the candidate's own rounding.
     """
@@ -241,6 +244,7 @@ class _Trial:
     item: Item
     index: tuple[int, ...] | None = None
     how: str = ""
+    factor: float = 0.0
     is_native: bool = False
     is_weaker: bool = False
 
@@ -333,10 +337,14 @@ class _Search:
 
     def run(self) -> _Outcome:
         """Try all kinds, then follow the largest difference."""
+        with contextlib.closing(self._all_trials()) as trials:  # closing it restores the weights
+            return self._follow(trials)
+
+    def _follow(self, trials: Iterator[_Trial | None]) -> _Outcome:
         weaker = ""
         beyond: _Trial | None = None
         count, last = 0, 10**6
-        for trial in self._all_trials():
+        for trial in trials:
             count += 1
             if time.monotonic() > self.deadline and count <= self.planned:
                 if beyond is not None:
@@ -352,6 +360,7 @@ class _Search:
                 beyond, last = trial, count + STEPS
             if count >= last:
                 break
+        beyond = beyond or self._with_same_factor()
         if beyond is not None:
             return _Outcome(shown=beyond)
         most = max((t.ratio for t in self.trials if not t.is_weaker), default=math.inf)
@@ -365,7 +374,17 @@ class _Search:
             weights=bool(self.weights),
         )
 
-    def _all_trials(self) -> Iterator[_Trial | None]:
+    def _with_same_factor(self) -> _Trial | None:
+        """A trial of many whose results, too few to share a factor alone, are off by the same."""
+        off = [t for t in self.trials if abs(t.factor) > MOST_FACTOR * UNIT_F32]
+        for trial in off:
+            alike = [t for t in off if abs(t.factor / trial.factor - 1) < SAME_FACTOR]
+            if len(alike) >= _ENOUGH_ELEMENTS:
+                how = f"the result is off by one factor, {1 + trial.factor:.9g}"
+                return dataclasses.replace(trial, how=how, is_native=False)
+        return None
+
+    def _all_trials(self) -> Generator[_Trial | None, None, None]:
         self.planned = 10**6
         given = SimilarCase("as given", self.inputs)
         yield self._try(given)
@@ -383,11 +402,11 @@ class _Search:
             start = best[len(self.trials) % min(_MOST_STARTS, len(best))] if best else None
             if start is None:
                 return
-            case = self.similar.step_from(start.case.inputs, start.index)
-            if case is not None:
-                yield self._try(case)
+            step = self.similar.step_from(start.case.inputs, start.index)
+            if step is not None:
+                yield self._try(step)
 
-    def _observe(self, case: SimilarCase, *, fresh: bool = False) -> Verification | None:
+    def _observe(self, case: SimilarCase, *, fresh: bool = False) -> _Run | None:
         from paritas.checks.verify import Verification
 
         reference, candidate = self.reference, self.candidate
@@ -398,55 +417,66 @@ class _Search:
             reference, candidate, case.inputs, self.config, 0, lambda _: None, lifts=False
         )
         one.rng = self.call.rng
-        one.verdict = one.run()
-        return None if one.evidence is None else one
+        verdict = one.run()
+        if one.evidence is None or one.my_first is None:
+            return None
+        return _Run(candidate, one.evidence, verdict, one.my_first)
 
     def _try(self, case: SimilarCase, weights: str = "") -> _Trial | None:
         """Both programs on other inputs; None if the reference refuses them."""
-        one = self._observe(case, fresh=bool(weights))
-        if one is None or one.evidence is None or one.verdict is None:
+        run = self._observe(case, fresh=bool(weights))
+        if run is None or run.evidence.native[0].error is not None:
             return None
-        refused = one.evidence.native[0].error is not None
-        if refused or any(f.status is Status.UNVERIFIED for f in one.verdict.failures):
+        if any(finding.status is Status.UNVERIFIED for finding in run.verdict.failures):
             return None
-        trial = _Judging(one, case, weights).trial()
+        trial = _Judging(run, case, weights, self.config.seed).trial()
         self.trials.append(trial)
         return trial
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Both programs natively; `mine` is what the candidate gave."""
+
+    candidate: Subject
+    evidence: Evidence[SubjectProgram]
+    verdict: Verdict
+    mine: Observation
 
 
 class _Judging:
     """Judges one trial."""
 
-    def __init__(self, one: Verification, case: SimilarCase, weights: str) -> None:
-        self.one, self.case, self.weights = one, case, weights
-        assert one.evidence is not None
-        self.evidence: Evidence[SubjectProgram] = one.evidence
-        self.lift = SubjectLift(self.evidence, one.candidate)
+    def __init__(self, run: _Run, case: SimilarCase, weights: str, seed: int) -> None:
+        self.case, self.weights, self.seed = case, weights, seed
+        self.candidate, self.evidence = run.candidate, run.evidence
+        self.verdict, self.mine = run.verdict, run.mine
+        self.lift = SubjectLift(self.evidence, run.candidate)
         self._mine: Evidence[SubjectProgram] | None = None
 
     def trial(self) -> _Trial:
         native = self._native()
         lifted = self._lifted(())
         worst = max(native, lifted, key=lambda trial: trial.ratio)
+        worst = dataclasses.replace(worst, factor=lifted.factor)
         if worst.ratio <= 1 or not self._may_be_weaker():
             return worst
-        is_excused = self._passes_with_own_noise() and self._lifted((self._own(),)).ratio <= 1
+        is_excused = self._passes_with_own_noise() and self._lifted((self._own(),)).ratio <= EXCUSED
         return dataclasses.replace(worst, is_weaker=is_excused)
 
     def _make(self, ratio: float, item: Item, index: Any, how: str) -> _Trial:
         return _Trial(self.case, self.weights, ratio, item, index, how)
 
     def _native(self) -> _Trial:
-        verdict = self.one.verdict
-        failures = verdict.failures
+        failures = self.verdict.failures
         if failures:
             made = self._make(math.inf, failures[0].item, None, _how_visible(failures[0]))
             return dataclasses.replace(made, is_native=True)
-        scores = [(f.native.excess, f) for f in verdict.findings if f.native is not None]
+        scores = [(f.native, f.item) for f in self.verdict.findings if f.native is not None]
         if not scores:
             return self._make(0.0, Item(), None, "")
-        excess, finding = max(scores, key=lambda pair: pair[0])
-        return self._make(min(excess, 1.0), finding.item, finding.native.index, "")
+        score, item = max(scores, key=lambda pair: pair[0].excess)
+        return self._make(min(score.excess, 1.0), item, score.index, "")
 
     def _lifted(self, also: Sequence[Evidence[SubjectProgram]]) -> _Trial:
         """The largest difference in float64, as a multiple of what the native noise allows."""
@@ -463,7 +493,7 @@ class _Judging:
         arbiter, lifted = about.arbiter(), about.lifted()
         if arbiter is None or lifted is None:
             return self._make(math.inf, item, None, "it has no value in float64")
-        mine = None if self.one.my_first is None else self.one.my_first.value(item)
+        mine = self.mine.value(item)
         if mine is None or mine.shape != value.shape:
             return self._make(math.inf, item, None, "the candidate has no such value")
         factor = _shared_factor(lifted, arbiter, value.dtype)
@@ -479,7 +509,9 @@ class _Judging:
             reference=value,
         )
         score = criterion.score(lifted, arbiter, noise).score
-        if _ratio(score) > NEAR:  # perturbed runs show noise that the reference's own error does not
+        if (
+            _ratio(score) > NEAR
+        ):  # perturbed runs show noise that the reference's own error does not
             spread = about.spread(self.evidence.unit, FEW_RUNS)
             noise = dataclasses.replace(noise, spread=spread)
             score = criterion.score(lifted, arbiter, noise).score
@@ -491,12 +523,15 @@ class _Judging:
         if abs(factor) > MOST_FACTOR * UNIT_F32:
             ratio = max(ratio, abs(factor) / (MOST_FACTOR * UNIT_F32))
             how = f"all values are off by one factor, {1 + factor:.9g}"
-        return self._make(ratio, item, score.index, how)
+        made = self._make(ratio, item, score.index, how)
+        if value.numel() < _ENOUGH_ELEMENTS and float(arbiter.abs().min()) > 0:
+            few = float(((lifted - arbiter) / arbiter).abs().max())
+            made = dataclasses.replace(made, factor=few if math.isfinite(few) else 0.0)
+        return made
 
     def _may_be_weaker(self) -> bool:
         """Whether the rounding of the candidate itself can be measured."""
-        candidate = self.one.candidate
-        failures = self.one.verdict.failures
+        candidate, failures = self.candidate, self.verdict.failures
         return (
             not candidate.is_compiled
             and not candidate.is_foreign
@@ -505,14 +540,14 @@ class _Judging:
 
     def _own(self) -> Evidence[SubjectProgram]:
         if self._mine is None:
-            program = dataclasses.replace(self.evidence.program, subject=self.one.candidate)
-            self._mine = Evidence(program, seed=self.one.config.seed)
+            program = dataclasses.replace(self.evidence.program, subject=self.candidate)
+            self._mine = Evidence(program, seed=self.seed)
         return self._mine
 
     def _passes_with_own_noise(self) -> bool:
         """Whether the candidate's native values pass with the noise of its own rounding."""
         mine = self._own()
-        for finding in self.one.verdict.failures:
+        for finding in self.verdict.failures:
             item = finding.item
             left, right = (side.native[0].value(item) for side in (self.evidence, mine))
             if not is_inexact(left) or not is_inexact(right):

@@ -423,6 +423,7 @@ class Verification:
         later_conditions: those of the runs that also compute the further gradients.
         evidence: evidence about the reference, once it has run.
         runs_again_later: the reference is run once more by the caller, as part of a whole.
+        my_first: what the candidate gave in its first call, if only native runs are compared.
     """
 
     def __init__(
@@ -448,7 +449,6 @@ class Verification:
         self.runs_again_later = False
         self.lifts = lifts
         self.my_first: Observation | None = None
-        self.verdict: Verdict | None = None
         self.repeats = False
         self.released: list[Item] | None = None
         self.overwritten: list[Item] = []

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 # Each probe imports its own subject: an import error fails only that probe.
 
-ATEN = torch.ops.aten
-UNIT = 2.0**-24
+ATEN, UNIT = torch.ops.aten, 2.0**-24
 
 
 def _draw_values(*shape: int) -> torch.Tensor:

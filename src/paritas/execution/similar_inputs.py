@@ -330,7 +330,8 @@ class SimilarInputs:
     def _scaled_alone(self, path: str) -> Iterator[SimilarCase]:
         for power in (-2, 2, -4, 4, -8, 8):
             inputs = self.vary(
-                self.given, lambda where, t: _times(t, 10.0**power if where == path else 1.0)
+                self.given,
+                lambda where, t, by=10.0**power: _times(t, by if where == path else 1.0),  # type: ignore[misc]
             )
             yield from _some(f"{path} scaled by 1e{power}", inputs)
         zeros = self.vary(self.given, lambda where, t: t * 0 if where == path else t)
@@ -349,7 +350,11 @@ class SimilarInputs:
                 ):
 
                     def change(
-                        where: str, t: Tensor, by: float = by, label: float = label
+                        where: str,
+                        t: Tensor,
+                        by: float = by,
+                        label: float = label,
+                        path: str = path,
                     ) -> Tensor | None:
                         if where == path:
                             return stored_as(torch.full_like(as_computable(t), label), t.dtype)
@@ -379,6 +384,11 @@ class SimilarInputs:
         yield from _some("small whole numbers", whole)
         powers = self._free(lambda t: torch.exp2((_normal(t, generator) * 4).round()))
         yield from _some("powers of two", powers)
+        for size in (3.0, 8.0, 16.0):
+            one = self._free(
+                lambda t, size=size: _one_in_each_row(_normal(t, generator) / 16, size)  # type: ignore[misc]
+            )
+            yield from _some(f"one value in each row larger by {size:g}", one)
         for power in (4, 8):
             rows = self._free(
                 lambda t, power=power: t * _log_uniform(_rows(t), generator, power)  # type: ignore[misc]
@@ -409,35 +419,34 @@ class SimilarInputs:
 
     def step_from(self, base: Inputs, index: tuple[int, ...] | None) -> SimilarCase | None:
         """Other inputs near these, for a search; `index` is the place of the most wrong result."""
-        generator = self._generator
-
-        def random() -> float:
-            return float(torch.rand((), generator=generator, dtype=torch.float64))
-
-        kind = random()
-        power = 3 * random() - 1.5
-        only = self.free_paths[int(random() * len(self.free_paths))] if self.free_paths else ""
+        kind, power = self._random(), 3 * self._random() - 1.5
         if kind < 0.35:  # noqa: PLR2004
-            alone = random() < 0.5  # noqa: PLR2004
-
-            def change(path: str, t: Tensor) -> Tensor:
-                return _times(t, 10.0**power) if path == only or not alone else t
-
-            return _case("scaled further", self.vary(base, change))
+            paths = self.free_paths
+            if self._random() < 0.5:  # noqa: PLR2004
+                paths = paths[int(self._random() * len(paths)) :][:1]
+            return _case(
+                "scaled further",
+                self.vary(base, lambda path, t: _times(t, 10.0**power) if path in paths else t),
+            )
         if kind < 0.75:  # noqa: PLR2004
-            width = 10.0 ** (-3 * random())
+            width = 10.0 ** (-3 * self._random())
+            near = self.vary(base, lambda _, t: self._close_to_element(t, index, width))
+            return _case("close to the values of the largest difference", near)
+        moved = self.vary(base, lambda _, t: self._with_moved_rows(t, 10.0 ** (power - 1)))
+        return _case("rows moved", moved)
 
-            def change(path: str, t: Tensor) -> Tensor:
-                at = _element(t, index, random())
-                return at + width * at * _normal(t, generator) / 3
+    def _random(self) -> float:
+        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
 
-            return _case("close to the values of the largest difference", self.vary(base, change))
+    def _close_to_element(
+        self, tensor: Tensor, index: tuple[int, ...] | None, width: float
+    ) -> Tensor:
+        at = _element(tensor, index, self._random())
+        return at.add(width / 3 * at * _normal(tensor, self._generator))
 
-        def change(path: str, t: Tensor) -> Tensor:
-            size = t.abs().amax() if t.numel() else t
-            return t + 10.0 ** (power - 1) * size * _normal(_rows(t), generator)
-
-        return _case("rows moved", self.vary(base, change))
+    def _with_moved_rows(self, tensor: Tensor, share: float) -> Tensor:
+        size = share * tensor.abs().amax()
+        return tensor.add(size * _normal(_rows(tensor), self._generator))
 
     def _possible_indices(self) -> list[int]:
         """The largest index of a dimension of another input: those out of range are refused.
@@ -496,6 +505,12 @@ def _times(tensor: Tensor, by: float) -> Tensor:
 def _rows(tensor: Tensor) -> Tensor:
     """One number for each row, with the dimensions of the tensor."""
     return tensor[..., :1] if tensor.dim() else tensor
+
+
+def _one_in_each_row(tensor: Tensor, larger: float) -> Tensor:
+    moved = tensor.clone()
+    moved.narrow(-1, 0, 1).add_(larger) if moved.dim() else moved.add_(larger)
+    return moved
 
 
 def _signs(like: Tensor, generator: Generator) -> Tensor:

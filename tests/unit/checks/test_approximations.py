@@ -1,0 +1,173 @@
+"""What differs in float64 only: an approximation passes, a wrong parameter does not."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paritas import Status, VerifyConfig, verify
+from paritas.checks import approximations
+from paritas.checks.failures import recall_failed
+from paritas.execution.observation import input_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paritas import Verdict
+
+
+@pytest.fixture(autouse=True)
+def _without_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approximations, "MOST_SECONDS", 600.0)
+    monkeypatch.setattr(approximations, "STEPS", 8)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check(
+    inputs: list[Any], reference: Callable[..., Any], candidate: Callable[..., Any]
+) -> Verdict:
+    return verify(inputs, reference, candidate, VerifyConfig(raise_on_mismatch=False))
+
+
+def polynomial_exp(x: Tensor) -> Tensor:
+    """Cephes' exp for float32."""
+    x = x.clamp(-104.0, 89.0)
+    k = torch.floor(x * 1.4426950408889634 + 0.5)
+    r = x - k * 0.693359375 + k * 2.12194440e-4
+    p = torch.full_like(r, 1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = p * r + c
+    half = torch.floor(k / 2)
+    return (p * r * r + r + 1) * torch.exp2(half) * torch.exp2(k - half)
+
+
+def layer_norm(eps: float) -> Callable[[Tensor], Tensor]:
+    def norm(x: Tensor) -> Tensor:
+        d = x - x.mean(-1, keepdim=True)
+        return d / torch.sqrt(d.square().mean(-1, keepdim=True) + eps)
+
+    return norm
+
+
+def bce_by_softplus(x: Tensor, z: Tensor) -> Tensor:
+    return (functional.softplus(x) - x * z).mean()
+
+
+def test_a_polynomial_exp_that_is_as_accurate_as_float32_is_equivalent() -> None:
+    verdict = check([normal(8, 16)], torch.exp, polynomial_exp)
+    assert verdict.status is Status.EQUIVALENT
+    finding = next(finding for finding in verdict.findings if finding.path == "output")
+    assert finding.reason == "agrees to the accuracy of float32, not beyond"
+    assert finding.lifted is not None
+    assert not finding.lifted.passed
+    note = next(note for note in verdict.notes if "not beyond" in note)
+    assert note.startswith(
+        "agrees to the accuracy of float32, not beyond: float64 shows a difference that none of "
+    )
+
+
+def test_a_loss_by_softplus_is_equivalent() -> None:
+    x, z = normal(16, 16) * 10, (normal(16, 16, seed=1) > 0).float()
+    loss = functional.binary_cross_entropy_with_logits
+    verdict = check([x, z], loss, bce_by_softplus)
+    assert verdict.passed
+
+
+@pytest.mark.slow
+def test_a_constant_that_is_stored_in_float32_is_equivalent() -> None:
+    scale = torch.tensor(1 / math.sqrt(48))
+    verdict = check([normal(8, 16)], lambda x: x / math.sqrt(48), lambda x: x * scale)
+    assert verdict.status is Status.EQUIVALENT
+
+
+def test_a_wrong_eps_that_the_inputs_hide_is_different_with_inputs_that_show_it() -> None:
+    x = normal(8, 32) * 100
+
+    def reference(x: Tensor) -> Tensor:
+        return functional.layer_norm(x, (32,), eps=1e-5)
+
+    verdict = check([x], reference, layer_norm(1e-6))
+    assert verdict.status is Status.DIFFERENT
+    assert "; visible natively for inputs scaled by 1e-2: off by " in verdict.failures[0].reason
+    pair = recall_failed(verdict)[0]
+    ((_, shown),) = input_tensors(pair.inputs[0])  # type: ignore[union-attr]
+    torch.testing.assert_close(shown, x * 0.01)
+    natively = VerifyConfig(raise_on_mismatch=False, lift=False)
+    assert not verify(pair.inputs[0], reference, layer_norm(1e-6), natively).passed
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        (
+            lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-9),
+            lambda x: x * torch.rsqrt(x.square().sum(-1, keepdim=True)),
+        ),
+        (lambda x: torch.log(x.abs() + 1e-8), lambda x: torch.log2(x.abs()) * math.log(2)),
+        (torch.exp, lambda x: torch.exp(x) * 1.0000001),
+        (lambda x: torch.tanh(x) + 1e-8, torch.tanh),
+    ],
+    ids=["guard", "log", "factor", "bias"],
+)
+def test_a_wrong_parameter_is_different(
+    reference: Callable[[Tensor], Tensor], candidate: Callable[[Tensor], Tensor]
+) -> None:
+    assert not check([normal(8, 32) + 0.01], reference, candidate).passed
+
+
+class Scaled(nn.Module):
+    """Divides by a buffer, with a guard."""
+
+    def __init__(self, eps: float, *, by_reciprocal: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("variance", torch.linspace(100.0, 500.0, 16))
+        self.eps, self.by_reciprocal = eps, by_reciprocal
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = torch.sqrt(self.variance + self.eps)
+        return x * (1 / root) if self.by_reciprocal else x / root
+
+
+def test_a_wrong_eps_that_only_other_weights_show_is_different() -> None:
+    reference, candidate = Scaled(1e-6), Scaled(2e-6, by_reciprocal=True)
+    before = reference.variance.clone()
+    verdict = check([normal(8, 16)], reference, candidate)
+    assert verdict.status is Status.DIFFERENT
+    assert "visible natively for weights scaled by 1e-" in verdict.failures[0].reason
+    assert torch.equal(reference.variance, before)
+    assert torch.equal(candidate.variance, before)
+
+
+def test_a_program_of_many_operators_is_not_the_place_and_stays_different() -> None:
+    def reference(x: Tensor) -> Tensor:
+        for _ in range(30):
+            x = torch.sin(x)
+        return torch.exp(x)
+
+    def candidate(x: Tensor) -> Tensor:
+        for _ in range(30):
+            x = torch.sin(x)
+        return polynomial_exp(x)
+
+    verdict = check([normal(8, 16)], reference, candidate)
+    assert verdict.status is Status.DIFFERENT
+    note = (
+        "whether the difference in float64 is only an approximation was not found out: the "
+        "reference calls 31 operators, and the one that differs is not known"
+    )
+    assert note in verdict.notes
+
+
+def test_a_search_without_time_settles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approximations, "MOST_SECONDS", -1.0)
+    verdict = check([normal(8, 16)], torch.exp, polynomial_exp)
+    assert verdict.status is Status.DIFFERENT
+    assert any("the time was over after 1 inputs" in note for note in verdict.notes)
