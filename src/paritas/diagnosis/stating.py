@@ -136,8 +136,8 @@ CONFIDENCE: dict[tuple[Grade, bool], tuple[float, int, int]] = {
     (Grade.CLOSE, False): (0.97, 39, 39),
     # Lower than counted: of kinds of faults that nobody had thought of, more of these were wrong.
     (Grade.LOOSE, False): (0.9, 45, 45),
-    (Grade.EXACT, True): (0.98, 49, 49),
-    (Grade.CLOSE, True): (0.92, 12, 12),
+    (Grade.EXACT, True): (0.98, 52, 52),
+    (Grade.CLOSE, True): (0.91, 10, 10),
     (Grade.LOOSE, True): (0.97, 35, 35),
 }
 
