@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # --- Running operators ----------------------------------------------------------------------------
 
 # Each probe imports its own subject: an import error fails only that probe.
-
 ATEN, UNIT = torch.ops.aten, 2.0**-24
 
 
