@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
 import importlib
 import json
@@ -87,6 +88,23 @@ def run(asked: Namespace, rows: list[dict[str, Any]]) -> None:
     importlib.import_module("torch._dynamo")
     deadline = time.monotonic() + 60 * asked.minutes
     running: dict[int, tuple[dict[str, Any], float]] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        _try_all(asked, left, counted, ended, running, deadline)
+    finally:  # also if this process is stopped: they are in sessions of their own
+        for child in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+
+
+def _try_all(
+    asked: Namespace,
+    left: Iterator[dict[str, Any]],
+    counted: int,
+    ended: set[tuple[str, str]],
+    running: dict[int, tuple[dict[str, Any], float]],
+    deadline: float,
+) -> None:
     while True:
         while len(running) < asked.jobs and counted + len(running) < asked.number:
             unit = next(left, None)
@@ -111,6 +129,7 @@ def _start(unit: dict[str, Any], asked: Namespace) -> int:
     if child:
         return child
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
     try:
         if asked.device == "cpu":  # CUDA reserves more addresses than there is memory
