@@ -197,6 +197,10 @@ def _told(origin: Origin) -> dict[str, str]:
     return {f"origin {name}": str(getattr(origin, name)) for name in names}
 
 
+# Only a candidate with a fault runs code of these files, and only where the fault is.
+_CODE_OF_FAULTS = {"building.py", "measured.py", "calls.py"}
+
+
 def place_of(origin: Origin, truth: Truth, *, by_node: bool) -> str:
     """`exact`, `near` if it contains the place, `other`, or `none` if it names the whole graph."""
     if origin.kind is OriginKind.GRAPH:
@@ -210,6 +214,7 @@ def place_of(origin: Origin, truth: Truth, *, by_node: bool) -> str:
     if by_node:
         return "other"
     same_line = _line(origin.source) in {_line(source) for source in truth.sources if source}
+    same_line |= _line(origin.source).partition(":")[0] in _CODE_OF_FAULTS
     module = origin.module or (origin.name if origin.kind is OriginKind.MODULE else "")
     same_operator = not origin.operator or not truth.operators or any(
         one in origin.operator for one in truth.operators

@@ -148,7 +148,10 @@ def named_node(case: Case) -> str | None:
         return None
     graph, inputs = made
     guarded = paritas.guard(backend_with(case.wrong), on_mismatch="record")
-    guarded(graph, inputs)(*inputs)
+    try:
+        guarded(graph, inputs)(*inputs)
+    except RuntimeError:  # a wrong value is no probability, no index
+        return None
     failures = [f for f in guarded.verdict().failures if f.status is not paritas.Status.UNVERIFIED]
     if not failures:
         return None

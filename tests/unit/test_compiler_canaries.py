@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
-from paritas._torch import dynamo, graphs, inductor, kernels, passes, replaying
+from paritas._torch import dynamo, graphs, inductor, kernels, passes, replaying, vmapped
 from paritas.errors import UnsupportedTorchError
 
 ATEN = torch.ops.aten
@@ -340,9 +340,9 @@ def test_a_branch_is_run_by_the_player():
 
 
 def test_the_depth_of_functorch_s_transforms_is_told():
-    assert replaying._count_transforms() == 0
+    assert vmapped._count_transforms() == 0
     seen = []
-    torch.func.vmap(lambda x: seen.append(replaying._count_transforms()) or x)(X)
+    torch.func.vmap(lambda x: seen.append(vmapped._count_transforms()) or x)(X)
     assert seen == [1]
     assert callable(torch._C._functorch.pop_dynamic_layer_stack)
 

@@ -178,10 +178,15 @@ def _with_note(verdict: Verdict, why: str) -> Verdict:
     return msgspec.structs.replace(verdict, notes=(*verdict.notes, note))
 
 
+_ACCURACY = {
+    dtype_name(dtype): dtype_name(torch.float32) for dtype in (torch.float16, torch.bfloat16)
+}
+
+
 def _as_approximation(native: Verdict, verdict: Verdict, outcome: _Outcome) -> Verdict:
     failed = {finding.item: finding for finding in verdict.failures}
-    dtypes = sorted({finding.dtype or "" for finding in failed.values()})
-    accuracy = " and ".join(dtypes)
+    natives = sorted({finding.dtype or "" for finding in failed.values()})
+    accuracy = " and ".join(dict.fromkeys(_ACCURACY.get(name, name) for name in natives))
     short = f"agrees to the accuracy of {accuracy}, not beyond"
     findings = tuple(
         msgspec.structs.replace(
@@ -194,9 +199,10 @@ def _as_approximation(native: Verdict, verdict: Verdict, outcome: _Outcome) -> V
         else finding
         for finding in native.findings
     )
+    hidden_in = " and ".join(natives)
     note = (
         f"{short}: float64 shows a difference that none of {outcome.tried} other inputs of the "
-        f"same kind{' and weights' if outcome.weights else ''} makes visible in {accuracy} "
+        f"same kind{' and weights' if outcome.weights else ''} makes visible in {hidden_in} "
         f"({outcome.kinds}; at most {outcome.most:.2g} of the limit)"
     )
     if outcome.weaker:
@@ -500,24 +506,20 @@ class _Judging:
         arbiter, lifted = _as_native(arbiter, lifted, value, mine)
         if nonfinite_mismatch(arbiter, lifted) is not None:
             return self._make(math.inf, item, None, "one side is not finite")
-        unit = unit_roundoff(value.dtype)
-        noise = Noise(
-            unit=unit,
-            step=smallest_step(value.dtype),
-            inner=unit,
-            own=criterion.own_noise(value, arbiter),
-            reference=value,
-        )
+        accuracy = accuracy_of(value.dtype)
+        unit = unit_roundoff(accuracy)
+        noise = Noise(unit=unit, step=smallest_step(accuracy), inner=unit)
+        if accuracy is value.dtype:
+            own = criterion.own_noise(value, arbiter)
+            noise = dataclasses.replace(noise, own=own, reference=value)
         score = criterion.score(lifted, arbiter, noise).score
-        if (
-            _ratio(score) > NEAR
-        ):  # perturbed runs show noise that the reference's own error does not
-            spread = about.spread(self.evidence.unit, FEW_RUNS)
-            noise = dataclasses.replace(noise, spread=spread)
+        # Perturbed runs show noise that the reference's own error does not.
+        if _ratio(score) > NEAR:
+            noise = dataclasses.replace(noise, spread=about.spread(unit, FEW_RUNS))
             score = criterion.score(lifted, arbiter, noise).score
         ratio, rms = _ratio(score), max(score.rms_z, score.slice_z or 0.0)
         how = (
-            f"in float64 off by {score.max_z:.3g} times the noise of {dtype_name(value.dtype)}, "
+            f"in float64 off by {score.max_z:.3g} times the noise of {dtype_name(accuracy)}, "
             f"{rms:.3g} times on average"
         )
         if abs(factor) > MOST_FACTOR * UNIT_F32:
@@ -559,6 +561,15 @@ class _Judging:
             if not judge_floats(left, right, about).status.passes():
                 return False
         return True
+
+
+def accuracy_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype whose accuracy an approximation must have: float32 for halves.
+
+    Operators on halves compute in float32 inside, and what is less accurate than that is hidden by
+    the rounding of results only, whatever it is: a bias of a tenth of a percent, for example.
+    """
+    return torch.float32 if dtype in {torch.float16, torch.bfloat16} else dtype
 
 
 def _as_native(

@@ -6,6 +6,7 @@ this call. So a graph that is wrong is wrong by itself, and not because of one b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from paritas.errors import in_one_line
 from paritas.execution.observation import RunOptions
 from paritas.execution.running import running_subject
 from paritas.execution.subjects import inspect_subject
+from paritas.execution.time_limit import OutOfTime
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
 from paritas.results.items import Item, ItemKind
 from paritas.results.wording import counted
@@ -152,7 +154,10 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
         GuardEverywhere(settings, journal),
         running_subject(call.candidate, call.rng, conditions) as run,
     ):
-        errors = [run(call.inputs).error for _ in range(calls)]
+        errors: list[Exception | None] = [None]
+        # What the guards have seen by then counts.
+        with contextlib.suppress(OutOfTime):
+            errors = [run(call.inputs).error for _ in range(calls)]
     error = None if errors[0] is None else raised_by_backend(errors[0])
     return journal, None if isinstance(error, SearchOverError) else error
 
@@ -172,6 +177,8 @@ def _read_journal(call: FailedCall, journal: GuardJournal, error: Exception | No
             (backward if entry.is_backward else forward).append(_place_in(entry, failed))
         elif error is not None and not entry.calls:
             forward.append(_refused_graph(entry, error))
+    if forward:  # a graph whose inputs are wrong gives wrong gradients
+        backward = [one for one in backward if not _is_whole_graph(one)]
     # They work before the graph is split into forward and backward, and so belong to neither.
     passes = [finding for finding in explaining if finding.origin and not finding.item.graph]
     places = _distinct([*forward, *backward])
@@ -185,6 +192,10 @@ def _read_journal(call: FailedCall, journal: GuardJournal, error: Exception | No
     is_backward = bool(backward) and not (forward or passes)
     causes, reason = _group_failures(call, places[0], is_backward=is_backward)
     return Place(findings=tuple(places), causes=causes, reason=reason)
+
+
+def _is_whole_graph(place: Finding) -> bool:
+    return place.origin is not None and place.origin.kind is OriginKind.GRAPH
 
 
 def _distinct(places: list[Finding]) -> list[Finding]:

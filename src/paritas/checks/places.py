@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paritas.checks.failures import without_kind
 from paritas.errors import in_one_line
 from paritas.execution.time_limit import OutOfTime, TimeLimit
 from paritas.results.findings import Status
@@ -164,7 +165,7 @@ def add_place(verdict: Verdict, place: Place) -> Verdict:
     known = {finding.path for finding in located}
     rest = [finding for finding in verdict.findings if finding.path not in known]
     findings = [
-        msgspec.structs.replace(finding, cause=place.causes.get(finding.path, first))
+        _caused_by(place.causes.get(finding.path, first), finding)
         if finding.status in _WRONG and not finding.cause
         else finding
         for finding in rest
@@ -174,6 +175,11 @@ def add_place(verdict: Verdict, place: Place) -> Verdict:
         advice = f"; to find it: {place.command}" if place.command else ""
         notes = (*notes, f"where it starts is not known: {place.reason}{advice}")
     return msgspec.structs.replace(verdict, findings=(*located, *findings), notes=notes)
+
+
+def _caused_by(place: str, finding: Finding) -> Finding:
+    """A failure that results from a place; what kind of wrong it is, is said there."""
+    return without_kind(msgspec.structs.replace(finding, cause=place)) if place else finding
 
 
 def _not_graver(finding: Finding, status: Status) -> Finding:
