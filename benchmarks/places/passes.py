@@ -89,7 +89,7 @@ class Names:
     """Names the nodes of AOTAutograd's graphs after those of Dynamo's graph."""
 
     def __init__(self) -> None:
-        self._by_sequence: dict[int, str] = {}
+        self._by_sequence: dict[int, list[tuple[str, str]]] = {}
 
     def of(self, graph: fx.Graph, *, backward: bool) -> dict[fx.Node, Node]:
         """The forward graph has to come first: a backward node is told by its number only."""
@@ -109,12 +109,16 @@ class Names:
     def _captured(self, node: fx.Node, *, backward: bool) -> str:
         sequence = node.meta.get("seq_nr")
         if backward:
-            known = self._by_sequence.get(sequence, "") if sequence is not None else ""
-            return "" if _PER_LINE in (node.stack_trace or "") else known
+            known = self._by_sequence.get(sequence, []) if sequence is not None else []
+            if not known or _PER_LINE in (node.stack_trace or ""):
+                return ""
+            # Calls that are not differentiated have the number of another one.
+            named = [name for name, op in known if op in operator_of(node.target)]
+            return named[0] if named else known[-1][0]
         sources = node.meta.get("from_node") or []
         name = sources[0].name if sources else ""
         if name and sequence is not None:
-            self._by_sequence[sequence] = name
+            self._by_sequence.setdefault(sequence, []).append((name, operator_of(node.target)))
         return name
 
 

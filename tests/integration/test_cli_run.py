@@ -83,7 +83,7 @@ def test_a_wrong_compiler_is_1_the_script_runs_to_its_end_and_json_has_the_form_
     assert (origin.kind, origin.name) == (OriginKind.NODE, "relu")
     assert origin.source.startswith(str(folder / "train.py"))
     lines = summary(result)
-    assert any(line.startswith("  node relu: relu(input: float32") for line in lines)
+    assert any(line.startswith("  node relu: relu(") for line in lines)
     assert "    return self.outer(torch.relu(self.inner(x)))" in lines
     assert lines[-1] == headline(verdict)
     assert max(map(len, lines[:-1])) <= 80

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from paritas.execution.saved_state import Surroundings
 
 # The time limit: a backend may take long for every part.
-SECONDS_FOR_PARTS = 30.0
+SECONDS_FOR_PARTS = 60.0
 # A pass that breaks every operator of a kind: the first is searched among so many.
 MOST_WRONG = 32
 # Some backends are correct in the first call and wrong in later ones.
