@@ -332,13 +332,17 @@ class _Search:
             start, end = (start, middle) if fails(middle) else (middle, end)
         if end - start > 1:
             return self._unfinished(self.calls[start + 1], self.calls[end], shown[end])
-        alone = self._failure_alone(self.calls[end])
-        why = "is wrong even if compiled alone"
-        if alone is None and end == 0:
-            why = "is correct alone, but not if compiled together with the nodes after it"
-        elif alone is None:
+        order = [self.calls[end]]
+        if self.suspect.gradients:
+            # A backward node that adds something to whatever it gets shows in every part.
+            order += [*self.calls[end + 1 :], *self.calls[:end]]
+        alone = self._first_wrong_alone(order)
+        if alone is not None:
+            return alone
+        why = "is correct alone, but not if compiled together with the nodes after it"
+        if end > 0:
             why = f"is correct alone, but not if compiled together with the {end} nodes before it"
-        return self._finding(self.calls[end], why, alone or shown[end])
+        return self._finding(self.calls[end], why, shown[end])
 
     def _failure_before(self, number: int) -> Finding | None:
         """How the values that the first nodes of the graph hand on are wrong."""
@@ -411,7 +415,11 @@ class _Search:
         """The first node that fails alone as the whole does; those behind the failures first."""
         behind = self._failing_outputs()
         nodes = [node for node in self.calls if node in behind]
-        nodes += [node for node in self.calls if node not in behind]
+        return self._first_wrong_alone(
+            [*nodes, *(node for node in self.calls if node not in behind)]
+        )
+
+    def _first_wrong_alone(self, nodes: Sequence[Node]) -> Finding | None:
         for node in nodes:
             if time.monotonic() > self.deadline:
                 return None
