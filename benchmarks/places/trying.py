@@ -198,7 +198,7 @@ def _told(origin: Origin) -> dict[str, str]:
 
 
 # Only a candidate with a fault runs code of these files, and only where the fault is.
-_CODE_OF_FAULTS = {"building.py", "measured.py", "calls.py"}
+_CODE_OF_FAULTS = {"building.py", "measured.py", "calls.py", "kernels_of_a_stranger.py"}
 
 
 def place_of(origin: Origin, truth: Truth, *, by_node: bool) -> str:

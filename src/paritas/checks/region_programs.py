@@ -93,7 +93,13 @@ def _collect(result: Any, results: list[Any]) -> None:
 def judge_regions(
     item: Item, reference: Region, candidate: Region, tensors: Sequence[Tensor], seed: int
 ) -> list[Finding]:
-    """The findings about the candidate's operators on the reference's inputs, with a diagnosis."""
+    """The findings about the candidate's operators on the reference's inputs, with a diagnosis.
+
+    None if the candidate's only make memory: what writes to it, such as a kernel of one's own, is
+    not among the operators.
+    """
+    if reference.given and not candidate.given:
+        return []
     known = reference.evidence(tensors, seed)
     mine = candidate.evidence(tensors, seed)
     right, wrong = (one.native[0].outputs.get(VALUE) for one in (known, mine))
