@@ -308,7 +308,10 @@ def call_context(
         _sort_argument(names[place] if place < len(names) else str(place), value, inputs, arguments)
     for name, value in kwargs.items():
         _sort_argument(name, value, inputs, arguments)
-    call = LiveCall(target, args, kwargs) if callable(target) else None
+    # A method is known by its name.
+    of_tensor = isinstance(target, str) and bool(args) and isinstance(args[0], torch.Tensor)
+    function = getattr(torch.Tensor, target, None) if of_tensor else target
+    call = LiveCall(function, args, kwargs) if callable(function) else None
     return Context(
         operator=str(target),
         inputs=tuple(inputs),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
-from paritas.diagnosis.patterns.sums import sum_variations, tails
+from paritas.diagnosis.patterns.sums import left_out, sum_variations, tails, words_of
 from paritas.diagnosis.patterns.variations import Variation, mask_changes
 from paritas.results.findings import PatternKind
 
@@ -100,12 +100,11 @@ def _attention_variations(step: Step) -> Iterator[Variation]:
     ):
         said = f"the factor on the scores is {words}"
         yield Variation(PatternKind.FACTOR, said, attends(factor=factor))
-    for count in tails(key.shape[-2]):
-        said = f"the last {count} of the {key.shape[-2]} keys are left out"
-        kept = slice(0, key.shape[-2] - count)
+    for first, last in left_out(key.shape[-2]):
+        verb = "is" if first + last == 1 else "are"
+        said = f"{words_of(first, last)} of the {key.shape[-2]} keys {verb} left out"
+        kept = slice(first, key.shape[-2] - last)
         yield Variation(PatternKind.PARTIAL_SUM, said, attends(keys=kept))
-    said = f"the first of the {key.shape[-2]} keys is left out"
-    yield Variation(PatternKind.PARTIAL_SUM, said, attends(keys=slice(1, None)))
     said = "the softmax is taken over the queries instead of the keys"
     yield Variation(PatternKind.WRONG_AXIS, said, attends(dim=-2))
 
@@ -178,7 +177,7 @@ def _convolution_variations(step: Step) -> Iterator[Variation]:
 
     said = "the kernel is flipped: a true convolution, not a correlation"
     flip = lambda step: step.run(weight=step.values["weight"].flip(spatial))  # noqa: E731
-    yield Variation(PatternKind.ARGUMENT, said, flip)
+    yield Variation(PatternKind.PERMUTATION, said, flip)
     if any(step.values["padding"]):
         for mode in ("replicate", "reflect", "circular"):
             said = f"the padding is {mode!r}, not zeros"
