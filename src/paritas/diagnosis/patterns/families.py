@@ -192,15 +192,16 @@ def _convolution_variations(step: Step) -> Iterator[Variation]:
     if weight.shape[0] == weight.shape[1]:
         said = "the kernel's input and output channels are swapped"
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, transposed)
-    for count in tails(weight.shape[1]):
-        some = "channel is" if count == 1 else f"{count} channels are"
-        said = f"the last input {some} left out of each sum ({weight.shape[1]} in all)"
-        yield Variation(PatternKind.PARTIAL_SUM, said, partial(_without_last, dim=1, count=count))
+    for first, last in left_out(weight.shape[1]):
+        some = f"{words_of(first, last)} {'channel is' if first + last == 1 else 'channels are'}"
+        said = f"{some} left out of each sum over the {weight.shape[1]} input channels"
+        change = partial(_without_weights, dim=1, first=first, last=last)
+        yield Variation(PatternKind.PARTIAL_SUM, said, change)
     for dim in spatial:
-        for count in tails(weight.shape[dim]):
-            said = f"the last {count} of the kernel's {weight.shape[dim]} along axis {dim} left out"
-            change = partial(_without_last, dim=dim, count=count)
-            yield Variation(PatternKind.PARTIAL_SUM, said, change)
+        for first, last in left_out(weight.shape[dim]):
+            some = f"{words_of(first, last)} of the kernel's {weight.shape[dim]} along axis {dim}"
+            change = partial(_without_weights, dim=dim, first=first, last=last)
+            yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
 
 
 def _padded_unevenly(step: Step, axis: int, by: int) -> Any:
@@ -211,9 +212,10 @@ def _padded_unevenly(step: Step, axis: int, by: int) -> Any:
     return step.run(input=x, padding=[0] * len(sides))
 
 
-def _without_last(step: Step, dim: int, count: int) -> Any:
+def _without_weights(step: Step, dim: int, first: int, last: int) -> Any:
     weight = step.values["weight"].clone()
-    weight.narrow(dim, weight.shape[dim] - count, count).zero_()
+    weight.narrow(dim, 0, first).zero_()
+    weight.narrow(dim, weight.shape[dim] - last, last).zero_()
     return step.run(weight=weight)
 
 

@@ -118,6 +118,7 @@ _SIBLINGS = {
     "upsample_bicubic2d": "upsample_bilinear2d",
     "avg_pool2d": "max_pool2d",
     "avg_pool1d": "max_pool1d",
+    "max_pool2d_with_indices": "avg_pool2d",
 }
 _INNER = {
     math.log(2): "ln 2",
@@ -187,9 +188,10 @@ def _comparison_variations(name: str) -> Iterator[Variation]:
         yield Variation(PatternKind.MASK, said, partial(_with_moved_side, by=by))
 
 
-def _sibling(step: Step, function: Callable[..., Tensor]) -> Tensor:
-    names = ("count_include_pad", "divisor_override")
-    return function(*[value for name, value in step.values.items() if name not in names][:5])
+def _sibling(step: Step, function: Callable[..., Tensor]) -> Any:
+    # Pools have the first four arguments in common.
+    count = 4 if "pool" in step.name else 5
+    return step.with_first(function(*list(step.values.values())[:count]))
 
 
 def _unary(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
