@@ -32,6 +32,8 @@ def family_variations(step: Step) -> Iterator[Variation]:
         yield from _convolution_variations(step)
     if name.endswith("loss") or name.startswith("nll_loss"):
         yield from _loss_variations(step)
+    if name == "native_layer_norm_backward":
+        yield from _norm_gradient_variations()
     if name in ("softmax_backward_data", "threshold_backward"):
         yield from _gradient_variations(name)
     if name in ("rsqrt", "sqrt", "reciprocal"):
@@ -249,6 +251,29 @@ def _gradient_variations(name: str) -> Iterator[Variation]:
     yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_sum)
     said = "the gradient is not multiplied by the softmax"
     yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_factor)
+
+
+def _norm_gradient_variations() -> Iterator[Variation]:
+    for said, centred, scaled in (
+        ("the gradient through the mean is left out", False, True),
+        ("the gradient through the deviation is left out", True, False),
+        ("the gradients through mean and deviation are left out", False, False),
+    ):
+        change = partial(_norm_gradient, centred=centred, scaled=scaled)
+        yield Variation(PatternKind.MISSING_OPERAND, said, _with_first(change))
+
+
+def _norm_gradient(step: Step, *, centred: bool, scaled: bool) -> Tensor:
+    values = step.values
+    grad, x, weight = values["grad_out"], values["input"], values["weight"]
+    dims = tuple(range(x.dim() - len(values["normalized_shape"]), x.dim()))
+    grad = grad if weight is None else grad * weight
+    normal = (x - values["mean"]) * values["rstd"]
+    result = grad - grad.mean(dims, keepdim=True) if centred else grad
+    if scaled:
+        result = result - normal * (grad * normal).mean(dims, keepdim=True)
+    value: Tensor = result * values["rstd"]
+    return value
 
 
 def _gradient_without_sum(step: Step) -> Tensor:
