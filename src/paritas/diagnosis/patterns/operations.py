@@ -188,7 +188,7 @@ _JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
 
 
 def propose_operands(case: Case) -> list[Pattern]:
-    """`swapped operands`: operands swapped or transposed."""
+    """`swapped operands`, or `transpose`: an operand transposed."""
     operation = operation_of(case, inputs=2)
     if operation is None or not case.is_beyond_noise:
         return []
