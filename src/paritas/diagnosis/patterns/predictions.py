@@ -185,10 +185,17 @@ class _Predictor:
     def _reproduction(
         self, place: int, variation: Variation, prediction: Tensor, *, parameters: int = 0
     ) -> Reproduction | None:
-        weight = weigh(self.case, prediction, extent=Extent.ALL, parameters=parameters)
-        if weight is None or not fits_honestly(self.case, prediction):
+        slack = self._growth(prediction)
+        weight = weigh(self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack)
+        if weight is None or not fits_honestly(self.case, prediction, slack=slack):
             return None
         return Reproduction(variation, place, weight, mean_square_left(self.case, prediction))
+
+    def _growth(self, prediction: Tensor) -> float:
+        """How much larger every element is, and its noise with it, as in a sum for a mean."""
+        right = self.case.right.abs()
+        ratios = (prediction.abs() / right)[(right > 0) & self.case.both_finite]
+        return max(1.0, float(ratios.min().nan_to_num(1.0))) if ratios.numel() else 1.0
 
     def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
         """The mistake with the shortest number that reproduces the candidate."""

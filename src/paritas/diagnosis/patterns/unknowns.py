@@ -137,12 +137,12 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
             yield Unknown(partial(_other_eps, name, right), _EPS_STARTS, logarithmic=True, most=1e3)
         elif name == "scale" and value is None and "query" in step.values:
             right = 1 / math.sqrt(step.values["query"].shape[-1])
-            yield Unknown(partial(_other_number, name, right), (right,))
+            yield Unknown(partial(_other_number, step.name, name, right), (right,))
         elif name == "alpha" and not isinstance(step.values.get("other"), torch.Tensor | None):
             continue  # the factor on a number is that number
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
-            yield Unknown(partial(_other_number, name, float(value)), starts)
+            yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
         yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
@@ -163,8 +163,9 @@ def _other_eps(name: str, right: float, number: float) -> Variation:
     return Variation(PatternKind.EPS, said, with_argument(name, number))
 
 
-def _other_number(name: str, right: float, number: float) -> Variation:
+def _other_number(operator: str, name: str, right: float, number: float) -> Variation:
     kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
+    kind = PatternKind.MASK if operator == "masked_fill" else kind
     said = f"{name} is {number:.7g} instead of {right:.7g}"
     return Variation(kind, said, with_argument(name, number))
 
