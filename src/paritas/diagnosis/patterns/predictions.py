@@ -14,6 +14,8 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+import torch
+
 from paritas.diagnosis.case import Extent, Weight, same, supported_pattern, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.families import family_variations
@@ -194,8 +196,11 @@ class _Predictor:
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""
         right = self.case.right.abs()
-        ratios = (prediction.abs() / right)[(right > 0) & self.case.both_finite]
-        return max(1.0, float(ratios.min().nan_to_num(1.0))) if ratios.numel() else 1.0
+        ratios = (prediction.abs() / right)[right > 0]
+        least = float(ratios.min()) if ratios.numel() else 1.0
+        # A prediction or a right value that is infinite says nothing about noise.
+        is_finite = bool(torch.isfinite(prediction).all() & torch.isfinite(right).all())
+        return max(1.0, least) if is_finite else 1.0
 
     def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
         """The mistake with the shortest number that reproduces the candidate."""
