@@ -261,6 +261,43 @@ def test_the_node_with_a_wrong_gradient_is_named(name: str) -> None:
     assert named(program, edit, x) == ("node", name)
 
 
+class _LastRowWins(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, weight: Tensor) -> Tensor:
+        ctx.index, ctx.rows = index, len(weight)
+        return F.embedding(index, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        result = gradient.new_zeros(ctx.rows, gradient.shape[-1])
+        for index, row in zip(ctx.index.tolist(), gradient, strict=True):
+            result[index] = row
+        return None, result
+
+
+def embed_wrongly(index: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = _LastRowWins.apply(index, weight)
+    return result
+
+
+def test_the_kind_of_a_wrong_gradient_is_that_of_its_own_operator() -> None:
+    def edit(graph: fx.GraphModule) -> None:
+        (node,) = calls(graph, "embedding")
+        node.target, node.args, node.kwargs = embed_wrongly, node.args[:2], {}
+
+    index = torch.tensor([3, 1, 3, 0, 5, 1, 3, 2])
+    weight = torch.rand(9, 6, requires_grad=True)
+    program = lambda index, weight: torch.tanh(F.embedding(index, weight))  # noqa: E731
+    found = place(program, edited_by(edit), index, weight)
+    assert found.diagnosis is not None
+    assert found.diagnosis.best is not None
+    assert found.diagnosis.best.kind == "lost accumulation"
+    assert found.diagnosis.best.sentence == (
+        "in aten.embedding_dense_backward.default: "
+        "rows with the same index are not added up: the last one wins"
+    )
+
+
 def test_wrong_values_that_only_show_in_gradients_are_named() -> None:
     # Layer norm undoes the factor, but not in its gradient.
     def program(x: Tensor, other: Tensor) -> Tensor:

@@ -178,10 +178,11 @@ def _operands(make: Maker) -> _Made:
     yield "sub exchanged", (*kind, "sign"), make.case(b - a, a - b, context)
     a, b = make.normal(7, 32), make.normal(32, 32)
     context = _context("aten.mm.default", a, b, dtype=make.dtype)
-    yield "second factor transposed", kind, make.case(a @ b.T, a @ b, context)
+    yield "second factor transposed", ("transpose",), make.case(a @ b.T, a @ b, context)
     bias = make.normal(32)
     context = _context("aten.linear.default", a, b, bias, dtype=make.dtype)
-    yield "linear by the weight as it is", kind, make.case(a @ b + bias, a @ b.T + bias, context)
+    made = make.case(a @ b + bias, a @ b.T + bias, context)
+    yield "linear by the weight as it is", ("transpose",), made
     test = make.normal(12, 13) > 0
     a, b = make.normal(12, 13), make.normal(12, 13)
     context = _context("aten.where.self", test, a, b, dtype=make.dtype)

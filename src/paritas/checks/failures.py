@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from paritas._torch.dynamo import Backend
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Context
     from paritas.numerics.judge_evidence import JudgeEvidence
     from paritas.results.findings import Finding, Verdict
@@ -308,7 +309,10 @@ def call_context(
         _sort_argument(names[place] if place < len(names) else str(place), value, inputs, arguments)
     for name, value in kwargs.items():
         _sort_argument(name, value, inputs, arguments)
-    call = LiveCall(target, args, kwargs) if callable(target) else None
+    # A method is known by its name.
+    of_tensor = isinstance(target, str) and bool(args) and isinstance(args[0], torch.Tensor)
+    function = getattr(torch.Tensor, target, None) if of_tensor else target
+    call = LiveCall(function, args, kwargs) if callable(function) else None
     return Context(
         operator=str(target),
         inputs=tuple(inputs),
@@ -316,6 +320,39 @@ def call_context(
         lifted_agrees=lifted_agrees,
         call=call,
     )
+
+
+def gradient_call(program: Any) -> tuple[str, LiveCall] | None:
+    """The backward pass of a graph of one operator, as a call, and the operator's name."""
+    from paritas.diagnosis.calls import LiveCall
+    from paritas.execution.graph_runs import CapturedProgram
+
+    if not isinstance(program, CapturedProgram) or not program.cotangents:
+        return None
+    module = program.reference.module
+    nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
+    if len(nodes) != 1 or any(one.inside for one in program.cotangents.values()):
+        return None
+    needed = [isinstance(one, torch.Tensor) and one.requires_grad for one in program.kept]
+    positions = list(program.cotangents)
+
+    def differentiate(kept: list[Any], given: list[Tensor]) -> list[Tensor]:
+        with torch.enable_grad():
+            args = [
+                one.detach().requires_grad_() if need else one
+                for one, need in zip(kept, needed, strict=True)
+            ]
+            results = module(*args)
+            outputs = [results[position] for position in positions]
+            ends = [one.to(output.dtype) for one, output in zip(given, outputs, strict=True)]
+            wanted = [one for one, need in zip(args, needed, strict=True) if need]
+            found = torch.autograd.grad(outputs, wanted, ends, allow_unused=True)
+        return [one for one in found if one is not None]
+
+    totals = [one.total for one in program.cotangents.values()]
+    call = LiveCall(differentiate, (list(program.kept), totals), {})
+    target = nodes[0].target
+    return f"{getattr(target, '__name__', target)}_backward", call
 
 
 def _sort_argument(

@@ -16,6 +16,7 @@ from paritas.checks.failures import (
     Explainer,
     FailedGraph,
     GraphMaker,
+    gradient_call,
     likely_mixups,
     remember_failed,
 )
@@ -368,7 +369,14 @@ class CallComparer:
         if is_after and isinstance(before, torch.Tensor):
             earlier["what it was before the call"] = before
         draws = self.runs.depends_on_draws(0, evidence.item)
-        context = Context(named=likely_mixups(given, reference), earlier=earlier, draws=draws)
+        operator, call = gradient_call(self.runs.program) or ("", None)
+        context = Context(
+            operator=operator,
+            named=likely_mixups(given, reference),
+            earlier=earlier,
+            draws=draws,
+            call=call,
+        )
         found = explainer.explain(findings, reference, candidate, evidence, context)
         self.out.notes += explainer.notes
         explainer.notes.clear()

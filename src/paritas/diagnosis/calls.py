@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +86,13 @@ class LiveCall:
     kwargs: Mapping[str, Any]
 
     @functools.cached_property
+    def items(self) -> list[Tensor]:
+        """The tensors among which it picks one, or all that it returns."""
+        if self.target is operator.getitem and not isinstance(self.args[0], torch.Tensor):
+            return _tensors_of(self.args[0])
+        return self.results(wide=False)
+
+    @functools.cached_property
     def steps(self) -> tuple[tuple[int, Step], ...]:
         """Its operators that compute something, each with its place among all operators.
 
@@ -93,11 +101,9 @@ class LiveCall:
         """
         recorder = _Recorder()
         self._run(recorder, wide=False)
-        working = [
-            (place, step)
-            for place, step in enumerate(recorder.steps)
-            if step is not None and not step.traits.view
-        ]
+        known = [(place, step) for place, step in enumerate(recorder.steps) if step is not None]
+        # Views matter only where nothing else is done.
+        working = [(place, step) for place, step in known if not step.traits.view] or known
         draws = any(
             step.traits.random and step.values.get("dropout_p") != 0.0 for _, step in working
         )

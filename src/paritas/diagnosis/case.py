@@ -161,7 +161,11 @@ class Case:
             return torch.zeros(self.shape, dtype=torch.float64)
         if self.noise is not None:
             # An element without a figure has no noise.
-            return self.noise.detach().to("cpu", torch.float64).nan_to_num(nan=0.0, posinf=math.inf)
+            noise = self.noise.detach().to("cpu", torch.float64)
+            noise = noise.nan_to_num(nan=0.0, posinf=math.inf)
+            # An infinity on which all runs agree, such as that of a mask, has none either.
+            agreed = torch.isinf(self.right) & (self.right == widen(self.reference))
+            return noise.masked_fill(agreed, 0.0)
         finite = self.magnitude
         scale = self.whole_scale
         if scale is None:

@@ -51,10 +51,11 @@ ACROSS_RANKS: Proposers = ((propose_collectives, PatternKind.ZEROS),)
 # All proposers with the simplest kind of each, in the order of these.
 PROPOSERS: Proposers = (
     (propose_ties, PatternKind.TIE_BREAKING),
+    # What reproduces every element also says where infinities come from.
+    (propose_predictions, PatternKind.NONFINITE),
     (propose_nonfinite, PatternKind.NONFINITE),
     (propose_wrapped, PatternKind.WRAPPED),
     (propose_clipping, PatternKind.CLIPPED),
-    (propose_predictions, PatternKind.SWAPPED_OPERANDS),
     (propose_operands, PatternKind.SWAPPED_OPERANDS),
     (propose_reductions, PatternKind.OFF_BY_ONE),
     (propose_norms, PatternKind.OFF_BY_ONE),
@@ -104,7 +105,10 @@ def propose_all(
 def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     """The patterns that fit, best first, without those that explain no more than a simpler one."""
     kept: list[Pattern] = []
-    for pattern in sorted(propose_all(case, enough=True, proposers=proposers), key=_rank_key):
+    found = propose_all(case, enough=True, proposers=proposers)
+    if any(_reproduces_all(pattern) for pattern in found):
+        found = [pattern for pattern in found if pattern.kind != PatternKind.NONFINITE]
+    for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)
     return kept
@@ -125,6 +129,11 @@ def rank_patterns(
         if may_be_stated(pattern, at_output=at_output, operator=operator)
     ]
     return with_confidence(ranked, at_output=at_output)
+
+
+def _reproduces_all(pattern: Pattern) -> bool:
+    """Whether it is the operator with a mistake, which gives the candidate bit for bit."""
+    return "tried" in pattern.evidence and pattern.evidence.get("bit for bit") == 1
 
 
 def _rank_key(pattern: Pattern) -> tuple[bool, int, float, float]:

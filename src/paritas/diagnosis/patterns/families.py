@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
-from paritas.diagnosis.patterns.sums import sum_variations, tails
+from paritas.diagnosis.patterns.sums import left_out, sum_variations, tails, words_of
 from paritas.diagnosis.patterns.variations import Variation, mask_changes
 from paritas.results.findings import PatternKind
 
@@ -32,6 +32,8 @@ def family_variations(step: Step) -> Iterator[Variation]:
         yield from _convolution_variations(step)
     if name.endswith("loss") or name.startswith("nll_loss"):
         yield from _loss_variations(step)
+    if name == "native_layer_norm_backward":
+        yield from _norm_gradient_variations()
     if name in ("softmax_backward_data", "threshold_backward"):
         yield from _gradient_variations(name)
     if name in ("rsqrt", "sqrt", "reciprocal"):
@@ -100,12 +102,11 @@ def _attention_variations(step: Step) -> Iterator[Variation]:
     ):
         said = f"the factor on the scores is {words}"
         yield Variation(PatternKind.FACTOR, said, attends(factor=factor))
-    for count in tails(key.shape[-2]):
-        said = f"the last {count} of the {key.shape[-2]} keys are left out"
-        kept = slice(0, key.shape[-2] - count)
+    for first, last in left_out(key.shape[-2]):
+        verb = "is" if first + last == 1 else "are"
+        said = f"{words_of(first, last)} of the {key.shape[-2]} keys {verb} left out"
+        kept = slice(first, key.shape[-2] - last)
         yield Variation(PatternKind.PARTIAL_SUM, said, attends(keys=kept))
-    said = f"the first of the {key.shape[-2]} keys is left out"
-    yield Variation(PatternKind.PARTIAL_SUM, said, attends(keys=slice(1, None)))
     said = "the softmax is taken over the queries instead of the keys"
     yield Variation(PatternKind.WRONG_AXIS, said, attends(dim=-2))
 
@@ -178,7 +179,7 @@ def _convolution_variations(step: Step) -> Iterator[Variation]:
 
     said = "the kernel is flipped: a true convolution, not a correlation"
     flip = lambda step: step.run(weight=step.values["weight"].flip(spatial))  # noqa: E731
-    yield Variation(PatternKind.ARGUMENT, said, flip)
+    yield Variation(PatternKind.PERMUTATION, said, flip)
     if any(step.values["padding"]):
         for mode in ("replicate", "reflect", "circular"):
             said = f"the padding is {mode!r}, not zeros"
@@ -193,15 +194,16 @@ def _convolution_variations(step: Step) -> Iterator[Variation]:
     if weight.shape[0] == weight.shape[1]:
         said = "the kernel's input and output channels are swapped"
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, transposed)
-    for count in tails(weight.shape[1]):
-        some = "channel is" if count == 1 else f"{count} channels are"
-        said = f"the last input {some} left out of each sum ({weight.shape[1]} in all)"
-        yield Variation(PatternKind.PARTIAL_SUM, said, partial(_without_last, dim=1, count=count))
+    for first, last in left_out(weight.shape[1]):
+        some = f"{words_of(first, last)} {'channel is' if first + last == 1 else 'channels are'}"
+        said = f"{some} left out of each sum over the {weight.shape[1]} input channels"
+        change = partial(_without_weights, dim=1, first=first, last=last)
+        yield Variation(PatternKind.PARTIAL_SUM, said, change)
     for dim in spatial:
-        for count in tails(weight.shape[dim]):
-            said = f"the last {count} of the kernel's {weight.shape[dim]} along axis {dim} left out"
-            change = partial(_without_last, dim=dim, count=count)
-            yield Variation(PatternKind.PARTIAL_SUM, said, change)
+        for first, last in left_out(weight.shape[dim]):
+            some = f"{words_of(first, last)} of the kernel's {weight.shape[dim]} along axis {dim}"
+            change = partial(_without_weights, dim=dim, first=first, last=last)
+            yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
 
 
 def _padded_unevenly(step: Step, axis: int, by: int) -> Any:
@@ -212,9 +214,10 @@ def _padded_unevenly(step: Step, axis: int, by: int) -> Any:
     return step.run(input=x, padding=[0] * len(sides))
 
 
-def _without_last(step: Step, dim: int, count: int) -> Any:
+def _without_weights(step: Step, dim: int, first: int, last: int) -> Any:
     weight = step.values["weight"].clone()
-    weight.narrow(dim, weight.shape[dim] - count, count).zero_()
+    weight.narrow(dim, 0, first).zero_()
+    weight.narrow(dim, weight.shape[dim] - last, last).zero_()
     return step.run(weight=weight)
 
 
@@ -248,6 +251,29 @@ def _gradient_variations(name: str) -> Iterator[Variation]:
     yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_sum)
     said = "the gradient is not multiplied by the softmax"
     yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_factor)
+
+
+def _norm_gradient_variations() -> Iterator[Variation]:
+    for said, centred, scaled in (
+        ("the gradient through the mean is left out", False, True),
+        ("the gradient through the deviation is left out", True, False),
+        ("the gradients through mean and deviation are left out", False, False),
+    ):
+        change = partial(_norm_gradient, centred=centred, scaled=scaled)
+        yield Variation(PatternKind.MISSING_OPERAND, said, _with_first(change))
+
+
+def _norm_gradient(step: Step, *, centred: bool, scaled: bool) -> Tensor:
+    values = step.values
+    grad, x, weight = values["grad_out"], values["input"], values["weight"]
+    dims = tuple(range(x.dim() - len(values["normalized_shape"]), x.dim()))
+    grad = grad if weight is None else grad * weight
+    normal = (x - values["mean"]) * values["rstd"]
+    result = grad - grad.mean(dims, keepdim=True) if centred else grad
+    if scaled:
+        result = result - normal * (grad * normal).mean(dims, keepdim=True)
+    value: Tensor = result * values["rstd"]
+    return value
 
 
 def _gradient_without_sum(step: Step) -> Tensor:

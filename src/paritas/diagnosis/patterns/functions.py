@@ -62,6 +62,20 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "round": torch.round,
     "trunc": torch.trunc,
     "sign": torch.sign,
+    "frac": torch.frac,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "asinh": torch.asinh,
+    "acosh": torch.acosh,
+    "atanh": torch.atanh,
+    "lgamma": torch.lgamma,
+    "celu": _F.celu,
+    "tanhshrink": _F.tanhshrink,
+    "softshrink": _F.softshrink,
+    "hardshrink": _F.hardshrink,
+    "exp(-x)": lambda x: torch.exp(-x),
 }
 _UNARY_NAMES = {"log_sigmoid_forward": "log_sigmoid"}
 _BINARY: dict[str, Callable[..., Tensor]] = {
@@ -92,8 +106,6 @@ _LOGICAL: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "bitwise_xor": ("xor", torch.logical_xor),
     "logical_xor": ("xor", torch.logical_xor),
 }
-# Of a tensor and a number, these are more than a factor or an offset.
-_WITH_NUMBERS = frozenset({"fmod", "remainder", "atan2"})
 # Operators of the same arguments.
 _SIBLINGS = {
     "upsample_nearest1d": "_upsample_nearest_exact1d",
@@ -106,6 +118,7 @@ _SIBLINGS = {
     "upsample_bicubic2d": "upsample_bilinear2d",
     "avg_pool2d": "max_pool2d",
     "avg_pool1d": "max_pool1d",
+    "max_pool2d_with_indices": "avg_pool2d",
 }
 _INNER = {
     math.log(2): "ln 2",
@@ -122,10 +135,10 @@ def function_variations(step: Step) -> Iterator[Variation]:
     """Functions of the same arguments that are mistaken for the operator."""
     name = _UNARY_NAMES.get(step.name, step.name)
     kind = PatternKind.OTHER_FUNCTION
-    if name in UNARY and "self" in step.values:
+    exponent = step.values.get("exponent")
+    if (name in UNARY or isinstance(exponent, int | float)) and "self" in step.values:
         yield from _unary_variations(name)
-    tensors = [one for one in step.values.values() if isinstance(one, torch.Tensor)]
-    if name in _BINARY and (len(tensors) == 2 or name in _WITH_NUMBERS):  # noqa: PLR2004
+    if name in _BINARY:
         for other, compute in _BINARY.items():
             if other != name:
                 yield Variation(
@@ -146,7 +159,7 @@ def _unary_variations(name: str) -> Iterator[Variation]:
         if other != name:
             said = f"{other} instead of {name}"
             yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_unary, compute=compute))
-    for factor, words in _INNER.items():
+    for factor, words in _INNER.items() if name not in ("neg", "pow") else ():
         said = f"the argument of {name} is multiplied by {words}"
         yield Variation(PatternKind.FACTOR, said, partial(_with_inner, factor=factor))
 
@@ -175,9 +188,10 @@ def _comparison_variations(name: str) -> Iterator[Variation]:
         yield Variation(PatternKind.MASK, said, partial(_with_moved_side, by=by))
 
 
-def _sibling(step: Step, function: Callable[..., Tensor]) -> Tensor:
-    names = ("count_include_pad", "divisor_override")
-    return function(*[value for name, value in step.values.items() if name not in names][:5])
+def _sibling(step: Step, function: Callable[..., Tensor]) -> Any:
+    # Pools have the first four arguments in common.
+    count = 4 if "pool" in step.name else 5
+    return step.with_first(function(*list(step.values.values())[:count]))
 
 
 def _unary(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:

@@ -188,13 +188,17 @@ _JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
 
 
 def propose_operands(case: Case) -> list[Pattern]:
-    """`swapped operands`: operands swapped or transposed."""
+    """`swapped operands`, or `transpose`: an operand transposed."""
     operation = operation_of(case, inputs=2)
     if operation is None or not case.is_beyond_noise:
         return []
-    return first_variant(
-        case, operation, PatternKind.SWAPPED_OPERANDS, *_operand_variants(operation)
-    )
+    plain, variants = _operand_variants(operation)
+    swapped = [one for one in variants if "transposed" not in one[0]]
+    transposed = [one for one in variants if one not in swapped]
+    return [
+        *first_variant(case, operation, PatternKind.SWAPPED_OPERANDS, plain, swapped),
+        *first_variant(case, operation, PatternKind.TRANSPOSE, plain, transposed),
+    ]
 
 
 Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]

@@ -14,10 +14,13 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from paritas.diagnosis.case import Extent, Weight, same, weigh, widen
+import torch
+
+from paritas.diagnosis.case import Extent, Weight, same, supported_pattern, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
+from paritas.diagnosis.patterns.unknowns import shortened, unknown_numbers
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.results.findings import PatternKind
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from paritas.diagnosis.calls import LiveCall, Step
     from paritas.diagnosis.case import Case
+    from paritas.diagnosis.patterns.unknowns import Unknown
     from paritas.results.findings import Pattern
 
 # Mistakes are tried for at most this long.
@@ -66,11 +70,11 @@ def propose_predictions(case: Case) -> list[Pattern]:
         return []
     prediction = _Predictor.of(case, call)
     if prediction is None:
-        return []
+        return _propose_items(case, call)
     tried, reproductions = prediction.reproductions()
     best = _most_likely(case, reproductions)
     if not best:
-        return []
+        return _propose_items(case, call)
     chosen = min(best, key=lambda one: _ORDER.index(one.variation.kind))
     if any(_is_rival(one, chosen) for one in best):
         return []
@@ -86,6 +90,34 @@ def propose_predictions(case: Case) -> list[Pattern]:
         step = next(step for place, step in call.steps if place == chosen.place)
         sentence = f"in {step.operator}: {sentence}"
     return [weight.pattern(chosen.variation.kind, sentence, evidence)]
+
+
+def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
+    """Another of several tensors than the right one."""
+    try:
+        items = call.items
+    except _UNUSABLE:
+        return []
+    cost = math.log2(1 + len(items))
+    alike = [
+        (place, widen(one)) for place, one in enumerate(items) if tuple(one.shape) == case.shape
+    ]
+    right = next(
+        (
+            place
+            for place, one in alike
+            if trusted_formula(case, functools.partial(widen, one)) is not None
+        ),
+        None,
+    )
+    for place, one in alike:
+        if right is not None and place != right:
+            said = f"item {place} instead of item {right}"
+            kind = PatternKind.WRONG_INDEX
+            pattern = supported_pattern(case, one, kind, said, cost=cost)
+            if pattern is not None:
+                return [pattern]
+    return []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,18 +160,59 @@ class _Predictor:
         until = time.monotonic() + _MOST_SECONDS
         tried, found = 0, []
         for place, variation in self._variations():
-            value = self.value(place, variation.change, wide=True)
-            if value is None:
+            prediction = self._prediction(place, variation)
+            if prediction is None:
                 continue
             tried += 1
-            prediction = widen(value)
-            weight = weigh(self.case, prediction, extent=Extent.ALL)
-            if weight is not None and fits_honestly(self.case, prediction):
-                scatter = mean_square_left(self.case, prediction)
-                found.append(Reproduction(variation, place, weight, scatter))
+            reproduction = self._reproduction(place, variation, prediction)
+            if reproduction is not None:
+                found.append(reproduction)
             if time.monotonic() > until:
                 break
+        if found:
+            return tried, found
+        for place, step in self.call.steps:
+            for unknown in unknown_numbers(step):
+                if time.monotonic() > until:
+                    return tried, found
+                tried += 1
+                solution = self._solution(place, unknown)
+                found += [] if solution is None else [solution]
         return tried, found
+
+    def _prediction(self, place: int, variation: Variation) -> Tensor | None:
+        value = self.value(place, variation.change, wide=True)
+        return None if value is None else widen(value)
+
+    def _reproduction(
+        self, place: int, variation: Variation, prediction: Tensor, *, parameters: int = 0
+    ) -> Reproduction | None:
+        slack = self._growth(prediction)
+        weight = weigh(self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack)
+        if weight is None or not fits_honestly(self.case, prediction, slack=slack):
+            return None
+        return Reproduction(variation, place, weight, mean_square_left(self.case, prediction))
+
+    def _growth(self, prediction: Tensor) -> float:
+        """How much larger every element is, and its noise with it, as in a sum for a mean."""
+        right = self.case.right.abs()
+        ratios = (prediction.abs() / right)[right > 0]
+        least = float(ratios.min()) if ratios.numel() else 1.0
+        # A prediction or a right value that is infinite says nothing about noise.
+        is_finite = bool(torch.isfinite(prediction).all() & torch.isfinite(right).all())
+        return max(1.0, least) if is_finite else 1.0
+
+    def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
+        """The mistake with the shortest number that reproduces the candidate."""
+        number = unknown.solve(functools.partial(self._prediction, place), self.case.given)
+        for short in () if number is None else shortened(number):
+            variation = unknown.variation(short)
+            prediction = self._prediction(place, variation)
+            if prediction is not None:
+                found = self._reproduction(place, variation, prediction, parameters=1)
+                if found is not None:
+                    return found
+        return None
 
     def _variations(self) -> Iterator[tuple[int, Variation]]:
         for place, step in self.call.steps:

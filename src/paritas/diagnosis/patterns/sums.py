@@ -45,6 +45,18 @@ def tails(length: int) -> list[int]:
     return list(dict.fromkeys(count for count in (1, *rests, *tiles[::-1]) if 0 < count < length))
 
 
+def left_out(length: int) -> list[tuple[int, int]]:
+    """Which terms may be left out: (how many of the first, how many of the last)."""
+    counts = tails(length)
+    return [*((0, count) for count in counts), *((count, 0) for count in counts)]
+
+
+def words_of(first: int, last: int) -> str:
+    """`the last 3`, `the first`: which terms are left out."""
+    count = first or last
+    return f"the {'first' if first else 'last'}{'' if count == 1 else f' {count}'}"
+
+
 def repeated(length: int) -> list[tuple[int, int]]:
     """Where terms may be counted twice: the last tile, or what it shares with the one before."""
     tiles = [2**power for power in range(3, 10) if 2**power < length]
@@ -199,14 +211,11 @@ def _norm_variations(step: Step) -> Iterator[Variation]:
         said = f"the variance is divided by {length - 1} instead of {length}"
         yield take(PatternKind.OFF_BY_ONE, said, correction=1)
     size = x.shape[norm.dims[-1]]
-    for count in tails(size):
-        kind = PatternKind.OFF_BY_ONE if count == 1 else PatternKind.PARTIAL_SUM
-        verb = "is" if count == 1 else "are"
-        said = f"the last {count} of the {size} elements {verb} left out of mean and variance"
-        yield take(kind, said, less=count)
-    if size > 1:
-        said = f"the first of the {size} elements is left out of mean and variance"
-        yield take(PatternKind.OFF_BY_ONE, said, first=1)
+    for first, last in left_out(size):
+        is_one = first + last == 1
+        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        some = f"{words_of(first, last)} of the {size} elements {'is' if is_one else 'are'}"
+        yield take(kind, f"{some} left out of mean and variance", first=first, less=last)
     for dims in _other_dims(x.dim(), norm.dims):
         said = f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
         yield take(PatternKind.WRONG_AXIS, said, dims=dims)
@@ -248,14 +257,12 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         yield Variation(PatternKind.FACTOR, said, partial(scaled, factor=1 / math.sqrt(width)))
         said = f"the input is multiplied by sqrt({width})"
         yield Variation(PatternKind.FACTOR, said, partial(scaled, factor=math.sqrt(width)))
-    for count in tails(size):
-        kind = PatternKind.OFF_BY_ONE if count == 1 else PatternKind.PARTIAL_SUM
-        some = "element is" if count == 1 else f"{count} elements are"
-        said = f"the last {some} left out of the {size} in the sum that softmax divides by"
-        yield Variation(kind, said, partial(over, part=slice(0, size - count)))
-    if size > 1:
-        said = f"the first element is left out of the {size} in the sum that softmax divides by"
-        yield Variation(PatternKind.OFF_BY_ONE, said, partial(over, part=slice(1, None)))
+    for first, last in left_out(size):
+        is_one = first + last == 1
+        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
+        said = f"{some} left out of the {size} in the sum that softmax divides by"
+        yield Variation(kind, said, partial(over, part=slice(first, size - last)))
     said = "it is not divided by the sum"
     yield Variation(PatternKind.WRONG_REDUCTION, said, partial(_unnormalised, is_log=is_log))
     other, words = (
@@ -349,6 +356,8 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
     name = _ALIASES.get(step.name, step.name)
     for dim in dims:
         yield from _length_variations(name, dim, x.shape[dim])
+    if name in ("sum", "mean") and dims[-1] - dims[0] == len(dims) - 1 > 0:
+        yield from _flat_variations(math.prod(x.shape[one] for one in dims), dims)
     if name == "mean":
         yield from _divisor_variations(x, dims)
     if name in _REDUCERS and x.is_floating_point():
@@ -362,15 +371,14 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
 
 def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:
     """With some of the elements left out, or counted twice."""
-    for first, count in ((0, 1), (1, 0), *((0, count) for count in tails(size)[1:])):
-        left = size - count - first
+    for first, last in left_out(size):
+        left = size - last - first
         if left < 2:  # noqa: PLR2004
             continue
-        is_one = first + count == 1
+        is_one = first + last == 1
         kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
-        end = "first" if first else "last"
-        some = f"{end} element is" if is_one else f"last {count} elements are"
-        said = f"the {some} left out of the {size} along dim {dim}"
+        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
+        said = f"{some} left out of the {size} along dim {dim}"
         cut = partial(_cut, dim=dim, first=first, size=left)
         yield Variation(kind, said, cut)
         if name == "mean":
@@ -381,6 +389,22 @@ def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:
             said = f"elements {start} to {start + count - 1} along dim {dim} count twice"
             change = partial(_with_repeated, dim=dim, start=start, count=count)
             yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
+
+
+def _flat_variations(size: int, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """With some of the first or last elements left out, of several axes that are reduced as one."""
+
+    def cut(step: Step, first: int, last: int) -> Any:
+        x = step.values["self"].flatten(dims[0], dims[-1])
+        x = x.narrow(dims[0], first, size - first - last)
+        return step.run(self=x, **({"dim": [dims[0]]} if "dim" in step.values else {}))
+
+    for first, last in left_out(size):
+        is_one = first + last == 1
+        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
+        said = f"{some} left out of the {size} along dims {list(dims)}"
+        yield Variation(kind, said, partial(cut, first=first, last=last))
 
 
 def _other_reductions(step: Step, name: str, dims: tuple[int, ...]) -> Iterator[Variation]:
@@ -563,12 +587,11 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         a, b = (step.values[name] for name in (left, right))
         return step.run(**{left: a.narrow(-1, start, size), right: b.narrow(-2, start, size)})
 
-    for start, count in ((1, 1), *((0, count) for count in tails(length))):
-        if count < length:
-            end = "first" if start else "last"
-            words = f"the {end} {count} of the {length} terms of each sum are missing"
-            change = partial(cut, start=start, size=length - count)
-            yield Variation(PatternKind.PARTIAL_SUM, words, change)
+    for first, last in left_out(length):
+        end = "first" if first else "last"
+        words = f"the {end} {first + last} of the {length} terms of each sum are missing"
+        change = partial(cut, start=first, size=length - first - last)
+        yield Variation(PatternKind.PARTIAL_SUM, words, change)
 
     def counted_twice(step: Step, start: int, count: int) -> Any:
         a, b = (step.values[name] for name in (left, right))

@@ -47,11 +47,11 @@ def argument_variations(step: Step) -> Iterator[Variation]:
             yield from _word_variations(name, value)
         elif name in _AXES:
             yield from _axis_variations(step, name, value)
-        elif isinstance(value, float) or (name in _NUMBERS and isinstance(value, int)):
+        elif isinstance(value, float) or (name in NUMBERS and isinstance(value, int)):
             yield from _number_variations(step, name, float(value))
         elif isinstance(value, int):
             yield from _integer_variations(step, name, value)
-        elif value is None and name in _EPSILONS:
+        elif value is None and name in EPSILONS:
             yield from _eps_variations(name, torch.finfo(torch.float32).eps)
         elif isinstance(value, list | tuple):
             yield from _list_variations(step, name, list(value))
@@ -140,28 +140,28 @@ def _axis_variations(step: Step, name: str, value: Any) -> Iterator[Variation]:
 
 # --- Numbers --------------------------------------------------------------------------------------
 
-_EPSILONS = frozenset({"eps", "epsilon"})
+EPSILONS = frozenset({"eps", "epsilon"})
 _USUAL_EPS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-_LARGEST_EPS = 1e-2
+LARGEST_EPS = 1e-2
 # Arguments that are numbers even if they are given as integers.
-_NUMBERS = frozenset(
+NUMBERS = frozenset(
     {
         *("alpha", "beta", "scale", "input_scale", "negative_slope", "exponent", "value", "ord"),
         *("lambd", "threshold", "min", "max", "min_val", "max_val", "other", "weight", "momentum"),
         *("delta", "p", "scale_factor", "correction", "lower", "upper"),
     }
 )
-_FACTORS = frozenset({"alpha", "beta", "scale", "input_scale"})
+FACTORS = frozenset({"alpha", "beta", "scale", "input_scale"})
 # With these, other numbers give a factor or an offset, which have kinds of their own.
-_AFFINE = frozenset({"mul", "div", "add", "sub", "rsub", "full", "fill", "full_like"})
+AFFINE = frozenset({"mul", "div", "add", "sub", "rsub", "full", "fill", "full_like"})
 # The dtypes in which a constant may have been rounded.
 _NARROW = (torch.bfloat16, torch.float16)
 _MASK_VALUES = (0.0, -1e4, -1e9, -65504.0, -math.inf, float(torch.finfo(torch.float32).min))
 
 
 def _number_variations(step: Step, name: str, value: float) -> Iterator[Variation]:
-    small = step.name == "add" and name == "other" and 0 < value <= _LARGEST_EPS
-    if name in _EPSILONS or small:
+    small = step.name == "add" and name == "other" and 0 < value <= LARGEST_EPS
+    if name in EPSILONS or small:
         yield from _eps_variations(name, value)
         return
     if name == "correction":
@@ -177,10 +177,10 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
             dtype = str(narrow).removeprefix("torch.")
             said = f"{name} is rounded to {dtype}: {other:.9g} instead of {value:.9g}"
             yield Variation(PatternKind.FACTOR, said, with_argument(name, other))
-    is_neutral = name in _FACTORS and value == 1
-    if step.name in _AFFINE or name == "dropout_p" or is_neutral:
+    is_neutral = name in FACTORS and value == 1
+    if step.name in AFFINE or name == "dropout_p" or is_neutral:
         return
-    kind = PatternKind.FACTOR if name in _FACTORS else PatternKind.ARGUMENT
+    kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
     others = _other_numbers(value)
     if name == "value" and step.name == "masked_fill":
         kind, others = PatternKind.MASK, list(_MASK_VALUES)
@@ -222,11 +222,43 @@ def _integer_variations(step: Step, name: str, value: int) -> Iterator[Variation
         if step.name in ("tril", "triu"):
             said = "the mask is not applied"
             yield Variation(PatternKind.MASK, said, lambda step: step.values["self"])
+    elif name == "index" and step.name == "select":
+        yield from _other_items(step, value)
+    elif name == "start" and step.name == "slice":
+        yield from _other_slices(step, value)
     elif name in ("index", "offset"):
         yield from _near(name, value, PatternKind.SHIFT, name)
     else:
         for kind, said, other in _other_integers(step, name, value):
             yield Variation(kind, said, with_argument(name, other))
+
+
+# Of more items than this, only the nearest are tried.
+_MOST_ITEMS = 64
+
+
+def _other_items(step: Step, value: int) -> Iterator[Variation]:
+    size = step.values["self"].shape[step.values["dim"]]
+    right = value % size
+    nearest = sorted((one for one in range(size) if one != right), key=lambda one: abs(one - right))
+    for other in nearest[:_MOST_ITEMS]:
+        said = f"index is {other} instead of {right}"
+        yield Variation(PatternKind.SHIFT, said, with_argument("index", other))
+
+
+def _other_slices(step: Step, value: int) -> Iterator[Variation]:
+    """As many elements, from another place."""
+    size = step.values["self"].shape[step.values["dim"]]
+    start, stop, _ = slice(value, step.values["end"], None).indices(size)
+    length = stop - start
+    for by in dict.fromkeys((1, -1, 2, -2, length, -length, -start, size - stop)):
+        if by and start + by >= 0 and stop + by <= size:
+            said = f"taken from {start + by} on instead of {start}"
+            yield Variation(PatternKind.SHIFT, said, partial(_sliced, start + by, stop + by))
+
+
+def _sliced(start: int, stop: int, step: Step) -> Any:
+    return step.run(start=start, end=stop)
 
 
 def _other_integers(step: Step, name: str, value: int) -> Iterator[tuple[PatternKind, str, int]]:
@@ -304,7 +336,7 @@ def _tensor_variations(step: Step) -> Iterator[Variation]:
         elif not (value.is_floating_point() or value.is_complex()):
             if name in ("index", "indices", "target"):
                 yield from _index_variations(name, value, _size_of(step, name))
-        elif _is_additive_mask(value):
+        elif _is_additive_mask(value) or _is_factor_mask(value):
             yield from _mask_variations(name, value)
     floats = {n: v for n, v in tensors.items() if v.is_floating_point()}
     for left, right in itertools.combinations(floats, 2):
@@ -340,11 +372,14 @@ def _operand_variations(
         yield Variation(PatternKind.FACTOR, said, with_altered(name, lambda one: 1 + one))
     if value.dim() > 1 and value.shape[-1] == value.shape[-2] > 1:
         transposed = with_altered(name, lambda one: one.mT)
-        yield Variation(PatternKind.SWAPPED_OPERANDS, f"{called} is transposed", transposed)
+        yield Variation(PatternKind.TRANSPOSE, f"{called} is transposed", transposed)
     if alone and step.name not in _ALONG:
         return  # it is the result that is shifted
-    for axis, by in itertools.product(range(value.dim()), (1, -1)):
-        if value.shape[axis] > 1:
+    for axis in (axis for axis in range(value.dim()) if value.shape[axis] > 1):
+        said = f"{called} is read in the reverse order along axis {axis}"
+        flipped = with_altered(name, partial(_flip, axis=axis))
+        yield Variation(PatternKind.PERMUTATION, said, flipped)
+        for by in (1, -1):
             yield from _read_elsewhere(name, called, axis, by)
 
 
@@ -367,6 +402,13 @@ def _is_additive_mask(value: Tensor) -> bool:
     return value.dim() > 0 and bool(low.any()) and bool((value[~low] == 0).all())
 
 
+def _is_factor_mask(value: Tensor) -> bool:
+    if value.dim() == 0 or not value.is_floating_point():
+        return False
+    ones = value == 1
+    return bool(ones.any()) and bool((value[~ones] == 0).all()) and not bool(ones.all())
+
+
 def _mask_variations(name: str, value: Tensor) -> Iterator[Variation]:
     for said, alter in mask_changes(value):
         yield Variation(PatternKind.MASK, said, with_altered(name, alter))
@@ -374,7 +416,10 @@ def _mask_variations(name: str, value: Tensor) -> Iterator[Variation]:
 
 def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     """What may be wrong with a mask, which is boolean or added to scores."""
-    if mask.dtype == torch.bool:
+    if _is_factor_mask(mask):
+        yield "the mask is negated", lambda one: 1 - one
+        yield "the mask is not applied", torch.ones_like
+    elif mask.dtype == torch.bool:
         yield "the mask is negated", torch.logical_not
         yield "the mask is not applied: it is False everywhere", torch.zeros_like
         yield "the mask is not applied: it is True everywhere", torch.ones_like
@@ -391,6 +436,8 @@ def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
         said = f"the mask is off by one: it begins one position too {way} along axis {axis}"
         for shift in (_roll, _repeat_edge, _shift_in_zeros, _shift_in_ones):
             yield said, partial(shift, axis=axis, by=by)
+    for axis in axes:
+        yield f"the mask is read from the other end along axis {axis}", partial(_flip, axis=axis)
     if mask.dim() > 1 and mask.shape[-1] == mask.shape[-2] > 1:
         yield "the mask is transposed", lambda one: one.mT
 
@@ -401,6 +448,10 @@ def _negated_mask(mask: Tensor) -> Tensor:
 
 def _filled_mask(mask: Tensor, least: float) -> Tensor:
     return torch.where(mask <= _NEGATIVE, least, mask)
+
+
+def _flip(value: Tensor, axis: int) -> Tensor:
+    return value.flip(axis)
 
 
 def _roll(value: Tensor, axis: int, by: int) -> Tensor:
@@ -423,7 +474,9 @@ def _shift_in_zeros(value: Tensor, axis: int, by: int) -> Tensor:
 def _shift_in_ones(value: Tensor, axis: int, by: int) -> Tensor:
     """Shifted; what comes in is masked the other way than zeros."""
     moved = value.roll(by, axis)
-    moved.select(axis, 0 if by > 0 else -1).fill_(1 if value.dtype == torch.bool else -math.inf)
+    moved.select(axis, 0 if by > 0 else -1).fill_(
+        1 if value.dtype == torch.bool or _is_factor_mask(value) else -math.inf
+    )
     return moved
 
 
@@ -473,9 +526,10 @@ def _index_variations(
             said = f"{name} is read one place {where} the right one along axis {axis}"
             for shift in (_roll, _repeat_edge, _shift_in_zeros):
                 yield Variation(kind, said, changed(partial(shift, axis=axis, by=by)))
-    if index.dim():
-        said = f"{name} is read in the reverse order"
-        yield Variation(kind, said, changed(lambda one: one.flip(-1)))
+    for axis in range(index.dim()):
+        where = f" along axis {axis}" if index.dim() > 1 else ""
+        said = f"{name} is read in the reverse order{where}"
+        yield Variation(kind, said, changed(partial(_flip, axis=axis)))
 
 
 def _clamped(by: int, size: int, index: Tensor) -> Tensor:

@@ -1,0 +1,187 @@
+"""Numbers of an operator that may be any other: which one is solved for, not taken from a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.diagnosis.patterns.variations import (
+    AFFINE,
+    EPSILONS,
+    FACTORS,
+    LARGEST_EPS,
+    NUMBERS,
+    Variation,
+    with_argument,
+)
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import Step
+
+# With these, another number is a factor or an offset, but for alpha.
+_ONE_NUMBER = AFFINE - {"add", "sub", "rsub"}
+# A constant that is added to an argument is an eps up to this size.
+_MOST_ADDED = 0.1
+# The most rounds of Newton's method from one start, and the change that ends them.
+_ROUNDS = 25
+_SETTLED = 1e-12
+# Digits that a stated number may have.
+_DIGITS = range(1, 8)
+_EPS_STARTS = (1e-1, 1e-3, 1e-6)
+_ROOTS = frozenset({"rsqrt", "sqrt", "log", "log2", "log10", "reciprocal"})
+# Functions of which a factor on the argument is more than a factor on the result.
+_BENT = frozenset(
+    {
+        *("exp", "exp2", "expm1", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "atan"),
+        *("silu", "gelu", "elu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh"),
+        *("softmax", "log_softmax", "log_sigmoid_forward"),
+    }
+)
+# Numbers that no result depends on, or that say how to draw random ones.
+_NO_NUMBERS = frozenset({"dropout_p", "momentum", "correction"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """A number of an operator that may be wrong.
+
+    Attributes:
+        variation: the mistake with this number.
+        starts: where to begin to look for it.
+        logarithmic: it is positive, and its order of magnitude is unknown.
+        most: its largest size.
+    """
+
+    variation: Callable[[float], Variation]
+    starts: tuple[float, ...]
+    logarithmic: bool = False
+    most: float = math.inf
+
+    def solve(self, predict: Callable[[Variation], Tensor | None], given: Tensor) -> float | None:
+        """The number whose prediction is nearest to what is given."""
+        at = _exponential if self.logarithmic else float
+
+        def value(place: float) -> Tensor | None:
+            number = at(place)
+            return predict(self.variation(number)) if abs(number) <= self.most else None
+
+        best: tuple[float, float] | None = None
+        for start in self.starts:
+            found = _descend(value, given, math.log(start) if self.logarithmic else start)
+            if found is not None and (best is None or found[1] < best[1]):
+                best = found
+        return None if best is None else at(best[0])
+
+
+def _exponential(place: float) -> float:
+    return math.exp(min(place, 700.0))
+
+
+def shortened(number: float) -> Iterator[float]:
+    """The number with more and more digits."""
+    yield from dict.fromkeys(float(f"{number:.{digits}g}") for digits in _DIGITS)
+
+
+def _descend(
+    value: Callable[[float], Tensor | None], given: Tensor, place: float
+) -> tuple[float, float] | None:
+    """The place of the least squared error near a start, and that error; Newton's method."""
+    here = value(place)
+    if here is None:
+        return None
+    error = _squared(given - here)
+    for _ in range(_ROUNDS):
+        width = 1e-5 * max(1e-2, abs(place))
+        beside = value(place + width)
+        if beside is None:
+            break
+        slope = ((beside - here) / width).nan_to_num(0.0, 0.0, 0.0)
+        size = float(slope.square().sum())
+        if not size > 0:
+            break
+        step = float((slope * (given - here).nan_to_num(0.0, 0.0, 0.0)).sum()) / size
+        for shorter in (1.0, 0.25, 0.05, 0.01):
+            there = value(place + shorter * step)
+            if there is not None and _squared(given - there) < error:
+                break
+        else:
+            break
+        place, here, error = place + shorter * step, there, _squared(given - there)
+        if abs(shorter * step) <= _SETTLED * max(1e-3, abs(place)):
+            break
+    return place, error
+
+
+def _squared(left: Tensor) -> float:
+    return float(left.nan_to_num(0.0, 0.0, 0.0).square().sum())
+
+
+# --- Which numbers an operator has ----------------------------------------------------------------
+
+
+def unknown_numbers(step: Step) -> Iterator[Unknown]:
+    """The numbers of an operator that may be wrong."""
+    for name, value in step.values.items():
+        is_added = step.name == "add" and name == "other" and isinstance(value, float)
+        if name in EPSILONS or (is_added and 0 < value <= LARGEST_EPS):
+            right = torch.finfo(torch.float32).eps if value is None else value
+            yield Unknown(partial(_other_eps, name, right), _EPS_STARTS, logarithmic=True, most=1e3)
+        elif name == "scale" and value is None and "query" in step.values:
+            right = 1 / math.sqrt(step.values["query"].shape[-1])
+            yield Unknown(partial(_other_number, step.name, name, right), (right,))
+        elif name == "alpha" and not isinstance(step.values.get("other"), torch.Tensor | None):
+            continue  # the factor on a number is that number
+        elif _is_number(name, value) and step.name not in _ONE_NUMBER:
+            starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
+            yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
+    exponent = step.values.get("exponent")
+    if step.name in _ROOTS or isinstance(exponent, float):
+        yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
+    if step.name == "div" and isinstance(step.values["other"], torch.Tensor):
+        yield Unknown(partial(_with_constant, "other"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
+    if step.name in _BENT:
+        yield Unknown(_with_factor, (0.5, 1.0, 2.0))
+
+
+def _is_number(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or name in _NO_NUMBERS or name == "other":
+        return False
+    return isinstance(value, float) or (isinstance(value, int) and name in NUMBERS)
+
+
+def _other_eps(name: str, right: float, number: float) -> Variation:
+    said = f"eps is {number:.7g} instead of {right:.3g}"
+    return Variation(PatternKind.EPS, said, with_argument(name, number))
+
+
+def _other_number(operator: str, name: str, right: float, number: float) -> Variation:
+    kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
+    kind = PatternKind.MASK if operator == "masked_fill" else kind
+    said = f"{name} is {number:.7g} instead of {right:.7g}"
+    return Variation(kind, said, with_argument(name, number))
+
+
+def _with_constant(name: str, number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(**{name: step.values[name] + number})
+
+    way = "added to" if number > 0 else "missing in"
+    said = f"eps ({abs(number):.7g}) is {way} the argument"
+    return Variation(PatternKind.EPS, said, run)
+
+
+def _with_factor(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(self=step.values["self"] * number)
+
+    said = f"the argument is multiplied by {number:.7g}"
+    return Variation(PatternKind.FACTOR, said, run)
