@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,10 +28,11 @@ from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Case
 
 
@@ -92,6 +94,9 @@ FORMATS = (
 # --- The operator on rounded inputs ---------------------------------------------------------------
 
 _MOST_WORK = 1 << 30
+_MOST_SECONDS = 3.0
+# The results of an operator that are looked at.
+_MOST_OUTPUTS = 3
 _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
     "add": torch.add,
@@ -110,8 +115,82 @@ class Recomputed:
     how: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Rerun:
+    """A call that is run again on other values.
+
+    Attributes:
+        output: which of the tensors that it returns is the one in question.
+    """
+
+    case: Case
+    call: LiveCall
+    output: int
+
+    @classmethod
+    def of(cls, case: Case) -> Rerun | None:
+        """None if there is no call, or if it does not give the right values."""
+        call = case.context.call
+        if call is None or not call.floating:
+            return None
+        for output in range(_MOST_OUTPUTS):
+            rerun = cls(case, call, output)
+            if (
+                trusted_formula(case, lambda one=rerun: one.value() if call.steps else None)
+                is not None
+            ):
+                return rerun
+        return None
+
+    def value(self, values: Sequence[Tensor] = (), *, wide: bool = True) -> Tensor | None:
+        """The result on other floating-point tensors, in float64 or in their own dtype."""
+        call = self.call.with_floating(values) if values else self.call
+        result = call.results(wide=wide)[self.output]
+        return None if result.is_complex() else widen(result)
+
+
 def recomputations(case: Case) -> Iterator[Recomputed]:
     """The results on rounded inputs; none if the operator is unknown or too large."""
+    rerun = Rerun.of(case)
+    if rerun is None:
+        yield from _by_formula(case)
+        return
+    given = rerun.call.floating
+    wide = [widen(one) for one in given]
+    every = tuple(range(len(given)))
+    # All of them, each, and all but one: a bias is often added at full precision.
+    choices = dict.fromkeys(
+        [every, *((one,) for one in every), *(every[:one] + every[one + 1 :] for one in every)]
+    )
+    until = time.monotonic() + _MOST_SECONDS
+    for form, how, change in _roundings(given):
+        for chosen in filter(None, choices):
+            changed = [
+                change(wide[place]).to(one) if place in chosen else one
+                for place, one in enumerate(given)
+            ]
+            value = attempt(functools.partial(rerun.value, changed), case.shape)
+            if value is not None:
+                yield Recomputed(value, _name_format(form), _name_inputs(chosen, every), how)
+            if time.monotonic() > until:
+                return
+
+
+def _roundings(
+    given: Sequence[Tensor],
+) -> Iterator[tuple[NarrowFormat, str, Callable[[Tensor], Tensor]]]:
+    for form in FORMATS:
+        if form.name == "float16" or any(form.unit <= roundoff(one) for one in given):
+            continue  # tf32 has as many digits and the wider range
+        yield form, "rounded", form.rounded
+        yield form, "cut off", form.truncated
+
+
+def _name_format(form: NarrowFormat) -> str:
+    return "tf32 or float16" if form.name == "tf32" else form.name
+
+
+def _by_formula(case: Case) -> Iterator[Recomputed]:
     operation = operation_of(case, inputs=2)
     given = case.context.inputs
     if operation is None or not all(one.is_floating_point() for one in given):
@@ -122,24 +201,23 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
         return
     operands = (1, 2) if operation.name in {"addmm", "baddbmm"} else (0, 1)
     choices = [operands, *((place,) for place in operands)]
-    for form in FORMATS:
-        if form.name == "float16" or any(form.unit <= roundoff(given[one]) for one in operands):
-            continue  # tf32 has as many digits and the wider range
-        for how, change in (("rounded", form.rounded), ("cut off", form.truncated)):
-            for chosen in choices:
-                changed = tuple(
-                    change(tensor) if place in chosen else tensor
-                    for place, tensor in enumerate(operation.inputs)
-                )
-                changed_operation = dataclasses.replace(operation, inputs=changed)
-                value = attempt(functools.partial(compute, changed_operation), case.shape)
-                if value is not None:
-                    name = "tf32 or float16" if form.name == "tf32" else form.name
-                    yield Recomputed(value, name, _name_inputs(chosen, operands), how)
+    for form, how, change in _roundings([given[one] for one in operands]):
+        for chosen in choices:
+            changed = tuple(
+                change(tensor) if place in chosen else tensor
+                for place, tensor in enumerate(operation.inputs)
+            )
+            changed_operation = dataclasses.replace(operation, inputs=changed)
+            value = attempt(functools.partial(compute, changed_operation), case.shape)
+            if value is not None:
+                yield Recomputed(value, _name_format(form), _name_inputs(chosen, operands), how)
 
 
 def _name_inputs(chosen: Sequence[int], operands: Sequence[int]) -> str:
-    return "inputs" if len(chosen) == len(operands) else f"input {chosen[0]}"
+    if len(chosen) == len(operands):
+        return "inputs" if len(operands) > 1 else "its input"
+    numbers = " and ".join(map(str, chosen))
+    return f"inputs {numbers}" if len(chosen) > 1 else f"input {numbers}"
 
 
 def _compute(operation: Operation, *, work: int) -> Tensor | None:
@@ -340,14 +418,18 @@ _SAME_SUMS = 0.9
 
 def propose_precision(case: Case) -> list[Pattern]:
     """`precision`: of the output, the inputs, by levels, and last what only looks like it."""
-    if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
+    if not _may_be_rounding(case):
         return []
-    if not bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all()):
-        return []
-    reproduced = _rounded_output(case) or _rounded_inputs(case) or propose_levels(case)
+    reproduced = _rounded_output(case) or propose_rounded_inputs(case) or propose_levels(case)
     if reproduced or case.context.lifted_agrees is not True:
         return reproduced
     return _computed_narrowly(case) or propose_noise(case)
+
+
+def _may_be_rounding(case: Case) -> bool:
+    if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
+        return False
+    return bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all())
 
 
 def _rounded_output(case: Case) -> list[Pattern]:
@@ -442,9 +524,13 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
     return []
 
 
-def _rounded_inputs(case: Case) -> list[Pattern]:
+def propose_rounded_inputs(case: Case) -> list[Pattern]:
     """`precision`: the operator on rounded inputs gives the candidate, rounded itself or not."""
-    found: list[Pattern] = []
+    if not _may_be_rounding(case):
+        return []
+    found = _run_in_format(case)
+    if found:
+        return found
     for recomputed in recomputations(case):
         figures: dict[str, float | str] = {"format": recomputed.format, "inputs": recomputed.which}
         weight = weigh(case, recomputed.value, cost=4.0)
@@ -461,19 +547,50 @@ def _rounded_inside_and_out(
 ) -> list[Pattern]:
     """The operator runs in the format: inputs and result are rounded, sums in float32."""
     form = next(one for one in FORMATS if one.name in recomputed.format)
-    predicted, given = form.rounded(recomputed.value)[case.wrong], case.given[case.wrong]
+    value = form.rounded(recomputed.value)
+    return _repeated(case, value, form, f"computed in {recomputed.format}", figures)
+
+
+def _repeated(
+    case: Case,
+    value: Tensor,
+    form: NarrowFormat,
+    sentence: str,
+    known: Mapping[str, float | str],
+) -> list[Pattern]:
+    """A prediction in a format: most elements bit for bit, and the others a step away."""
+    predicted, given = value[case.wrong], case.given[case.wrong]
     equal = float(same(given, predicted).double().mean())
     step = 1.0001 * torch.maximum(form.spacing(given), form.spacing(predicted))
     within = float(((given - predicted).abs() <= step).double().mean())
     if given.numel() < _FEWEST or equal < _SAME_SUMS or within < _MOST:
         return []
-    figures |= {"bit for bit": round_down(equal), "within a step": round_down(within)}
+    figures = {"bit for bit": round_down(equal), "within a step": round_down(within)}
     certain = 1 - 2.0 ** -min(given.numel(), 60)
     return [
         Pattern(
             kind=PatternKind.PRECISION,
             confidence=0.98 * equal * certain,
-            sentence=f"computed in {recomputed.format}",
-            evidence=figures,
+            sentence=sentence,
+            evidence={**known, **figures, "explained": equal, "fitted": 0.0},
         )
     ]
+
+
+def _run_in_format(case: Case) -> list[Pattern]:
+    """The very call on inputs in a half-precision dtype, as the device computes it."""
+    rerun = Rerun.of(case)
+    if rerun is None:
+        return []
+    for form, dtype in zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True):
+        if any(form.unit <= roundoff(one) for one in rerun.call.floating):
+            continue
+        values = [one.to(dtype) for one in rerun.call.floating]
+        value = attempt(functools.partial(rerun.value, values, wide=False), case.shape)
+        known = {"format": form.name, "inputs": "inputs"}
+        found = (
+            [] if value is None else _repeated(case, value, form, f"computed in {form.name}", known)
+        )
+        if found:
+            return found
+    return []
