@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import round_down, roundoff, same, weigh, widen
+from paritas.diagnosis.calls import WHOLE
+from paritas.diagnosis.case import Context, round_down, roundoff, same, weigh, widen
 from paritas.diagnosis.patterns.operations import (
     Operation,
     attempt,
@@ -231,6 +233,90 @@ def _compute(operation: Operation, *, work: int) -> Tensor | None:
         return product.value()
     convolve = convolution_of(operation)
     return None if convolve is None else convolve(*operation.inputs)
+
+
+# --- Sums whose partial results are rounded -------------------------------------------------------
+
+_CHUNKS = (1, 8, 16, 32, 64, 128, 256)
+_MOST_CHUNKS = 1024
+# Operators that leave the values as they are.
+_MOVING = frozenset({"unsafe_view", "clone", "copy"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Summation:
+    """A sum over k, of the products of a matrix product or of the elements of a tensor.
+
+    Attributes:
+        length: the number of terms.
+        part: the sum of the terms from a start up to an end.
+        added: what is added to the sum.
+    """
+
+    length: int
+    part: Callable[[int, int], Tensor]
+    added: Tensor | None = None
+
+    def rounded(self, chunk: int, dtype: torch.dtype, *, each: bool) -> Tensor:
+        """The sum if it is rounded after each chunk of terms.
+
+        Args:
+            each: the sum of each chunk is rounded as well, before it is added.
+        """
+        total = torch.zeros((), dtype=torch.float32)
+        for start in range(0, self.length, chunk):
+            term = self.part(start, min(start + chunk, self.length))
+            term = term.to(dtype).float() if each else term
+            total = (total + term).to(dtype).float()
+        return total if self.added is None else total + self.added
+
+
+def _summation_of(case: Case) -> Summation | None:
+    """The sum that a call consists of, in float32; None if it does anything else."""
+    call = case.context.call
+    if call is None or not call.steps or any(one.dtype != torch.float32 for one in call.floating):
+        return None
+    steps = [step for place, step in call.steps if place != WHOLE and step.name not in _MOVING]
+    if len(steps) != 1:
+        return None
+    (step,) = steps
+    tensors = [one.detach().cpu() for one in step.values.values() if isinstance(one, torch.Tensor)]
+    others = {k: v for k, v in step.values.items() if not isinstance(v, torch.Tensor)}
+    operation = Operation(step.name, tuple(tensors), Context(arguments=others))
+    product = product_of(operation)
+    if product is not None:
+        left, right = product.left, product.right
+        return Summation(
+            left.shape[-1],
+            lambda start, end: left[..., start:end] @ right[..., start:end, :],
+            product.added,
+        )
+    if operation.name != "sum" or len(operation.dims) != 1 or len(tensors) != 1:
+        return None
+    terms = tensors[0].movedim(operation.dims[0], -1)
+    return Summation(terms.shape[-1], lambda start, end: terms[..., start:end].sum(-1))
+
+
+def _rounded_sums(case: Case) -> list[Pattern]:
+    """`precision`: the partial sums over k are rounded to a half-precision format."""
+    sums = _summation_of(case)
+    if sums is None or sums.length * case.reference.numel() > _MOST_WORK:
+        return []
+    until = time.monotonic() + _MOST_SECONDS
+    halves = zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True)
+    for (form, dtype), chunk, each in itertools.product(halves, _CHUNKS, (False, True)):
+        if not 1 < -(-sums.length // chunk) <= _MOST_CHUNKS or time.monotonic() > until:
+            continue
+        value = sums.rounded(chunk, dtype, each=each)
+        if value.numel() != case.reference.numel():
+            return []
+        sentence = f"accumulated in {form.name}: the sum is rounded after every "
+        sentence += f"{chunk} terms" if chunk > 1 else "term"
+        known: dict[str, float | str] = {"format": form.name, "terms": float(chunk)}
+        found = _repeated(case, widen(value).reshape(case.shape), form, sentence, known)
+        if found:
+            return found
+    return []
 
 
 # --- Few levels: quantised with a scale -----------------------------------------------------------
@@ -525,10 +611,10 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
 
 
 def propose_rounded_inputs(case: Case) -> list[Pattern]:
-    """`precision`: the operator on rounded inputs gives the candidate, rounded itself or not."""
+    """`precision`: the operator with rounded inputs or partial sums gives the candidate."""
     if not _may_be_rounding(case):
         return []
-    found = _run_in_format(case)
+    found = _run_in_format(case) or _rounded_sums(case)
     if found:
         return found
     for recomputed in recomputations(case):
