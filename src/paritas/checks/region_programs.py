@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from paritas.checks.failures import Explainer, call_context
@@ -13,6 +14,7 @@ from paritas.execution.graph_runs import copy_argument
 from paritas.execution.item_evidence import GivenLift, ItemEvidence
 from paritas.execution.program import VALUE, ValueProgram
 from paritas.execution.saved_state import Copier
+from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.judge import Checks, check_pair
 from paritas.recording.traces import Operation, ValueRef
 
@@ -108,4 +110,23 @@ def judge_regions(
         values |= reference.fixed
         operation = reference.operations[0]
         context = call_context(operation.func, *fill_arguments(operation, values))
-    return Explainer().explain(findings, *pair, evidence, context)
+    findings = Explainer().explain(findings, *pair, evidence, context)
+    if not _is_narrower(*pair):
+        return findings
+    # What comes later casts it back: how wrong the values are then says more than the dtype.
+    pair = pair[0], pair[1].to(right.dtype)
+    values, _ = check_pair(item, *pair, Checks(), evidence)
+    explained = Explainer().explain(values, *pair, evidence, context)
+    diagnosis = next((one.diagnosis for one in explained if one.diagnosis is not None), None)
+    return [
+        finding
+        if finding.status.passes() or finding.diagnosis is not None
+        else msgspec.structs.replace(finding, diagnosis=diagnosis)
+        for finding in findings
+    ]
+
+
+def _is_narrower(right: Tensor, wrong: Tensor) -> bool:
+    """Whether a result is in a floating-point format with fewer digits than it should."""
+    both = right.is_floating_point() and wrong.is_floating_point()
+    return both and unit_roundoff(wrong.dtype) > unit_roundoff(right.dtype)
