@@ -495,6 +495,8 @@ _MOST = 0.98
 _FEWEST = 3
 # The spacing of results shows the format of a sum, which may be off by this share of it.
 _STILL_ROUNDING = 0.2
+# By how many units of its format an operator's result may be off if no lifted run tells more.
+_FEW_UNITS = 4.0
 # The largest share of the reference's own values in the format; masks and counts are all in it.
 _HELD_ANYWAY = 0.5
 _ENOUGH_BITS = 20.0
@@ -507,8 +509,11 @@ def propose_precision(case: Case) -> list[Pattern]:
     if not _may_be_rounding(case):
         return []
     reproduced = _rounded_output(case) or propose_rounded_inputs(case) or propose_levels(case)
-    if reproduced or case.context.lifted_agrees is not True:
+    agrees = case.context.lifted_agrees
+    if reproduced or agrees is False:
         return reproduced
+    if agrees is None:
+        return _computed_narrowly(case, units=_FEW_UNITS) if case.context.operator else []
     return _computed_narrowly(case) or propose_noise(case)
 
 
@@ -573,11 +578,14 @@ def _error_to_value(given: Tensor, right: Tensor) -> float:
     return float(f"{float(share) ** 0.5:.3g}")
 
 
-def _computed_narrowly(case: Case) -> list[Pattern]:
+def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
     """Every value is a number of a narrower format, though not the nearest: its inputs were, too.
 
     The elements that are not wrong by themselves bear witness as well: by chance each is such a
     number once in 2^b times, with b the bits that the format lacks.
+
+    Args:
+        units: the largest error, in multiples of the format's unit roundoff.
     """
     told = (case.given != 0) & torch.isfinite(case.given) & torch.isfinite(case.right)
     given, right = case.given[told], case.right[told]
@@ -591,7 +599,7 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
         if held < _MOST or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
             continue
         share = _error_to_value(given, right)
-        if not share <= _STILL_ROUNDING:
+        if not share <= min(_STILL_ROUNDING, units * form.unit):
             continue
         name = "float16 or tf32" if form.name == "float16" else form.name
         return [
