@@ -115,8 +115,8 @@ def judge_regions(
         return findings
     # What comes later casts it back: how wrong the values are then says more than the dtype.
     pair = pair[0], pair[1].to(right.dtype)
-    values, _ = check_pair(item, *pair, Checks(), evidence)
-    explained = Explainer().explain(values, *pair, evidence, context)
+    widened, _ = check_pair(item, *pair, Checks(), evidence)
+    explained = Explainer().explain(widened, *pair, evidence, context)
     diagnosis = next((one.diagnosis for one in explained if one.diagnosis is not None), None)
     return [
         finding

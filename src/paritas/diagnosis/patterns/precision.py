@@ -135,17 +135,16 @@ class Rerun:
         call = case.context.call
         if call is None or not call.floating:
             return None
-        for output in range(_MOST_OUTPUTS):
-            rerun = cls(case, call, output)
-            if (
-                trusted_formula(case, lambda one=rerun: one.value() if call.steps else None)
-                is not None
-            ):
-                return rerun
-        return None
+        reruns = (cls(case, call, output) for output in range(_MOST_OUTPUTS))
+        return next((one for one in reruns if trusted_formula(case, one.value) is not None), None)
 
     def value(self, values: Sequence[Tensor] = (), *, wide: bool = True) -> Tensor | None:
-        """The result on other floating-point tensors, in float64 or in their own dtype."""
+        """The result on other floating-point tensors, in float64 or in their own dtype.
+
+        None if the call draws random numbers, or is a whole program.
+        """
+        if not self.call.steps:
+            return None
         call = self.call.with_floating(values) if values else self.call
         result = call.results(wide=wide)[self.output]
         return None if result.is_complex() else widen(result)
