@@ -238,6 +238,8 @@ def _compute(operation: Operation, *, work: int) -> Tensor | None:
 
 _CHUNKS = (1, 8, 16, 32, 64, 128, 256)
 _MOST_CHUNKS = 1024
+# Of the partial sums of one prediction.
+_MOST_PARTIAL = 1 << 26
 # Operators that leave the values as they are.
 _MOVING = frozenset({"unsafe_view", "clone", "copy"})
 
@@ -304,7 +306,9 @@ def _rounded_sums(case: Case) -> list[Pattern]:
     until = time.monotonic() + _MOST_SECONDS
     halves = zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True)
     for (form, dtype), chunk, each in itertools.product(halves, _CHUNKS, (False, True)):
-        if not 1 < -(-sums.length // chunk) <= _MOST_CHUNKS or time.monotonic() > until:
+        chunks = -(-sums.length // chunk)
+        most = min(_MOST_CHUNKS, _MOST_PARTIAL // case.reference.numel())
+        if not 1 < chunks <= most or time.monotonic() > until:
             continue
         value = sums.rounded(chunk, dtype, each=each)
         if value.numel() != case.reference.numel():
