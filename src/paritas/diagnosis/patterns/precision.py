@@ -511,7 +511,9 @@ def propose_precision(case: Case) -> list[Pattern]:
     """`precision`: of the output, the inputs, by levels, and last what only looks like it."""
     if not _may_be_rounding(case):
         return []
-    reproduced = _rounded_output(case) or propose_rounded_inputs(case) or propose_levels(case)
+    # A call is run again by `propose_rounded_inputs` alone, before numbers are fitted.
+    by_formula = propose_rounded_inputs if case.context.call is None else lambda _: []
+    reproduced = _rounded_output(case) or by_formula(case) or propose_levels(case)
     agrees = case.context.lifted_agrees
     if reproduced or agrees is False:
         return reproduced
