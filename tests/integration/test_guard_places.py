@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paritas import guard
 from paritas.checks.failures import node_origin
-from paritas.results.findings import Aspect, Finding, OriginKind
+from paritas.results.findings import Aspect, Finding, OriginKind, PatternKind
 
 Edit = Callable[[fx.GraphModule], None]
 
@@ -359,3 +359,60 @@ def test_an_origin_has_the_arguments_and_the_chain_to_the_results() -> None:
     )
     assert node_origin(seen["cat"]).chain == (*first, "...", *last)
     assert "eps=1e-05" in node_origin(seen["layer_norm"]).arguments
+
+
+# --- less precise operators -----------------------------------------------------------------------
+
+
+def in_bfloat16(call: Callable[..., Tensor], *args: Any) -> Tensor:
+    return call(*(one.bfloat16() if isinstance(one, Tensor) else one for one in args)).float()
+
+
+def with_rounded_weight(call: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:
+    return call(x, weight.half().float())
+
+
+def in_rounded_sums(call: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for start in range(0, x.shape[-1], 16):
+        part = slice(start, start + 16)
+        total = (total + call(x[:, part], weight[:, part])).bfloat16().float()
+    return total
+
+
+LESS_PRECISE: dict[str, tuple[str, Callable[..., Tensor], str]] = {
+    "format": ("linear", in_bfloat16, "computed in bfloat16"),
+    "weight": ("linear", with_rounded_weight, "computed on input 1 rounded to tf32 or float16"),
+    "method": ("sum", in_bfloat16, "computed in bfloat16"),
+    "sums": (
+        "linear",
+        in_rounded_sums,
+        "accumulated in bfloat16: the sum is rounded after every 16 terms",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LESS_PRECISE)
+def test_what_a_less_precise_operator_rounds_is_named(case: str) -> None:
+    name, less_precise, sentence = LESS_PRECISE[case]
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x.sin(), weight).tanh() * x.sum(-1, keepdim=True)
+
+    def edit(graph: fx.GraphModule) -> None:
+        (node,) = calls(graph, name)
+        target = node.target
+
+        def wrong(*args: Any, **kwargs: Any) -> Tensor:
+            call = getattr(Tensor, target) if isinstance(target, str) else target
+            return less_precise(lambda *given: call(*given, **kwargs), *args)
+
+        node.op, node.target = "call_function", wrong
+
+    found = place(program, edited_by(edit), torch.randn(16, 64), torch.randn(24, 64) / 8)
+    assert found.origin is not None
+    assert found.origin.operator == name
+    assert found.diagnosis is not None
+    assert found.diagnosis.best is not None
+    assert found.diagnosis.best.kind == PatternKind.PRECISION
+    assert found.diagnosis.best.sentence == sentence

@@ -15,7 +15,7 @@ from paritas._torch.dynamo import count_compiled_frames
 from paritas.checks import locate_compiled, places
 from paritas.checks.places import Place
 from paritas.cli import main
-from paritas.results.findings import OriginKind, Status, Verdict
+from paritas.results.findings import OriginKind, PatternKind, Status, Verdict
 from quality.faulty_backends import gradient_of_sin_wrong, sin_as_cos, sin_raises
 
 if TYPE_CHECKING:
@@ -395,3 +395,62 @@ def test_parity_locates_and_takes_a_config(pytester: pytest.Pytester) -> None:
     )
     ran = pytester.runpytest_inprocess("--paritas-locate-seconds=600", "-p", "no:cacheprovider")
     ran.assert_outcomes(passed=3)
+
+
+# --- less precise candidates ----------------------------------------------------------------------
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(24, 64) / 8)
+        self.bias = nn.Parameter(torch.randn(24))
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x.sin()).tanh()
+
+
+class ProductInHalf(Product):
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        half = (one.bfloat16() for one in (x, self.weight, self.bias))
+        return nn.functional.linear(*half).float()
+
+
+def rounds_some_sums(graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+    """A backend whose product in float32 is rounded on the way, in an order that nobody knows."""
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            return nn.functional.linear(x, weight, bias)
+        total = torch.zeros(())
+        for start, end in ((0, 5), (5, 23), (23, 40), (40, 64)):
+            total = (total + x[:, start:end] @ weight[:, start:end].t()).bfloat16().float()
+        return total + bias
+
+    for node in graph.graph.nodes:
+        if node.target is nn.functional.linear:
+            node.target = multiply
+    graph.recompile()
+    return graph.forward
+
+
+def test_a_product_in_half_precision_is_called_so_though_the_place_differs_in_dtype() -> None:
+    verdict = paritas.verify([torch.randn(16, 64)], Product(), ProductInHalf(), FORWARD)
+    (place,) = located(verdict)
+    assert place.diagnosis.best.kind == PatternKind.PRECISION
+    assert place.diagnosis.best.sentence == "computed in bfloat16"
+
+
+def test_a_loss_of_precision_in_compiled_code_is_called_so_if_float64_agrees() -> None:
+    torch.compiler.reset()
+    net = Product()
+    candidate = torch.compile(net, backend=rounds_some_sums)
+    verdict = paritas.verify([torch.randn(16, 64)], net, candidate, FORWARD)
+    (place,) = located(verdict)
+    assert place.origin.operator == "linear"
+    assert place.diagnosis.best.kind == PatternKind.PRECISION
+    assert place.diagnosis.best.evidence["lifted run"] == "agrees"

@@ -290,12 +290,15 @@ def call_context(
     kwargs: Mapping[str, Any],
     *,
     lifted_agrees: bool | None = None,
+    is_method: bool = False,
 ) -> Context:
     """The context of a value that one operator computed.
 
     Args:
+        target: the operator or function; a name if only that is known, or for a method.
         lifted_agrees: whether the fault vanishes if the candidate runs in float64, if that is known
             from the whole program.
+        is_method: the target is the name of a method of the first argument, a tensor.
     """
     from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Context
@@ -309,9 +312,7 @@ def call_context(
         _sort_argument(names[place] if place < len(names) else str(place), value, inputs, arguments)
     for name, value in kwargs.items():
         _sort_argument(name, value, inputs, arguments)
-    # A method is known by its name.
-    of_tensor = isinstance(target, str) and bool(args) and isinstance(args[0], torch.Tensor)
-    function = getattr(torch.Tensor, target, None) if of_tensor else target
+    function = getattr(torch.Tensor, target, None) if is_method else target
     call = LiveCall(function, args, kwargs) if callable(function) else None
     return Context(
         operator=str(target),

@@ -52,6 +52,8 @@ class GuardSettings:
         seed: the seed of the perturbed runs.
         deadline: for a guard that only looks for the first wrong operator: when that must have
             ended, by `time.monotonic`. The program is then stopped by a `SearchOverError`.
+        lifted_agrees: for such a guard: whether the fault vanishes if the program runs in float64,
+            if that is known.
     """
 
     on_mismatch: str = "raise"
@@ -61,6 +63,7 @@ class GuardSettings:
     strict: bool = False
     seed: int = 0
     deadline: float = math.inf
+    lifted_agrees: bool | None = None
 
     def __post_init__(self) -> None:
         if self.on_mismatch not in ACTIONS:

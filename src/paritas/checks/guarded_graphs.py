@@ -148,6 +148,7 @@ class Suspect:
         compare: compares the results of other code for this graph, and its arguments after the
             call, with the reference.
         deadline: when the search must have ended, by `time.monotonic`.
+        lifted_agrees: whether the fault vanishes in float64, if that is known.
     """
 
     lowered: LoweredGraph
@@ -157,6 +158,7 @@ class Suspect:
     failures: tuple[Finding, ...]
     compare: Callable[[Observation, list[Any]], list[Finding]]
     deadline: float = math.inf
+    lifted_agrees: bool | None = None
 
 
 class GuardedGraph(GuardedCode):
@@ -385,6 +387,7 @@ class GuardedGraph(GuardedCode):
                     verdict.failures,
                     lambda seen, given: self._compare(runs, seen, given).findings,
                     self.settings.deadline,
+                    self.settings.lifted_agrees,
                 )
                 self._located = locate_safely(self.locator, suspect)
         return with_places(self._located, verdict)
@@ -664,6 +667,7 @@ class GuardedCapture(GuardedCode):
                 self._compile_part,
                 lambda seen: self._judge(runs, seen).findings,
                 self.settings.deadline,
+                self.settings.lifted_agrees,
             )
             self._located[gradients] = locate_safely(locate_captured, suspect)
         return with_places(self._located[gradients], verdict)

@@ -284,7 +284,9 @@ def _wrong_nodes(
                 continue
             if not _cannot_be_drawn_alone(node):
                 item, seed = _node_item(suspect, _computing(node)), suspect.runs.seed
-                found = judge_node(node, table, own, item=item, seed=seed)
+                found = judge_node(
+                    node, table, own, item=item, seed=seed, lifted_agrees=suspect.lifted_agrees
+                )
                 findings += _with_node_origin(traced[_computing(node).name], found)
     return findings
 
@@ -296,7 +298,13 @@ def _computing(node: Node) -> Node:
 
 
 def judge_node(
-    node: Node, table: dict[Node, Any], own: torch.Tensor, *, item: Item, seed: int
+    node: Node,
+    table: dict[Node, Any],
+    own: torch.Tensor,
+    *,
+    item: Item,
+    seed: int,
+    lifted_agrees: bool | None = None,
 ) -> list[Finding]:
     """Judge other code's value for a node by running the node alone.
 
@@ -306,6 +314,7 @@ def judge_node(
         own: the other code's value for this node.
         item: the item of the findings.
         seed: the seed of the perturbations.
+        lifted_agrees: whether the fault vanishes in float64, if that is known.
 
     Returns:
         The findings, with a diagnosis if they fail; none if the node cannot be run alone.
@@ -321,7 +330,7 @@ def judge_node(
     found, _ = check_pair(item, reference.detach(), own.detach(), _NODE_CHECKS, evidence)
     if all(finding.status.passes() for finding in found):
         return found
-    context = call_context(call.node.target, call.args, call.kwargs)
+    context = call_context(call.node.target, call.args, call.kwargs, lifted_agrees=lifted_agrees)
     return Explainer().explain(found, reference.detach(), own.detach(), evidence, context)
 
 

@@ -79,6 +79,7 @@ class CapturedSuspect:
             random state.
         compare: compares the results of other code for this graph with the reference.
         deadline: when the search must have ended, by `time.monotonic`.
+        lifted_agrees: whether the fault vanishes in float64, if that is known.
     """
 
     runs: Evidence[CapturedProgram]
@@ -88,6 +89,7 @@ class CapturedSuspect:
     compile_part: Callable[[GraphModule, list[Any], Surroundings, RandomState], CompiledPart]
     compare: Callable[[Observation], Sequence[Finding]]
     deadline: float = math.inf
+    lifted_agrees: bool | None = None
 
     @functools.cached_property
     def aspects(self) -> frozenset[Aspect]:
@@ -276,7 +278,12 @@ class _Search:
         found, _ = check_pair(self._item(call.node.name), expected, own, _CHECKS, evidence)
 
         def explain(finding: Finding) -> Finding:
-            context = call_context(call.node.target, *call.operands())
+            context = call_context(
+                call.node.target,
+                *call.operands(),
+                lifted_agrees=self.suspect.lifted_agrees,
+                is_method=call.node.op == "call_method",
+            )
             (explained,) = Explainer().explain([finding], expected, own, evidence, context)
             return explained
 

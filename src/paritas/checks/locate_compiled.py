@@ -125,6 +125,13 @@ def _is_of_backward(finding: Finding) -> bool:
     return finding.item.kind.is_gradient or finding.item.kind.is_after_backward
 
 
+def _lifted_agrees(call: FailedCall) -> bool | None:
+    """Whether all that fails is right in float64; None if that is not known."""
+    lifted = [finding.lifted for finding in call.failures]
+    known = [score.passed for score in lifted if score is not None]
+    return all(known) if known and (len(known) == len(lifted) or not all(known)) else None
+
+
 @quietly()
 def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception | None]:
     """Call the candidate as in the failed call, and return what the guards saw and it raised.
@@ -137,6 +144,7 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
         strict=call.config.strict,
         seed=call.config.seed,
         deadline=call.deadline,
+        lifted_agrees=None if way.is_wide else _lifted_agrees(call),
     )
     conditions = dataclasses.replace(
         call.conditions,

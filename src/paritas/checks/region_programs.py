@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
+from paritas._torch.operators import traits
 from paritas.checks.failures import Explainer, call_context
 from paritas.execution.evidence import Evidence
 from paritas.execution.graph_runs import copy_argument
 from paritas.execution.item_evidence import GivenLift, ItemEvidence
 from paritas.execution.program import VALUE, ValueProgram
 from paritas.execution.saved_state import Copier
+from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.judge import Checks, check_pair
 from paritas.recording.traces import Operation, ValueRef
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.diagnosis.case import Context
     from paritas.execution.observation import RunOptions
     from paritas.results.findings import Finding
     from paritas.results.items import Item
@@ -44,15 +48,30 @@ class Region:
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Call the operators."""
+        return self._compute(tensors, self.operations)[self.result]
+
+    def _compute(
+        self, tensors: Sequence[Tensor], operations: Sequence[Operation]
+    ) -> dict[int, Any]:
+        """The values after some of the operators."""
         values: dict[int, Any] = {index: tensors[place] for index, place in self.given.items()}
         values |= self.fixed
-        for operation in self.operations:
+        for operation in operations:
             args, kwargs = fill_arguments(operation, values)
             results: list[Any] = []
             _collect(operation.func(*args, **kwargs), results)
             for index, value in zip(operation.outputs, results, strict=False):
                 values[index] = value
-        return values[self.result]
+        return values
+
+    def context(self, tensors: Sequence[Tensor]) -> Context | None:
+        """What is known about its result, if one operator computes it, of views or not."""
+        *before, last = self.operations
+        if not all(traits(operation.func).view for operation in before):
+            return None
+        with torch.no_grad():
+            values = self._compute(tensors, before)
+        return call_context(last.func, *fill_arguments(last, values))
 
     def evidence(self, tensors: Sequence[Tensor], seed: int) -> Evidence[ValueProgram]:
         """Evidence about it on some arguments."""
@@ -108,10 +127,24 @@ def judge_regions(
     evidence = ItemEvidence(known, VALUE, lifted=GivenLift(mine.arbiter))
     pair = right.detach(), wrong.detach()
     findings, _ = check_pair(item, *pair, Checks(), evidence)
-    context = None
-    if len(reference.operations) == 1:
-        values = {index: tensors[place] for index, place in reference.given.items()}
-        values |= reference.fixed
-        operation = reference.operations[0]
-        context = call_context(operation.func, *fill_arguments(operation, values))
-    return Explainer().explain(findings, *pair, evidence, context)
+    context = reference.context(tensors) if reference.operations else None
+    findings = Explainer().explain(findings, *pair, evidence, context)
+    if not _is_narrower(*pair):
+        return findings
+    # What comes later casts it back: how wrong the values are then says more than the dtype.
+    pair = pair[0], pair[1].to(right.dtype)
+    widened, _ = check_pair(item, *pair, Checks(), evidence)
+    explained = Explainer().explain(widened, *pair, evidence, context)
+    diagnosis = next((one.diagnosis for one in explained if one.diagnosis is not None), None)
+    return [
+        finding
+        if finding.status.passes() or finding.diagnosis is not None
+        else msgspec.structs.replace(finding, diagnosis=diagnosis)
+        for finding in findings
+    ]
+
+
+def _is_narrower(right: Tensor, wrong: Tensor) -> bool:
+    """Whether a result is in a floating-point format with fewer digits than it should."""
+    both = right.is_floating_point() and wrong.is_floating_point()
+    return both and unit_roundoff(wrong.dtype) > unit_roundoff(right.dtype)

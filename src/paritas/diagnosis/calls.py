@@ -30,7 +30,7 @@ from paritas.execution.saved_state import Copier
 from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
@@ -113,6 +113,20 @@ class LiveCall:
         if isinstance(self.target, Operator) and is_composite:
             working.insert(0, (WHOLE, self._whole(self.args, self.kwargs)))
         return tuple(working)
+
+    @property
+    def floating(self) -> list[Tensor]:
+        """The floating-point tensors among its arguments, in their order."""
+        tensors = _tensors_of([self.args, list(self.kwargs.values())])
+        return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+    def with_floating(self, values: Iterable[Tensor]) -> LiveCall:
+        """The call with other floating-point tensors."""
+        left = iter(values)
+        change = lambda one: next(left) if one.is_floating_point() else one  # noqa: E731
+        args = map_tensors(self.args, change)
+        kwargs = {name: map_tensors(value, change) for name, value in self.kwargs.items()}
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def _whole(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         return Step(self.target, bind_arguments(self.target, args, kwargs))  # type: ignore[arg-type]

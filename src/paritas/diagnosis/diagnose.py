@@ -17,7 +17,7 @@ from paritas.diagnosis.patterns.operations import (
     propose_selections,
     propose_ties,
 )
-from paritas.diagnosis.patterns.precision import propose_precision
+from paritas.diagnosis.patterns.precision import propose_precision, propose_rounded_inputs
 from paritas.diagnosis.patterns.predictions import propose_predictions
 from paritas.diagnosis.patterns.ranks import propose_collectives
 from paritas.diagnosis.patterns.reductions import (
@@ -64,6 +64,7 @@ PROPOSERS: Proposers = (
     (propose_constants, PatternKind.ZEROS),
     (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
     (propose_signs, PatternKind.SIGN),
+    (propose_rounded_inputs, PatternKind.SCALE),
     (propose_scales, PatternKind.SCALE),
     (propose_offsets, PatternKind.OFFSET),
     (propose_selections, PatternKind.SHIFT),
@@ -93,7 +94,7 @@ def propose_all(
         settled = (
             one.confidence >= GUESS
             and _explained_share(one) + _MORE >= 1
-            and _simplicity(one.kind) < _simplicity(simplest)
+            and _simplicity(one) < ORDER.index(simplest)
             for one in found
         )
         if enough and any(settled):
@@ -136,13 +137,16 @@ def _reproduces_all(pattern: Pattern) -> bool:
     return "tried" in pattern.evidence and pattern.evidence.get("bit for bit") == 1
 
 
-def _rank_key(pattern: Pattern) -> tuple[bool, int, float, float]:
+def _rank_key(pattern: Pattern) -> tuple[bool, float, float, float]:
     guess = pattern.confidence < GUESS
-    return guess, _simplicity(pattern.kind), -_explained_share(pattern), -pattern.confidence
+    return guess, _simplicity(pattern), -_explained_share(pattern), -pattern.confidence
 
 
-def _simplicity(kind: str) -> int:
-    return ORDER.index(PatternKind(kind))
+def _simplicity(pattern: Pattern) -> float:
+    """The place of its kind; a rounding that is repeated comes before all fitted numbers."""
+    if pattern.kind == PatternKind.PRECISION and pattern.evidence.get("fitted") == 0:
+        return ORDER.index(PatternKind.SCALE) - 0.5
+    return ORDER.index(PatternKind(pattern.kind))
 
 
 def _explained_share(pattern: Pattern) -> float:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 VERIFY_NAMES = frozenset(field.name for field in dataclasses.fields(VerifyConfig))
 # Not taken from `paritas.guard` itself, which imports the compiler.
-_NO_OPTIONS = {"seed", "deadline"}
+_NO_OPTIONS = {"seed", "deadline", "lifted_agrees"}
 _GUARD_FIELDS = frozenset(f.name for f in dataclasses.fields(GuardSettings)) - _NO_OPTIONS
 GUARD_NAMES = _GUARD_FIELDS | {"enabled", "options"}
 

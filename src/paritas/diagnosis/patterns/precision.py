@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import round_down, roundoff, same, weigh, widen
+from paritas.diagnosis.calls import WHOLE
+from paritas.diagnosis.case import Context, round_down, roundoff, same, weigh, widen
 from paritas.diagnosis.patterns.operations import (
     Operation,
     attempt,
@@ -27,10 +30,11 @@ from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Case
 
 
@@ -92,6 +96,9 @@ FORMATS = (
 # --- The operator on rounded inputs ---------------------------------------------------------------
 
 _MOST_WORK = 1 << 30
+_MOST_SECONDS = 3.0
+# The results of an operator that are looked at.
+_MOST_OUTPUTS = 3
 _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
     "add": torch.add,
@@ -110,8 +117,81 @@ class Recomputed:
     how: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Rerun:
+    """A call that is run again on other values.
+
+    Attributes:
+        output: which of the tensors that it returns is the one in question.
+    """
+
+    case: Case
+    call: LiveCall
+    output: int
+
+    @classmethod
+    def of(cls, case: Case) -> Rerun | None:
+        """None if there is no call, or if it does not give the right values."""
+        call = case.context.call
+        if call is None or not call.floating:
+            return None
+        reruns = (cls(case, call, output) for output in range(_MOST_OUTPUTS))
+        return next((one for one in reruns if trusted_formula(case, one.value) is not None), None)
+
+    def value(self, values: Sequence[Tensor] = (), *, wide: bool = True) -> Tensor | None:
+        """The result on other floating-point tensors, in float64 or in their own dtype.
+
+        None if the call draws random numbers, or is a whole program.
+        """
+        if not self.call.steps:
+            return None
+        call = self.call.with_floating(values) if values else self.call
+        result = call.results(wide=wide)[self.output]
+        return None if result.is_complex() else widen(result)
+
+
 def recomputations(case: Case) -> Iterator[Recomputed]:
     """The results on rounded inputs; none if the operator is unknown or too large."""
+    rerun = Rerun.of(case)
+    if rerun is None:
+        yield from _by_formula(case)
+        return
+    given = rerun.call.floating
+    wide = [widen(one) for one in given]
+    every = tuple(range(len(given)))
+    # All of them, each, and all but one: a bias is often added at full precision.
+    choices = dict.fromkeys(
+        [every, *((one,) for one in every), *(every[:one] + every[one + 1 :] for one in every)]
+    )
+    until = time.monotonic() + _MOST_SECONDS
+    for form, how, change in _roundings(given):
+        for chosen in filter(None, choices):
+            changed = [
+                change(wide[place]).to(one) if place in chosen else one
+                for place, one in enumerate(given)
+            ]
+            value = attempt(functools.partial(rerun.value, changed), case.shape)
+            if value is not None:
+                yield Recomputed(value, _name_format(form), _name_inputs(chosen, every), how)
+            if time.monotonic() > until:
+                return
+
+
+def _roundings(
+    given: Sequence[Tensor],
+) -> Iterator[tuple[NarrowFormat, str, Callable[[Tensor], Tensor]]]:
+    for form in FORMATS:
+        if form.name == "float16" or any(form.unit <= roundoff(one) for one in given):
+            continue  # tf32 has as many digits and the wider range
+        yield form, "rounded", form.rounded
+        yield form, "cut off", form.truncated
+
+
+def _name_format(form: NarrowFormat) -> str:
+    return "tf32 or float16" if form.name == "tf32" else form.name
+
+
+def _by_formula(case: Case) -> Iterator[Recomputed]:
     operation = operation_of(case, inputs=2)
     given = case.context.inputs
     if operation is None or not all(one.is_floating_point() for one in given):
@@ -122,24 +202,23 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
         return
     operands = (1, 2) if operation.name in {"addmm", "baddbmm"} else (0, 1)
     choices = [operands, *((place,) for place in operands)]
-    for form in FORMATS:
-        if form.name == "float16" or any(form.unit <= roundoff(given[one]) for one in operands):
-            continue  # tf32 has as many digits and the wider range
-        for how, change in (("rounded", form.rounded), ("cut off", form.truncated)):
-            for chosen in choices:
-                changed = tuple(
-                    change(tensor) if place in chosen else tensor
-                    for place, tensor in enumerate(operation.inputs)
-                )
-                changed_operation = dataclasses.replace(operation, inputs=changed)
-                value = attempt(functools.partial(compute, changed_operation), case.shape)
-                if value is not None:
-                    name = "tf32 or float16" if form.name == "tf32" else form.name
-                    yield Recomputed(value, name, _name_inputs(chosen, operands), how)
+    for form, how, change in _roundings([given[one] for one in operands]):
+        for chosen in choices:
+            changed = tuple(
+                change(tensor) if place in chosen else tensor
+                for place, tensor in enumerate(operation.inputs)
+            )
+            changed_operation = dataclasses.replace(operation, inputs=changed)
+            value = attempt(functools.partial(compute, changed_operation), case.shape)
+            if value is not None:
+                yield Recomputed(value, _name_format(form), _name_inputs(chosen, operands), how)
 
 
 def _name_inputs(chosen: Sequence[int], operands: Sequence[int]) -> str:
-    return "inputs" if len(chosen) == len(operands) else f"input {chosen[0]}"
+    if len(chosen) == len(operands):
+        return "inputs" if len(operands) > 1 else "its input"
+    numbers = " and ".join(map(str, chosen))
+    return f"inputs {numbers}" if len(chosen) > 1 else f"input {numbers}"
 
 
 def _compute(operation: Operation, *, work: int) -> Tensor | None:
@@ -153,6 +232,94 @@ def _compute(operation: Operation, *, work: int) -> Tensor | None:
         return product.value()
     convolve = convolution_of(operation)
     return None if convolve is None else convolve(*operation.inputs)
+
+
+# --- Sums whose partial results are rounded -------------------------------------------------------
+
+_CHUNKS = (1, 8, 16, 32, 64, 128, 256)
+_MOST_CHUNKS = 1024
+# Of the partial sums of one prediction.
+_MOST_PARTIAL = 1 << 26
+# Operators that leave the values as they are.
+_MOVING = frozenset({"unsafe_view", "clone", "copy"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Summation:
+    """A sum over k, of the products of a matrix product or of the elements of a tensor.
+
+    Attributes:
+        length: the number of terms.
+        part: the sum of the terms from a start up to an end.
+        added: what is added to the sum.
+    """
+
+    length: int
+    part: Callable[[int, int], Tensor]
+    added: Tensor | None = None
+
+    def rounded(self, chunk: int, dtype: torch.dtype, *, each: bool) -> Tensor:
+        """The sum if it is rounded after each chunk of terms.
+
+        Args:
+            each: the sum of each chunk is rounded as well, before it is added.
+        """
+        total = torch.zeros((), dtype=torch.float32)
+        for start in range(0, self.length, chunk):
+            term = self.part(start, min(start + chunk, self.length))
+            term = term.to(dtype).float() if each else term
+            total = (total + term).to(dtype).float()
+        return total if self.added is None else total + self.added
+
+
+def _summation_of(case: Case) -> Summation | None:
+    """The sum that a call consists of, in float32; None if it does anything else."""
+    call = case.context.call
+    if call is None or not call.steps or any(one.dtype != torch.float32 for one in call.floating):
+        return None
+    steps = [step for place, step in call.steps if place != WHOLE and step.name not in _MOVING]
+    if len(steps) != 1:
+        return None
+    (step,) = steps
+    tensors = [one.detach().cpu() for one in step.values.values() if isinstance(one, torch.Tensor)]
+    others = {k: v for k, v in step.values.items() if not isinstance(v, torch.Tensor)}
+    operation = Operation(step.name, tuple(tensors), Context(arguments=others))
+    product = product_of(operation)
+    if product is not None:
+        left, right = product.left, product.right
+        return Summation(
+            left.shape[-1],
+            lambda start, end: left[..., start:end] @ right[..., start:end, :],
+            product.added,
+        )
+    if operation.name != "sum" or len(operation.dims) != 1 or len(tensors) != 1:
+        return None
+    terms = tensors[0].movedim(operation.dims[0], -1)
+    return Summation(terms.shape[-1], lambda start, end: terms[..., start:end].sum(-1))
+
+
+def _rounded_sums(case: Case) -> list[Pattern]:
+    """`precision`: the partial sums over k are rounded to a half-precision format."""
+    sums = _summation_of(case)
+    if sums is None or sums.length * case.reference.numel() > _MOST_WORK:
+        return []
+    until = time.monotonic() + _MOST_SECONDS
+    halves = zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True)
+    for (form, dtype), chunk, each in itertools.product(halves, _CHUNKS, (False, True)):
+        chunks = -(-sums.length // chunk)
+        most = min(_MOST_CHUNKS, _MOST_PARTIAL // case.reference.numel())
+        if not 1 < chunks <= most or time.monotonic() > until:
+            continue
+        value = sums.rounded(chunk, dtype, each=each)
+        if value.numel() != case.reference.numel():
+            return []
+        sentence = f"accumulated in {form.name}: the sum is rounded after every "
+        sentence += f"{chunk} terms" if chunk > 1 else "term"
+        known: dict[str, float | str] = {"format": form.name, "terms": float(chunk)}
+        found = _repeated(case, widen(value).reshape(case.shape), form, sentence, known)
+        if found:
+            return found
+    return []
 
 
 # --- Few levels: quantised with a scale -----------------------------------------------------------
@@ -331,6 +498,8 @@ _MOST = 0.98
 _FEWEST = 3
 # The spacing of results shows the format of a sum, which may be off by this share of it.
 _STILL_ROUNDING = 0.2
+# By how many units of its format an operator's result may be off if no lifted run tells more.
+_FEW_UNITS = 4.0
 # The largest share of the reference's own values in the format; masks and counts are all in it.
 _HELD_ANYWAY = 0.5
 _ENOUGH_BITS = 20.0
@@ -340,14 +509,23 @@ _SAME_SUMS = 0.9
 
 def propose_precision(case: Case) -> list[Pattern]:
     """`precision`: of the output, the inputs, by levels, and last what only looks like it."""
-    if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
+    if not _may_be_rounding(case):
         return []
-    if not bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all()):
-        return []
-    reproduced = _rounded_output(case) or _rounded_inputs(case) or propose_levels(case)
-    if reproduced or case.context.lifted_agrees is not True:
+    # A call is run again by `propose_rounded_inputs` alone, before numbers are fitted.
+    by_formula = propose_rounded_inputs if case.context.call is None else lambda _: []
+    reproduced = _rounded_output(case) or by_formula(case) or propose_levels(case)
+    agrees = case.context.lifted_agrees
+    if reproduced or agrees is False:
         return reproduced
+    if agrees is None:
+        return _computed_narrowly(case, units=_FEW_UNITS) if case.context.operator else []
     return _computed_narrowly(case) or propose_noise(case)
+
+
+def _may_be_rounding(case: Case) -> bool:
+    if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
+        return False
+    return bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all())
 
 
 def _rounded_output(case: Case) -> list[Pattern]:
@@ -405,11 +583,14 @@ def _error_to_value(given: Tensor, right: Tensor) -> float:
     return float(f"{float(share) ** 0.5:.3g}")
 
 
-def _computed_narrowly(case: Case) -> list[Pattern]:
+def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
     """Every value is a number of a narrower format, though not the nearest: its inputs were, too.
 
     The elements that are not wrong by themselves bear witness as well: by chance each is such a
     number once in 2^b times, with b the bits that the format lacks.
+
+    Args:
+        units: the largest error, in multiples of the format's unit roundoff.
     """
     told = (case.given != 0) & torch.isfinite(case.given) & torch.isfinite(case.right)
     given, right = case.given[told], case.right[told]
@@ -423,7 +604,7 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
         if held < _MOST or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
             continue
         share = _error_to_value(given, right)
-        if not share <= _STILL_ROUNDING:
+        if not share <= min(_STILL_ROUNDING, units * form.unit):
             continue
         name = "float16 or tf32" if form.name == "float16" else form.name
         return [
@@ -442,9 +623,13 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
     return []
 
 
-def _rounded_inputs(case: Case) -> list[Pattern]:
-    """`precision`: the operator on rounded inputs gives the candidate, rounded itself or not."""
-    found: list[Pattern] = []
+def propose_rounded_inputs(case: Case) -> list[Pattern]:
+    """`precision`: the operator with rounded inputs or partial sums gives the candidate."""
+    if not _may_be_rounding(case):
+        return []
+    found = _run_in_format(case) or _rounded_sums(case)
+    if found:
+        return found
     for recomputed in recomputations(case):
         figures: dict[str, float | str] = {"format": recomputed.format, "inputs": recomputed.which}
         weight = weigh(case, recomputed.value, cost=4.0)
@@ -461,19 +646,50 @@ def _rounded_inside_and_out(
 ) -> list[Pattern]:
     """The operator runs in the format: inputs and result are rounded, sums in float32."""
     form = next(one for one in FORMATS if one.name in recomputed.format)
-    predicted, given = form.rounded(recomputed.value)[case.wrong], case.given[case.wrong]
+    value = form.rounded(recomputed.value)
+    return _repeated(case, value, form, f"computed in {recomputed.format}", figures)
+
+
+def _repeated(
+    case: Case,
+    value: Tensor,
+    form: NarrowFormat,
+    sentence: str,
+    known: Mapping[str, float | str],
+) -> list[Pattern]:
+    """A prediction in a format: most elements bit for bit, and the others a step away."""
+    predicted, given = value[case.wrong], case.given[case.wrong]
     equal = float(same(given, predicted).double().mean())
     step = 1.0001 * torch.maximum(form.spacing(given), form.spacing(predicted))
     within = float(((given - predicted).abs() <= step).double().mean())
     if given.numel() < _FEWEST or equal < _SAME_SUMS or within < _MOST:
         return []
-    figures |= {"bit for bit": round_down(equal), "within a step": round_down(within)}
+    figures = {"bit for bit": round_down(equal), "within a step": round_down(within)}
     certain = 1 - 2.0 ** -min(given.numel(), 60)
     return [
         Pattern(
             kind=PatternKind.PRECISION,
             confidence=0.98 * equal * certain,
-            sentence=f"computed in {recomputed.format}",
-            evidence=figures,
+            sentence=sentence,
+            evidence={**known, **figures, "explained": equal, "fitted": 0.0},
         )
     ]
+
+
+def _run_in_format(case: Case) -> list[Pattern]:
+    """The very call on inputs in a half-precision dtype, as the device computes it."""
+    rerun = Rerun.of(case)
+    if rerun is None:
+        return []
+    for form, dtype in zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True):
+        if any(form.unit <= roundoff(one) for one in rerun.call.floating):
+            continue
+        values = [one.to(dtype) for one in rerun.call.floating]
+        value = attempt(functools.partial(rerun.value, values, wide=False), case.shape)
+        known = {"format": form.name, "inputs": "inputs"}
+        found = (
+            [] if value is None else _repeated(case, value, form, f"computed in {form.name}", known)
+        )
+        if found:
+            return found
+    return []
