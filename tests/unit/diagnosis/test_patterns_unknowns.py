@@ -130,7 +130,11 @@ def test_a_mistake_is_named_with_its_number_end_or_item(
 ) -> None:
     target, *args = call
     function = getattr(Tensor, target) if isinstance(target, str) else target
-    found = diagnose(candidate, function(*args), context=call_context(target, args, {}))
+    found = diagnose(
+        candidate,
+        function(*args),
+        context=call_context(target, args, {}, is_method=isinstance(target, str)),
+    )
     assert found.best is not None
     assert (str(found.best.kind), found.best.sentence) == (kind, sentence)
 
