@@ -12,7 +12,7 @@ REASONS: dict[tuple[str, str], str] = {
         "The first look at these faults. What they showed was then added in general form (numbers "
         "that are solved for, first blocks, items and slices, methods, repeated roundings). On 152 "
         "of them again, which are no longer unseen: 110 of 145 right, and 4 of 146 wrong, all 'add "
-        "instead of sub' where the label says sign. New kinds of faults are needed for a new figure."
+        "instead of sub' where the label says sign. A new figure needs new kinds of faults."
     ),
     ("places", "guard: the kind at the place"): "As for verify; not measured again.",
     ("places", "guard names the exact node"): (
