@@ -41,7 +41,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: dict[str, str]
     date: str
     revision: str
-    load_at_start: float
+    load_at_start: float | None
     others_cores: float | None
     seconds: float
     threads: int

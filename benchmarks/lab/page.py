@@ -125,7 +125,8 @@ def _told(measured: Conditions) -> str:
         if measured.others_cores is None
         else f"others kept {measured.others_cores:g} cores busy"
     )
-    weather = f"load {measured.load_at_start:g} at the start, {others}"
+    load = "not known" if measured.load_at_start is None else f"{measured.load_at_start:g}"
+    weather = f"load {load} at the start, {others}"
     quiet = "quiet" if measured.quiet else "**not quiet: measure again**"
     return (
         f"<sub>{measured.date}, revision {measured.revision}; {where}; {versions}; "
