@@ -253,6 +253,8 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         if weight is None or not fits_honestly(case, scaled, parameters=count, slack=slack):
             continue
         low, high = float(used.min()), float(used.max())
+        if count == size and f"{low:.4g}" == f"{high:.4g}":
+            continue  # one factor for all
         each = f"at each index of dimension {axis}: {low:.4g} to {high:.4g}"
         text = f"scaled by a different factor {each}"
         text = _name_vector(case, factors) or text

@@ -19,6 +19,10 @@ _FEWEST = 64
 _LEAST_WRONG = 0.2
 # How well neighbouring inputs must agree in their error; 0 if it has no pattern.
 _LEAST_SMOOTH = 0.8
+# The largest error, as a share of the values: what is further off is another function altogether.
+_FURTHEST = 0.5
+# How much the relative error must vary: one factor for all is a scale.
+_LEAST_VARIED = 0.01
 
 
 def propose_approximations(case: Case) -> list[Pattern]:
@@ -37,6 +41,10 @@ def propose_approximations(case: Case) -> list[Pattern]:
         return []  # one input, two results
     smooth = max(_smoothness(error), _smoothness(relative))
     if len(x) < _FEWEST or smooth < _LEAST_SMOOTH:
+        return []
+    if float(error.norm()) > _FURTHEST * float(right.norm()):
+        return []
+    if float(relative.std()) < _LEAST_VARIED * float(relative.abs().mean()):
         return []
     relative = relative.abs()
     worst = int(relative.argmax())
