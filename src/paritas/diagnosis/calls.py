@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 MOST_STEPS = 8
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
+# Operators whose name begins so are kernels that others call after checking their arguments. These
+# check their arguments themselves.
+_KERNEL = "_"
+_CHECKING = re.compile("_(log_)?softmax(_backward_data)?|_to_copy|_cdist_forward")
 # The place of the call itself, if it is the call of an operator.
 WHOLE = -1
 
@@ -66,7 +70,17 @@ class Step:
         return self.traits.name.strip("_")
 
     def run(self, /, **changes: Any) -> Any:
-        """The result with other arguments."""
+        """The result with other arguments.
+
+        Raises:
+            ValueError: nothing checks whether the operator can be called with them: it might end the
+                process.
+        """
+        name = self.traits.name
+        if name.startswith(_KERNEL) and not _CHECKING.fullmatch(name):
+            for argument, value in changes.items():
+                if not _is_alike(self.values.get(argument), value):
+                    raise ValueError(f"{name} does not check its {argument}")
         return call_bound(self.operator, {**self.values, **changes})
 
     def with_first(self, value: Tensor) -> Any:
@@ -238,6 +252,15 @@ class _Changer(DispatchMode):
         if given != wanted:
             raise ValueError(f"the shapes are {given}, not {wanted}")
         return changed
+
+
+def _is_alike(value: Any, other: Any) -> bool:
+    """Whether a kernel that takes one can take the other."""
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (value.shape, value.dtype, value.device) == (other.shape, other.dtype, other.device)
+    if isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor):
+        return False
+    return isinstance(other, bool | float) or (other is None and isinstance(value, float))
 
 
 def _tensors_of(result: Any) -> list[Tensor]:

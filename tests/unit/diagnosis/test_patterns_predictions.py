@@ -299,3 +299,13 @@ def test_indices_stay_within_bounds_when_mistakes_are_tried() -> None:
         diagnosed(normal(4, 9, seed=1), aten.gather.default, source, 1, index)
     assert len(seen) > 5
     assert max(seen) < 0
+
+
+def test_a_kernel_that_checks_nothing_is_not_called_with_other_shapes() -> None:
+    # Fewer heads of keys than of queries: with the two swapped, this kernel ends the process.
+    q, k = normal(1, 4, 6, 8), normal(1, 2, 6, 8)
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
+    context = call_context(kernel, (q, k, k), {})
+    right = kernel(q, k, k)[0]
+    found = diagnose(right + 0.01 * normal(*right.shape), right, context=context)
+    assert found.best is None or found.best.kind != "swapped operands"
