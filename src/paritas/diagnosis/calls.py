@@ -73,8 +73,7 @@ class Step:
         """The result with other arguments.
 
         Raises:
-            ValueError: nothing checks whether the operator can be called with them: it might end the
-                process.
+            ValueError: nothing checks whether the operator can take them: it might end the process.
         """
         name = self.traits.name
         if name.startswith(_KERNEL) and not _CHECKING.fullmatch(name):
