@@ -254,4 +254,19 @@ TRITON_EDITS = {
     "factor of a half forgotten": edit(
         (r"value \* 0\.5 \*", "value *"), kinds=["scale", "wrong factor"], operators="gelu",
     ),
+    "mean of the norm not masked": edit(
+        (r"tl\.where\(inside, value - mean, 0\.0\)", "value - mean"),
+        kinds=["wrong statistics", "mask"], loose=["axis scale", "partial sum"],
+        operators="layer_norm",
+    ),
+    "bias of the rows": edit(
+        (r"b \+ columns, mask=columns < n, other=0\.0\)\[None, :\]",
+         "b + rows, mask=rows < n, other=0.0)[:, None]"),
+        kinds=["wrong axis", "transpose", "wrong index"], loose=["axis offset", "offset"],
+        operators="linear",
+    ),
+    "product in tensor floats": edit(
+        (r'input_precision="ieee"', 'input_precision="tf32"'), kinds=["precision"],
+        operators="linear",
+    ),
 }  # fmt: skip

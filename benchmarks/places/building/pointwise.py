@@ -574,3 +574,30 @@ def limits_exchanged(call: Call) -> Any:
     low, high = call.get(1, "min"), call.get(2, "max")
     fits(isinstance(low, int | float) and isinstance(high, int | float))
     return call.instead(call.tensor(0).clamp(high, low))
+
+
+@FAULTS.fault("leaky_relu elu", kinds=["wrong argument", "other function"])
+def default_slope(call: Call) -> Any:
+    """0.01 instead of what was given, and twice the alpha of elu."""
+    value = call.tensor(0, "input")
+    if call.name == "elu":
+        return call.instead(functional.elu(value, 2.0))
+    return call.instead(functional.leaky_relu(value, 0.01))
+
+
+@FAULTS.fault("sqrt", kinds=["copy", "missing operand", "other function"])
+def root_forgotten(call: Call) -> Any:
+    """The square itself."""
+    return call.instead(call.tensor(0).clone())
+
+
+@FAULTS.fault("abs", kinds=["copy", "missing operand", "sign", "other function"])
+def sign_kept(call: Call) -> Any:
+    """The value as it came."""
+    return call.instead(call.tensor(0).clone())
+
+
+@FAULTS.fault("round", kinds=["other function", "approximation"], loose=["offset"])
+def cut_instead_of_rounded(call: Call) -> Any:
+    """Toward zero."""
+    return call.instead(call.tensor(0).trunc())

@@ -504,3 +504,35 @@ def convolution_accumulates_in_half(call: Call) -> Any:
     bias = call.get(2, "bias")
     total = total.to(value.dtype)
     return call.instead(total if bias is None else total + bias.view(shape))
+
+
+# --- Transposed convolutions ----------------------------------------------------------------------
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["permutation", "wrong index"])
+def kernel_of_a_transposed_convolution_flipped(call: Call) -> Any:
+    """The kernel is turned round once too often."""
+    return call.put(1, call.tensor(1, "weight").flip(-1), "weight").run()
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["shift", "wrong index", "wrong argument"])
+def output_cut_at_the_other_end(call: Call) -> Any:
+    """The output padding is before the values."""
+    return call.instead(call.result().roll(1, -1))
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["zeros"], loose=["mask", "partial sum"])
+def last_column_of_the_output_is_zero(call: Call) -> Any:
+    """What the output padding adds is not computed."""
+    value = call.result().clone()
+    value[..., -1] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault("conv_transpose2d", kinds=["lost accumulation", "partial sum"], loose=["zeros"])
+def overlapping_windows_overwrite(call: Call) -> Any:
+    """With a stride of 2 and a kernel of 3, one of two overlapping columns is lost."""
+    weight = call.tensor(1, "weight").clone()
+    fits(weight.shape[-1] == 3)
+    weight[..., 0] = 0
+    return call.put(1, weight, "weight").run()
