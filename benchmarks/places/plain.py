@@ -501,11 +501,108 @@ class Quantised(nn.Module):
         return (torch.randn(6, 16),)
 
 
+class TrainedNorms(nn.Module):
+    """Norms whose weights and statistics are not those of a new model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.batch = nn.BatchNorm2d(6)
+        self.layer = nn.LayerNorm(6)
+        self.last = nn.Linear(6, 6)
+        self.batch.running_mean.uniform_(-0.5, 0.5)
+        self.batch.running_var.uniform_(0.05, 2)
+        for one in (self.batch, self.layer):
+            nn.init.uniform_(one.weight, 0.5, 1.5)
+            nn.init.uniform_(one.bias, -0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.relu6(self.batch(self.first(x)))
+        pooled = functional.adaptive_avg_pool2d(hidden, 4).flatten(2).transpose(1, 2)
+        normal = self.layer(pooled)
+        gate = torch.sigmoid(self.last(normal))
+        smooth = 0.5 * normal * (1.0 + torch.erf(normal / math.sqrt(2.0)))
+        return smooth * gate + pooled
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (4 * torch.randn(2, 3, 8, 8),)
+
+
+class Distillation(nn.Module):
+    """Distances between a student and a teacher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(10, 8)
+        self.teacher = nn.Linear(10, 8)
+        self.seen = nn.Linear(10, 1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        own, other = self.student(x), self.teacher(x)
+        near = functional.mse_loss(own, other)
+        rough = functional.smooth_l1_loss(own, other, beta=0.1)
+        chances = torch.softmax(other, -1)
+        far = functional.kl_div(torch.log_softmax(own, -1), chances, reduction="batchmean")
+        logits = self.seen(x).squeeze(-1)
+        yes = functional.binary_cross_entropy_with_logits(logits, labels)
+        sharp = functional.cross_entropy(own, other.argmax(-1), label_smoothing=0.1)
+        return near, rough, far, yes, sharp
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return torch.randn(7, 10), torch.randint(0, 2, (7,)).float()
+
+
+class Envelope(nn.Module):
+    """Largest values, logarithms and rounding, as in the front end of a speech model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(20, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        power = self.mix(x).abs() + 0.1
+        louder = torch.log(power).clamp(min=-2.0)
+        louder = torch.maximum(louder, louder.amax(-1, keepdim=True) - 3.0)
+        step = power.amax(-1, keepdim=True) / 15.0
+        whole = torch.round(power / step).clamp(0.0, 15.0)
+        ordered, _ = torch.sort(louder - louder.mean(-1, keepdim=True), -1)
+        return ordered + whole * step
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(5, 20),)
+
+
+class Pooled(nn.Module):
+    """The largest of several kinds, and logarithms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(20, 12)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.mix(x)
+        power = torch.log(hidden.abs() + 0.1)
+        power = power - power.amax(-1, keepdim=True)
+        whole = torch.round(8.0 * power) / 8.0
+        best, _ = whole.unflatten(-1, (2, 6)).max(1)
+        ordered, _ = torch.sort(best * torch.sigmoid(hidden[:, :6]), -1)
+        return self.last(ordered)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(5, 20),)
+
+
 MODELS = {
     one.__name__: one
     for one in (
         Perceptron, Convolutions, SmallUNet, Recurrent, AttentionBlock, WrittenAttention, Rotary,
         Router, SortedPooling, Loss, Picker, Standardized, Shifted, Gated, SequenceLoss,
         SmoothedLoss, BoxLoss, Decoder, GraphLayer, Statistics, GroupedQueries, Quantised,
+        TrainedNorms, Distillation, Envelope, Pooled,
     )
 }  # fmt: skip

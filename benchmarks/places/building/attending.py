@@ -317,17 +317,6 @@ def probabilities_in_bfloat16(call: Call) -> Any:
     return call.instead(weights @ value)
 
 
-@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["wrong argument", "scale", "wrong factor"])
-def mask_added_before_the_scaling(call: Call) -> Any:
-    """A mask that is not infinite is scaled with the scores."""
-    mask = (
-        call.kwargs.get("attn_mask") if call.name == "flash_attention" else call.get(3, "attn_mask")
-    )
-    fits(isinstance(mask, Tensor) and mask.is_floating_point())
-    scores, value, _ = _scores(call)
-    return call.instead((scores + mask * 0.25).softmax(-1) @ value)
-
-
 @FAULTS.fault(_ATTENTION, kinds=["transpose", "permutation"], loose=["wrong index"])
 def heads_and_positions_exchanged_in_the_result(call: Call) -> Any:
     """Written as (batch, position, head, d) and read as (batch, head, position, d)."""

@@ -458,16 +458,6 @@ def gradient_put_one_place_later(call: Call) -> Any:
     return call.instead(value.roll(1, dim))
 
 
-@FAULTS.fault(
-    "add", kinds=["lost accumulation", "copy", "missing operand"], loose=["stale"], backward=True
-)
-def gradient_overwritten(call: Call) -> Any:
-    """The gradient of a second use replaces that of the first."""
-    left, right = call.args[:2]
-    fits(isinstance(left, Tensor) and isinstance(right, Tensor) and left.shape == right.shape)
-    return call.instead(right.clone())
-
-
 @FAULTS.fault("mul", kinds=["wrong factor", "scale"], backward=True)
 def factor_two_of_a_square_forgotten(call: Call) -> Any:
     """X where 2 x is the derivative."""

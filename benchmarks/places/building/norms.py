@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
 
 FAULTS = Catalogue()
@@ -399,7 +399,8 @@ def rsqrt_by_a_magic_number(call: Call) -> Any:
     value = call.tensor(0)
     fits(value.dtype == torch.float32 and bool((value > 0).all()))
     guess = (0x5F3759DF - (value.detach().contiguous().view(torch.int32) >> 1)).view(torch.float32)
-    return call.instead(guess * (1.5 - 0.5 * value * guess * guess))
+    near = guess * (1.5 - 0.5 * value * guess * guess)
+    return call.instead(with_gradient_of(value.rsqrt(), near))
 
 
 @FAULTS.fault("rsqrt reciprocal sqrt", kinds=["precision"], loose=["approximation"])

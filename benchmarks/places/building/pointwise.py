@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -274,9 +274,9 @@ def hard_tanh(call: Call) -> Any:
 
 @FAULTS.fault("softplus", kinds=["wrong argument", "other function"], loose=["approximation"])
 def threshold_of_softplus_too_low(call: Call) -> Any:
-    """Linear from 0.5 on."""
+    """Linear where the upper half of the values is."""
     value = call.tensor(0, "input")
-    return call.instead(torch.where(value > 0.5, value, functional.softplus(value)))
+    return call.instead(torch.where(value > value.median(), value, functional.softplus(value)))
 
 
 @FAULTS.fault("softplus", kinds=["other function"], loose=["approximation", "offset"])
@@ -304,7 +304,7 @@ def fast_exponential(call: Call) -> Any:
     value = call.tensor(0)
     fits(value.dtype == torch.float32)
     bits = (value.detach().clamp(-80, 80) * 12102203.0 + 1064866805.0).to(torch.int32)
-    return call.instead(bits.view(torch.float32))
+    return call.instead(with_gradient_of(value.exp(), bits.view(torch.float32)))
 
 
 @FAULTS.fault("exp", kinds=["clipped", "wrong argument"], loose=["other function", "mask"])
@@ -345,7 +345,8 @@ def exponent_one_larger(call: Call) -> Any:
 @FAULTS.fault("pow", kinds=["scale", "wrong factor"])
 def square_doubled(call: Call) -> Any:
     """2 x**2, as of a derivative."""
-    fits(call.args[1] == 2)
+    exponent = call.args[1]
+    fits(isinstance(exponent, int | float) and exponent == 2)
     return call.instead(2 * call.result())
 
 

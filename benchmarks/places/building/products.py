@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -335,14 +335,17 @@ def packed_weight_read_interleaved(call: Call) -> Any:
     return call.instead(_product(left, right[..., order], mixed))
 
 
+def _cut(value: Tensor) -> Tensor:
+    return (value.contiguous().view(torch.int32) & -8192).view(torch.float32)
+
+
 @FAULTS.fault(_PRODUCTS, kinds=["precision"], loose=["approximation"])
 def factors_in_tensorfloat(call: Call) -> Any:
     """Both factors are cut to 10 bits, as TF32 does."""
     left, right, bias = _factors(call)
     fits(left.dtype == torch.float32)
-    cut = [(one.contiguous().view(torch.int32) & -8192).view(torch.float32)
-           for one in (left.detach(), right.detach())]  # fmt: skip
-    return call.instead(_product(cut[0], cut[1], bias))
+    left, right = (with_gradient_of(one, _cut(one.detach())) for one in (left, right))
+    return call.instead(_product(left, right, bias))
 
 
 @FAULTS.fault("linear addmm mm", kinds=["precision"], loose=["approximation"])
@@ -351,7 +354,8 @@ def weight_quantised_to_eight_bits(call: Call) -> Any:
     left, right, bias = _factors(call)
     step = right.abs().max() / 127
     fits(bool(step > 0))
-    return call.instead(_product(left, (right / step).round() * step, bias))
+    rounded = with_gradient_of(right, (right / step).round() * step)
+    return call.instead(_product(left, rounded, bias))
 
 
 @FAULTS.fault("linear addmm mm", kinds=["clipped", "overflow"], loose=["precision"])
