@@ -105,7 +105,8 @@ EDITS = {
         kinds=["approximation", "other function", "wrong argument"],
     ),
     "triangle the other way": edit(
-        (r"(?<=[.])tril(?=[.(])", "triu"), kinds=["other function", "mask", "transpose"],
+        (r"(?<=[.])tril(?=[.(])", "triu"), (r"(?<=[.])triu(?=[.(])", "tril"),
+        kinds=["other function", "mask", "transpose"],
     ),
     "rolled to the other side": edit(
         (r"(roll\S*\(\w+, )([\[(])-1, -1([\])])", r"\1\g<2>1, 1\3"),
