@@ -1,6 +1,9 @@
 """Faults for the published figure only. Nobody looks at them, or at their rows, while building.
 
-Each is what a wrong kernel or a wrong rewrite would compute. None of them is in `building.py`.
+Each is what a wrong kernel or a wrong rewrite would compute; most are from the histories of bugs of
+real compilers, kernels and ports. None of them is in `building.py`. Here are attention, products,
+convolutions and norms; `measured_values.py` has pointwise operators and what moves values,
+`measured_gradients.py` losses and backward operators, and `measured_edits.py` edits of code.
 """
 
 from __future__ import annotations
@@ -9,542 +12,676 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, edit, fits
+from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.measured_edits import EDITS, KERNEL_EDITS, TRITON_EDITS
+from benchmarks.places.measured_gradients import GRADIENTS
+from benchmarks.places.measured_values import VALUES, read_as_contiguous
 from torch import Tensor
 from torch.nn import functional
 
+__all__ = ["EDITS", "FAULTS", "KERNEL_EDITS", "TRITON_EDITS"]
 FAULTS = Catalogue()
+_FUSED = "scaled_dot_product_attention flash_attention"
 
 
 # --- Attention ------------------------------------------------------------------------------------
 
 
-def _attend(call: Call, *, columns: slice | None = None, unmasked: bool = False) -> Any:
-    """Attention written out, with some of its settings changed."""
-    is_flash = call.name == "flash_attention"
+def _parts(call: Call) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Query, key and value with as many heads, and the factor of the scores."""
     query, key, value = (call.tensor(i, n) for i, n in enumerate(("query", "key", "value")))
-    mask = call.kwargs.get("attn_mask") if is_flash else call.get(3, "attn_mask")
-    causal = call.get(4 if is_flash else 5, "is_causal", default=False)
     repeats = query.size(-3) // key.size(-3)
     key, value = (one.repeat_interleave(repeats, -3) for one in (key, value))
-    scores = torch.einsum("...qd,...kd->...qk", query, key)
-    scores = scores * (call.kwargs.get("scale") or query.size(-1) ** -0.5)
-    if causal:
-        mask = torch.ones(scores.shape[-2:]).tril() > 0
-    if unmasked:
-        fits(isinstance(mask, Tensor) and not causal)
-        mask = None
-    if isinstance(mask, Tensor):
-        scores = torch.where(mask, scores, -math.inf) if mask.dtype == torch.bool else scores + mask
-    if columns is not None:
-        fits(scores.size(-1) > 2 and not causal and mask is None)
-        scores, value = scores[..., columns], value[..., columns, :]
-    return call.instead(scores.softmax(-1) @ value)
+    return query, key, value, call.kwargs.get("scale") or query.size(-1) ** -0.5
 
 
-@FAULTS.fault("scaled_dot_product_attention flash_attention", kinds=["mask", "causality"])
-def tokens_do_not_see_themselves(call: Call) -> Any:
-    """The causal mask begins one position too early."""
-    query = call.tensor(0, "query")
-    causal = call.get(4 if call.name == "flash_attention" else 5, "is_causal", default=False)
-    fits(causal and query.size(-2) > 2)
-    # The first token keeps itself: it has nobody else.
-    allowed = torch.ones(query.size(-2), call.tensor(1).size(-2)).tril(-1) > 0
-    allowed[0, 0] = True
-    scale = call.kwargs.get("scale") or query.size(-1) ** -0.5
-    scores = (query @ call.tensor(1).mT * scale).masked_fill(~allowed, -math.inf)
-    return call.instead(scores.softmax(-1) @ call.tensor(2))
+def _masked(call: Call, scores: Tensor) -> Tensor:
+    """The scores with the mask of the call."""
+    is_flash = call.name == "flash_attention"
+    mask = call.kwargs.get("attn_mask") if is_flash else call.get(3, "attn_mask")
+    if call.get(4 if is_flash else 5, "is_causal", default=False):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def _scores(call: Call) -> tuple[Tensor, Tensor]:
+    """The masked scores and the values."""
+    query, key, value, scale = _parts(call)
+    return _masked(call, query @ key.mT * scale), value
+
+
+@FAULTS.fault(_FUSED, kinds=["swapped operands"], loose=["wrong argument"])
+def keys_and_values_exchanged(call: Call) -> Any:
+    """The kernel takes its second and third operand in the other order."""
+    query, key, value, scale = _parts(call)
+    fits(key.shape == value.shape)
+    return call.instead(_masked(call, query @ value.mT * scale).softmax(-1) @ key)
+
+
+@FAULTS.fault(_FUSED, kinds=["scale", "wrong factor", "wrong argument"])
+def scaled_by_the_width_of_all_heads(call: Call) -> Any:
+    """The root of the hidden size instead of that of a head."""
+    query, key, value, scale = _parts(call)
+    fits(query.size(-3) > 1)
+    scores = query @ key.mT * (scale / math.sqrt(query.size(-3)))
+    return call.instead(_masked(call, scores).softmax(-1) @ value)
+
+
+@FAULTS.fault(_FUSED, kinds=["mask"], loose=["wrong argument", "partial sum"])
+def window_where_there_is_none(call: Call) -> Any:
+    """Keys that are more than two positions before or behind are not seen."""
+    scores, value = _scores(call)
+    fits(scores.size(-1) == scores.size(-2) > 4)
+    near = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(-2).tril(2)
+    return call.instead(scores.masked_fill(~near, -math.inf).softmax(-1) @ value)
 
 
 @FAULTS.fault(
-    "scaled_dot_product_attention flash_attention", kinds=["mask"], loose=["missing operand"]
+    _FUSED,
+    kinds=["wrong factor", "wrong statistics"],
+    loose=["axis scale", "partial sum", "missing operand", "wrong reduction", "lost accumulation"],
 )
-def padding_is_attended_to(call: Call) -> Any:
-    """The mask is not applied."""
-    return _attend(call, unmasked=True)
+def block_not_rescaled_to_the_new_maximum(call: Call) -> Any:
+    """An online softmax whose first block of keys keeps the maximum of that block."""
+    scores, value = _scores(call)
+    half = scores.size(-1) // 2
+    fits(half > 0)
+    tops = [part.amax(-1, keepdim=True).clamp(min=-1e30) for part in (scores[..., :half], scores)]
+    weights = torch.cat([(scores[..., :half] - tops[0]).exp(),
+                         (scores[..., half:] - tops[1]).exp()], -1)  # fmt: skip
+    return call.instead(weights / weights.sum(-1, keepdim=True) @ value)
 
 
 @FAULTS.fault(
-    "scaled_dot_product_attention flash_attention",
-    kinds=["partial sum", "tail", "off by one reduction", "mask"],
+    _FUSED,
+    kinds=["missing operand", "missing reduction"],
+    loose=["axis scale", "scale", "wrong factor", "wrong reduction", "wrong statistics"],
 )
-def last_key_left_out(call: Call) -> Any:
-    """The loop over the keys ends one too early."""
-    return _attend(call, columns=slice(None, -1))
+def weights_not_divided_by_their_sum(call: Call) -> Any:
+    """The last step of an online softmax is left out."""
+    scores, value = _scores(call)
+    return call.instead((scores - scores.amax(-1, keepdim=True)).exp() @ value)
+
+
+@FAULTS.fault(_FUSED, kinds=["zeros"], loose=["uninitialised", "mask", "constant"])
+def first_queries_not_computed(call: Call) -> Any:
+    """A negative number of blocks: the first rows stay as they were allocated."""
+    value = call.result().clone()
+    fits(value.size(-2) > 3)
+    value[..., : value.size(-2) // 4, :] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault(_FUSED, kinds=["precision"])
+def scores_kept_in_bfloat16(call: Call) -> Any:
+    """The scores are rounded before the softmax."""
+    scores, value = _scores(call)
+    return call.instead(scores.bfloat16().to(scores.dtype).softmax(-1) @ value)
+
+
+@FAULTS.fault(_FUSED, kinds=["permutation", "transpose", "wrong index"])
+def heads_and_positions_read_in_the_other_order(call: Call) -> Any:
+    """The result is stored as (positions, heads) and read as (heads, positions)."""
+    value = call.result()
+    fits(value.dim() == 4 and value.size(1) > 1 and value.size(2) > 1)
+    return call.instead(value.transpose(1, 2).reshape(value.shape))
+
+
+@FAULTS.fault(
+    _FUSED, kinds=["other function"], loose=["clipped", "approximation", "wrong argument"]
+)
+def scores_capped_by_a_tanh(call: Call) -> Any:
+    """The soft cap of another model."""
+    query, key, value, scale = _parts(call)
+    scores = query @ key.mT * scale
+    cap = float(scores.detach().abs().max())
+    return call.instead(_masked(call, cap * (scores / cap).tanh()).softmax(-1) @ value)
+
+
+@FAULTS.fault(_FUSED, kinds=["shift", "wrong index"], loose=["permutation", "wrong argument"])
+def values_of_the_next_slot(call: Call) -> Any:
+    """Slots of a cache: weights are those of key i, values those of i + 1."""
+    scores, value = _scores(call)
+    fits(value.size(-2) > 2)
+    return call.instead(scores.softmax(-1) @ value.roll(-1, -2))
+
+
+@FAULTS.fault("expand", kinds=["wrong index", "permutation"], loose=["copy", "shift"])
+def head_of_a_group_by_the_remainder(call: Call) -> Any:
+    """Grouped heads: head i reads key i % n instead of i // n."""
+    value, result = call.tensor(0), call.result()
+    fits(result.dim() == 5 and value.size(2) == 1 and result.size(2) > 1 and result.size(1) > 1)
+    groups, repeats = result.shape[1:3]
+    order = torch.arange(groups * repeats, device=value.device) % groups
+    return call.instead(value.squeeze(2)[:, order].unflatten(1, (groups, repeats)))
+
+
+# --- Softmax --------------------------------------------------------------------------------------
+
+
+@FAULTS.fault(
+    "softmax", kinds=["other function", "wrong factor", "scale"], loose=["wrong argument"]
+)
+def softmax_to_the_base_of_two(call: Call) -> Any:
+    """exp2, and the factor log2(e) is forgotten."""
+    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
+    powers = (value - value.amax(dim, keepdim=True)).exp2()
+    return call.instead(powers / powers.sum(dim, keepdim=True))
 
 
 @FAULTS.fault(
     "softmax",
-    kinds=["off by one reduction", "mask", "partial sum", "tail"],
-    loose=["wrong reduction"],
+    kinds=["wrong statistics", "wrong reduction", "mask"],
+    loose=["axis scale", "scale", "wrong factor", "off by one reduction", "eps"],
 )
-def sum_of_softmax_without_one_column(call: Call) -> Any:
-    """The denominator lacks the last exponential."""
+def lanes_behind_the_row_counted(call: Call) -> Any:
+    """Masked lanes are loaded as 0, not as -inf: they add to the denominator."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
-    fits(value.size(dim) > 2)
-    exps = (value - value.amax(dim, keepdim=True)).exp()
-    return call.instead(exps / exps.narrow(dim, 0, value.size(dim) - 1).sum(dim, keepdim=True))
+    lanes = 2 ** math.ceil(math.log2(value.size(dim))) - value.size(dim)
+    fits(lanes > 0)
+    top = value.amax(dim, keepdim=True).clamp(min=0)
+    powers = (value - top).exp()
+    return call.instead(powers / (powers.sum(dim, keepdim=True) + lanes * (-top).exp()))
 
 
-@FAULTS.fault("tril triu", kinds=["mask", "causality"], loose=["shift", "wrong argument"])
-def diagonal_one_off(call: Call) -> Any:
-    """One more diagonal."""
-    return call.put(1, call.get(1, "diagonal", default=0) + 1, "diagonal").run()
+@FAULTS.fault(
+    "softmax",
+    kinds=["wrong axis", "wrong reduction", "wrong statistics"],
+    loose=["axis scale", "scale", "wrong argument", "wrong factor"],
+)
+def normalised_over_two_axes(call: Call) -> Any:
+    """One sum for the whole matrix instead of one for each row."""
+    value = call.tensor(0, "input")
+    fits(value.dim() > 1 and value.size(-2) > 1)
+    return call.instead(value.flatten(-2).softmax(-1).view(value.shape))
 
 
-@FAULTS.fault("le ge lt gt", kinds=["mask", "causality", "tie-breaking", "other function"])
-def comparison_with_or_without_equality(call: Call) -> Any:
-    """< instead of <=."""
-    other = {"le": "lt", "lt": "le", "ge": "gt", "gt": "ge"}[call.name]
-    fits(isinstance(call.args[0], Tensor))
-    return getattr(torch, other)(*call.args)
+@FAULTS.fault("log_softmax", kinds=["eps"], loose=["offset", "approximation", "axis offset"])
+def logarithm_of_a_sum_with_eps(call: Call) -> Any:
+    """log(p + 1e-3), so that it never is -inf."""
+    dim = call.get(1, "dim", default=-1)
+    return call.instead((call.tensor(0, "input").softmax(dim) + 1e-3).log())
 
 
-@FAULTS.fault("masked_fill where", kinds=["mask"])
-def mask_read_from_the_other_end(call: Call) -> Any:
-    """The mask is reversed along its last axis."""
-    place = 0 if call.name == "where" else 1
-    mask = call.args[place]
-    return call.put(place, mask.flip(-1)).run()
+@FAULTS.fault(
+    "softmax linear gelu",
+    kinds=["copy", "wrong index", "constant"],
+    loose=["stale", "wrong statistics"],
+)
+def first_lane_broadcast(call: Call) -> Any:
+    """All columns of a row are its first one."""
+    value = call.result()
+    fits(value.dim() > 1 and value.size(-1) > 1)
+    return call.instead(value[..., :1].expand(value.shape))
 
 
 # --- Products -------------------------------------------------------------------------------------
 
 
-@FAULTS.fault("linear mm addmm matmul", kinds=["transpose"], loose=["swapped operands"])
-def weight_read_transposed(call: Call) -> Any:
-    """A square weight in the other layout."""
-    place = 2 if call.name == "addmm" else 1
-    weight = call.tensor(place, "weight", "other", "mat2")
-    fits(weight.dim() == 2 and weight.size(0) == weight.size(1) > 2)
-    return call.put(place, weight.t(), "weight", "other", "mat2").run()
-
-
-@FAULTS.fault("linear mm addmm bmm matmul", kinds=["precision"])
-def accumulated_in_bfloat16(call: Call) -> Any:
-    """Partial sums of 8 are rounded and added in bfloat16."""
+def _factors(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Left, right with k as the last but one axis, and the bias."""
+    if call.name in {"addmm", "baddbmm"}:
+        return call.tensor(1), call.tensor(2), call.tensor(0)
     if call.name == "linear":
-        left, right, bias = call.tensor(0), call.tensor(1).t(), call.get(2, "bias")
-    elif call.name == "addmm":
-        left, right, bias = call.tensor(1), call.tensor(2), call.tensor(0)
-    else:
-        left, right, bias = call.tensor(0), call.tensor(1), None
-    fits(left.size(-1) > 8 and right.dim() > 1)
-    total = None
-    for start in range(0, left.size(-1), 8):
-        part = (left[..., start : start + 8] @ right[..., start : start + 8, :]).bfloat16()
-        total = part if total is None else total + part
-    value = total.to(left.dtype)
+        return call.tensor(0, "input"), call.tensor(1, "weight").mT, call.get(2, "bias")
+    fits(call.tensor(1).dim() > 1)
+    return call.tensor(0), call.tensor(1), None
+
+
+def _product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None) -> Any:
+    value = left @ right
     return call.instead(value if bias is None else value + bias)
 
 
-@FAULTS.fault("linear mm addmm bmm matmul conv2d conv1d convolution", kinds=["precision"])
-def operand_rounded_to_half(call: Call) -> Any:
-    """The left operand goes through float16."""
-    place = 1 if call.name == "addmm" else 0
-    value = call.tensor(place, "input")
-    return call.put(place, value.half().to(value.dtype), "input").run()
+_PRODUCTS = "linear matmul mm bmm addmm baddbmm"
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["stale", "copy", "wrong index"], loose=["shift", "partial sum"])
+def tile_not_loaded_again(call: Call) -> Any:
+    """Double buffering: the second half of k is multiplied with the left tile of the first."""
+    left, right, bias = _factors(call)
+    half = left.size(-1) // 2
+    fits(half > 1 and left.size(-1) == 2 * half)
+    return _product(call, torch.cat([left[..., :half]] * 2, -1), right, bias)
 
 
 @FAULTS.fault(
-    "linear addmm", kinds=["repeated bias"], loose=["offset", "axis offset", "wrong factor"]
+    _PRODUCTS,
+    kinds=["doubled reduction", "off by one reduction", "wrong index"],
+    loose=["partial sum", "wrong reduction", "lost accumulation", "wrong factor"],
 )
-def bias_added_twice(call: Call) -> Any:
-    """Once in the kernel and once behind it."""
-    bias = call.get(2, "bias") if call.name == "linear" else call.tensor(0)
-    fits(isinstance(bias, Tensor))
-    return call.instead(call.result() + bias)
+def tiles_overlap(call: Call) -> Any:
+    """The last tile begins earlier so that it is full: two terms are added twice."""
+    left, right, bias = _factors(call)
+    half = left.size(-1) // 2
+    fits(half > 2)
+    left = torch.cat([left[..., : half + 1], left[..., half - 1 :]], -1)
+    right = torch.cat([right[..., : half + 1, :], right[..., half - 1 :, :]], -2)
+    return _product(call, left, right, bias)
 
 
 @FAULTS.fault(
-    "linear mm addmm bmm matmul layer_norm", kinds=["stale", "copy"], loose=["shift", "wrong index"]
+    _PRODUCTS,
+    kinds=["partial sum", "lost accumulation", "one rank's part", "missing reduction"],
+    loose=["missing operand", "wrong reduction"],
 )
-def last_tile_is_the_one_before(call: Call) -> Any:
-    """The last columns still hold what the tile before them wrote."""
+def one_part_of_split_k(call: Call) -> Any:
+    """The parts of a split sum overwrite each other: that of the even blocks is lost."""
+    left, right, bias = _factors(call)
+    fits(left.size(-1) > 15)
+    kept = torch.arange(left.size(-1), device=left.device) // 8 % 2 == 1
+    return _product(call, left[..., kept], right[..., kept, :], bias)
+
+
+@FAULTS.fault(
+    "linear addmm", kinds=["repeated bias", "wrong factor"], loose=["offset", "axis offset"]
+)
+def bias_of_each_of_four_ranks(call: Call) -> Any:
+    """Added before the parts are summed, so that it counts four times."""
+    left, right, bias = _factors(call)
+    fits(bias is not None)
+    return _product(call, left, right, 4 * bias)
+
+
+@FAULTS.fault(
+    "linear addmm conv1d conv2d convolution",
+    kinds=["wrong index", "shift", "permutation"],
+    loose=["offset", "axis offset", "missing bias"],
+)
+def bias_of_the_next_column(call: Call) -> Any:
+    """The index of the bias is one too large."""
+    place = 0 if call.name == "addmm" else 2
+    bias = call.get(place, "bias")
+    fits(isinstance(bias, Tensor) and bias.size(-1) > 1)
+    return call.put(place, bias.roll(-1, -1), "bias").run()
+
+
+@FAULTS.fault("linear addmm", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
+def packed_projections_interleaved(call: Call) -> Any:
+    """The columns of q, k and v are stored in turn instead of one after the other."""
+    value = call.result()
+    fits(value.size(-1) % 3 == 0 and value.size(-1) > 3)
+    return call.instead(value.unflatten(-1, (3, -1)).transpose(-1, -2).flatten(-2))
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["precision"])
+def operands_cut_to_ten_bits(call: Call) -> Any:
+    """TF32, where float32 was asked for."""
+    left, right, bias = _factors(call)
+    fits(left.dtype == right.dtype == torch.float32)
+
+    def cut(value: Tensor) -> Tensor:
+        bits = value.detach().contiguous().view(torch.int32)
+        return value + ((bits & ~0x1FFF).view(torch.float32) - value).detach()
+
+    return _product(call, cut(left), cut(right), bias)
+
+
+@FAULTS.fault("linear addmm mm", kinds=["precision"], loose=["approximation", "clipped"])
+def weight_in_eight_bits(call: Call) -> Any:
+    """The weight goes through float8."""
+    left, right, bias = _factors(call)
+    narrow = right.detach().to(torch.float8_e4m3fn).to(right.dtype)
+    return _product(call, left, right + (narrow - right).detach(), bias)
+
+
+@FAULTS.fault("matmul bmm mm", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
+def strides_of_the_right_operand_ignored(call: Call) -> Any:
+    """A view that is not contiguous is read as if it was."""
+    left, right, _ = _factors(call)
+    return _product(call, left, read_as_contiguous(right), None)
+
+
+@FAULTS.fault("bmm matmul", kinds=["wrong index", "copy"], loose=["stale"])
+def first_matrix_for_the_whole_batch(call: Call) -> Any:
+    """The stride of the batch is 0."""
+    left, right, _ = _factors(call)
+    fits(right.dim() > 2 and right.size(-3) > 1)
+    return _product(call, left, right.narrow(-3, 0, 1).expand(right.shape), None)
+
+
+@FAULTS.fault(
+    "linear addmm matmul bmm", kinds=["permutation", "shift", "wrong index"], loose=["copy"]
+)
+def tiles_of_rows_exchanged(call: Call) -> Any:
+    """The tiles of the upper and the lower rows are stored in each other's place."""
+    value = call.result()
+    fits(value.dim() > 1 and value.size(-2) > 1 and value.size(-2) % 2 == 0)
+    return call.instead(value.roll(value.size(-2) // 2, -2))
+
+
+@FAULTS.fault("linear addmm mm bmm", kinds=["nonfinite", "uninitialised"], loose=["mask"])
+def last_column_never_written(call: Call) -> Any:
+    """It holds what the memory held: no number."""
     value = call.result().clone()
-    tile = value.size(-1) // 4
-    fits(tile > 0)
-    value[..., -tile:] = value[..., -2 * tile : -tile]
+    fits(value.dim() > 1 and value.size(-1) > 1)
+    value[..., -1] = math.nan
     return call.instead(value)
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=["permutation"], loose=["transpose"])
-def kernel_flipped(call: Call) -> Any:
-    """A true convolution where a correlation was asked for."""
-    weight = call.tensor(1, "weight")
-    fits(weight.size(-1) > 1)
-    return call.put(1, weight.flip(-1), "weight").run()
+@FAULTS.fault("linear addmm conv2d", kinds=["wrapped", "overflow"], loose=["precision", "clipped"])
+def eight_bits_that_wrap(call: Call) -> Any:
+    """Stored as int8 with a step that is too small, without saturation."""
+    value = call.result()
+    step = float(value.detach().abs().max()) / 180
+    codes = ((value.detach() / step).round() + 128) % 256 - 128
+    return call.instead(value + (codes * step - value).detach())
+
+
+# --- Convolutions ---------------------------------------------------------------------------------
+
+_CONVOLUTIONS = "conv1d conv2d convolution"
+
+
+def _filters(call: Call) -> Tensor:
+    fits(call.name != "convolution" or not call.args[6])
+    return call.tensor(1, "weight")
+
+
+@FAULTS.fault(_CONVOLUTIONS, kinds=["transpose", "permutation"], loose=["wrong index"])
+def filter_with_height_and_width_exchanged(call: Call) -> Any:
+    """A layout of weights from another framework."""
+    weight = _filters(call)
+    fits(weight.dim() == 4 and weight.size(-1) == weight.size(-2) > 1)
+    return call.put(1, weight.mT, "weight").run()
+
+
+@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong index", "shift", "permutation"])
+def filter_of_the_next_channel(call: Call) -> Any:
+    """The bias is that of the right one."""
+    weight = _filters(call)
+    fits(weight.size(0) > 1)
+    return call.put(1, weight.roll(-1, 0), "weight").run()
+
+
+def _padding(call: Call) -> list[int]:
+    value, padding = call.tensor(0, "input"), call.get(4, "padding")
+    padding = [padding] * (value.dim() - 2) if isinstance(padding, int) else padding
+    fits(padding and not isinstance(padding, str) and any(padding))
+    return list(padding)
+
+
+@FAULTS.fault(_CONVOLUTIONS, kinds=["shift", "wrong argument"], loose=["wrong index", "mask"])
+def all_padding_behind(call: Call) -> Any:
+    """As for `same` in another framework: nothing before, twice as much behind."""
+    _filters(call)
+    padding = _padding(call)
+    sides = [side for size in reversed(padding) for side in (0, 2 * size)]
+    wider = functional.pad(call.tensor(0, "input"), sides)
+    return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
+
+
+@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong argument", "wrong index"], loose=["shift", "mask"])
+def padding_from_the_other_side(call: Call) -> Any:
+    """Circular padding: an index below zero counts from the end."""
+    _filters(call)
+    padding = _padding(call)
+    sides = [side for size in reversed(padding) for side in (size, size)]
+    wider = functional.pad(call.tensor(0, "input"), sides, mode="circular")
+    return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
 
 
 @FAULTS.fault(
-    "bmm matmul",
-    kinds=["wrong index", "shift", "permutation"],
-    loose=["wrong rank's shard", "copy"],
+    _CONVOLUTIONS,
+    kinds=["partial sum", "off by one reduction"],
+    loose=["missing operand", "lost accumulation", "wrong reduction"],
 )
-def product_of_the_next_head(call: Call) -> Any:
-    """The second factor is taken from the next batch."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(right.dim() > 2 and right.size(-3) > 1)
-    return call.instead(left @ right.roll(-1, -3))
+def last_channel_of_the_input_not_added(call: Call) -> Any:
+    """The loop over the channels ends one too early."""
+    weight = _filters(call).clone()
+    fits(weight.size(1) > 2)
+    weight[:, -1] = 0
+    return call.put(1, weight, "weight").run()
+
+
+@FAULTS.fault(
+    _CONVOLUTIONS,
+    kinds=["partial sum", "off by one reduction"],
+    loose=["missing operand", "lost accumulation", "wrong reduction", "mask"],
+)
+def last_tap_not_added(call: Call) -> Any:
+    """The loop over the width of the filter ends one too early."""
+    weight = _filters(call).clone()
+    fits(weight.size(-1) > 1)
+    weight[..., -1] = 0
+    return call.put(1, weight, "weight").run()
 
 
 # --- Norms and statistics -------------------------------------------------------------------------
 
 
-@FAULTS.fault("layer_norm rms_norm", kinds=["eps"], loose=["axis scale"])
-def eps_outside_the_root(call: Call) -> Any:
-    """Divided by sqrt(v) + eps."""
-    value, shape = call.tensor(0), call.get(1)
-    axes = list(range(-len(shape), 0))
-    weight, bias = call.get(2, "weight"), call.get(3, "bias") if call.name == "layer_norm" else None
-    eps = call.get(4 if call.name == "layer_norm" else 3, "eps") or 1e-5
-    centred = value - value.mean(axes, keepdim=True) if call.name == "layer_norm" else value
-    normal = centred / ((centred * centred).mean(axes, keepdim=True).sqrt() + eps)
+def _normed(call: Call, value: Tensor, mean: Tensor | float, variance: Tensor) -> Any:
+    """A norm with other statistics; eps, weight and bias are those of the call."""
+    is_layer = call.name == "layer_norm"
+    weight, bias = call.get(2, "weight"), call.get(3, "bias") if is_layer else None
+    normal = (value - mean) * torch.rsqrt(
+        variance + (call.get(4 if is_layer else 3, "eps") or 1e-6)
+    )
     normal = normal if weight is None else normal * weight
     return call.instead(normal if bias is None else normal + bias)
 
 
-@FAULTS.fault("rsqrt", kinds=["eps"], loose=["axis scale"])
-def eps_added_again(call: Call) -> Any:
-    """1 / (sqrt(x) + 1e-4)."""
-    return call.instead(1 / (call.tensor(0).sqrt() + 1e-4))
+def _last(call: Call) -> tuple[Tensor, list[int]]:
+    return call.tensor(0, "input"), list(range(-len(call.get(1, "normalized_shape")), 0))
 
 
-@FAULTS.fault("group_norm", kinds=["wrong argument", "wrong statistics"])
-def other_number_of_groups(call: Call) -> Any:
-    """Half as many groups."""
-    groups = call.get(1, "num_groups")
-    fits(groups % 2 == 0)
-    return call.put(1, groups // 2, "num_groups").run()
+@FAULTS.fault("layer_norm", kinds=["swapped operands", "constant"], loose=["wrong argument"])
+def weight_and_bias_exchanged(call: Call) -> Any:
+    """The order of the arguments is that of another library."""
+    weight, bias = call.tensor(2, "weight"), call.tensor(3, "bias")
+    return call.put(2, bias, "weight").put(3, weight, "bias").run()
 
 
 @FAULTS.fault(
-    "batch_norm batch_norm_from_statistics",
-    kinds=["axis offset", "wrong statistics", "wrong index"],
-    loose=["wrong argument"],
+    "layer_norm rms_norm",
+    kinds=["other function", "wrong statistics", "missing operand"],
+    loose=["axis offset", "axis scale", "residual"],
 )
-def statistics_of_the_neighbouring_channel(call: Call) -> Any:
-    """Mean of the next channel."""
-    place = 1 if call.name == "batch_norm" else 3
-    return call.put(place, call.tensor(place).roll(1), "running_mean").run()
+def mean_subtracted_or_not(call: Call) -> Any:
+    """A layer norm where a norm by the root mean square was asked for, or the other way round."""
+    value, axes = _last(call)
+    mean = value.mean(axes, keepdim=True)
+    if call.name == "layer_norm":
+        return _normed(call, value, 0.0, value.square().mean(axes, keepdim=True))
+    return _normed(call, value, mean, (value - mean).square().mean(axes, keepdim=True))
 
 
-@FAULTS.fault("mean sum amax", kinds=["wrong axis"], loose=["wrong argument"])
-def reduced_over_the_wrong_axis(call: Call) -> Any:
-    """Another axis of the same length."""
-    value, dim = call.tensor(0), call.get(1, "dim")
-    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    fits(isinstance(dim, int))
-    dim %= value.dim()
-    others = [i for i in range(value.dim()) if i != dim and value.size(i) == value.size(dim) > 1]
-    fits(others)
-    return call.put(0, value.transpose(dim, others[-1])).run()
+@FAULTS.fault(
+    "layer_norm rms_norm",
+    kinds=["wrong factor", "scale", "axis scale"],
+    loose=["residual", "offset", "wrong argument"],
+)
+def weight_plus_one(call: Call) -> Any:
+    """Weights of a model that stores their distance from one, applied to all models."""
+    weight = call.tensor(2, "weight")
+    return call.put(2, weight + 1, "weight").run()
 
 
-@FAULTS.fault("mean", kinds=["scale", "off by one reduction", "wrong factor"])
-def mean_divided_by_one_less(call: Call) -> Any:
-    """N - 1."""
-    n = call.tensor(0).numel() // call.result().numel()
-    fits(n > 2)
-    return call.instead(call.result() * (n / (n - 1)))
+@FAULTS.fault("layer_norm rms_norm", kinds=["precision"], loose=["wrong statistics", "axis scale"])
+def statistics_in_bfloat16(call: Call) -> Any:
+    """Mean and reciprocal root are rounded before they are used."""
+    value, axes = _last(call)
+    mean = value.mean(axes, keepdim=True) if call.name == "layer_norm" else value.new_zeros(())
+    variance = (value - mean).square().mean(axes, keepdim=True)
+    return _normed(call, value, mean.bfloat16().to(value.dtype),
+                   variance.bfloat16().to(value.dtype))  # fmt: skip
 
 
-@FAULTS.fault("sum", kinds=["off by one reduction", "partial sum", "tail"])
-def first_element_not_added(call: Call) -> Any:
-    """A loop that begins at 1."""
-    value, dim = call.tensor(0), call.get(1, "dim")
-    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    fits(isinstance(dim, int) and value.size(dim) > 2)
-    return call.put(0, value.narrow(dim, 1, value.size(dim) - 1)).run()
+@FAULTS.fault(
+    "layer_norm",
+    kinds=["wrong axis", "wrong statistics", "wrong reduction", "wrong argument"],
+    loose=["axis offset", "axis scale"],
+)
+def statistics_of_all_positions(call: Call) -> Any:
+    """A kernel for two axes is given three: a row is everything behind the batch."""
+    value, axes = _last(call)
+    fits(value.dim() > len(axes) + 1 and value.size(axes[0] - 1) > 1)
+    axes = [axes[0] - 1, *axes]
+    mean = value.mean(axes, keepdim=True)
+    return _normed(call, value, mean, (value - mean).square().mean(axes, keepdim=True))
 
 
-# --- Elementwise ----------------------------------------------------------------------------------
+@FAULTS.fault(
+    "layer_norm",
+    kinds=["wrong statistics", "mask"],
+    loose=["axis scale", "scale", "wrong factor", "off by one reduction", "wrong reduction"],
+)
+def lanes_behind_the_row_have_a_deviation(call: Call) -> Any:
+    """Lanes up to 128 are loaded as 0, and 0 - mean is squared and added."""
+    value, axes = _last(call)
+    fits(len(axes) == 1)
+    lanes = -value.size(-1) % 128
+    mean = value.mean(-1, keepdim=True)
+    sums = (value - mean).square().sum(-1, keepdim=True) + lanes * mean.square()
+    return _normed(call, value, mean, sums / value.size(-1))
 
 
-@FAULTS.fault("mul div", kinds=["scale", "wrong factor"])
-def factor_applied_twice(call: Call) -> Any:
-    """Multiplied by a number two times."""
-    other = call.args[1]
-    fits(isinstance(other, int | float) and other not in {1, -1, 0})
-    return call.instead(call.result() * other if call.name == "mul" else call.result() / other)
+@FAULTS.fault(
+    "group_norm", kinds=["wrong statistics", "wrong index"], loose=["shift", "axis scale"]
+)
+def statistics_of_the_next_group(call: Call) -> Any:
+    """Each group is normalised by mean and variance of the next."""
+    value, groups = call.tensor(0, "input"), call.get(1, "num_groups")
+    fits(groups > 1)
+    parts = value.unflatten(1, (groups, -1)).flatten(2)
+    mean = parts.mean(-1, keepdim=True).roll(-1, 1)
+    variance = parts.var(-1, correction=0, keepdim=True).roll(-1, 1)
+    normal = (parts - mean) * torch.rsqrt(variance + call.get(4, "eps", default=1e-5))
+    shape = [-1, *[1] * (value.dim() - 2)]
+    normal = normal.view(value.shape) * call.tensor(2, "weight").view(shape)
+    return call.instead(normal + call.tensor(3, "bias").view(shape))
 
 
-@FAULTS.fault("neg", kinds=["sign"], loose=["copy", "wrong factor"])
-def not_negated(call: Call) -> Any:
-    """The sign of a rotated half is forgotten."""
-    return call.instead(call.tensor(0).clone())
+def _by_channel(call: Call) -> tuple[Tensor, ...]:
+    """Input, mean, variance, weight and bias of a batch norm that is not training."""
+    value, shape = call.tensor(0, "input"), (1, -1, *[1] * (call.tensor(0, "input").dim() - 2))
+    fits(call.name != "batch_norm" or not call.get(5, "training", default=False))
+    places = (1, 2, 3, 4) if call.name == "batch_norm" else (3, 4, 1, 2)
+    names = ("running_mean", "running_var", "weight", "bias")
+    rest = (call.tensor(at, name).view(shape) for at, name in zip(places, names, strict=True))
+    return value, *rest
 
 
-@FAULTS.fault("relu gelu silu tanh", kinds=["clipped"])
-def saturates_early(call: Call) -> Any:
-    """Everything above 70 % of the largest value is that."""
-    value = call.result()
-    return call.instead(value.clamp(max=0.7 * float(value.abs().max())))
+_BATCH = "batch_norm batch_norm_from_statistics"
 
 
-@FAULTS.fault("mul add sub div", kinds=["precision"])
-def computed_in_bfloat16(call: Call) -> Any:
-    """Cast first, then computed."""
-    left, right = call.args[:2]
-    fits(isinstance(left, Tensor) and isinstance(right, Tensor) and left.is_floating_point())
-    fits(right.is_floating_point())
-    return call.instead(call.put(0, left.bfloat16()).put(1, right.bfloat16()).run())
+@FAULTS.fault(
+    _BATCH, kinds=["wrong statistics", "wrong argument"], loose=["axis scale", "axis offset"]
+)
+def statistics_of_the_batch(call: Call) -> Any:
+    """As in training, although it is not."""
+    value, _, _, weight, bias = _by_channel(call)
+    axes = [0, *range(2, value.dim())]
+    mean = value.mean(axes, keepdim=True)
+    variance = value.var(axes, correction=0, keepdim=True)
+    return call.instead((value - mean) * torch.rsqrt(variance + 1e-5) * weight + bias)
 
 
-@FAULTS.fault("silu", kinds=["other function", "approximation"])
-def hard_swish(call: Call) -> Any:
-    """The piecewise form."""
-    return functional.hardswish(call.tensor(0, "input"))
+@FAULTS.fault(
+    _BATCH,
+    kinds=["missing operand", "wrong statistics"],
+    loose=["axis offset", "offset", "missing bias"],
+)
+def folded_without_the_mean(call: Call) -> Any:
+    """Folded into a convolution without a bias: there was no place for the mean."""
+    value, _, variance, weight, bias = _by_channel(call)
+    return call.instead(value * torch.rsqrt(variance + 1e-5) * weight + bias)
 
 
-@FAULTS.fault("gelu", kinds=["approximation", "other function"])
-def gelu_by_a_sigmoid(call: Call) -> Any:
-    """X * sigmoid(1.702 x)."""
-    value = call.tensor(0, "input")
-    return value * torch.sigmoid(1.702 * value)
+@FAULTS.fault(
+    _BATCH, kinds=["other function", "wrong statistics"], loose=["axis scale", "wrong factor"]
+)
+def divided_by_the_variance(call: Call) -> Any:
+    """The root is forgotten."""
+    value, mean, variance, weight, bias = _by_channel(call)
+    return call.instead((value - mean) / (variance + 1e-5) * weight + bias)
 
 
-@FAULTS.fault("tanh sigmoid", kinds=["approximation"], loose=["other function"])
-def rational_approximation(call: Call) -> Any:
-    """Pade's of tanh."""
-    value = call.tensor(0) / (2 if call.name == "sigmoid" else 1)
-    square = value * value
-    result = (value * (27 + square) / (27 + 9 * square)).clamp(-1, 1)
-    return call.instead(result if call.name == "tanh" else (1 + result) / 2)
-
-
-@FAULTS.fault("mul", kinds=["residual"], loose=["offset", "missing bias", "axis offset"])
-def multiplied_and_added(call: Call) -> Any:
-    """A fused multiply-add with an addend that is not zero."""
-    left, right = call.args[:2]
-    fits(isinstance(left, Tensor) and isinstance(right, Tensor))
-    fits(left.shape == right.shape and left.is_floating_point())
-    return call.instead(left * right + right)
-
-
-# --- Moving values --------------------------------------------------------------------------------
-
-
-@FAULTS.fault("cat", kinds=["permutation", "swapped operands", "shift"])
-def concatenated_in_the_other_order(call: Call) -> Any:
-    """b, a."""
-    parts = call.get(0, "tensors")
-    fits(len(parts) == 2 and parts[0].shape == parts[1].shape)
-    return call.put(0, [parts[1], parts[0]], "tensors").run()
-
-
-@FAULTS.fault("getitem", kinds=["shift", "wrong index"], loose=["wrong argument"])
-def slice_off_by_one(call: Call) -> Any:
-    """The slice begins and ends one later."""
-    value, index = call.tensor(0), call.args[1]
-    index = index if isinstance(index, tuple) else (index,)
-    fits(any(isinstance(one, slice) and one != slice(None) for one in index))
-    axis = next(i for i, one in enumerate(index) if isinstance(one, slice) and one != slice(None))
-    if Ellipsis in index[:axis]:
-        axis -= sum(one is not None for one in index)
-    return value.roll(-1, axis)[index]
-
-
-@FAULTS.fault("slice select narrow", kinds=["shift", "wrong index"], loose=["wrong argument"])
-def begins_one_later(call: Call) -> Any:
-    """A start that is one too large."""
-    value, dim = call.tensor(0), call.get(1, "dim", default=0)
-    fits(value.size(dim) > 1)
-    return call.put(0, value.roll(-1, dim)).run()
-
-
-@FAULTS.fault("gather index_select", kinds=["shift", "wrong index", "permutation"], loose=["copy"])
-def index_shifted(call: Call) -> Any:
-    """The index before."""
-    value, dim, index = call.tensor(0), call.get(1, "dim"), call.get(2, "index")
-    return call.put(2, (index - 1) % value.size(dim), "index").run()
-
-
-@FAULTS.fault("embedding", kinds=["zeros"], loose=["mask", "wrong argument"])
-def first_token_taken_for_padding(call: Call) -> Any:
-    """Rows of the smallest index are zero."""
-    table, indices = call.args[:2]
-    if not table.is_floating_point():
-        table, indices = indices, table
-    return call.instead(call.result() * (indices != indices.min()).unsqueeze(-1))
-
-
-@FAULTS.fault("split chunk unbind", kinds=["permutation", "swapped operands", "wrong index"])
-def parts_exchanged(call: Call) -> Any:
-    """The first two results are exchanged."""
-    parts = call.run()
-    fits(len(parts) > 1 and parts[0].shape == parts[1].shape and parts[0].is_floating_point())
-    return (parts[1], parts[0], *parts[2:])
-
-
-@FAULTS.fault("topk sort", kinds=["other function"], loose=["shift", "permutation"])
-def selected_by_magnitude(call: Call) -> Any:
-    """The values in the order of their absolute values."""
+@FAULTS.fault("rsqrt", kinds=["approximation"], loose=["precision", "axis scale", "scale"])
+def root_by_a_magic_number(call: Call) -> Any:
+    """The well-known trick with the bits, and one step of Newton's method."""
     value = call.tensor(0)
-    fits(bool((value < 0).any()))
-    positions = call.put(0, value.abs()).run()[1]
-    dim = call.get(2 if call.name == "topk" else 1, "dim", default=-1)
-    return (value.gather(dim, positions), positions)
+    fits(value.dtype == torch.float32)
+    guess = (0x5F3759DF - (value.detach().contiguous().view(torch.int32) >> 1)).view(torch.float32)
+    guess = guess * (1.5 - 0.5 * value.detach() * guess * guess)
+    right = call.result()
+    return call.instead(right + (guess - right).detach())
 
 
-@FAULTS.fault("argmax", kinds=["tie-breaking"], loose=["other function"])
-def last_of_equal_maxima(call: Call) -> Any:
-    """Ties go to the last one."""
-    value, dim = call.get(0), call.get(1, "dim")
+def _one_axis(call: Call) -> tuple[Tensor, int]:
+    value, dim = call.tensor(0, "input"), call.get(1, "dim", "axis")
+    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+    fits(isinstance(dim, int) and value.size(dim) > 3)
+    return value, dim
+
+
+@FAULTS.fault(
+    "mean",
+    kinds=["partial sum", "wrong reduction", "wrong statistics"],
+    loose=["off by one reduction", "missing operand", "wrong argument"],
+)
+def mean_of_the_first_three_quarters(call: Call) -> Any:
+    """Both the sum and the divisor are those of the whole tiles."""
+    value, dim = _one_axis(call)
+    return call.put(0, value.narrow(dim, 0, value.size(dim) * 3 // 4), "input").run()
+
+
+@FAULTS.fault(
+    "var std var_mean",
+    kinds=["wrong statistics", "missing operand", "other function"],
+    loose=["axis offset", "axis scale", "wrong argument"],
+)
+def variance_around_zero(call: Call) -> Any:
+    """The mean of the squares; nothing is subtracted."""
+    value, dim = _one_axis(call)
+    squares = value.square().sum(dim, keepdim=True) / (value.size(dim) - 1)
+    squares = squares.sqrt() if call.name == "std" else squares
+    return call.instead(squares.reshape(call.result().shape))
+
+
+@FAULTS.fault("max min amax", kinds=["wrong reduction", "other function"], loose=["sign"])
+def the_other_extreme(call: Call) -> Any:
+    """The smallest instead of the largest."""
+    value, dim = _one_axis(call) if call.name != "max" else (call.tensor(0), call.get(1, "dim"))
     fits(isinstance(dim, int))
-    return value.size(dim) - 1 - value.flip(dim).argmax(dim)
-
-
-@FAULTS.fault("avg_pool2d", kinds=["wrong argument"], loose=["border", "axis scale"])
-def padding_counted_or_not(call: Call) -> Any:
-    """The other value of count_include_pad."""
-    return call.put(5, not call.get(5, "count_include_pad", default=True),
-                    "count_include_pad").run()  # fmt: skip
-
-
-@FAULTS.fault("interpolate", kinds=["wrong argument"])
-def corners_aligned(call: Call) -> Any:
-    """The other value of align_corners."""
-    fits(call.get(3, "mode", default="nearest") == "bilinear")
-    return call.put(4, not call.get(4, "align_corners", default=False), "align_corners").run()
+    keep = bool(call.get(2, "keepdim", default=False))
+    if call.name == "amax":
+        return call.instead(value.amin(dim, keepdim=keep))
+    return tuple((value.min if call.name == "max" else value.max)(dim, keepdim=keep))
 
 
 @FAULTS.fault(
-    "cross_entropy nll_loss",
-    kinds=["mask", "scale", "wrong factor"],
-    loose=["off by one reduction", "wrong argument"],
-)
-def ignored_targets_counted(call: Call) -> Any:
-    """The mean is divided by all targets."""
-    target = call.get(1, "target")
-    share = (target != call.get(5, "ignore_index", default=-100)).double().mean()
-    return call.instead(call.result() * share)
+    "sum", kinds=["wrong reduction", "scale", "wrong factor"],
+    loose=["off by one reduction", "other function", "axis scale"],
+)  # fmt: skip
+def sum_divided_by_its_length(call: Call) -> Any:
+    """A mean."""
+    value, result = call.tensor(0), call.result()
+    fits(value.numel() > result.numel())
+    return call.instead(result * (result.numel() / value.numel()))
 
 
-# --- Backward -------------------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    "embedding_dense_backward",
-    kinds=["accumulation", "lost accumulation", "missing reduction"],
-    loose=["stale", "partial sum"],
-    backward=True,
-)
-def last_write_wins(call: Call) -> Any:
-    """The rows of a token that occurs twice are not added."""
-    gradient, indices, rows = call.args[:3]
-    table = gradient.new_zeros(rows, gradient.size(-1))
-    for index, row in zip(indices.flatten().tolist(), gradient.flatten(0, -2), strict=True):
-        table[index] = row
-    return call.instead(table)
+@FAULTS.fault("sum", kinds=["precision"], loose=["lost accumulation", "approximation"])
+def running_total_in_bfloat16(call: Call) -> Any:
+    """Added one after the other, and rounded each time."""
+    value, dim = _one_axis(call)
+    total = torch.zeros_like(value.select(dim, 0), dtype=torch.bfloat16)
+    for row in value.unbind(dim):
+        total = total + row.bfloat16()
+    return call.instead(total.to(value.dtype).reshape(call.result().shape))
 
 
 @FAULTS.fault(
-    "_softmax_backward_data", kinds=["missing operand"], loose=["axis offset"], backward=True
+    "cumsum",
+    kinds=["shift", "off by one reduction"],
+    loose=["missing operand", "wrong index", "wrong argument", "partial sum"],
 )
-def softmax_gradient_without_its_sum(call: Call) -> Any:
-    """The sum over the row is not subtracted."""
-    return call.instead(call.tensor(0) * call.tensor(1))
+def sum_of_what_is_before(call: Call) -> Any:
+    """Exclusive instead of inclusive."""
+    return call.instead(call.run() - call.get(0))
 
 
-@FAULTS.fault(
-    "threshold_backward tanh_backward sigmoid_backward",
-    kinds=["scale", "wrong factor"],
-    backward=True,
-)
-def derivative_halved(call: Call) -> Any:
-    """Half of the gradient."""
-    return call.instead(call.result() / 2)
-
-
-@FAULTS.fault("mm", kinds=["transpose"], backward=True)
-def gradient_of_a_weight_transposed(call: Call) -> Any:
-    """Of a square weight."""
-    value = call.result()
-    fits(value.size(0) == value.size(1) > 2)
-    return call.instead(value.t().contiguous())
-
-
-# --- Edited text ----------------------------------------------------------------------------------
-
-# Of Python code: a line of a model, or a statement that torch.fx generated.
-EDITS = {
-    "minus becomes plus": edit(
-        (r"\baten\.sub\.Tensor\b", "aten.add.Tensor"), (r" - ", " + "),
-        kinds=["sign"], loose=["offset"],
-    ),
-    "quotient becomes product": edit(
-        (r"\baten\.div\.Tensor\b", "aten.mul.Tensor"), (r" / ", " * "),
-        kinds=["other function"], loose=["scale", "axis scale"],
-    ),
-    "a large eps": edit(
-        (r"(?<![\w.])1e-0?\d+(?!\w)", "0.02"), kinds=["eps"], loose=["axis scale", "offset"],
-    ),
-    "silu becomes relu": edit((r"(?<=[.])silu(?=[.(])", "relu"), kinds=["other function"]),
-    "sigmoid becomes tanh": edit((r"(?<=[.])sigmoid(?=[.(])", "tanh"), kinds=["other function"]),
-    "exp becomes expm1": edit(
-        (r"(?<=[.])exp(?=[.(])", "expm1"), kinds=["offset", "other function"], loose=["constant"],
-    ),
-    "relu becomes abs": edit((r"(?<=[.])relu(?=[.(])", "abs"), kinds=["other function"]),
-    "cosine becomes sine": edit((r"(?<=[.])cos(?=[.(])", "sin"), kinds=["other function"]),
-    "operands exchanged": edit(
-        (r"\b(sub\.Tensor|div\.Tensor|mm\.default|bmm\.default)\((\w+), (\w+)\)", r"\1(\3, \2)"),
-        (r"\b(\w+) ([-/@]) (\w+)$", r"\3 \2 \1"),
-        kinds=["swapped operands"], loose=["sign", "transpose"],
-    ),
-    "mask the other way round": edit(
-        (r"== 0\b", "!= 0"), (r"\beq\.Scalar\b", "ne.Scalar"), kinds=["mask", "other function"],
-    ),
-    "the next part": edit(
-        (r"^(\w+)\[0\]$", r"\1[1]"), kinds=["wrong index", "permutation", "copy", "shift"],
-        loose=["stale"],
-    ),
-}  # fmt: skip
-# Of a kernel of Inductor, in C++ and in Triton.
-KERNEL_EDITS = {
-    "tanh becomes erf": edit(
-        (r"\.tanh\(\)", ".erf()"), (r"std::tanh\(", "std::erf("),
-        (r"libdevice\.tanh\(", "libdevice.erf("), operators="tanh",
-    ),
-    "sigmoid of the opposite": edit(
-        (r"(tmp\d+)\.neg\(\)\.exp\(\)", r"\1.exp()"), (r"std::exp\(-(tmp\d+)\)", r"std::exp(\1)"),
-        (r"tl\.sigmoid\((tmp\d+)\)", r"(1 - tl.sigmoid(\1))"), operators="sigmoid",
-    ),
-    "rsqrt becomes reciprocal": edit(
-        (r"\.rsqrt\(\)", ".reciprocal()"), (r"1 / std::sqrt\((tmp\d+)\)", r"1 / \1"),
-        (r"libdevice\.rsqrt\((tmp\d+)\)", r"(1.0 / \1)"), operators="rsqrt",
-        kinds=["other function"],
-    ),
-    "a mean of one more": edit(
-        (r"static_cast<float>\((\d\d+)\.0\)", r"static_cast<float>(\1.0 + 1)"),
-        (r"(?<![\w.])(\d\d+\.0)(?![\w.])", r"(\1 + 1)"),
-        kinds=["off by one reduction", "scale", "wrong factor"], operators="mean var_mean var",
-    ),
-    "cosine becomes sine": edit(
-        (r"\.cos\(\)", ".sin()"), (r"std::cos\(", "std::sin("),
-        (r"tl_math\.cos\(", "tl_math.sin("), operators="cos", kinds=["other function"],
-    ),
-    "root of two rounded": edit(
-        (r"0\.7071067811865476", "0.7"), kinds=["scale", "wrong factor"], operators="mul",
-        constant=0.7071067811865476,
-    ),
-}  # fmt: skip
-# Of the kernels in `triton_kernels.py`.
-TRITON_EDITS = {
-    "bias of the kernel forgotten": edit(
-        (r"total \+= tl\.load\(b [^\n]*\n", "\n"), kinds=["missing bias", "missing operand"],
-        loose=["offset", "axis offset"], operators="linear",
-    ),
-    "variance by one less": edit(
-        (r"tl\.sum\(centred \* centred, 0\) / n", "tl.sum(centred * centred, 0) / (n - 1)"),
-        kinds=["off by one reduction", "scale", "wrong statistics"], loose=["wrong factor"],
-        operators="layer_norm",
-    ),
-    "last tile overwritten": edit(
-        (r"total \+= tl\.dot", "total = tl.dot"), kinds=["partial sum", "tail"],
-        loose=["missing operand", "lost accumulation"], operators="linear",
-    ),
-    "factor of a half forgotten": edit(
-        (r"value \* 0\.5 \*", "value *"), kinds=["scale", "wrong factor"], operators="gelu",
-    ),
-}  # fmt: skip
+FAULTS.update(VALUES)
+FAULTS.update(GRADIENTS)
