@@ -97,7 +97,14 @@ def block_not_rescaled_to_the_new_maximum(call: Call) -> Any:
 @FAULTS.fault(
     _FUSED,
     kinds=["missing operand", "missing reduction"],
-    loose=["axis scale", "scale", "wrong factor", "wrong reduction", "wrong statistics"],
+    loose=[
+        "other function",
+        "axis scale",
+        "scale",
+        "wrong factor",
+        "wrong reduction",
+        "wrong statistics",
+    ],
 )
 def weights_not_divided_by_their_sum(call: Call) -> Any:
     """The last step of an online softmax is left out."""
@@ -148,7 +155,11 @@ def values_of_the_next_slot(call: Call) -> Any:
     return call.instead(scores.softmax(-1) @ value.roll(-1, -2))
 
 
-@FAULTS.fault("expand", kinds=["wrong index", "permutation"], loose=["copy", "shift"])
+@FAULTS.fault(
+    "expand",
+    kinds=["wrong index", "permutation", "transpose"],
+    loose=["copy", "shift", "wrong axis"],
+)
 def head_of_a_group_by_the_remainder(call: Call) -> Any:
     """Grouped heads: head i reads key i % n instead of i // n."""
     value, result = call.tensor(0), call.result()

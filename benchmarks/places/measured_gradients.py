@@ -273,8 +273,8 @@ _NORM = "native_layer_norm_backward"
 )  # fmt: skip
 def mean_of_the_gradient_subtracted_twice(call: Call) -> Any:
     """A register that was not cleared."""
-    normal, weighted, rstd, axes = _normal(call)
-    return call.instead(call.result() - rstd * weighted.mean(axes, keepdim=True) + 0 * normal)
+    _, weighted, rstd, axes = _normal(call)
+    return call.instead(call.result() - rstd * weighted.mean(axes, keepdim=True))
 
 
 @GRADIENTS.fault(

@@ -78,7 +78,7 @@ def activation_of_the_opposite(call: Call) -> Any:
     return call.put(0, -call.tensor(0, "input"), "input").run()
 
 
-@VALUES.fault("tanh", kinds=["approximation", "clipped", "other function"])
+@VALUES.fault("tanh", kinds=["approximation", "clipped", "other function", "copy"])
 def hard_tanh(call: Call) -> Any:
     """The input, cut at -1 and 1."""
     fits(bool((call.tensor(0).abs() > 0.1).any()))
@@ -146,7 +146,9 @@ def cast_by_way_of_half(call: Call) -> Any:
 
 
 @VALUES.fault(
-    "add", kinds=["missing operand", "offset", "copy"], loose=["missing bias", "wrong argument"]
+    "add",
+    kinds=["missing operand", "offset", "copy", "eps"],
+    loose=["missing bias", "wrong argument"],
 )
 def number_not_added(call: Call) -> Any:
     """1 + weight becomes weight, x + eps becomes x."""
@@ -230,7 +232,11 @@ def factor_of_the_first_row_for_all(call: Call) -> Any:
     return call.put(1, right.narrow(-2, 0, 1).expand(right.shape)).run()
 
 
-@VALUES.fault("mul", kinds=["missing operand", "copy"], loose=["axis scale", "scale", "residual"])
+@VALUES.fault(
+    "mul",
+    kinds=["missing operand", "copy"],
+    loose=["other function", "axis scale", "scale", "residual"],
+)
 def not_gated(call: Call) -> Any:
     """A product of two tensors is the first."""
     left, right = _pair(call)
@@ -239,7 +245,7 @@ def not_gated(call: Call) -> Any:
 
 
 @VALUES.fault(
-    "mul", kinds=["other function"], loose=["residual", "axis offset", "offset", "wrong factor"]
+    "mul", kinds=["other function", "residual", "wrong factor"], loose=["axis offset", "offset"]
 )
 def modulated_by_one_plus(call: Call) -> Any:
     """One is added to the second factor, as in adaptive norms."""
@@ -299,7 +305,9 @@ def the_other_half_negated(call: Call) -> Any:
     return call.instead(-torch.cat(_halves(call), -1))
 
 
-@VALUES.fault("cat", kinds=["copy", "wrong index", "stale"], loose=["shift", "permutation"])
+@VALUES.fault(
+    "cat", kinds=["copy", "wrong index", "stale"], loose=["missing operand", "shift", "permutation"]
+)
 def first_part_for_both(call: Call) -> Any:
     """The second source is not bound."""
     parts, dim = call.get(0, "tensors"), call.get(1, "dim", "axis", default=0)
@@ -333,7 +341,9 @@ def every_second_instead_of_a_half(call: Call) -> Any:
 
 
 @VALUES.fault(
-    "slice", kinds=["wrong index", "shift"], loose=["permutation", "wrong argument", "copy"]
+    "slice",
+    kinds=["wrong index", "shift"],
+    loose=["swapped operands", "permutation", "wrong argument", "copy"],
 )
 def half_of_the_other_side(call: Call) -> Any:
     """Of two halves, the other one."""
@@ -368,7 +378,9 @@ def largest_index_out_of_bounds(call: Call) -> Any:
 
 
 @VALUES.fault(
-    "transpose permute", kinds=["permutation", "transpose", "wrong index"], loose=["shift"]
+    "transpose permute",
+    kinds=["permutation", "transpose", "wrong index", "copy"],
+    loose=["shift", "missing operand"],
 )
 def reshaped_instead_of_transposed(call: Call) -> Any:
     """The shape is right, and the values are in the order of the memory before."""
@@ -453,8 +465,8 @@ def compared_the_other_way(call: Call) -> Any:
     return call.instead(torch.ge(*call.args) if call.name == "le" else torch.le(*call.args))
 
 
-@VALUES.fault("sort topk", kinds=["wrong argument", "wrong index"],
-              loose=["permutation", "sign", "other function", "wrong reduction"])  # fmt: skip
+@VALUES.fault("sort topk", kinds=["wrong argument", "wrong index", "permutation", "other function"],
+              loose=["sign", "wrong reduction"])  # fmt: skip
 def smallest_first(call: Call) -> Any:
     """The other order."""
     if call.name == "topk":
