@@ -482,26 +482,6 @@ def averages_for_maxima(call: Call) -> Any:
     return call.instead(functional.avg_pool2d(call.tensor(0, "input"), size, stride))
 
 
-@VALUES.fault("dropout", kinds=["scale", "wrong factor"], loose=["wrong argument"])
-def dropout_scaled_when_not_training(call: Call) -> Any:
-    """The values times 1 - p, as if the training had not been scaled."""
-    rate = call.get(1, "p", default=0.5)
-    fits(rate > 0 and not call.get(2, "training", default=True))
-    return call.instead(call.result() * (1 - rate))
-
-
-@VALUES.fault(
-    "dropout", kinds=["wrong argument", "mask", "zeros"],
-    loose=["different random stream", "scale", "wrong factor"],
-)  # fmt: skip
-def dropout_left_on(call: Call) -> Any:
-    """Some values are dropped, always the same since the kernel has a fixed seed."""
-    value, rate = call.result(), call.get(1, "p", default=0.5)
-    fits(rate > 0 and not call.get(2, "training", default=True))
-    draw = torch.rand(value.shape, generator=torch.Generator().manual_seed(7)).to(value.device)
-    return call.instead(value * (draw >= rate) / (1 - rate))
-
-
 # --- Embeddings -----------------------------------------------------------------------------------
 
 
