@@ -591,17 +591,6 @@ def statistics_of_the_batch(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _BATCH,
-    kinds=["missing operand", "wrong statistics"],
-    loose=["axis offset", "offset", "missing bias"],
-)
-def folded_without_the_mean(call: Call) -> Any:
-    """Folded into a convolution without a bias: there was no place for the mean."""
-    value, _, variance, weight, bias = _by_channel(call)
-    return call.instead(value * torch.rsqrt(variance + 1e-5) * weight + bias)
-
-
-@FAULTS.fault(
     _BATCH, kinds=["other function", "wrong statistics"], loose=["axis scale", "wrong factor"]
 )
 def divided_by_the_variance(call: Call) -> Any:
@@ -637,19 +626,6 @@ def mean_of_the_first_three_quarters(call: Call) -> Any:
     """Both the sum and the divisor are those of the whole tiles."""
     value, dim = _one_axis(call)
     return call.put(0, value.narrow(dim, 0, value.size(dim) * 3 // 4), "input").run()
-
-
-@FAULTS.fault(
-    "var std var_mean",
-    kinds=["wrong statistics", "missing operand", "other function"],
-    loose=["axis offset", "axis scale", "wrong argument"],
-)
-def variance_around_zero(call: Call) -> Any:
-    """The mean of the squares; nothing is subtracted."""
-    value, dim = _one_axis(call)
-    squares = value.square().sum(dim, keepdim=True) / (value.size(dim) - 1)
-    squares = squares.sqrt() if call.name == "std" else squares
-    return call.instead(squares.reshape(call.result().shape))
 
 
 @FAULTS.fault("max min amax", kinds=["wrong reduction", "other function"], loose=["sign"])

@@ -39,14 +39,6 @@ def loss_summed(call: Call) -> Any:
 
 
 @GRADIENTS.fault(
-    "cross_entropy", kinds=["wrong argument"], loose=["other function", "approximation"]
-)
-def labels_smoothed(call: Call) -> Any:
-    """A smoothing of 0.1 that nobody asked for."""
-    return functional.cross_entropy(*call.args[:2], label_smoothing=0.1)
-
-
-@GRADIENTS.fault(
     "cross_entropy nll_loss_forward nll_loss_backward",
     kinds=["shift", "wrong index"],
     loose=["permutation", "wrong argument"],
@@ -55,28 +47,6 @@ def target_of_the_token_before(call: Call) -> Any:
     """Targets are moved once more."""
     place = 2 if call.name == "nll_loss_backward" else 1
     return call.put(place, call.args[place].roll(1, -1)).run()
-
-
-@GRADIENTS.fault(
-    "nll_loss_backward", kinds=["scale", "wrong factor", "mask"],
-    loose=["wrong reduction", "wrong argument", "off by one reduction"], backward=True,
-)  # fmt: skip
-def gradient_of_a_loss_over_all_targets(call: Call) -> Any:
-    """Divided by the number of all targets, also of those that are ignored."""
-    target = call.args[2]
-    return call.instead(call.result() * ((target != call.args[5]).sum() / target.numel()))
-
-
-@GRADIENTS.fault(
-    "_log_softmax_backward_data",
-    kinds=["missing operand", "other function"],
-    loose=["axis offset", "wrong statistics", "wrong factor"],
-    backward=True,
-)
-def logarithms_for_probabilities(call: Call) -> Any:
-    """The exponential of the saved result is forgotten."""
-    gradient, output, dim = call.args[:3]
-    return call.instead(gradient - output * gradient.sum(dim, keepdim=True))
 
 
 # --- Products and convolutions --------------------------------------------------------------------

@@ -475,13 +475,6 @@ def smallest_first(call: Call) -> Any:
                       not call.get(2, "descending", default=False))  # fmt: skip
 
 
-@VALUES.fault("max_pool2d", kinds=["other function", "wrong reduction"], loose=["approximation"])
-def averages_for_maxima(call: Call) -> Any:
-    """The other pooling."""
-    size, stride = call.get(1, "kernel_size"), call.get(2, "stride")
-    return call.instead(functional.avg_pool2d(call.tensor(0, "input"), size, stride))
-
-
 # --- Embeddings -----------------------------------------------------------------------------------
 
 
