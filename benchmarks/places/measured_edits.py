@@ -72,7 +72,10 @@ EDITS = {
         kinds=["wrong index", "shift"], loose=["permutation", "swapped operands", "wrong argument"],
     ),
     "quotient rounded down": edit(
-        (r"\baten\.div\.Tensor\(", "aten.floor_divide.default("), (r" / ", " // "),
+        (r"\baten\.div\.Tensor\((\w+), ([\w.]+)\)",
+         r"aten.div.Tensor_mode(\1, \2, rounding_mode='floor')"),
+        (r"^(\w+) / ([\w.]+)$", r"torch.div(\1, \2, rounding_mode='floor')"),
+        (r"^(\w+) / (\w+\.\w+\([^()]*\))$", r"torch.div(\1, \2, rounding_mode='floor')"),
         kinds=["other function"], loose=["zeros", "precision", "approximation", "wrong argument"],
     ),
     "opposite becomes absolute value": edit(
