@@ -1,6 +1,6 @@
 """Faults for the published figure only. Nobody looks at them, or at their rows, while building.
 
-Each is what a wrong kernel or a wrong rewrite would compute; most are from the histories of bugs of
+Each is what a wrong kernel or a wrong rewrite would compute; part of them follow reported bugs of
 real compilers, kernels and ports. None of them is in `building.py`. Here are attention, products,
 convolutions and norms; `measured_values.py` has pointwise operators and what moves values,
 `measured_gradients.py` losses and backward operators, and `measured_edits.py` edits of code.
