@@ -1,0 +1,521 @@
+"""Faults of the measured half in pointwise operators, and in what moves values.
+
+Nobody looks at them while building: see `measured.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from benchmarks.places.calls import Call, Catalogue, fits
+from torch import Tensor
+from torch.nn import functional
+
+VALUES = Catalogue()
+
+
+def read_as_contiguous(value: Tensor) -> Tensor:
+    """What a kernel reads that ignores the strides of a permuted tensor."""
+    order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
+    fits(order != list(range(value.dim())) and 0 not in value.stride())
+    return value.permute(order).reshape(value.shape)
+
+
+def _pair(call: Call) -> tuple[Tensor, Tensor]:
+    """Two floating-point tensors."""
+    left, right = call.args[:2]
+    fits(isinstance(left, Tensor) and isinstance(right, Tensor))
+    fits(left.is_floating_point() and right.is_floating_point() and not call.kwargs)
+    return left, right
+
+
+def _number(call: Call) -> float:
+    """The second operand, if it is a number that does something."""
+    other = call.args[1]
+    fits(isinstance(other, int | float) and not isinstance(other, bool) and other not in {0, 1, -1})
+    return float(other)
+
+
+# --- Activations and other functions of one value -------------------------------------------------
+
+
+@VALUES.fault("gelu", kinds=["approximation", "other function"], loose=["wrong factor"])
+def gelu_with_a_rounded_constant(call: Call) -> Any:
+    """0.797 * (x + 0.04 x ** 3) inside of the tanh."""
+    value = call.tensor(0, "input")
+    return call.instead(0.5 * value * (1 + torch.tanh(0.797 * (value + 0.04 * value**3))))
+
+
+@VALUES.fault("gelu silu", kinds=["clipped"], loose=["other function", "wrong argument"])
+def input_of_the_activation_limited(call: Call) -> Any:
+    """The limit of another model: inputs above half of the largest are cut to it."""
+    value = call.tensor(0, "input")
+    limit = float(value.detach().max()) / 2
+    fits(limit > 0)
+    return call.put(0, value.clamp(max=limit), "input").run()
+
+
+@VALUES.fault(
+    "silu", kinds=["other function", "approximation", "wrong factor"], loose=["wrong argument"]
+)
+def swish_with_a_slope(call: Call) -> Any:
+    """The form x * sigmoid(1.702 x), which is another activation."""
+    value = call.tensor(0, "input")
+    return call.instead(value * torch.sigmoid(1.702 * value))
+
+
+@VALUES.fault("relu", kinds=["other function"], loose=["wrong factor"])
+def relu_squared(call: Call) -> Any:
+    """The activation of another model."""
+    return call.instead(call.result().square())
+
+
+@VALUES.fault("relu silu gelu", kinds=["sign", "other function"], loose=["wrong factor"])
+def activation_of_the_opposite(call: Call) -> Any:
+    """The input is negated first."""
+    return call.put(0, -call.tensor(0, "input"), "input").run()
+
+
+@VALUES.fault("tanh", kinds=["approximation", "clipped", "other function", "copy"])
+def hard_tanh(call: Call) -> Any:
+    """The input, cut at -1 and 1."""
+    fits(bool((call.tensor(0).abs() > 0.1).any()))
+    return call.instead(call.tensor(0).clamp(-1, 1))
+
+
+@VALUES.fault("sigmoid", kinds=["approximation", "other function"], loose=["clipped"])
+def hard_sigmoid(call: Call) -> Any:
+    """Three straight lines."""
+    return call.instead(functional.hardsigmoid(call.tensor(0)))
+
+
+@VALUES.fault("exp", kinds=["approximation"], loose=["precision", "scale", "other function"])
+def exp_by_its_bits(call: Call) -> Any:
+    """The number whose exponent and mantissa are a linear function of the input."""
+    value = call.tensor(0)
+    fits(value.dtype == torch.float32)
+    codes = (value.detach().clamp(-80, 80) * 12102203.0 + 1064866805.0).to(torch.int32)
+    right = call.result()
+    return call.instead(right + (codes.contiguous().view(torch.float32) - right).detach())
+
+
+@VALUES.fault(
+    "pow", kinds=["other function", "wrong argument", "copy", "missing operand"],
+    loose=["wrong factor"],
+)  # fmt: skip
+def power_one_too_low(call: Call) -> Any:
+    """It is x for x ** 2, and x ** 2 for x ** 3."""
+    exponent = call.args[1]
+    fits(isinstance(exponent, int | float) and exponent in {2, 3})
+    value = call.tensor(0)
+    return call.instead(value.clone() if exponent == 2 else value.square())
+
+
+@VALUES.fault("cos sin", kinds=["precision"], loose=["approximation"])
+def angle_in_bfloat16(call: Call) -> Any:
+    """Positions times rates are rounded before the table is made."""
+    value = call.tensor(0)
+    return call.put(0, value.bfloat16().to(value.dtype)).run()
+
+
+@VALUES.fault("sin", kinds=["sign"], loose=["wrong factor", "other function"])
+def turned_the_other_way(call: Call) -> Any:
+    """The sine of the opposite angle."""
+    return call.instead(-call.result())
+
+
+@VALUES.fault("cos sin", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
+def table_begins_one_position_later(call: Call) -> Any:
+    """A cache of angles that is filled from position 1."""
+    value = call.result()
+    fits(value.dim() > 1 and value.size(-2) > 2)
+    return call.instead(value.roll(-1, -2))
+
+
+@VALUES.fault("to float _to_copy type_as", kinds=["precision"], loose=["overflow", "nonfinite"])
+def cast_by_way_of_half(call: Call) -> Any:
+    """A cast to float32 through float16."""
+    value = call.result()
+    fits(bool((value.abs() < 6e4).all()))
+    return call.instead(value.half().to(value.dtype))
+
+
+# --- Sums and products ----------------------------------------------------------------------------
+
+
+@VALUES.fault(
+    "add",
+    kinds=["missing operand", "offset", "copy", "eps"],
+    loose=["missing bias", "wrong argument"],
+)
+def number_not_added(call: Call) -> Any:
+    """1 + weight becomes weight, x + eps becomes x."""
+    left, right = call.args[:2]
+    fits(isinstance(left, Tensor) != isinstance(right, Tensor))
+    kept = left if isinstance(left, Tensor) else right
+    fits(kept.is_floating_point())
+    return call.instead(kept.clone())
+
+
+@VALUES.fault(
+    "add", kinds=["wrong factor"],
+    loose=["residual", "offset", "missing operand", "wrong argument", "scale"],
+)  # fmt: skip
+def residual_halved(call: Call) -> Any:
+    """Each of two ranks adds its half, and one is lost."""
+    left, right = _pair(call)
+    fits(left.shape == right.shape)
+    return call.instead(left + 0.5 * right)
+
+
+@VALUES.fault(
+    "add",
+    kinds=["residual", "wrong factor", "repeated bias"],
+    loose=["offset", "axis offset", "doubled reduction"],
+)
+def second_summand_twice(call: Call) -> Any:
+    """Added by the kernel before and again."""
+    left, right = _pair(call)
+    return call.instead(left + right + right)
+
+
+@VALUES.fault(
+    "add",
+    kinds=["stale", "missing operand", "copy", "wrong index"],
+    loose=["residual", "scale", "wrong factor"],
+)
+def buffer_of_the_first_summand_reused(call: Call) -> Any:
+    """It was given away too early and holds the second summand."""
+    left, right = _pair(call)
+    fits(left.shape == right.shape)
+    return call.instead(right + right)
+
+
+@VALUES.fault("add mul", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
+def strides_of_an_operand_ignored(call: Call) -> Any:
+    """A permuted operand is read as if it was contiguous."""
+    left, right = _pair(call)
+    fits(left.shape == right.shape)
+    places = [at for at, one in enumerate((left, right)) if not one.is_contiguous()]
+    fits(places)
+    return call.put(places[0], read_as_contiguous(call.args[places[0]])).run()
+
+
+@VALUES.fault(
+    "sub", kinds=["missing operand", "copy"],
+    loose=["offset", "axis offset", "wrong statistics", "residual"],
+)  # fmt: skip
+def nothing_subtracted(call: Call) -> Any:
+    """The first operand."""
+    left, right = _pair(call)
+    fits(left.shape == torch.broadcast_shapes(left.shape, right.shape))
+    return call.instead(left.clone())
+
+
+@VALUES.fault("mul", kinds=["shift", "wrong index"], loose=["permutation", "wrong argument"])
+def factor_of_the_position_before(call: Call) -> Any:
+    """An operand that is broadcast, as a table of angles, is read one position off."""
+    left, right = _pair(call)
+    place = 0 if left.numel() < right.numel() else 1
+    small = (left, right)[place]
+    fits(left.numel() != right.numel() and small.dim() > 1 and small.size(-2) > 1)
+    return call.put(place, small.roll(1, -2)).run()
+
+
+@VALUES.fault("mul", kinds=["copy", "wrong index", "stale"], loose=["axis scale"])
+def factor_of_the_first_row_for_all(call: Call) -> Any:
+    """The pointer to the second operand is not moved on."""
+    _, right = _pair(call)
+    fits(right.dim() > 1 and right.size(-2) > 1)
+    return call.put(1, right.narrow(-2, 0, 1).expand(right.shape)).run()
+
+
+@VALUES.fault(
+    "mul",
+    kinds=["missing operand", "copy"],
+    loose=["other function", "axis scale", "scale", "residual"],
+)
+def not_gated(call: Call) -> Any:
+    """A product of two tensors is the first."""
+    left, right = _pair(call)
+    fits(left.shape == right.shape)
+    return call.instead(left.clone())
+
+
+@VALUES.fault(
+    "mul", kinds=["other function", "residual", "wrong factor"], loose=["axis offset", "offset"]
+)
+def modulated_by_one_plus(call: Call) -> Any:
+    """One is added to the second factor, as in adaptive norms."""
+    left, right = _pair(call)
+    return call.instead(left * (1 + right))
+
+
+@VALUES.fault(
+    "div",
+    kinds=["precision"],
+    loose=["axis scale", "scale", "approximation", "wrong factor"],
+)
+def reciprocal_in_bfloat16(call: Call) -> Any:
+    """Multiplied by a rounded reciprocal."""
+    left, right = _pair(call)
+    return call.instead(left * right.reciprocal().bfloat16().to(left.dtype))
+
+
+@VALUES.fault("div mul", kinds=["scale", "wrong factor"], loose=["wrong argument"])
+def root_of_the_size_forgotten(call: Call) -> Any:
+    """Divided by d instead of by sqrt(d)."""
+    other = _number(call)
+    size = other**2 if call.name == "div" else other**-2
+    fits(size > 1 and abs(size - round(size)) < 1e-6)
+    return call.instead(call.result() / math.sqrt(size))
+
+
+@VALUES.fault("mul div", kinds=["scale", "wrong factor", "precision"], loose=["wrong argument"])
+def number_kept_in_bfloat16(call: Call) -> Any:
+    """A factor is rounded to eight bits."""
+    other = _number(call)
+    rounded = float(torch.tensor(other).bfloat16())
+    fits(abs(rounded - other) > 1e-4 * abs(other))
+    return call.put(1, rounded).run()
+
+
+# --- Layout ---------------------------------------------------------------------------------------
+
+
+def _halves(call: Call) -> list[Tensor]:
+    """Two parts that are joined along the last axis."""
+    parts, dim = call.get(0, "tensors"), call.get(1, "dim", "axis", default=0)
+    fits(len(parts) == 2 and parts[0].shape == parts[1].shape and parts[0].is_floating_point())
+    fits(dim in {-1, parts[0].dim() - 1} and parts[0].size(-1) > 1)
+    return list(parts)
+
+
+@VALUES.fault("cat", kinds=["permutation", "wrong index"], loose=["transpose", "shift"])
+def joined_in_turn(call: Call) -> Any:
+    """Pairs of neighbours instead of two halves: the other convention of rotary positions."""
+    return call.instead(torch.stack(_halves(call), -1).flatten(-2))
+
+
+@VALUES.fault("cat", kinds=["sign"], loose=["wrong factor"])
+def the_other_half_negated(call: Call) -> Any:
+    """(b, -a) instead of (-b, a)."""
+    return call.instead(-torch.cat(_halves(call), -1))
+
+
+@VALUES.fault(
+    "cat", kinds=["copy", "wrong index", "stale"], loose=["missing operand", "shift", "permutation"]
+)
+def first_part_for_both(call: Call) -> Any:
+    """The second source is not bound."""
+    parts, dim = call.get(0, "tensors"), call.get(1, "dim", "axis", default=0)
+    fits(len(parts) > 1 and parts[0].shape == parts[1].shape and parts[0].is_floating_point())
+    return call.instead(torch.cat([parts[0], parts[0], *parts[2:]], dim))
+
+
+@VALUES.fault(
+    "chunk split unbind", kinds=["permutation", "wrong index"], loose=["shift", "transpose"]
+)
+def every_other_column(call: Call) -> Any:
+    """Parts are taken in turn instead of one after the other."""
+    value, parts = call.tensor(0), call.run()
+    dim = call.get(2, "dim", default=0) % value.dim()
+    fits(call.name != "unbind" and len({part.shape for part in parts}) == 1 and len(parts) > 1)
+    moved = value.movedim(dim, -1).unflatten(-1, (-1, len(parts)))
+    return tuple(moved[..., i].movedim(-1, dim) for i in range(len(parts)))
+
+
+@VALUES.fault("getitem", kinds=["wrong index", "permutation"], loose=["shift", "wrong argument"])
+def every_second_instead_of_a_half(call: Call) -> Any:
+    """x[..., ::2] for x[..., :n // 2], or x[..., 1::2] for the other half."""
+    value, index = call.tensor(0), call.args[1]
+    fits(isinstance(index, tuple) and index[0] is Ellipsis and len(index) == 2)
+    part, size = index[1], value.size(-1)
+    fits(isinstance(part, slice) and part.step is None and size > 2)
+    if part.stop == size // 2 and not part.start:
+        return call.instead(value[..., 0::2])
+    fits(part.start == size // 2 and part.stop in {None, size})
+    return call.instead(value[..., 1::2])
+
+
+@VALUES.fault(
+    "slice",
+    kinds=["wrong index", "shift"],
+    loose=["swapped operands", "permutation", "wrong argument", "copy"],
+)
+def half_of_the_other_side(call: Call) -> Any:
+    """Of two halves, the other one."""
+    value, dim = call.tensor(0), call.get(1, "dim", default=0)
+    size = value.size(dim)
+    fits(call.result().size(dim) * 2 == size)
+    return call.put(0, value.roll(size // 2, dim)).run()
+
+
+@VALUES.fault("select", kinds=["wrong index", "wrong argument"], loose=["shift", "copy"])
+def counted_from_the_end(call: Call) -> Any:
+    """Index -1 - i instead of i: the last token for the first."""
+    index = call.get(2, "index")
+    return call.put(2, -1 - index, "index").run()
+
+
+@VALUES.fault(
+    "gather index_select index", kinds=["wrong index", "clipped"], loose=["copy", "shift", "stale"]
+)
+def largest_index_out_of_bounds(call: Call) -> Any:
+    """The bound is one too small, and what is beyond is cut to it."""
+    value = call.get(0)
+    fits(isinstance(value, Tensor) and value.is_floating_point())
+    if call.name == "index":
+        indices = [one if one is None or one.dtype == torch.bool
+                   else one.clamp(max=int(one.max()) - 1) for one in call.args[1]]  # fmt: skip
+        fits(all(one is None or int(one.min()) >= 0 for one in indices))
+        return call.put(1, indices).run()
+    index = call.get(2, "index")
+    fits(int(index.max()) > 0)
+    return call.put(2, index.clamp(max=int(index.max()) - 1), "index").run()
+
+
+@VALUES.fault(
+    "transpose permute",
+    kinds=["permutation", "transpose", "wrong index", "copy"],
+    loose=["shift", "missing operand"],
+)
+def reshaped_instead_of_transposed(call: Call) -> Any:
+    """The shape is right, and the values are in the order of the memory before."""
+    value = call.tensor(0)
+    return call.instead(value.reshape(call.result().shape))
+
+
+@VALUES.fault(
+    "view reshape unflatten", kinds=["permutation", "wrong index", "transpose"], loose=["shift"]
+)
+def heads_split_in_turn(call: Call) -> Any:
+    """Column i belongs to head i % n instead of to head i // d."""
+    value, result = call.tensor(0), call.result()
+    fits(result.dim() == value.dim() + 1 and value.size(-1) == result.size(-1) * result.size(-2))
+    fits(min(result.shape[-2:]) > 1)
+    return call.instead(value.unflatten(-1, (result.size(-1), result.size(-2))).mT)
+
+
+@VALUES.fault("contiguous clone", kinds=["zeros", "uninitialised"], loose=["constant", "mask"])
+def copy_ends_early(call: Call) -> Any:
+    """The last eighth of the memory is not copied."""
+    value = call.result()
+    fits(value.numel() > 15)
+    kept = torch.ones(value.numel(), device=value.device, dtype=value.dtype)
+    kept[-(value.numel() // 8) :] = 0
+    return call.instead(value * kept.view(value.shape))
+
+
+@VALUES.fault(
+    "arange",
+    kinds=["offset", "shift", "wrong argument"],
+    loose=["wrong index", "off by one reduction"],
+)
+def positions_begin_at_one(call: Call) -> Any:
+    """1, 2, 3 instead of 0, 1, 2."""
+    return call.instead(call.run() + 1)
+
+
+# --- Masks and choices ----------------------------------------------------------------------------
+
+
+@VALUES.fault("where", kinds=["swapped operands", "mask"], loose=["other function", "sign"])
+def branches_exchanged(call: Call) -> Any:
+    """What is for `false` is taken for `true`."""
+    fits(len(call.args) == 3)
+    return call.put(0, ~call.args[0]).run()
+
+
+@VALUES.fault(
+    "masked_fill", kinds=["wrong argument", "mask", "zeros"], loose=["constant", "wrong factor"]
+)
+def masked_with_zero(call: Call) -> Any:
+    """The scores of what is hidden are 0, as if it was for probabilities."""
+    fits(call.get(2, "value") != 0)
+    return call.put(2, 0.0, "value").run()
+
+
+@VALUES.fault("tril", kinds=["mask", "other function", "transpose"], loose=["wrong argument"])
+def the_other_triangle(call: Call) -> Any:
+    """What is above the diagonal instead of what is below."""
+    return call.instead(call.get(0).triu(-call.get(1, "diagonal", default=0)))
+
+
+@VALUES.fault("and_ bitwise_and", kinds=["other function", "mask"], loose=["wrong argument"])
+def one_mask_or_the_other(call: Call) -> Any:
+    """Or, where both are required."""
+    return call.instead(call.args[0] | call.args[1])
+
+
+@VALUES.fault(
+    "and_ bitwise_and", kinds=["missing operand", "mask", "copy"], loose=["wrong argument"]
+)
+def first_mask_only(call: Call) -> Any:
+    """The second condition is lost when masks are combined."""
+    return call.instead(call.args[0].expand(call.run().shape).clone())
+
+
+@VALUES.fault("le ge", kinds=["transpose", "swapped operands", "mask", "other function"])
+def compared_the_other_way(call: Call) -> Any:
+    """What comes later is seen instead of what came before."""
+    fits(isinstance(call.args[0], Tensor))
+    return call.instead(torch.ge(*call.args) if call.name == "le" else torch.le(*call.args))
+
+
+@VALUES.fault("sort topk", kinds=["wrong argument", "wrong index", "permutation", "other function"],
+              loose=["sign", "wrong reduction"])  # fmt: skip
+def smallest_first(call: Call) -> Any:
+    """The other order."""
+    if call.name == "topk":
+        return call.put(3, not call.get(3, "largest", default=True), "largest").run()
+    return torch.sort(call.tensor(0), call.get(1, "dim", default=-1),
+                      not call.get(2, "descending", default=False))  # fmt: skip
+
+
+# --- Embeddings -----------------------------------------------------------------------------------
+
+
+def _table(call: Call) -> tuple[Tensor, Tensor]:
+    """Table and indices, in whichever order."""
+    first, second = call.args[:2]
+    return (first, second) if first.is_floating_point() else (second, first)
+
+
+@VALUES.fault("embedding", kinds=["scale", "wrong factor"])
+def embedding_times_the_root_of_its_width(call: Call) -> Any:
+    """A factor that some models have."""
+    value = call.result()
+    return call.instead(value * math.sqrt(value.size(-1)))
+
+
+@VALUES.fault(
+    "embedding",
+    kinds=["zeros", "one rank's part", "missing reduction", "partial sum", "mask"],
+    loose=["lost accumulation", "constant"],
+)
+def rows_of_the_other_rank_are_zero(call: Call) -> Any:
+    """The table is split in two, and the parts are not summed."""
+    _, indices = _table(call)
+    own = (indices < (int(indices.max()) + 1) // 2 + 1).unsqueeze(-1)
+    fits(bool(own.any()))
+    return call.instead(call.result() * own)
+
+
+@VALUES.fault("embedding", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
+def tokens_of_the_position_before(call: Call) -> Any:
+    """The sequence is moved to the right before it is looked up."""
+    table, indices = _table(call)
+    fits(indices.dim() > 0 and indices.size(-1) > 1)
+    return call.instead(functional.embedding(indices.roll(1, -1), table))
+
+
+@VALUES.fault("embedding", kinds=["precision"], loose=["approximation"])
+def table_in_eight_bits(call: Call) -> Any:
+    """Rows are integers with one step for the whole table."""
+    table, indices = _table(call)
+    step = float(table.detach().abs().max()) / 127
+    coarse = (table.detach() / step).round() * step
+    return call.instead(functional.embedding(indices, table + (coarse - table).detach()))
