@@ -125,8 +125,6 @@ class Explainer:
             return finding
         finally:
             self.seconds -= time.monotonic() - began
-        if found.note:
-            self._note(found.note)
         if found.where is None and not found.patterns:
             return finding
         return msgspec.structs.replace(finding, diagnosis=found, picture=picture)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.search import CaseSurvey
     from paritas.results.findings import Pattern
 
@@ -221,19 +222,21 @@ def _rank_apart(
 
     def rank() -> tuple[Pattern, ...]:
         # That process may call operators that this one must not call: it asks anew which.
-        own = dataclasses.replace(case.context, call=dataclasses.replace(call))
-        anew = dataclasses.replace(case, context=own)
-        return rank_patterns(anew, proposers, at_output=at_output)
+        anew = dataclasses.replace(call)
+        _ = anew.steps  # raises if it cannot be called there
+        return rank_patterns(_with_call(case, anew), proposers, at_output=at_output)
 
     report = run_apart(rank, seconds=_MOST_SECONDS)
     if report.result is not None:
         return report.result, ""
-    note = (
-        f"not all mistakes of {case.context.operator} were tried: it was called with other "
-        f"arguments in another process, but {report.failure}"
-    )
-    others = tuple(one for one in proposers if one[0] is not propose_predictions)
-    return rank_patterns(case, others, at_output=at_output), note
+    if not report.lost:  # it could not be forked, or autograd does not work there
+        return rank_patterns(case, proposers, at_output=at_output), ""
+    note = f"not all mistakes could be tried: {report.failure}"
+    return rank_patterns(_with_call(case, None), proposers, at_output=at_output), note
+
+
+def _with_call(case: Case, call: LiveCall | None) -> Case:
+    return dataclasses.replace(case, context=dataclasses.replace(case.context, call=call))
 
 
 def _most_wrong_part(survey: CaseSurvey) -> Case:

@@ -127,7 +127,8 @@ def run_apart(compute: Callable[[], T], *, seconds: float) -> Report[T]:
             break
         outcomes[watch.current] = _FATAL
     times = "once" if len(lost) == 1 else f"{len(lost)} times"
-    return Report(None, tuple(lost), f"the process ended {times} ({lost[-1]})")
+    failure = f"the process that tries them ended {times} ({lost[-1]})"
+    return Report(None, tuple(lost), failure)
 
 
 # --- In the process that sends scouts -------------------------------------------------------------
@@ -302,6 +303,7 @@ class _Scout:
 
 
 _this: _Scout | None = None
+_streams: list[Any] = []
 
 
 def _be_scout(
@@ -337,6 +339,9 @@ def _leave_the_program(seconds: float) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)
+    # A notebook and a test have streams of their own. If nobody held them, they would be flushed.
+    _streams.extend((sys.stdout, sys.stderr))
+    sys.stdout = sys.stderr = os.fdopen(nothing, "w", encoding="utf-8")
     _leave_no_core()
     # The threads of OpenMP have stayed behind: whoever waits for them waits for ever.
     torch.set_num_threads(1)

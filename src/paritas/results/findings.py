@@ -127,7 +127,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         where: the elements that are wrong.
         patterns: the kinds, the best first; may be empty.
-        note: why a kind may be missing.
+        note: why not all kinds were tried.
     """
 
     where: Region | None = None
@@ -145,7 +145,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         kind = self.best.sentence if self.best else ""
         if self.best and self.best.reproduction:
             kind += f" ({self.best.reproduction})"
-        parts = [kind, self.where.sentence if self.where else ""]
+        parts = [kind, self.where.sentence if self.where else "", self.note]
         return "; ".join(part for part in parts if part)
 
 
