@@ -22,6 +22,7 @@ from paritas._torch.operators import (
     Traits,
     bind_arguments,
     call_bound,
+    checks_arguments,
     count_results,
     map_tensors,
     own_default,
@@ -40,11 +41,6 @@ if TYPE_CHECKING:
 MOST_STEPS = 8
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
-# Torch's operators that another one calls after checking their arguments, and those that the
-# forward pass calls with what it saved.
-_KERNEL = re.compile("_.*|.*backward.*")
-# These check their arguments themselves.
-_CHECKING = re.compile("_(log_)?softmax(_backward_data)?|_to_copy|_cdist_forward")
 # The place of the call itself, if it is the call of an operator.
 WHOLE = -1
 
@@ -71,22 +67,13 @@ class Step:
         """Its bare name: `softmax` of `aten._softmax.default`."""
         return self.traits.name.strip("_")
 
-    @property
-    def checks_arguments(self) -> bool:
-        """Whether it raises for arguments that it cannot take, and does not end the process."""
-        name = self.traits.name
-        if self.traits.namespace != "aten":  # written by the user, often in C++
-            return False
-        is_kernel = _KERNEL.fullmatch(name) and not _CHECKING.fullmatch(name)
-        return not is_kernel or torch.Tag.pointwise in self.operator.tags
-
     def run(self, /, **changes: Any) -> Any:
         """The result with other arguments.
 
         Raises:
             ValueError: nothing checks whether the operator can take them: it might end the process.
         """
-        if not self.checks_arguments and not is_scout():
+        if not is_scout() and not checks_arguments(self.operator):
             for argument, value in changes.items():
                 if not _is_alike(self.values.get(argument), value):
                     raise ValueError(f"{self.traits.name} does not check its {argument}")
@@ -129,7 +116,7 @@ class LiveCall:
     def checks_arguments(self) -> bool:
         """Whether all of its operators do; also if it cannot be run again at all."""
         try:
-            return all(step is None or step.checks_arguments for step in self._recorded)
+            return all(step is None or checks_arguments(step.operator) for step in self._recorded)
         except Exception:  # noqa: BLE001  (whoever runs it again reports it)
             return True
 

@@ -14,7 +14,9 @@ from torch import Tensor
 import paritas
 from paritas.checks.failures import call_context
 from paritas.diagnosis import diagnose as diagnosing
+from paritas.diagnosis.calls import Step
 from paritas.diagnosis.diagnose import diagnose
+from paritas.diagnosis.patterns.variations import argument_variations
 from paritas.execution import scouting
 from paritas.results.findings import Status
 
@@ -158,3 +160,10 @@ def test_without_a_process_of_its_own_a_kernel_gets_arguments_of_the_same_kind_o
     assert diagnosed(noisy(flash(QUERY, *short)[0]), flash, QUERY, *short).best is None
     given = (GRADIENT, QUERY, KEY, VALUE, *flash(QUERY, KEY, VALUE)[:2], 0.0, False)
     assert diagnosed(noisy(GRADIENT), flash_backward, *given).best is None
+
+
+def test_indices_beside_a_mask_stay_within_the_bounds_of_their_own_axis() -> None:
+    mask, index = torch.ones(2, 9, dtype=torch.bool), torch.full((18,), 3)
+    step = Step(aten.index.Tensor, {"self": normal(2, 9, 4), "indices": [mask, index]})
+    for variation in argument_variations(step):
+        assert variation.change(step).shape == (18,)
