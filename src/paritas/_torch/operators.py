@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -168,6 +169,22 @@ def traits(func: OpOverload) -> Traits:
         basic=name in _BASIC,
         reads_bits=name == "view" and func._overloadname == "dtype",
     )
+
+
+# Torch's operators that another one calls after checking their arguments, and those that autograd
+# calls with what the forward pass saved. The second pattern: those that check them themselves.
+_KERNEL = re.compile("_.*|.*backward.*")
+_CHECKING = re.compile("_(log_)?softmax(_backward_data)?|_to_copy|_cdist_forward")
+
+
+def checks_arguments(func: OpOverload) -> bool:
+    """Whether an operator raises for arguments that it cannot take, and does not end the process.
+
+    Those of users are often written in C++, and check what their own program needs.
+    """
+    kind = traits(func)
+    is_kernel = _KERNEL.fullmatch(kind.name) and not _CHECKING.fullmatch(kind.name)
+    return kind.namespace == "aten" and (not is_kernel or torch.Tag.pointwise in func.tags)
 
 
 def call_rounds(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from paritas._torch.operators import Operator, checks_arguments
 from paritas.checks.failures import FailedPair
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence
@@ -324,15 +325,21 @@ class _Search:
         evidence = first.evidence
         if len(evidence.dtypes) > 1:
             return "the program mixes floating dtypes"
-        if not is_place:
-            log = DtypeLog()
-            evidence.run(RunOptions(watch=log, forward_once=True))
-            if len(log.calls) > MOST_OPERATORS:
-                return (
-                    f"the reference calls {len(log.calls)} operators, and the one that differs is "
-                    "not known"
-                )
-        self.similar = SimilarInputs(self.inputs, self.config.seed, keeps_signs=True)
+        log = DtypeLog()
+        evidence.run(RunOptions(watch=log, forward_once=True))
+        if not is_place and len(log.calls) > MOST_OPERATORS:
+            return (
+                f"the reference calls {len(log.calls)} operators, and the one that differs is "
+                "not known"
+            )
+        self.similar = SimilarInputs(
+            self.inputs,
+            self.config.seed,
+            keeps_signs=True,
+            keeps_ranges=not all(
+                checks_arguments(func) for func, _ in log.calls if isinstance(func, Operator)
+            ),
+        )
         weights = _shared_weights(self.reference, self.candidate)
         if weights is None:
             return "the two sides do not have the same weights"

@@ -27,6 +27,7 @@ from paritas.diagnosis.patterns.reductions import (
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
 from paritas.diagnosis.stating import GUESS, may_be_stated, with_confidence
+from paritas.execution.scouting import run_apart
 from paritas.results.findings import Diagnosis, PatternKind
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.search import CaseSurvey
     from paritas.results.findings import Pattern
 
@@ -192,12 +194,49 @@ def diagnose(
     where = find_region(case, survey)
     at_output = not case.context.operator
     if survey.is_one_box:
-        return Diagnosis(where=where, patterns=rank_patterns(case, at_output=at_output))
+        patterns, note = _rank_apart(case, at_output=at_output)
+        return Diagnosis(where=where, patterns=patterns, note=note)
     # The operator's mistakes are predictions of the whole.
     own: Proposers = ((propose_predictions, PatternKind.SWAPPED_OPERANDS),)
-    predicted = rank_patterns(case, own) if case.reference.numel() <= _LARGEST else ()
+    is_small = case.reference.numel() <= _LARGEST
+    patterns, note = _rank_apart(case, own) if is_small else ((), "")
     part = _most_wrong_part(survey)
-    return Diagnosis(where=where, patterns=predicted or rank_patterns(part, at_output=at_output))
+    patterns = patterns or rank_patterns(part, at_output=at_output)
+    return Diagnosis(where=where, patterns=patterns, note=note)
+
+
+# The time for all patterns of an operator that is called in another process.
+_MOST_SECONDS = 30.0
+
+
+def _rank_apart(
+    case: Case, proposers: Proposers = PROPOSERS, *, at_output: bool = False
+) -> tuple[tuple[Pattern, ...], str]:
+    """The patterns that may be stated, and a note if mistakes could not all be tried.
+
+    An operator that does not check its arguments is called with others in another process only.
+    """
+    call = case.context.call
+    if call is None or call.checks_arguments or not call.can_be_scouted:
+        return rank_patterns(case, proposers, at_output=at_output), ""
+
+    def rank() -> tuple[Pattern, ...]:
+        # That process may call operators that this one must not call: it asks anew which.
+        anew = dataclasses.replace(call)
+        _ = anew.steps  # raises if it cannot be called there
+        return rank_patterns(_with_call(case, anew), proposers, at_output=at_output)
+
+    report = run_apart(rank, seconds=_MOST_SECONDS)
+    if report.result is not None:
+        return report.result, ""
+    if not report.lost:  # it could not be forked, or autograd does not work there
+        return rank_patterns(case, proposers, at_output=at_output), ""
+    note = f"not all mistakes could be tried: {report.failure}"
+    return rank_patterns(_with_call(case, None), proposers, at_output=at_output), note
+
+
+def _with_call(case: Case, call: LiveCall | None) -> Case:
+    return dataclasses.replace(case, context=dataclasses.replace(case.context, call=call))
 
 
 def _most_wrong_part(survey: CaseSurvey) -> Case:

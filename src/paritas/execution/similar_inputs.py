@@ -181,10 +181,19 @@ class SimilarInputs:
         again: Callable[[int], Inputs] | None = None,
         *,
         keeps_signs: bool = False,
+        keeps_ranges: bool = False,
     ) -> None:
-        """Make inputs like the given ones; with `keeps_signs`, none is negative if none was."""
+        """Make inputs like the given ones.
+
+        Args:
+            given: these.
+            seed: of all draws.
+            again: makes the given inputs under another seed.
+            keeps_signs: none is negative if none was.
+            keeps_ranges: no integer is beyond the given ones: the program does not check indices.
+        """
         self.given, self.again, self.seed = given, again, seed
-        self._keeps_signs = keeps_signs
+        self._keeps_signs, self._keeps_ranges = keeps_signs, keeps_ranges
         self._generator = torch.Generator().manual_seed(seed + 1)
         self._tensors = dict(input_tensors(given))
         self._characters = {path: character_of(t) for path, t in self._tensors.items()}
@@ -273,7 +282,8 @@ class SimilarInputs:
             yield from case(
                 "indices at their ends", self._integers(functools.partial(_ends, last=last))
             )
-        yield from case("large integers", self._integers(_large_integers))
+        if not self._keeps_ranges:
+            yield from case("large integers", self._integers(_large_integers))
         yield from case("repeated indices", self._integers(lambda t: t.reshape(-1)[0].expand_as(t)))
         yield from case("all masked", self._booleans(value=True))
         yield from case("nothing masked", self._booleans(value=False))
@@ -460,7 +470,7 @@ class SimilarInputs:
             return []
         largest = max(int(as_computable(t).max()) for t in integers)
         others = [t for path, t in self._tensors.items() if t.is_floating_point()]
-        if any(t.device.type != "cpu" for t in integers):
+        if self._keeps_ranges or any(t.device.type != "cpu" for t in integers):
             return [largest]
         sizes = {size - 1 for t in others for size in t.shape if size - 1 > largest}
         return [*sorted(sizes, reverse=True), largest]

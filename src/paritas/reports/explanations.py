@@ -77,7 +77,8 @@ def _kind_facts(finding: Finding) -> Iterator[Fact]:
     if best is not None:
         yield Fact("kind", f"{best.sentence} ({', '.join(_support(best))})")
     elif diagnosis is not None:
-        yield Fact("kind", "unknown: no simple error reproduces the candidate")
+        why = diagnosis.note or "no simple error reproduces the candidate"
+        yield Fact("kind", f"unknown: {why}")
     if diagnosis is not None and diagnosis.where is not None:
         yield Fact("where", diagnosis.where.sentence)
     sizes = [value_words(finding), *size_words(finding)]

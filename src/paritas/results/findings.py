@@ -122,10 +122,17 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where, and what kind of wrong; `patterns` lists the best first and may be empty."""
+    """Where, and what kind of wrong.
+
+    Attributes:
+        where: the elements that are wrong.
+        patterns: the kinds, the best first; may be empty.
+        note: why not all kinds were tried.
+    """
 
     where: Region | None = None
     patterns: tuple[Pattern, ...] = ()
+    note: str = ""
 
     @property
     def best(self) -> Pattern | None:
@@ -138,7 +145,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         kind = self.best.sentence if self.best else ""
         if self.best and self.best.reproduction:
             kind += f" ({self.best.reproduction})"
-        parts = [kind, self.where.sentence if self.where else ""]
+        parts = [kind, self.where.sentence if self.where else "", self.note]
         return "; ".join(part for part in parts if part)
 
 

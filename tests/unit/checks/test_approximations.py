@@ -14,11 +14,13 @@ from paritas import Status, VerifyConfig, verify
 from paritas.checks import approximations
 from paritas.checks.failures import recall_failed
 from paritas.execution.observation import input_tensors
+from paritas.execution.similar_inputs import SimilarInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from paritas import Verdict
+    from paritas.execution.similar_inputs import SimilarCase
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +173,27 @@ def test_a_search_without_time_settles_nothing(monkeypatch: pytest.MonkeyPatch) 
     verdict = check([normal(8, 16)], torch.exp, polynomial_exp)
     assert verdict.status is Status.DIFFERENT
     assert any("the time was over after 1 inputs" in note for note in verdict.notes)
+
+
+def test_integers_stay_in_range_if_an_operator_does_not_check_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    largest: list[int] = []
+
+    class Watched(SimilarInputs):
+        def over_whole_range(self) -> Iterator[SimilarCase]:
+            for case in super().over_whole_range():
+                largest.append(int(case.inputs.args[1].max()))
+                yield case
+
+    def total(weight: Tensor, indices: Tensor) -> Tensor:
+        return functional.embedding_bag(indices, weight, mode="sum")
+
+    monkeypatch.setattr(approximations, "SimilarInputs", Watched)
+    check(
+        [normal(40, 16), torch.arange(32).square().reshape(8, 4) % 8],
+        lambda weight, indices: total(weight, indices).exp(),
+        lambda weight, indices: polynomial_exp(total(weight, indices)),
+    )
+    assert len(largest) > 5
+    assert max(largest) == 4

@@ -289,9 +289,13 @@ def _near(name: str, value: int, kind: PatternKind, words: str) -> Iterator[Vari
 
 def _list_variations(step: Step, name: str, value: list[Any]) -> Iterator[Variation]:
     if name == "indices":
+        axis = 0
         for place, index in enumerate(value):
             if isinstance(index, torch.Tensor) and index.dtype in (torch.int64, torch.int32):
-                yield from _index_variations(name, index, step.values["self"].shape[place], place)
+                yield from _index_variations(name, index, step.values["self"].shape[axis], place)
+            # A mask stands for as many dimensions as it has.
+            is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+            axis += index.dim() if is_mask else 1
     elif name == "tensors":
         said = "the tensors are joined in the reverse order"
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_with_reversed, name))
