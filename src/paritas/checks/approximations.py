@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from paritas.checks.failures import FailedPair
-from paritas.execution.evidence import Evidence
+from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.observation import RunOptions, storage_address
 from paritas.execution.similar_inputs import SimilarCase, SimilarInputs
@@ -30,6 +30,7 @@ from paritas.numerics import criterion
 from paritas.numerics.automatic import FEW_RUNS, judge_floats, nonfinite_mismatch
 from paritas.numerics.bits import dtype_name, is_inexact
 from paritas.numerics.criterion import UNIT_F32, Noise, smallest_step, unit_roundoff
+from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import DtypeLog
 from paritas.results.findings import Aspect, Finding, Score, Status, Verdict
@@ -138,6 +139,8 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
     pair = None if place is None else place.pair
     if place is not None and place.findings and (pair is None or len(place.findings) > 1):
         return Settled(_with_note(verdict, "it does not start in one place that can be called"))
+    if _is_visible(call, verdict.failures[0]):
+        return Settled(verdict)
     native = _native_verdict(call, verdict.failures[0].item.inputs)
     if not native.passed:
         return Settled(verdict)  # visible on the given inputs
@@ -157,6 +160,27 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
             programs = (pair.reference, pair.candidate)
         failed = FailedPair(*programs, [shown.case.inputs])
     return Settled(_with_evidence(verdict, shown), failed)
+
+
+def _is_visible(call: FailedCall, finding: Finding) -> bool:
+    """Whether a value also fails natively, judged by the runs that are there already.
+
+    Of the values that fail, one that does is enough. Otherwise, all are judged.
+    """
+    if call.compared is None:
+        return False
+    evidence, *seen = call.compared
+    item = finding.item.during(0, 0)
+    left, right = (one.value(item) for one in seen)
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return False
+    demand = Demand()
+    for other, _ in seen[0].items():
+        if other != item:
+            demand.settle(0, other)  # perturbed runs leave it out
+    about = ItemEvidence(evidence, item, demand=demand)
+    findings, _ = check_pair(item, left, right, Checks(checkers=call.config.checkers), about)
+    return not all(one.status.passes() for one in findings)
 
 
 def _native_verdict(call: FailedCall, number: int) -> Verdict:
@@ -424,9 +448,10 @@ class _Search:
         )
         one.rng = self.call.rng
         verdict = one.run()
-        if one.evidence is None or one.my_first is None:
+        if one.compared is None:
             return None
-        return _Run(candidate, one.evidence, verdict, one.my_first)
+        evidence, _, my_first = one.compared
+        return _Run(candidate, evidence, verdict, my_first)
 
     def _try(self, case: SimilarCase, weights: str = "") -> _Trial | None:
         """Both programs on other inputs; None if the reference refuses them."""
