@@ -174,10 +174,8 @@ def _is_visible(call: FailedCall, finding: Finding) -> bool:
     left, right = (one.value(item) for one in seen)
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
         return False
-    demand = Demand()
-    for other, _ in seen[0].items():
-        if other != item:
-            demand.settle(0, other)  # perturbed runs leave it out
+    demand = Demand()  # perturbed runs leave out what is settled
+    demand.settled |= {(0, other) for other, _ in seen[0].items() if other != item}
     about = ItemEvidence(evidence, item, demand=demand)
     findings, _ = check_pair(item, left, right, Checks(checkers=call.config.checkers), about)
     return not all(one.status.passes() for one in findings)
