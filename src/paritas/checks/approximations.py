@@ -325,6 +325,8 @@ class _Search:
         )
         self.deadline = min(call.deadline, time.monotonic() + MOST_SECONDS)
         self.trials: list[_Trial] = []
+        # What is beyond the noise in float64: from then on, inputs are only looked for to show it.
+        self.beyond: _Trial | None = None
 
     @classmethod
     def at(cls, call: FailedCall, pair: FailedPair | None) -> _Search | str:
@@ -370,12 +372,11 @@ class _Search:
 
     def _follow(self, trials: Iterator[_Trial | None]) -> _Outcome:
         weaker = ""
-        beyond: _Trial | None = None
         count, last = 0, 10**6
         for trial in trials:
             count += 1
             if time.monotonic() > self.deadline and count <= self.planned:
-                if beyond is not None:
+                if self.beyond is not None:
                     break
                 return _Outcome(reason=f"the time was over after {count} inputs")
             if trial is None:
@@ -384,11 +385,11 @@ class _Search:
                 return _Outcome(shown=trial)
             if trial.is_weaker:
                 weaker = weaker or trial.case.name
-            elif trial.ratio > 1 and beyond is None:
-                beyond, last = trial, count + STEPS
+            elif trial.ratio > 1 and self.beyond is None:
+                self.beyond, last = trial, count + STEPS
             if count >= last:
                 break
-        beyond = beyond or self._with_same_factor()
+        beyond = self.beyond or self._with_same_factor()
         if beyond is not None:
             return _Outcome(shown=beyond)
         most = max((t.ratio for t in self.trials if not t.is_weaker), default=math.inf)
@@ -458,7 +459,8 @@ class _Search:
             return None
         if any(finding.status is Status.UNVERIFIED for finding in run.verdict.failures):
             return None
-        trial = _Judging(run, case, weights, self.config.seed).trial()
+        judging = _Judging(run, case, weights, self.config.seed)
+        trial = judging.trial() if self.beyond is None else judging.trial_to_show()
         self.trials.append(trial)
         return trial
 
@@ -482,6 +484,13 @@ class _Judging:
         self.verdict, self.mine = run.verdict, run.mine
         self.lift = SubjectLift(self.evidence, run.candidate)
         self._mine: Evidence[SubjectProgram] | None = None
+
+    def trial_to_show(self) -> _Trial:
+        """As `trial`, but what is not visible only guides the search: its noise is not measured."""
+        native = self._native()
+        if native.ratio > 1:
+            return self.trial()
+        return max(native, self._lifted((), measures=False), key=lambda trial: trial.ratio)
 
     def trial(self) -> _Trial:
         native = self._native()
@@ -507,16 +516,21 @@ class _Judging:
         score, item = max(scores, key=lambda pair: pair[0].excess)
         return self._make(min(score.excess, 1.0), item, score.index, "")
 
-    def _lifted(self, also: Sequence[Evidence[SubjectProgram]]) -> _Trial:
+    def _lifted(self, also: Sequence[Evidence[SubjectProgram]], *, measures: bool = True) -> _Trial:
         """The largest difference in float64, as a multiple of what the native noise allows."""
         found = [self._make(0.0, Item(), None, "")]
         for item, value in self.evidence.native[0].items():
             if is_inexact(value):
-                found.append(self._lifted_item(item, value, tuple(also)))
+                found.append(self._lifted_item(item, value, tuple(also), measures=measures))
         return max(found, key=lambda trial: trial.ratio)
 
     def _lifted_item(
-        self, item: Item, value: Tensor, also: tuple[Evidence[SubjectProgram], ...]
+        self,
+        item: Item,
+        value: Tensor,
+        also: tuple[Evidence[SubjectProgram], ...],
+        *,
+        measures: bool,
     ) -> _Trial:
         about = ItemEvidence(self.evidence, item, lifted=self.lift, also=also)
         arbiter, lifted = about.arbiter(), about.lifted()
@@ -537,7 +551,7 @@ class _Judging:
             noise = dataclasses.replace(noise, own=own, reference=value)
         score = criterion.score(lifted, arbiter, noise).score
         # Perturbed runs show noise that the reference's own error does not.
-        if _ratio(score) > NEAR:
+        if measures and _ratio(score) > NEAR:
             noise = dataclasses.replace(noise, spread=about.spread(unit, FEW_RUNS))
             score = criterion.score(lifted, arbiter, noise).score
         ratio, rms = _ratio(score), max(score.rms_z, score.slice_z or 0.0)
