@@ -68,6 +68,9 @@ MOST_FACTOR = 1.5
 SAME_FACTOR = 1e-3
 # ... and results this many times larger than others, or they are all one value.
 WIDE = 4.0
+# A native error this many times over the limit of the reference's own error is visible, where no
+# decision is within rounding: perturbed runs do not show a hundred times the noise.
+PLAINLY = 100.0
 # Roundings of a native value that may hide a difference.
 HIDDEN = 4.0
 # A candidate may overflow where the true value is above this share of the dtype's largest.
@@ -90,10 +93,12 @@ class Settled:
     Attributes:
         verdict: the given one, the one of an approximation, or the given one with what shows it.
         pair: the programs with inputs on which the difference is visible natively, if there are.
+        is_visible: it is visible on the given inputs, so that there is nothing to find out.
     """
 
     verdict: Verdict
     pair: FailedPair | None = None
+    is_visible: bool = False
 
 
 def settle_approximation(call: FailedCall, verdict: Verdict, place: Place | None = None) -> Settled:
@@ -139,14 +144,17 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
     pair = None if place is None else place.pair
     if place is not None and place.findings and (pair is None or len(place.findings) > 1):
         return Settled(_with_note(verdict, "it does not start in one place that can be called"))
-    if _is_visible(call, verdict.failures[0]):
-        return Settled(verdict)
-    native = _native_verdict(call, verdict.failures[0].item.inputs)
-    if not native.passed:
-        return Settled(verdict)  # visible on the given inputs
     search = _Search.at(call, pair)
+    obstacle = search if isinstance(search, str) else ""
+    if any(_is_visible_by_own_error(call, one, sure=not obstacle) for one in verdict.failures):
+        return Settled(verdict, is_visible=True)
     if isinstance(search, str):
         return Settled(_with_note(verdict, search))
+    if _is_visible(call, verdict.failures[0]):
+        return Settled(verdict, is_visible=True)
+    native = _native_verdict(call, verdict.failures[0].item.inputs)
+    if not native.passed:
+        return Settled(verdict, is_visible=True)
     outcome = search.run()
     if outcome.reason:
         return Settled(_with_note(verdict, outcome.reason))
@@ -162,23 +170,55 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
     return Settled(_with_evidence(verdict, shown), failed)
 
 
+def _is_visible_by_own_error(call: FailedCall, finding: Finding, *, sure: bool) -> bool:
+    """Whether a native value is off by more than the reference's own error explains.
+
+    It takes no run. With `sure`, only in a program without decisions, and if it is off by far more.
+    """
+    pair = _native_pair(call, finding.item)
+    if pair is None or call.compared is None or (sure and not call.compared[0].is_smooth):
+        return False
+    value, mine = pair
+    arbiter = ItemEvidence(call.compared[0], finding.item.during(0, 0)).arbiter()
+    if arbiter is None or mine.shape != value.shape or value.dtype is not mine.dtype:
+        return False
+    if nonfinite_mismatch(value, mine) is not None:
+        return not sure
+    unit = unit_roundoff(value.dtype)
+    noise = Noise(
+        unit=unit,
+        step=smallest_step(value.dtype),
+        inner=min(unit, UNIT_F32),
+        own=criterion.own_noise(value, arbiter),
+        reference=value,
+    )
+    return criterion.score(mine, arbiter, noise).score.excess > (PLAINLY if sure else 1.0)
+
+
 def _is_visible(call: FailedCall, finding: Finding) -> bool:
     """Whether a value also fails natively, judged by the runs that are there already.
 
     Of the values that fail, one that does is enough. Otherwise, all are judged.
     """
-    if call.compared is None:
-        return False
-    evidence, *seen = call.compared
     item = finding.item.during(0, 0)
-    left, right = (one.value(item) for one in seen)
-    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+    pair = _native_pair(call, item)
+    if pair is None or call.compared is None:
         return False
+    evidence, first, _ = call.compared
     demand = Demand()  # perturbed runs leave out what is settled
-    demand.settled |= {(0, other) for other, _ in seen[0].items() if other != item}
+    demand.settled |= {(0, other) for other, _ in first.items() if other != item}
     about = ItemEvidence(evidence, item, demand=demand)
-    findings, _ = check_pair(item, left, right, Checks(checkers=call.config.checkers), about)
+    findings, _ = check_pair(item, *pair, Checks(checkers=call.config.checkers), about)
     return not all(one.status.passes() for one in findings)
+
+
+def _native_pair(call: FailedCall, item: Item) -> tuple[Tensor, Tensor] | None:
+    """The value of both sides in their first call, if both have one."""
+    if call.compared is None:
+        return None
+    left, right = (one.value(item.during(0, 0)) for one in call.compared[1:])
+    both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+    return (left, right) if both else None
 
 
 def _native_verdict(call: FailedCall, number: int) -> Verdict:
@@ -342,10 +382,13 @@ class _Search:
     def _why_not(self, *, is_place: bool) -> str:
         if self.reference.is_compiled or self.reference.is_foreign:
             return "the reference is not a plain program of torch"
-        first = self._observe(SimilarCase("as given", self.inputs))
-        if first is None or first.evidence is None:
+        if is_place:
+            first = self._observe(SimilarCase("as given", self.inputs))
+            evidence = None if first is None else first.evidence
+        else:
+            evidence = None if self.call.compared is None else self.call.compared[0]
+        if evidence is None:
             return "the programs cannot be run alone"
-        evidence = first.evidence
         if len(evidence.dtypes) > 1:
             return "the program mixes floating dtypes"
         if not is_place:

@@ -393,7 +393,8 @@ def _verify_whole(
                 settled = settle_approximation(call, verdict, place)
                 if place is None and wrong_findings(settled.verdict):
                     place = find_place(call)
-                    if place is not None and place.pair is not None and settled.pair is None:
+                    is_open = settled.pair is None and not settled.is_visible
+                    if place is not None and place.pair is not None and is_open:
                         settled = settle_approximation(call, verdict, place)
                 verdicts.append(settled.verdict)
                 shown += [] if settled.pair is None else [settled.pair]
