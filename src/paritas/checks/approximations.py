@@ -182,6 +182,7 @@ def _is_visible_by_own_error(call: FailedCall, finding: Finding, *, sure: bool) 
     arbiter = ItemEvidence(call.compared[0], finding.item.during(0, 0)).arbiter()
     if arbiter is None or mine.shape != value.shape or value.dtype is not mine.dtype:
         return False
+    value, mine = value.to(arbiter.device), mine.to(arbiter.device)
     if nonfinite_mismatch(value, mine) is not None:
         return not sure
     unit = unit_roundoff(value.dtype)

@@ -200,3 +200,20 @@ def test_one_wrong_element_of_a_program_without_decisions_is_measured_once() -> 
     assert [text for text in said if "measuring rounding in float64" in text] == [
         "measuring rounding in float64, run 1"
     ]
+
+
+def test_a_plain_fault_of_a_large_program_with_decisions_is_not_measured_for_a_note() -> None:
+    said: list[str] = []
+
+    def reference(x: Tensor) -> Tensor:
+        for _ in range(approximations.MOST_OPERATORS):
+            x = functional.relu(x + 0.5)
+        return x
+
+    config = VerifyConfig(raise_on_mismatch=False)
+    verdict = verify(
+        [normal(4, 8)], reference, lambda x: reference(x) * 1.001, config, on_progress=said.append
+    )
+    assert verdict.status is Status.DIFFERENT
+    assert not any("only an approximation was not found out" in note for note in verdict.notes)
+    assert not any("looking for decisions" in text for text in said)
