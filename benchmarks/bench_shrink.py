@@ -183,7 +183,7 @@ def judged(fault, candidate, program, best):
         for value in best[1]
     )
     small = dataclasses.replace(program, graph=best[0], inputs=inputs, dynamic={})
-    signature = Oracle(candidate, TimeLimit(STARTUP)).check(small)
+    signature = Oracle(candidate, TimeLimit(STARTUP)).ask(small).signature
     same = signature is not None and (signature.role, signature.nonfinite) == (
         fault.role,
         fault.nonfinite,

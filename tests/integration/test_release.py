@@ -245,7 +245,10 @@ torch.compile(lambda x: x * 2, backend="eager")(torch.ones(3))
 def test_the_environment_guards_a_program_that_does_not_import_paritas(environment, tmp_path):
     output = run(environment / "python", "-c", PLAIN, cwd=tmp_path, PARITAS_GUARD="1")
     assert "paritas (PARITAS_GUARD=1): identical: " in output
-    assert run(environment / "python", "-c", PLAIN, cwd=tmp_path, PARITAS_GUARD="") == ""
+    # Nothing else waits for torch, so that a program that compiles need not be started again.
+    waiting = "import sys; print('_paritas_guard' in sys.modules, file=sys.stderr)"
+    assert run(environment / "python", "-c", waiting, cwd=tmp_path, PARITAS_GUARD="1") == "True\n"
+    assert run(environment / "python", "-c", waiting, cwd=tmp_path, PARITAS_GUARD="") == "False\n"
 
 
 def test_an_editable_installation_has_the_start_up_file_too(tmp_path):

@@ -20,8 +20,8 @@ import msgspec
 import torch
 
 from paritas._torch.operators import Operator, checks_arguments
-from paritas.checks.failures import FailedPair
-from paritas.execution.evidence import Evidence
+from paritas.checks.failures import FailedPair, is_judging_only
+from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.observation import RunOptions, storage_address
 from paritas.execution.similar_inputs import SimilarCase, SimilarInputs
@@ -31,6 +31,7 @@ from paritas.numerics import criterion
 from paritas.numerics.automatic import FEW_RUNS, judge_floats, nonfinite_mismatch
 from paritas.numerics.bits import dtype_name, is_inexact
 from paritas.numerics.criterion import UNIT_F32, Noise, smallest_step, unit_roundoff
+from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import DtypeLog
 from paritas.results.findings import Aspect, Finding, Score, Status, Verdict
@@ -68,6 +69,9 @@ MOST_FACTOR = 1.5
 SAME_FACTOR = 1e-3
 # ... and results this many times larger than others, or they are all one value.
 WIDE = 4.0
+# A native error this many times over the limit of the reference's own error is visible, where no
+# decision is within rounding: perturbed runs do not show a hundred times the noise.
+PLAINLY = 100.0
 # Roundings of a native value that may hide a difference.
 HIDDEN = 4.0
 # A candidate may overflow where the true value is above this share of the dtype's largest.
@@ -90,10 +94,12 @@ class Settled:
     Attributes:
         verdict: the given one, the one of an approximation, or the given one with what shows it.
         pair: the programs with inputs on which the difference is visible natively, if there are.
+        is_visible: it is visible on the given inputs, so that there is nothing to find out.
     """
 
     verdict: Verdict
     pair: FailedPair | None = None
+    is_visible: bool = False
 
 
 def settle_approximation(call: FailedCall, verdict: Verdict, place: Place | None = None) -> Settled:
@@ -105,7 +111,7 @@ def settle_approximation(call: FailedCall, verdict: Verdict, place: Place | None
         place: where the difference starts, if that is known. Otherwise the whole program is the
             place if it is small.
     """
-    if not _is_only_lifted(verdict, call.config):
+    if is_judging_only() or not _is_only_lifted(verdict, call.config):
         return Settled(verdict)
     call.tell("looking for inputs on which the difference is visible natively")
     try:
@@ -139,12 +145,17 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
     pair = None if place is None else place.pair
     if place is not None and place.findings and (pair is None or len(place.findings) > 1):
         return Settled(_with_note(verdict, "it does not start in one place that can be called"))
-    native = _native_verdict(call, verdict.failures[0].item.inputs)
-    if not native.passed:
-        return Settled(verdict)  # visible on the given inputs
     search = _Search.at(call, pair)
+    obstacle = search if isinstance(search, str) else ""
+    if any(_is_visible_by_own_error(call, one, sure=not obstacle) for one in verdict.failures):
+        return Settled(verdict, is_visible=True)
     if isinstance(search, str):
         return Settled(_with_note(verdict, search))
+    if _is_visible(call, verdict.failures[0]):
+        return Settled(verdict, is_visible=True)
+    native = _native_verdict(call, verdict.failures[0].item.inputs)
+    if not native.passed:
+        return Settled(verdict, is_visible=True)
     outcome = search.run()
     if outcome.reason:
         return Settled(_with_note(verdict, outcome.reason))
@@ -158,6 +169,58 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
             programs = (pair.reference, pair.candidate)
         failed = FailedPair(*programs, [shown.case.inputs])
     return Settled(_with_evidence(verdict, shown), failed)
+
+
+def _is_visible_by_own_error(call: FailedCall, finding: Finding, *, sure: bool) -> bool:
+    """Whether a native value is off by more than the reference's own error explains.
+
+    It takes no run. With `sure`, only in a program without decisions, and if it is off by far more.
+    """
+    pair = _native_pair(call, finding.item)
+    if pair is None or call.compared is None or (sure and not call.compared[0].is_smooth):
+        return False
+    value, mine = pair
+    arbiter = ItemEvidence(call.compared[0], finding.item.during(0, 0)).arbiter()
+    if arbiter is None or mine.shape != value.shape or value.dtype is not mine.dtype:
+        return False
+    value, mine = value.to(arbiter.device), mine.to(arbiter.device)
+    if nonfinite_mismatch(value, mine) is not None:
+        return not sure
+    unit = unit_roundoff(value.dtype)
+    noise = Noise(
+        unit=unit,
+        step=smallest_step(value.dtype),
+        inner=min(unit, UNIT_F32),
+        own=criterion.own_noise(value, arbiter),
+        reference=value,
+    )
+    return criterion.score(mine, arbiter, noise).score.excess > (PLAINLY if sure else 1.0)
+
+
+def _is_visible(call: FailedCall, finding: Finding) -> bool:
+    """Whether a value also fails natively, judged by the runs that are there already.
+
+    Of the values that fail, one that does is enough. Otherwise, all are judged.
+    """
+    item = finding.item.during(0, 0)
+    pair = _native_pair(call, item)
+    if pair is None or call.compared is None:
+        return False
+    evidence, first, _ = call.compared
+    demand = Demand()  # perturbed runs leave out what is settled
+    demand.settled |= {(0, other) for other, _ in first.items() if other != item}
+    about = ItemEvidence(evidence, item, demand=demand)
+    findings, _ = check_pair(item, *pair, Checks(checkers=call.config.checkers), about)
+    return not all(one.status.passes() for one in findings)
+
+
+def _native_pair(call: FailedCall, item: Item) -> tuple[Tensor, Tensor] | None:
+    """The value of both sides in their first call, if both have one."""
+    if call.compared is None:
+        return None
+    left, right = (one.value(item.during(0, 0)) for one in call.compared[1:])
+    both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+    return (left, right) if both else None
 
 
 def _native_verdict(call: FailedCall, number: int) -> Verdict:
@@ -304,6 +367,8 @@ class _Search:
         )
         self.deadline = min(call.deadline, time.monotonic() + MOST_SECONDS)
         self.trials: list[_Trial] = []
+        # What is beyond the noise in float64: from then on, inputs are only looked for to show it.
+        self.beyond: _Trial | None = None
 
     @classmethod
     def at(cls, call: FailedCall, pair: FailedPair | None) -> _Search | str:
@@ -319,10 +384,13 @@ class _Search:
     def _why_not(self, *, is_place: bool) -> str:
         if self.reference.is_compiled or self.reference.is_foreign:
             return "the reference is not a plain program of torch"
-        first = self._observe(SimilarCase("as given", self.inputs))
-        if first is None or first.evidence is None:
+        if is_place:
+            first = self._observe(SimilarCase("as given", self.inputs))
+            evidence = None if first is None else first.evidence
+        else:
+            evidence = None if self.call.compared is None else self.call.compared[0]
+        if evidence is None:
             return "the programs cannot be run alone"
-        evidence = first.evidence
         if len(evidence.dtypes) > 1:
             return "the program mixes floating dtypes"
         log = DtypeLog()
@@ -355,12 +423,11 @@ class _Search:
 
     def _follow(self, trials: Iterator[_Trial | None]) -> _Outcome:
         weaker = ""
-        beyond: _Trial | None = None
         count, last = 0, 10**6
         for trial in trials:
             count += 1
             if time.monotonic() > self.deadline and count <= self.planned:
-                if beyond is not None:
+                if self.beyond is not None:
                     break
                 return _Outcome(reason=f"the time was over after {count} inputs")
             if trial is None:
@@ -369,11 +436,11 @@ class _Search:
                 return _Outcome(shown=trial)
             if trial.is_weaker:
                 weaker = weaker or trial.case.name
-            elif trial.ratio > 1 and beyond is None:
-                beyond, last = trial, count + STEPS
+            elif trial.ratio > 1 and self.beyond is None:
+                self.beyond, last = trial, count + STEPS
             if count >= last:
                 break
-        beyond = beyond or self._with_same_factor()
+        beyond = self.beyond or self._with_same_factor()
         if beyond is not None:
             return _Outcome(shown=beyond)
         most = max((t.ratio for t in self.trials if not t.is_weaker), default=math.inf)
@@ -431,9 +498,10 @@ class _Search:
         )
         one.rng = self.call.rng
         verdict = one.run()
-        if one.evidence is None or one.my_first is None:
+        if one.compared is None:
             return None
-        return _Run(candidate, one.evidence, verdict, one.my_first)
+        evidence, _, my_first = one.compared
+        return _Run(candidate, evidence, verdict, my_first)
 
     def _try(self, case: SimilarCase, weights: str = "") -> _Trial | None:
         """Both programs on other inputs; None if the reference refuses them."""
@@ -442,7 +510,8 @@ class _Search:
             return None
         if any(finding.status is Status.UNVERIFIED for finding in run.verdict.failures):
             return None
-        trial = _Judging(run, case, weights, self.config.seed).trial()
+        judging = _Judging(run, case, weights, self.config.seed)
+        trial = judging.trial() if self.beyond is None else judging.trial_to_show()
         self.trials.append(trial)
         return trial
 
@@ -466,6 +535,13 @@ class _Judging:
         self.verdict, self.mine = run.verdict, run.mine
         self.lift = SubjectLift(self.evidence, run.candidate)
         self._mine: Evidence[SubjectProgram] | None = None
+
+    def trial_to_show(self) -> _Trial:
+        """As `trial`, but what is not visible only guides the search: its noise is not measured."""
+        native = self._native()
+        if native.ratio > 1:
+            return self.trial()
+        return max(native, self._lifted((), measures=False), key=lambda trial: trial.ratio)
 
     def trial(self) -> _Trial:
         native = self._native()
@@ -491,16 +567,21 @@ class _Judging:
         score, item = max(scores, key=lambda pair: pair[0].excess)
         return self._make(min(score.excess, 1.0), item, score.index, "")
 
-    def _lifted(self, also: Sequence[Evidence[SubjectProgram]]) -> _Trial:
+    def _lifted(self, also: Sequence[Evidence[SubjectProgram]], *, measures: bool = True) -> _Trial:
         """The largest difference in float64, as a multiple of what the native noise allows."""
         found = [self._make(0.0, Item(), None, "")]
         for item, value in self.evidence.native[0].items():
             if is_inexact(value):
-                found.append(self._lifted_item(item, value, tuple(also)))
+                found.append(self._lifted_item(item, value, tuple(also), measures=measures))
         return max(found, key=lambda trial: trial.ratio)
 
     def _lifted_item(
-        self, item: Item, value: Tensor, also: tuple[Evidence[SubjectProgram], ...]
+        self,
+        item: Item,
+        value: Tensor,
+        also: tuple[Evidence[SubjectProgram], ...],
+        *,
+        measures: bool,
     ) -> _Trial:
         about = ItemEvidence(self.evidence, item, lifted=self.lift, also=also)
         arbiter, lifted = about.arbiter(), about.lifted()
@@ -521,7 +602,7 @@ class _Judging:
             noise = dataclasses.replace(noise, own=own, reference=value)
         score = criterion.score(lifted, arbiter, noise).score
         # Perturbed runs show noise that the reference's own error does not.
-        if _ratio(score) > NEAR:
+        if measures and _ratio(score) > NEAR:
             noise = dataclasses.replace(noise, spread=about.spread(unit, FEW_RUNS))
             score = criterion.score(lifted, arbiter, noise).score
         ratio, rms = _ratio(score), max(score.rms_z, score.slice_z or 0.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import contextvars
 import dataclasses
 import time
 import weakref
@@ -28,7 +30,7 @@ from paritas.results.findings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.fx import GraphModule, Node
@@ -69,6 +71,24 @@ _OF_RIGHT_VALUES = {
 }
 
 
+_judges_only = contextvars.ContextVar("paritas_judges_only", default=False)
+
+
+@contextlib.contextmanager
+def judging_only() -> Iterator[None]:
+    """Make verdicts without explaining what fails, for a search that asks whether it does."""
+    token = _judges_only.set(True)
+    try:
+        yield
+    finally:
+        _judges_only.reset(token)
+
+
+def is_judging_only() -> bool:
+    """Whether nobody asks why something fails."""
+    return _judges_only.get()
+
+
 @dataclasses.dataclass
 class Explainer:
     """Diagnoses failing values, up to a number and a time.
@@ -95,6 +115,8 @@ class Explainer:
         context: Context | None = None,
     ) -> list[Finding]:
         """Return the findings about one pair, with a diagnosis for each wrong value."""
+        if is_judging_only():
+            return list(findings)
         return [
             self._explained(finding, reference, candidate, evidence, context)
             if finding.aspect is Aspect.VALUE and finding.status in _WRONG

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from paritas.checks.failures import FailedPair
-    from paritas.execution.observation import RunConditions
+    from paritas.execution.evidence import Evidence
+    from paritas.execution.observation import Observation, RunConditions
     from paritas.execution.saved_state import RandomState
+    from paritas.execution.subject_runs import SubjectProgram
     from paritas.execution.subjects import Inputs, Subject, VerifyConfig
     from paritas.results.findings import Finding, Verdict
 
@@ -38,6 +40,8 @@ class FailedCall:
         failures: the findings that do not pass.
         deadline: when the search must have ended, by `time.monotonic`.
         tell: called with a few words before each step that may take long.
+        compared: the evidence about the reference, and what both sides gave in their first call;
+            None if that is not known.
     """
 
     reference: Subject
@@ -49,6 +53,7 @@ class FailedCall:
     failures: tuple[Finding, ...]
     deadline: float
     tell: Callable[[str], None]
+    compared: tuple[Evidence[SubjectProgram], Observation, Observation] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

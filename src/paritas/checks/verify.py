@@ -393,7 +393,8 @@ def _verify_whole(
                 settled = settle_approximation(call, verdict, place)
                 if place is None and wrong_findings(settled.verdict):
                     place = find_place(call)
-                    if place is not None and place.pair is not None and settled.pair is None:
+                    is_open = settled.pair is None and not settled.is_visible
+                    if place is not None and place.pair is not None and is_open:
                         settled = settle_approximation(call, verdict, place)
                 verdicts.append(settled.verdict)
                 shown += [] if settled.pair is None else [settled.pair]
@@ -423,7 +424,7 @@ class Verification:
         later_conditions: those of the runs that also compute the further gradients.
         evidence: evidence about the reference, once it has run.
         runs_again_later: the reference is run once more by the caller, as part of a whole.
-        my_first: what the candidate gave in its first call, if only native runs are compared.
+        compared: the evidence, and what the two sides gave in their first call, once compared.
     """
 
     def __init__(
@@ -448,7 +449,7 @@ class Verification:
         self.evidence: Evidence[SubjectProgram] | None = None
         self.runs_again_later = False
         self.lifts = lifts
-        self.my_first: Observation | None = None
+        self.compared: tuple[Evidence[SubjectProgram], Observation, Observation] | None = None
         self.repeats = False
         self.released: list[Item] | None = None
         self.overwritten: list[Item] = []
@@ -501,8 +502,8 @@ class Verification:
             mine, (my_first,) = sides.named(mine), sides.named([my_first])
         demand = Demand()
         comparer = Comparer(sides, demand, self.config, 0, self._shown(CALL))
+        self.compared = evidence, first, my_first
         if not self.lifts:
-            self.my_first = my_first
             comparer.explainer.left = 0
         collected = comparer.compare(first, my_first)
         further.report(collected)
@@ -534,6 +535,7 @@ class Verification:
             failures=tuple(failures),
             deadline=math.inf,
             tell=self.tell,
+            compared=self.compared,
         )
 
     def _shown(self, item: Item, call: int = 0) -> Item:

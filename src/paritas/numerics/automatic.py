@@ -403,7 +403,9 @@ def _judge_with_spread(  # noqa: PLR0913
             continue
         is_sparse = scored.over <= SPARSE * candidate.numel()
         is_finite = not outcome.reason
-        if not is_sparse or (not is_lifted and is_finite and _has_pairs(evidence, unit)):
+        if not is_sparse or (is_finite and evidence.is_smooth):
+            break  # nothing here falls either way
+        if not is_lifted and is_finite and _has_pairs(evidence, unit):
             break  # if it is a tie, pairs of runs show it
     # A lifted run ends here: jumps are measured for the native run only.
     settled = outcome.passed and not outcome.scored.knife_edges

@@ -445,11 +445,11 @@ class _NodeReduction:
             self.wanted.role == GRADIENT
         )
 
-    def _part(self, kept: Sequence[Node]) -> FailingProgram | None:
+    def _part(self, kept: Sequence[Node], *, explains: bool = False) -> FailingProgram | None:
         """The part as a program, if it shows the failure; with all its outputs if needed."""
         for all_outputs in (False, True):
             part = extract_part(self.base, self.recorded, kept, all_outputs=all_outputs)
-            if self.oracle.shows(part, self.wanted):
+            if self.oracle.shows(part, self.wanted, explains=explains):
                 return part
         return None
 
@@ -457,7 +457,7 @@ class _NodeReduction:
         """Without the backward pass if possible, otherwise with it; sets `base`."""
         for base in [self.frugal, *([self.program] if self.program.gradients else [])]:
             self.base = base
-            part = self._part(kept)
+            part = self._part(kept, explains=len(kept) == 1)
             if part is not None:
                 return part
         return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.global_state import quietly
+from paritas.checks.failures import judging_only
 from paritas.checks.verify import verify
 from paritas.errors import UsageError
 from paritas.execution.subjects import Inputs, VerifyConfig
@@ -276,11 +277,16 @@ _NOT_RUNNING = FailureSignature(status=Status.UNVERIFIED, aspect=Aspect.HARNESS,
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The result of a query: no signature if it passes, no verdict if the reference fails."""
+    """The result of a query: no signature if it passes, no verdict if the reference fails.
+
+    Attributes:
+        is_explained: it has a diagnosis if there is one; otherwise nobody asked for it.
+    """
 
     signature: FailureSignature | None
     diagnosis: Diagnosis | None = None
     verdict: Verdict | None = None
+    is_explained: bool = False
 
 
 class Oracle:
@@ -294,17 +300,22 @@ class Oracle:
         self._way = 0
         self._known: dict[tuple[Any, ...], Answer] = {}
 
-    def check(
-        self, program: FailingProgram, candidate: Candidate | None = None
-    ) -> FailureSignature | None:
-        """The signature of a program's failure; None if it passes."""
-        return self.ask(program, candidate).signature
-
     def shows(
-        self, program: FailingProgram | None, wanted: FailureSignature, *, kind: bool = False
+        self,
+        program: FailingProgram | None,
+        wanted: FailureSignature,
+        *,
+        kind: bool = False,
+        explains: bool = False,
     ) -> bool:
-        """Whether a program fails in the wanted way."""
-        return program is not None and same_failure(self.check(program), wanted, kind=kind)
+        """Whether a program fails in the wanted way, and with `kind`, is of the same kind.
+
+        With `explains`, the kind is found out in the same run, for whoever asks for it next.
+        """
+        if program is None:
+            return False
+        answer = self.ask(program, explains=kind or explains)
+        return same_failure(answer.signature, wanted, kind=kind)
 
     def first(self, program: FailingProgram) -> Answer:
         """Judge a program that should fail; later queries use the cheapest way that showed it.
@@ -314,7 +325,7 @@ class Oracle:
         """
         answer = Answer(None)
         for self._way in range(len(_WAYS)):
-            answer = self.ask(program)
+            answer = self.ask(program, explains=True)
             if answer.signature is not None:
                 return answer
         return answer
@@ -332,35 +343,45 @@ class Oracle:
         self._way = before
         return False
 
-    def ask(self, program: FailingProgram, candidate: Candidate | None = None) -> Answer:
+    def ask(
+        self,
+        program: FailingProgram,
+        candidate: Candidate | None = None,
+        *,
+        explains: bool = False,
+    ) -> Answer:
         """Judge a program, or return the known answer.
+
+        Args:
+            explains: with the kind of failure, which takes as long as the verdict.
 
         Raises:
             OutOfTime: the time limit was reached.
         """
         how = candidate or self.candidate
         key = (program.key, self._way, repr(sorted(how.options.items())), how.backend, how.mode)
-        if key in self._known:
-            return self._known[key]
+        known = self._known.get(key)
+        if known is not None and (known.is_explained or not explains):
+            return known
         with self.limit.interrupting():
-            self._known[key] = self._judge(program, how)
+            self._known[key] = self._judge(program, how, explains=explains)
         return self._known[key]
 
     @quietly()
-    def _judge(self, program: FailingProgram, candidate: Candidate) -> Answer:
+    def _judge(self, program: FailingProgram, candidate: Candidate, *, explains: bool) -> Answer:
         if not reference_runs(program):
-            return Answer(_NOT_RUNNING)
+            return Answer(_NOT_RUNNING, is_explained=True)
         self.queries += 1
         dynamic = True if program.dynamic else None
         compiled = candidate.compile(program.graph, dynamic=dynamic)
         config = dataclasses.replace(_WAYS[self._way], verify_gradients=program.gradients)
         inputs = Inputs(tuple(program.inputs))
-        with program.conditions():
+        with program.conditions(), contextlib.nullcontext() if explains else judging_only():
             verdict = verify(inputs, program.graph, compiled, config)
         found = signature_of(verdict)
         if found is None:
-            return Answer(None, None, verdict)
-        return Answer(found[0], found[1], verdict)
+            return Answer(None, None, verdict, is_explained=True)
+        return Answer(found[0], found[1], verdict, is_explained=explains)
 
 
 def reference_runs(program: FailingProgram) -> bool:

@@ -675,7 +675,7 @@ class _Shrinking:
         self._step("fewer operator calls", reduce_nodes)
 
     def _reduce_inputs(self) -> None:
-        answer = self.oracle.ask(self.best)
+        answer = self.oracle.ask(self.best, explains=True)
         self.wanted = answer.signature or self.wanted
         self.diagnosis = answer.diagnosis or self.diagnosis
         self._step("fewer outputs", drop_outputs)

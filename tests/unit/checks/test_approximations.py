@@ -175,6 +175,7 @@ def test_a_search_without_time_settles_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert any("the time was over after 1 inputs" in note for note in verdict.notes)
 
 
+<<<<<<< HEAD
 def test_integers_stay_in_range_if_an_operator_does_not_check_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -197,3 +198,49 @@ def test_integers_stay_in_range_if_an_operator_does_not_check_them(
     )
     assert len(largest) > 5
     assert max(largest) == 4
+=======
+# --- what it costs to see that a fault is plain ---------------------------------------------------
+
+
+def test_a_plain_fault_runs_neither_side_again_to_see_it_natively() -> None:
+    said: list[str] = []
+    config = VerifyConfig(raise_on_mismatch=False)
+    inputs = [normal(4, 8).requires_grad_()]
+    verdict = verify(
+        inputs, torch.tanh, lambda x: x.tanh() * 1.001, config, on_progress=said.append
+    )
+    assert verdict.status is Status.DIFFERENT
+    assert said.count("running the reference") == 1
+    assert said.count("running the reference in float64") == 1
+
+
+def test_one_wrong_element_of_a_program_without_decisions_is_measured_once() -> None:
+    said: list[str] = []
+
+    def candidate(x: Tensor) -> Tensor:
+        return torch.cat([functional.gelu(x[:-1]), x[-1:]])
+
+    config = VerifyConfig(raise_on_mismatch=False)
+    verdict = verify([normal(999)], functional.gelu, candidate, config, on_progress=said.append)
+    assert [finding.path for finding in verdict.failures] == ["output"]
+    assert [text for text in said if "measuring rounding in float64" in text] == [
+        "measuring rounding in float64, run 1"
+    ]
+
+
+def test_a_plain_fault_of_a_large_program_with_decisions_is_not_measured_for_a_note() -> None:
+    said: list[str] = []
+
+    def reference(x: Tensor) -> Tensor:
+        for _ in range(approximations.MOST_OPERATORS):
+            x = functional.relu(x + 0.5)
+        return x
+
+    config = VerifyConfig(raise_on_mismatch=False)
+    verdict = verify(
+        [normal(4, 8)], reference, lambda x: reference(x) * 1.001, config, on_progress=said.append
+    )
+    assert verdict.status is Status.DIFFERENT
+    assert not any("only an approximation was not found out" in note for note in verdict.notes)
+    assert not any("looking for decisions" in text for text in said)
+>>>>>>> h-speed

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import paritas
-from paritas.checks.failures import Explainer, call_context, without_kind
+from paritas import VerifyConfig, verify
+from paritas.checks.failures import Explainer, call_context, judging_only, without_kind
 from paritas.diagnosis import diagnose
 from paritas.numerics.judge_evidence import NoEvidence
 from paritas.partition import check_recipe
@@ -312,3 +313,14 @@ def test_a_wrong_split_of_an_operator_says_it_too() -> None:
     assert found is not None
     assert found.best is not None
     assert "args[2]" in found.best.sentence
+
+
+def test_a_search_that_asks_only_whether_it_fails_gets_no_diagnosis():
+    x = torch.arange(12.0).reshape(3, 4)
+    config = VerifyConfig(raise_on_mismatch=False)
+    with judging_only():
+        plain = verify([x], torch.sin, lambda x: 2 * x.sin(), config)
+    explained = verify([x], torch.sin, lambda x: 2 * x.sin(), config)
+    assert plain.status is explained.status is Status.DIFFERENT
+    assert [one.diagnosis is None for one in plain.failures] == [True] * len(explained.failures)
+    assert explained.failures[0].diagnosis is not None

@@ -133,10 +133,10 @@ def test_best_so_far_is_kept_when_the_time_is_over(tmp_path, monkeypatch):
     limit = TimeLimit(3600)
     judge = Oracle._judge
 
-    def third_takes_long(self, *given):
+    def third_takes_long(self, *given, **how):
         if self.queries == 2:
             limit.begin(spent=3600)
-        return judge(self, *given)
+        return judge(self, *given, **how)
 
     monkeypatch.setattr(Oracle, "_judge", third_takes_long)
     with torch.no_grad():
