@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
 from torch import Tensor
+from torch.nn import functional
 
 FAULTS = Catalogue()
 _PRODUCTS = "linear matmul mm bmm addmm baddbmm"
@@ -163,3 +164,341 @@ def product_of_the_next_head(call: Call) -> Any:
     left, right = call.tensor(0), call.tensor(1)
     fits(right.dim() > 2 and right.size(-3) > 1)
     return call.instead(left @ right.roll(-1, -3))
+
+
+# --- Tiles, layouts and precision of products -----------------------------------------------------
+
+_CONVOLUTIONS = "conv1d conv2d convolution conv_transpose1d conv_transpose2d"
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["zeros"], loose=["uninitialised", "constant", "mask"])
+def last_rows_outside_the_grid(call: Call) -> Any:
+    """The grid was rounded down along m: the last rows are never computed."""
+    value = call.result().clone()
+    fits(value.dim() >= 2 and value.shape[-2] >= 3)
+    value[..., -max(value.shape[-2] // 4, 1) :, :] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["uninitialised"], loose=["nonfinite", "different random stream"])
+def last_columns_uninitialised(call: Call) -> Any:
+    """The last tile along n has what was in memory before."""
+    value = call.result().clone()
+    fits(value.dim() >= 2 and value.shape[-1] >= 8)
+    tile = value.shape[-1] // 4
+    draw = torch.Generator().manual_seed(3)
+    garbage = torch.randn((*value.shape[:-1], tile), generator=draw).sinh() * 1e3
+    value[..., -tile:] = garbage.to(value)
+    return call.instead(value)
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["off by one reduction", "partial sum"], loose=["missing operand"])
+def first_product_of_the_row_left_out(call: Call) -> Any:
+    """The loop over k begins at 1."""
+    left, right, bias = _factors(call)
+    fits(left.shape[-1] >= 4 and right.dim() >= 2)
+    return call.instead(_product(left[..., 1:], right[..., 1:, :], bias))
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["doubled reduction", "off by one reduction"], loose=["partial sum"])
+def border_of_two_tiles_counted_twice(call: Call) -> Any:
+    """Two tiles along k overlap by one element."""
+    left, right, bias = _factors(call)
+    k = left.shape[-1]
+    fits(k >= 4 and right.dim() >= 2)
+    both = [*range(k // 2), *range(k // 2 - 1, k)]
+    return call.instead(_product(left[..., both], right[..., both, :], bias))
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["doubled reduction", "partial sum"], loose=["wrong reduction"])
+def last_tile_of_k_is_read_again(call: Call) -> Any:
+    """The clamped load of a tile that overhangs repeats the last elements."""
+    left, right, bias = _factors(call)
+    k = left.shape[-1]
+    fits(k >= 6 and right.dim() >= 2)
+    places = [*range(k), *[k - 1] * 3]
+    return call.instead(_product(left[..., places], right[..., places, :], bias))
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["partial sum"], loose=["one rank's part", "missing reduction"])
+def one_of_two_splits_of_k(call: Call) -> Any:
+    """Split-k whose second half overwrites the first."""
+    left, right, bias = _factors(call)
+    k = left.shape[-1]
+    fits(k >= 4 and right.dim() >= 2)
+    return call.instead(_product(left[..., k // 2 :], right[..., k // 2 :, :], bias))
+
+
+@FAULTS.fault(
+    "linear addmm", kinds=["repeated bias", "wrong factor"], loose=["offset", "axis offset"]
+)
+def bias_once_per_split(call: Call) -> Any:
+    """Each of four splits of k adds the bias."""
+    bias = call.get(2, "bias") if call.name == "linear" else call.tensor(0)
+    fits(isinstance(bias, Tensor))
+    return call.instead(call.result() + 3 * bias)
+
+
+@FAULTS.fault("linear addmm", kinds=["sign", "wrong factor"], loose=["offset", "axis offset"])
+def bias_subtracted(call: Call) -> Any:
+    """The bias has the wrong sign."""
+    left, right, bias = _factors(call)
+    fits(isinstance(bias, Tensor))
+    return call.instead(left @ right - bias)
+
+
+@FAULTS.fault(
+    "linear addmm", kinds=["wrong index", "shift", "permutation"], loose=["axis offset", "offset"]
+)
+def bias_of_the_next_column(call: Call) -> Any:
+    """The pointer to the bias is one too far."""
+    left, right, bias = _factors(call)
+    fits(isinstance(bias, Tensor) and bias.dim() == 1 and len(bias) > 1)
+    return call.instead(left @ right + bias.roll(-1))
+
+
+@FAULTS.fault("linear addmm", kinds=["wrong axis", "transpose"], loose=["axis offset", "offset"])
+def bias_broadcast_along_the_rows(call: Call) -> Any:
+    """One bias for each row, not for each column."""
+    left, right, bias = _factors(call)
+    value = left @ right
+    fits(isinstance(bias, Tensor) and bias.dim() == 1)
+    fits(value.shape[-2] <= len(bias) and value.shape[-2] > 1)
+    return call.instead(value + bias[: value.shape[-2], None])
+
+
+@FAULTS.fault("linear addmm", kinds=["scale", "wrong factor"])
+def factor_applied_to_the_bias_too(call: Call) -> Any:
+    """Half of the product and of the bias: alpha where beta was meant as well."""
+    return call.instead(call.result() * 0.5)
+
+
+@FAULTS.fault("linear addmm", kinds=["wrong factor"], loose=["offset", "axis offset", "residual"])
+def bias_scaled_with_the_weight(call: Call) -> Any:
+    """A dequantising factor that belongs to the product is applied to the bias."""
+    left, right, bias = _factors(call)
+    fits(isinstance(bias, Tensor))
+    return call.instead(left @ right + 0.25 * bias)
+
+
+@FAULTS.fault("matmul bmm", kinds=["copy", "wrong index", "stale"], loose=["permutation", "shift"])
+def stride_of_the_batch_is_zero(call: Call) -> Any:
+    """Every batch reads the second factor of the first one."""
+    left, right = call.tensor(0), call.tensor(1)
+    fits(right.dim() > 2 and right.shape[0] > 1)
+    return call.instead(left @ right[:1])
+
+
+@FAULTS.fault("matmul bmm", kinds=["transpose"], loose=["swapped operands", "permutation"])
+def second_factor_not_transposed(call: Call) -> Any:
+    """The layout flag of the second factor is lost."""
+    left, right = call.tensor(0), call.tensor(1)
+    fits(right.dim() > 2 and right.shape[-1] == right.shape[-2] > 1)
+    return call.instead(left @ right.mT)
+
+
+@FAULTS.fault("matmul bmm", kinds=["swapped operands"], loose=["transpose"])
+def factors_exchanged(call: Call) -> Any:
+    """B a where a b was asked for, of square matrices."""
+    left, right = call.tensor(0), call.tensor(1)
+    fits(left.shape == right.shape and left.dim() >= 2)
+    return call.instead(right @ left)
+
+
+@FAULTS.fault("linear mm addmm", kinds=["wrong index", "shift", "permutation"], loose=["copy"])
+def columns_of_the_weight_off_by_one(call: Call) -> Any:
+    """Each column is the product with the next one of the weight."""
+    left, right, bias = _factors(call)
+    fits(right.shape[-1] > 2)
+    return call.instead(_product(left, right.roll(-1, -1), bias))
+
+
+@FAULTS.fault("linear mm addmm", kinds=["permutation", "wrong index"], loose=["swapped operands"])
+def halves_of_a_packed_weight_exchanged(call: Call) -> Any:
+    """Gate and up projection, or key and value, packed in the other order."""
+    left, right, bias = _factors(call)
+    n = right.shape[-1]
+    fits(n >= 4 and n % 2 == 0)
+    return call.instead(_product(left, right.roll(n // 2, -1), bias))
+
+
+@FAULTS.fault("linear mm addmm", kinds=["permutation", "wrong index"], loose=["transpose"])
+def packed_weight_read_interleaved(call: Call) -> Any:
+    """Heads and parts of a packed projection in the other order."""
+    left, right, bias = _factors(call)
+    n = right.shape[-1]
+    fits(n >= 8 and n % 4 == 0)
+    order = torch.arange(n).view(4, n // 4).t().flatten()
+    mixed = None if bias is None else bias[..., order]
+    return call.instead(_product(left, right[..., order], mixed))
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["precision"], loose=["approximation"])
+def factors_in_tensorfloat(call: Call) -> Any:
+    """Both factors are cut to 10 bits, as TF32 does."""
+    left, right, bias = _factors(call)
+    fits(left.dtype == torch.float32)
+    cut = [(one.contiguous().view(torch.int32) & -8192).view(torch.float32)
+           for one in (left.detach(), right.detach())]  # fmt: skip
+    return call.instead(_product(cut[0], cut[1], bias))
+
+
+@FAULTS.fault("linear addmm mm", kinds=["precision"], loose=["approximation"])
+def weight_quantised_to_eight_bits(call: Call) -> Any:
+    """One scale for the whole weight, rounded to int8."""
+    left, right, bias = _factors(call)
+    step = right.abs().max() / 127
+    fits(bool(step > 0))
+    return call.instead(_product(left, (right / step).round() * step, bias))
+
+
+@FAULTS.fault("linear addmm mm", kinds=["clipped", "overflow"], loose=["precision"])
+def quantised_range_too_small(call: Call) -> Any:
+    """Weights above half of the largest saturate."""
+    left, right, bias = _factors(call)
+    limit = float(right.abs().max()) / 2
+    return call.instead(_product(left, right.clamp(-limit, limit), bias))
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["clipped", "overflow"])
+def result_saturates(call: Call) -> Any:
+    """The cast to a narrow type saturates at three quarters of the largest value."""
+    value = call.result()
+    limit = 0.75 * float(value.abs().max())
+    return call.instead(value.clamp(-limit, limit))
+
+
+@FAULTS.fault(_PRODUCTS, kinds=["stale", "copy", "wrong index"], loose=["shift", "permutation"])
+def second_batch_is_the_first(call: Call) -> Any:
+    """The pointer of the result is not advanced for the second entry of the batch."""
+    value = call.result().clone()
+    fits(value.dim() >= 3 and value.shape[0] > 1)
+    value[1] = value[0]
+    return call.instead(value)
+
+
+@FAULTS.fault("linear", kinds=["other function"], loose=["clipped", "zeros", "mask"])
+def activation_fused_where_none_is(call: Call) -> Any:
+    """The epilogue of the kernel before: relu."""
+    return call.instead(call.result().relu())
+
+
+# --- Convolutions ---------------------------------------------------------------------------------
+
+
+def _sizes(value: Any, dims: int) -> list[int]:
+    fits(not isinstance(value, str))
+    return [value] * dims if isinstance(value, int) else [*value]
+
+
+@FAULTS.fault("conv1d conv2d convolution", kinds=["wrong index", "shift"], loose=["mask"])
+def padding_on_one_side_only(call: Call) -> Any:
+    """All padding is before the values, none behind."""
+    value = call.tensor(0, "input")
+    fits(call.name != "convolution" or not call.args[6])
+    padding = _sizes(call.get(4, "padding", default=0), value.dim() - 2)
+    fits(any(padding))
+    sides = [side for size in reversed(padding) for side in (2 * size, 0)]
+    wider = functional.pad(value, sides)
+    return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
+
+
+@FAULTS.fault("conv1d conv2d convolution", kinds=["wrong argument"], loose=["wrong index"])
+def padding_reflects(call: Call) -> Any:
+    """The padding mode is reflect."""
+    value = call.tensor(0, "input")
+    fits(call.name != "convolution" or not call.args[6])
+    padding = _sizes(call.get(4, "padding", default=0), value.dim() - 2)
+    fits(any(padding))
+    sides = [side for size in reversed(padding) for side in (size, size)]
+    wider = functional.pad(value, sides, mode="reflect")
+    return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
+
+
+@FAULTS.fault("conv2d convolution", kinds=["transpose"], loose=["permutation", "wrong index"])
+def kernel_height_and_width_exchanged(call: Call) -> Any:
+    """The weight was stored with its spatial axes exchanged."""
+    weight = call.tensor(1, "weight")
+    fits(weight.dim() == 4 and weight.shape[-1] == weight.shape[-2] > 1)
+    return call.put(1, weight.mT, "weight").run()
+
+
+@FAULTS.fault("conv2d conv1d convolution", kinds=["wrong index", "permutation", "shift"])
+def channels_of_the_next_group(call: Call) -> Any:
+    """Each group of filters gets the channels of the next group."""
+    value, groups = (
+        call.tensor(0, "input"),
+        call.get(8 if call.name == "convolution" else 6, "groups", default=1),
+    )
+    fits(groups > 1)
+    return call.put(0, value.roll(-(value.shape[1] // groups), 1), "input").run()
+
+
+@FAULTS.fault("conv2d conv1d convolution", kinds=["permutation", "wrong index", "swapped operands"])
+def channels_in_the_other_order(call: Call) -> Any:
+    """BGR is read as RGB."""
+    value = call.tensor(0, "input")
+    fits(value.shape[1] == 3)
+    return call.put(0, value.flip(1), "input").run()
+
+
+@FAULTS.fault("conv2d conv1d convolution", kinds=["partial sum"], loose=["missing operand", "mask"])
+def last_channel_left_out(call: Call) -> Any:
+    """The loop over the channels is unrolled by two and has no tail."""
+    value, weight = call.tensor(0, "input"), call.tensor(1, "weight")
+    fits(weight.shape[1] >= 3)
+    kept = torch.ones(weight.shape[1])
+    kept[-1] = 0
+    shape = [1, -1] + [1] * (value.dim() - 2)
+    return call.put(1, weight * kept.view(shape), "weight").run()
+
+
+@FAULTS.fault(
+    "conv2d conv1d convolution",
+    kinds=["partial sum", "off by one reduction"],
+    loose=["missing operand", "mask", "zeros"],
+)
+def last_column_of_the_kernel_left_out(call: Call) -> Any:
+    """The loop over the width of the kernel ends one too early."""
+    weight = call.tensor(1, "weight").clone()
+    fits(weight.shape[-1] >= 3)
+    weight[..., -1] = 0
+    return call.put(1, weight, "weight").run()
+
+
+@FAULTS.fault("conv2d conv1d convolution", kinds=["shift", "wrong index"], loose=["wrong argument"])
+def window_begins_one_later(call: Call) -> Any:
+    """With a stride, the first window begins at 1."""
+    value = call.tensor(0, "input")
+    fits(_sizes(call.get(3, "stride", default=1), value.dim() - 2)[-1] > 1)
+    return call.put(0, value.roll(-1, -1), "input").run()
+
+
+@FAULTS.fault("conv2d conv1d convolution", kinds=["zeros"], loose=["mask", "uninitialised"])
+def border_of_the_image_not_written(call: Call) -> Any:
+    """Only the inner part, where no padding is needed, is computed."""
+    value = call.result().clone()
+    fits(value.shape[-1] >= 3)
+    value[..., 0] = 0
+    value[..., -1] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault("conv2d convolution conv1d", kinds=["precision"])
+def convolution_accumulates_in_half(call: Call) -> Any:
+    """The sum of each input channel is rounded to float16 before it is added."""
+    value, weight = call.tensor(0, "input"), call.tensor(1, "weight")
+    fits(
+        weight.shape[1] > 1
+        and call.get(8 if call.name == "convolution" else 6, "groups", default=1) == 1
+    )
+    bare = call.put(2, None, "bias")
+    total = torch.zeros_like(call.result()).half()
+    shape = [1, -1] + [1] * (value.dim() - 2)
+    for one in range(weight.shape[1]):
+        kept = torch.zeros(weight.shape[1])
+        kept[one] = 1
+        total = total + bare.put(1, weight * kept.view(shape), "weight").result().half()
+    bias = call.get(2, "bias")
+    total = total.to(value.dtype)
+    return call.instead(total if bias is None else total + bias.view(shape))
