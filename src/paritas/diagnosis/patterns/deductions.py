@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.attention import deduced_attention, is_attention
 from paritas.diagnosis.patterns.terms import solved_terms
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
@@ -37,7 +38,64 @@ def deduced_variations(
         said = "other elements are read than the indices say"
         change = partial(_elements_read, given=given)
         yield Variation(PatternKind.WRONG_INDEX, said, change)
+    if is_attention(step):
+        yield from deduced_attention(step, predict, given)
     yield from solved_terms(step, predict, given, part)
+    yield from _slices_read(step, predict, given)
+
+
+# --- Slices of an operand -------------------------------------------------------------------------
+
+_MOST_SLICES = 64
+
+
+def _slices_read(
+    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+) -> Iterator[Variation]:
+    """One operand with the slices along an axis that give the slices of the result."""
+    operands = {n: v for n, v in step.values.items() if _is_operand(v)}
+    if len(operands) < 2:  # noqa: PLR2004
+        return  # it is the result that is read elsewhere
+    for name, value in operands.items():
+        for axis, size in enumerate(value.shape):
+            along = [one for one, length in enumerate(given.shape) if length == size]
+            if not along or not 1 < size <= _MOST_SLICES:
+                continue
+            errors = _errors_of_slices(name, axis, size, predict, given)
+            for other in along if errors is not None else ():
+                left = errors.movedim(1 + other, 1).reshape(size, size, -1).sum(-1)
+                source = left.argmin(0)
+                if not torch.equal(source, torch.arange(size)):
+                    said = f"other slices of {name} are read along axis {axis}"
+                    change = partial(_with_slices, name=name, axis=axis, source=source)
+                    yield Variation(PatternKind.WRONG_INDEX, said, change)
+
+
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 0
+
+
+def _errors_of_slices(
+    name: str,
+    axis: int,
+    size: int,
+    predict: Callable[[Variation], Tensor | None],
+    given: Tensor,
+) -> Tensor | None:
+    """The squared errors if the operand has one of its slices everywhere along an axis."""
+    found = []
+    for one in range(size):
+        change = partial(_with_slices, name=name, axis=axis, source=torch.full((size,), one))
+        value = predict(Variation(PatternKind.WRONG_INDEX, "", change))
+        if value is None:
+            return None
+        found.append((value - given).nan_to_num(0.0).square())
+    return torch.stack(found)
+
+
+def _with_slices(step: Step, name: str, axis: int, source: Tensor) -> Any:
+    value = step.values[name]
+    return step.run(**{name: value.index_select(axis, source.to(value.device))})
 
 
 # --- Rows of a table ------------------------------------------------------------------------------
