@@ -335,7 +335,7 @@ def deduced_attention(
 
         predict(Variation(PatternKind.MASK, "", look))
         if seen:
-            yield _seen_variation(step, seen[0])
+            yield from _seen_variations(step, seen[0])
             break
     yield from _head_variations(step, predict, given)
 
@@ -374,29 +374,29 @@ def _keys_seen(step: Step, given: Tensor, shared: tuple[int, ...]) -> Tensor:
     whole = counts.round()
     if not bool(((counts - whole).abs() <= _NEAR_WHOLE).all()) or bool((whole < 0).any()):
         raise ValueError("no keys that were seen give the result")
-    hidden = (given == 0).all(-1).all(0 if 0 in shared else -1, keepdim=True)
-    if shared == (0, 1):
-        hidden = (given == 0).all(-1).all(0, keepdim=True).all(1, keepdim=True)
-        whole = whole.masked_fill(hidden.unsqueeze(-1), 0.0)
-    return whole
+    nothing = (given == 0).all(-1)
+    for axis in shared:
+        nothing = nothing.all(axis, keepdim=True)
+    return whole.masked_fill(nothing.unsqueeze(-1), 0.0)
 
 
-def _seen_variation(step: Step, counts: Tensor) -> Variation:
+def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
     change = attends(counts=counts)
     size = counts.shape[-1]
-    if bool((counts > 1).any()):
-        often = (counts > 1).reshape(-1, size).any(0).nonzero().reshape(-1).tolist()
-        said = f"some keys count twice, the first of them is {often[0]} of {size}"
-        return Variation(PatternKind.DOUBLED_REDUCTION, said, change)
-    plain = mask_of(step) is None and step.values.get("is_causal") is not True
-    hidden = (counts == 0).reshape(-1, size)
-    if plain and bool((hidden == hidden[0]).all()):
+    hidden, often = (counts == 0).reshape(-1, size), (counts > 1).reshape(-1, size)
+    is_plain = mask_of(step) is None and step.values.get("is_causal") is not True
+    if bool(often.any()):
+        first = int(often.any(0).nonzero()[0])
+        said = f"some keys count more than once, the first of them is key {first} of {size}"
+        yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
+    elif is_plain and bool((hidden == hidden[0]).all()):
         places = hidden[0].nonzero().reshape(-1).tolist()
-        some = f"{len(places)} of the {size} keys" if len(places) > 1 else f"key {places[0]}"
-        said = f"{some} {'are' if len(places) > 1 else 'is'} left out"
-        return Variation(PatternKind.PARTIAL_SUM, said, change)
-    said = "the queries see other keys than the mask allows"
-    return Variation(PatternKind.MASK, said, change)
+        some = f"{len(places)} of the {size} keys are" if len(places) > 1 else f"key {places} is"
+        if places:
+            yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
+    else:
+        said = "the queries see other keys than the mask allows"
+        yield Variation(PatternKind.MASK, said, change)
 
 
 def _head_variations(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.diagnosis.patterns.attention import attention_variations, is_attention
+from paritas.diagnosis.patterns.convolutions import convolution_variations
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
-from paritas.diagnosis.patterns.sums import left_out, sum_variations, words_of
+from paritas.diagnosis.patterns.layouts import layout_variations
+from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
@@ -28,8 +29,10 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if is_attention(step):
         yield from attention_variations(step)
     yield from sum_variations(step)
-    if name == "convolution":
-        yield from _convolution_variations(step)
+    if name in ("convolution", "convolution_backward"):
+        yield from convolution_variations(step)
+    if name in ("topk", "constant_pad_nd") or name.startswith("upsample"):
+        yield from layout_variations(step)
     if name.endswith("loss") or name.startswith("nll_loss"):
         yield from _loss_variations(step)
     if name == "native_layer_norm_backward":
@@ -45,63 +48,7 @@ def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
     return lambda step: step.with_first(formula(step))
 
 
-# --- Convolutions, losses, gradients --------------------------------------------------------------
-
-
-def _convolution_variations(step: Step) -> Iterator[Variation]:
-    weight = step.values["weight"]
-    spatial = tuple(range(2, weight.dim()))
-
-    def padded(step: Step, mode: str) -> Any:
-        sides = [side for size in reversed(step.values["padding"]) for side in (size, size)]
-        x = torch.nn.functional.pad(step.values["input"], sides, mode=mode)
-        return step.run(input=x, padding=[0] * len(step.values["padding"]))
-
-    def transposed(step: Step) -> Any:
-        return step.run(weight=step.values["weight"].transpose(0, 1))
-
-    said = "the kernel is flipped: a true convolution, not a correlation"
-    flip = lambda step: step.run(weight=step.values["weight"].flip(spatial))  # noqa: E731
-    yield Variation(PatternKind.PERMUTATION, said, flip)
-    if any(step.values["padding"]):
-        for mode in ("replicate", "reflect", "circular"):
-            said = f"the padding is {mode!r}, not zeros"
-            yield Variation(PatternKind.ARGUMENT, said, partial(padded, mode=mode))
-    if not step.values["transposed"]:
-        for axis, by in itertools.product(range(len(spatial)), (1, -1)):
-            said = (
-                f"the padding along axis {axis + 2} is off by one: more on one side than the other"
-            )
-            change = partial(_padded_unevenly, axis=axis, by=by)
-            yield Variation(PatternKind.SHIFT, said, change)
-    if weight.shape[0] == weight.shape[1]:
-        said = "the kernel's input and output channels are swapped"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, transposed)
-    for first, last in left_out(weight.shape[1]):
-        some = f"{words_of(first, last)} {'channel is' if first + last == 1 else 'channels are'}"
-        said = f"{some} left out of each sum over the {weight.shape[1]} input channels"
-        change = partial(_without_weights, dim=1, first=first, last=last)
-        yield Variation(PatternKind.PARTIAL_SUM, said, change)
-    for dim in spatial:
-        for first, last in left_out(weight.shape[dim]):
-            some = f"{words_of(first, last)} of the kernel's {weight.shape[dim]} along axis {dim}"
-            change = partial(_without_weights, dim=dim, first=first, last=last)
-            yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
-
-
-def _padded_unevenly(step: Step, axis: int, by: int) -> Any:
-    sides = [[size, size] for size in step.values["padding"]]
-    sides[axis] = [sides[axis][0] + by, sides[axis][1] - by]
-    flat = [side for pair in reversed(sides) for side in pair]
-    x = torch.nn.functional.pad(step.values["input"], flat)
-    return step.run(input=x, padding=[0] * len(sides))
-
-
-def _without_weights(step: Step, dim: int, first: int, last: int) -> Any:
-    weight = step.values["weight"].clone()
-    weight.narrow(dim, 0, first).zero_()
-    weight.narrow(dim, weight.shape[dim] - last, last).zero_()
-    return step.run(weight=weight)
+# --- Losses, gradients --------------------------------------------------------------
 
 
 def _loss_variations(step: Step) -> Iterator[Variation]:
