@@ -7,6 +7,7 @@ is the explanation. If mistakes of different kinds reproduce it equally well, no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -31,6 +32,7 @@ from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.unknowns import shortened, unknown_numbers
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -173,13 +175,12 @@ class _Predictor:
         until = time.monotonic() + _MOST_SECONDS
         tried, found = 0, []
         for place, variation in self._variations():
-            prediction = self._prediction(place, variation)
-            if prediction is None:
+            try:
+                trial = attempt_apart(functools.partial(self._trial, place, variation))
+            except FatalAttemptError:
                 continue
-            tried += 1
-            reproduction = self._reproduction(place, variation, prediction)
-            if reproduction is not None:
-                found.append(reproduction)
+            tried += trial is not None
+            found += trial or []
             if time.monotonic() > until:
                 break
         if found:
@@ -197,9 +198,18 @@ class _Predictor:
                 if time.monotonic() > until:
                     return tried, found
                 tried += 1
-                solution = self._solution(place, unknown)
-                found += [] if solution is None else [solution]
+                with contextlib.suppress(FatalAttemptError):
+                    solution = attempt_apart(functools.partial(self._solution, place, unknown))
+                    found += [] if solution is None else [solution]
         return tried, found
+
+    def _trial(self, place: int, variation: Variation) -> list[Reproduction] | None:
+        """The mistake if it reproduces the candidate; None if it cannot be made."""
+        prediction = self._prediction(place, variation)
+        if prediction is None:
+            return None
+        reproduction = self._reproduction(place, variation, prediction)
+        return [] if reproduction is None else [reproduction]
 
     def _prediction(self, place: int, variation: Variation) -> Tensor | None:
         value = self.value(place, variation.change, wide=True)
