@@ -198,7 +198,9 @@ def _told(origin: Origin) -> dict[str, str]:
 
 
 # Only a candidate with a fault runs code of these files, and only where the fault is.
-_CODE_OF_FAULTS = {"building.py", "measured.py", "calls.py", "kernels_of_a_stranger.py"}
+_CODE_OF_FAULTS = {"measured.py", "calls.py", "kernels_of_a_stranger.py"} | {
+    path.name for path in Path(__file__).parent.glob("building/*.py")
+}
 
 
 def place_of(origin: Origin, truth: Truth, *, by_node: bool) -> str:

@@ -1,0 +1,440 @@
+"""Faults for building: attention, softmax and masks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from benchmarks.places.calls import Call, Catalogue, fits
+from torch import Tensor
+from torch.nn import functional
+
+FAULTS = Catalogue()
+
+
+@FAULTS.fault("softmax log_softmax", kinds=["wrong axis", "wrong argument"])
+def softmax_over_the_axis_before(call: Call) -> Any:
+    """The last but one axis."""
+    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
+    fits(value.dim() >= 2)
+    return call.put(1, (dim % value.dim()) - 1, "dim").run()
+
+
+@FAULTS.fault(
+    "scaled_dot_product_attention flash_attention",
+    kinds=["scale", "wrong factor", "wrong argument"],
+)
+def attention_not_scaled(call: Call) -> Any:
+    """The factor of the scores is 1."""
+    return _attention(call, scale=1.0)
+
+
+@FAULTS.fault(
+    "scaled_dot_product_attention flash_attention masked_fill where",
+    kinds=["mask"],
+    loose=["shift", "wrong index"],
+)
+def mask_off_by_one(call: Call) -> Any:
+    """The mask is moved by one position."""
+    if call.name == "where":
+        mask = call.get(0)
+        fits(isinstance(mask, Tensor) and mask.dim() >= 1 and mask.shape[-1] > 1)
+        return call.put(0, mask.roll(1, -1)).run()
+    if call.name == "masked_fill":
+        mask = call.get(1)
+        fits(isinstance(mask, Tensor) and mask.dim() >= 1 and mask.shape[-1] > 1)
+        return call.put(1, mask.roll(1, -1), "mask").run()
+    mask = call.get(3, "attn_mask")
+    if isinstance(mask, Tensor):
+        return _attention(call, mask=mask.roll(1, -1))
+    fits(call.get(5, "is_causal", default=False))
+    rows, columns = call.tensor(0).shape[-2], call.tensor(1).shape[-2]
+    return _attention(call, mask=torch.ones(rows, columns, dtype=torch.bool).tril(1))
+
+
+def _attention(call: Call, scale: float | None = None, mask: Tensor | None = None) -> Any:
+    query, key, value = call.tensor(0, "query"), call.tensor(1, "key"), call.tensor(2, "value")
+    flash = call.name == "flash_attention"
+    if mask is None:
+        mask = call.kwargs.get("attn_mask") if flash else call.get(3, "attn_mask")
+    causal = call.get(4 if flash else 5, "is_causal", default=False)
+    scale = scale if scale is not None else call.kwargs.get("scale")
+    groups = query.shape[-3] // key.shape[-3]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    scores = query @ key.mT * (scale or 1 / math.sqrt(query.shape[-1]))
+    if causal and mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return call.instead(functional.softmax(scores, -1) @ value)
+
+
+def _attend(call: Call, *, columns: slice | None = None, unmasked: bool = False) -> Any:
+    """Attention written out, with some of its settings changed."""
+    is_flash = call.name == "flash_attention"
+    query, key, value = (call.tensor(i, n) for i, n in enumerate(("query", "key", "value")))
+    mask = call.kwargs.get("attn_mask") if is_flash else call.get(3, "attn_mask")
+    causal = call.get(4 if is_flash else 5, "is_causal", default=False)
+    repeats = query.size(-3) // key.size(-3)
+    key, value = (one.repeat_interleave(repeats, -3) for one in (key, value))
+    scores = torch.einsum("...qd,...kd->...qk", query, key)
+    scores = scores * (call.kwargs.get("scale") or query.size(-1) ** -0.5)
+    if causal:
+        mask = torch.ones(scores.shape[-2:]).tril() > 0
+    if unmasked:
+        fits(isinstance(mask, Tensor) and not causal)
+        mask = None
+    if isinstance(mask, Tensor):
+        scores = torch.where(mask, scores, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if columns is not None:
+        fits(scores.size(-1) > 2 and not causal and mask is None)
+        scores, value = scores[..., columns], value[..., columns, :]
+    return call.instead(scores.softmax(-1) @ value)
+
+
+@FAULTS.fault("scaled_dot_product_attention flash_attention", kinds=["mask"])
+def tokens_do_not_see_themselves(call: Call) -> Any:
+    """The causal mask begins one position too early."""
+    query = call.tensor(0, "query")
+    causal = call.get(4 if call.name == "flash_attention" else 5, "is_causal", default=False)
+    fits(causal and query.size(-2) > 2)
+    # The first token keeps itself: it has nobody else.
+    allowed = torch.ones(query.size(-2), call.tensor(1).size(-2)).tril(-1) > 0
+    allowed[0, 0] = True
+    scale = call.kwargs.get("scale") or query.size(-1) ** -0.5
+    scores = (query @ call.tensor(1).mT * scale).masked_fill(~allowed, -math.inf)
+    return call.instead(scores.softmax(-1) @ call.tensor(2))
+
+
+@FAULTS.fault(
+    "scaled_dot_product_attention flash_attention",
+    kinds=["mask", "missing operand", "wrong argument"],
+)
+def padding_is_attended_to(call: Call) -> Any:
+    """The mask is not applied."""
+    return _attend(call, unmasked=True)
+
+
+@FAULTS.fault(
+    "scaled_dot_product_attention flash_attention",
+    kinds=["partial sum", "off by one reduction", "mask"],
+)
+def last_key_left_out(call: Call) -> Any:
+    """The loop over the keys ends one too early."""
+    return _attend(call, columns=slice(None, -1))
+
+
+@FAULTS.fault(
+    "softmax", kinds=["off by one reduction", "mask", "partial sum"], loose=["wrong reduction"]
+)
+def sum_of_softmax_without_one_column(call: Call) -> Any:
+    """The denominator lacks the last exponential."""
+    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
+    fits(value.size(dim) > 2)
+    exps = (value - value.amax(dim, keepdim=True)).exp()
+    return call.instead(exps / exps.narrow(dim, 0, value.size(dim) - 1).sum(dim, keepdim=True))
+
+
+@FAULTS.fault("tril triu", kinds=["mask", "wrong argument"], loose=["shift"])
+def diagonal_one_off(call: Call) -> Any:
+    """One more diagonal."""
+    return call.put(1, call.get(1, "diagonal", default=0) + 1, "diagonal").run()
+
+
+@FAULTS.fault("le ge lt gt", kinds=["mask", "tie-breaking", "other function"])
+def comparison_with_or_without_equality(call: Call) -> Any:
+    """< instead of <=."""
+    other = {"le": "lt", "lt": "le", "ge": "gt", "gt": "ge"}[call.name]
+    fits(isinstance(call.args[0], Tensor))
+    return getattr(torch, other)(*call.args)
+
+
+@FAULTS.fault("masked_fill where", kinds=["mask"], loose=["permutation", "wrong index"])
+def mask_read_from_the_other_end(call: Call) -> Any:
+    """The mask is reversed along its last axis."""
+    place = 0 if call.name == "where" else 1
+    mask = call.args[place]
+    return call.put(place, mask.flip(-1)).run()
+
+
+# --- Attention kernels ----------------------------------------------------------------------------
+
+_ATTENTION = "scaled_dot_product_attention flash_attention"
+
+
+def _scores(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Scores before the mask, values, and what is added to the scores."""
+    is_flash = call.name == "flash_attention"
+    query, key, value = (call.tensor(i, n) for i, n in enumerate(("query", "key", "value")))
+    mask = call.kwargs.get("attn_mask") if is_flash else call.get(3, "attn_mask")
+    causal = call.get(4 if is_flash else 5, "is_causal", default=False)
+    repeats = query.shape[-3] // key.shape[-3]
+    key, value = (one.repeat_interleave(repeats, -3) for one in (key, value))
+    scores = query @ key.mT * (call.kwargs.get("scale") or query.shape[-1] ** -0.5)
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
+    return scores, value, mask if isinstance(mask, Tensor) else None
+
+
+def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    return scores if mask is None else scores + mask
+
+
+@FAULTS.fault(_ATTENTION, kinds=["scale", "wrong factor", "wrong argument"])
+def scaled_by_the_dimension_itself(call: Call) -> Any:
+    """1 / d instead of 1 / sqrt(d)."""
+    return _attention(call, scale=1 / call.tensor(0, "query").shape[-1])
+
+
+@FAULTS.fault(_ATTENTION, kinds=["scale", "wrong factor", "wrong argument"])
+def scaled_by_all_heads(call: Call) -> Any:
+    """1 / sqrt of the width of the model, not of one head."""
+    query = call.tensor(0, "query")
+    fits(query.shape[-3] > 1)
+    return _attention(call, scale=(query.shape[-1] * query.shape[-3]) ** -0.5)
+
+
+@FAULTS.fault(_ATTENTION, kinds=["scale", "wrong factor", "wrong argument"])
+def scaled_twice(call: Call) -> Any:
+    """The query is scaled before a kernel that scales."""
+    query = call.tensor(0, "query")
+    now = call.kwargs.get("scale") or query.shape[-1] ** -0.5
+    return call.put(0, query * now, "query").run()
+
+
+@FAULTS.fault(_ATTENTION, kinds=["other function"], loose=["approximation", "clipped"])
+def scores_capped(call: Call) -> Any:
+    """A softcap of 2 that this model does not have."""
+    scores, value, mask = _scores(call)
+    scores = 2 * torch.tanh(scores / 2)
+    return call.instead(_masked(scores, mask).softmax(-1) @ value)
+
+
+@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["partial sum", "zeros"])
+def window_of_three_keys(call: Call) -> Any:
+    """A sliding window that this layer does not have."""
+    scores, value, mask = _scores(call)
+    rows, columns = scores.shape[-2:]
+    fits(rows == columns and rows > 4)
+    far = torch.ones(rows, columns, dtype=torch.bool).tril(-3)
+    return call.instead(_masked(scores, mask).masked_fill(far, -math.inf).softmax(-1) @ value)
+
+
+@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["wrong argument", "other function"])
+def causal_where_it_should_not_be(call: Call) -> Any:
+    """An encoder gets the mask of a decoder."""
+    scores, value, mask = _scores(call)
+    fits(mask is None and scores.shape[-2] > 2)
+    mask = torch.full(scores.shape[-2:], -math.inf).triu(1)
+    return call.instead((scores + mask).softmax(-1) @ value)
+
+
+@FAULTS.fault(_ATTENTION, kinds=["wrong index", "permutation", "shift"], loose=["copy"])
+def keys_of_the_next_head(call: Call) -> Any:
+    """The head of the keys is one too large."""
+    key = call.tensor(1, "key")
+    fits(key.shape[-3] > 1)
+    return call.put(1, key.roll(-1, -3), "key").run()
+
+
+@FAULTS.fault(_ATTENTION, kinds=["wrong index", "permutation"], loose=["shift", "copy"])
+def groups_of_heads_tiled(call: Call) -> Any:
+    """Heads of keys are repeated as a, b, a, b instead of a, a, b, b."""
+    query, key, value = (call.tensor(i) for i in range(3))
+    repeats = query.shape[-3] // key.shape[-3]
+    if repeats > 1 and key.shape[-3] > 1:
+        tiled = call.put(1, torch.cat([key] * repeats, -3)).put(2, torch.cat([value] * repeats, -3))
+        return tiled.run()
+    # A repetition that was written out before: two heads for each.
+    heads = key.shape[-3]
+    fits(heads >= 4 and torch.equal(key[:, 0], key[:, 1]) and not torch.equal(key[:, 0], key[:, 2]))
+    order = [*range(0, heads, 2), *range(0, heads, 2)]
+    return call.put(1, key[:, order]).put(2, value[:, order]).run()
+
+
+@FAULTS.fault(_ATTENTION, kinds=["swapped operands"], loose=["wrong index", "permutation"])
+def keys_and_values_exchanged(call: Call) -> Any:
+    """The cache stores them in the other order."""
+    key, value = call.tensor(1, "key"), call.tensor(2, "value")
+    fits(key.shape == value.shape)
+    return call.put(1, value, "key").put(2, key, "value").run()
+
+
+@FAULTS.fault(_ATTENTION, kinds=["swapped operands"], loose=["transpose", "wrong index"])
+def queries_and_keys_exchanged(call: Call) -> Any:
+    """The scores are transposed."""
+    query, key = call.tensor(0, "query"), call.tensor(1, "key")
+    fits(query.shape == key.shape)
+    return call.put(0, key, "query").put(1, query, "key").run()
+
+
+@FAULTS.fault(
+    _ATTENTION,
+    kinds=["missing reduction", "wrong statistics"],
+    loose=["axis scale", "scale", "wrong factor"],
+)
+def not_divided_by_the_sum(call: Call) -> Any:
+    """The epilogue of an online softmax forgets the denominator."""
+    scores, value, mask = _scores(call)
+    scores = _masked(scores, mask)
+    return call.instead((scores - scores.amax(-1, keepdim=True)).exp() @ value)
+
+
+@FAULTS.fault(_ATTENTION, kinds=["wrong statistics", "lost accumulation"], loose=["axis scale"])
+def running_maximum_not_corrected(call: Call) -> Any:
+    """The second block of keys does not rescale what the first has summed."""
+    scores, value, mask = _scores(call)
+    scores = _masked(scores, mask)
+    half = scores.shape[-1] // 2
+    fits(half >= 1 and bool(scores[..., :half].isfinite().any(-1).all()))
+    first, second = scores[..., :half], scores[..., half:]
+    before = first.amax(-1, keepdim=True)
+    top = torch.maximum(before, second.amax(-1, keepdim=True))
+    left, right = (first - before).exp(), (second - top).exp()
+    total = left.sum(-1, keepdim=True) + right.sum(-1, keepdim=True)
+    return call.instead((left @ value[..., :half, :] + right @ value[..., half:, :]) / total)
+
+
+@FAULTS.fault(_ATTENTION, kinds=["partial sum"], loose=["mask", "missing operand"])
+def only_the_first_block_of_keys(call: Call) -> Any:
+    """The loop over blocks of keys ends after the first."""
+    scores, value, mask = _scores(call)
+    kept = scores.shape[-1] // 2
+    scores = _masked(scores, mask)[..., :kept]
+    fits(kept >= 1 and bool(scores.isfinite().any(-1).all()))
+    return call.instead(scores.softmax(-1) @ value[..., :kept, :])
+
+
+@FAULTS.fault(_ATTENTION, kinds=["precision"])
+def probabilities_in_bfloat16(call: Call) -> Any:
+    """What multiplies the values is rounded."""
+    scores, value, mask = _scores(call)
+    weights = _masked(scores, mask).softmax(-1).bfloat16().to(value.dtype)
+    return call.instead(weights @ value)
+
+
+@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["wrong argument", "scale", "wrong factor"])
+def mask_added_before_the_scaling(call: Call) -> Any:
+    """A mask that is not infinite is scaled with the scores."""
+    mask = (
+        call.kwargs.get("attn_mask") if call.name == "flash_attention" else call.get(3, "attn_mask")
+    )
+    fits(isinstance(mask, Tensor) and mask.is_floating_point())
+    scores, value, _ = _scores(call)
+    return call.instead((scores + mask * 0.25).softmax(-1) @ value)
+
+
+@FAULTS.fault(_ATTENTION, kinds=["transpose", "permutation"], loose=["wrong index"])
+def heads_and_positions_exchanged_in_the_result(call: Call) -> Any:
+    """Written as (batch, position, head, d) and read as (batch, head, position, d)."""
+    value = call.result()
+    return call.instead(value.transpose(-2, -3).contiguous().view(value.shape))
+
+
+@FAULTS.fault(_ATTENTION, kinds=["zeros"], loose=["mask", "uninitialised"])
+def last_queries_not_written(call: Call) -> Any:
+    """The last block of queries is smaller than a tile and is left out."""
+    value = call.result().clone()
+    fits(value.shape[-2] > 2)
+    value[..., -(value.shape[-2] % 4 or 1) :, :] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault(
+    _ATTENTION, kinds=["other function", "approximation"], loose=["wrong factor", "scale"]
+)
+def exponent_of_two(call: Call) -> Any:
+    """exp2 without the factor log2(e)."""
+    scores, value, mask = _scores(call)
+    return call.instead((_masked(scores, mask) * math.log(2)).softmax(-1) @ value)
+
+
+# --- Softmax and masks ----------------------------------------------------------------------------
+
+
+@FAULTS.fault("softmax log_softmax", kinds=["scale", "wrong factor"], loose=["other function"])
+def temperature_of_two(call: Call) -> Any:
+    """The scores are halved."""
+    return call.put(0, call.tensor(0, "input") / 2, "input").run()
+
+
+@FAULTS.fault("softmax", kinds=["other function"], loose=["axis offset", "wrong statistics"])
+def logarithm_of_softmax(call: Call) -> Any:
+    """log_softmax."""
+    return call.instead(call.result().clamp(min=1e-30).log())
+
+
+@FAULTS.fault("softmax", kinds=["other function"], loose=["axis scale", "wrong statistics"])
+def softmax_with_one_more(call: Call) -> Any:
+    """1 is added to the denominator, as by an attention sink of zero."""
+    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
+    top = value.amax(dim, keepdim=True).clamp(min=0)
+    exps = (value - top).exp()
+    return call.instead(exps / (exps.sum(dim, keepdim=True) + (-top).exp()))
+
+
+@FAULTS.fault("softmax", kinds=["other function", "missing reduction"], loose=["axis scale"])
+def exponentials_not_normalised(call: Call) -> Any:
+    """The division by the sum is lost in a fusion."""
+    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
+    return call.instead((value - value.amax(dim, keepdim=True)).exp())
+
+
+@FAULTS.fault("softmax log_softmax", kinds=["precision"])
+def softmax_in_half(call: Call) -> Any:
+    """Computed in float16 and cast back."""
+    value = call.tensor(0, "input")
+    fits(bool((value.abs() < 6e4).all()))
+    return call.instead(call.put(0, value.half(), "input").result())
+
+
+@FAULTS.fault("softmax", kinds=["approximation"], loose=["precision", "other function"])
+def exponential_of_third_order(call: Call) -> Any:
+    """A polynomial in the place of exp, after a reduction by halves."""
+    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
+    x = (value - value.amax(dim, keepdim=True)).clamp(min=-60) / 8
+    exps = (1 + x + x * x / 2 + x**3 / 6).clamp(min=0) ** 8
+    return call.instead(exps / exps.sum(dim, keepdim=True))
+
+
+@FAULTS.fault("softmax", kinds=["wrong reduction", "wrong axis", "wrong statistics"])
+def sum_over_all_rows(call: Call) -> Any:
+    """The denominator is that of the whole tile of rows."""
+    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1) % call.tensor(0).dim()
+    fits(value.dim() >= 2 and dim == value.dim() - 1)
+    exps = (value - value.amax(dim, keepdim=True)).exp()
+    return call.instead(exps / exps.sum((-1, -2), keepdim=True))
+
+
+@FAULTS.fault("masked_fill where", kinds=["mask", "sign", "swapped operands"])
+def mask_inverted(call: Call) -> Any:
+    """True means kept in the one convention and removed in the other."""
+    place = 0 if call.name == "where" else 1
+    mask = call.get(place, "mask", "condition")
+    fits(isinstance(mask, Tensor) and mask.dtype == torch.bool)
+    return call.put(place, ~mask, "mask", "condition").run()
+
+
+@FAULTS.fault("masked_fill", kinds=["mask", "missing operand", "copy"])
+def mask_forgotten(call: Call) -> Any:
+    """The values as they came."""
+    return call.instead(call.tensor(0).clone())
+
+
+@FAULTS.fault(
+    "masked_fill", kinds=["wrong argument", "mask"], loose=["constant", "zeros", "offset"]
+)
+def filled_with_zero(call: Call) -> Any:
+    """0 where a large negative number was given."""
+    return call.put(2, 0.0, "value").run()
+
+
+@FAULTS.fault("tril triu", kinds=["other function", "transpose", "mask"])
+def other_triangle(call: Call) -> Any:
+    """Upper instead of lower."""
+    value, diagonal = call.get(0), call.get(1, "diagonal", default=0)
+    return getattr(torch, "triu" if call.name == "tril" else "tril")(value, diagonal)
