@@ -13,7 +13,7 @@ from torch.nn import functional
 FAULTS = Catalogue()
 
 
-@FAULTS.fault("softmax log_softmax", kinds=["wrong axis"], loose=["wrong argument"])
+@FAULTS.fault("softmax log_softmax", kinds=["wrong axis", "wrong argument"])
 def softmax_over_the_axis_before(call: Call) -> Any:
     """The last but one axis."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -23,8 +23,7 @@ def softmax_over_the_axis_before(call: Call) -> Any:
 
 @FAULTS.fault(
     "scaled_dot_product_attention flash_attention",
-    kinds=["scale", "wrong factor"],
-    loose=["wrong argument"],
+    kinds=["scale", "wrong factor", "wrong argument"],
 )
 def attention_not_scaled(call: Call) -> Any:
     """The factor of the scores is 1."""
@@ -33,8 +32,8 @@ def attention_not_scaled(call: Call) -> Any:
 
 @FAULTS.fault(
     "scaled_dot_product_attention flash_attention masked_fill where",
-    kinds=["mask", "causality"],
-    loose=["shift"],
+    kinds=["mask"],
+    loose=["shift", "wrong index"],
 )
 def mask_off_by_one(call: Call) -> Any:
     """The mask is moved by one position."""
@@ -95,7 +94,7 @@ def _attend(call: Call, *, columns: slice | None = None, unmasked: bool = False)
     return call.instead(scores.softmax(-1) @ value)
 
 
-@FAULTS.fault("scaled_dot_product_attention flash_attention", kinds=["mask", "causality"])
+@FAULTS.fault("scaled_dot_product_attention flash_attention", kinds=["mask"])
 def tokens_do_not_see_themselves(call: Call) -> Any:
     """The causal mask begins one position too early."""
     query = call.tensor(0, "query")
@@ -110,7 +109,8 @@ def tokens_do_not_see_themselves(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "scaled_dot_product_attention flash_attention", kinds=["mask"], loose=["missing operand"]
+    "scaled_dot_product_attention flash_attention",
+    kinds=["mask", "missing operand", "wrong argument"],
 )
 def padding_is_attended_to(call: Call) -> Any:
     """The mask is not applied."""
@@ -119,7 +119,7 @@ def padding_is_attended_to(call: Call) -> Any:
 
 @FAULTS.fault(
     "scaled_dot_product_attention flash_attention",
-    kinds=["partial sum", "tail", "off by one reduction", "mask"],
+    kinds=["partial sum", "off by one reduction", "mask"],
 )
 def last_key_left_out(call: Call) -> Any:
     """The loop over the keys ends one too early."""
@@ -127,9 +127,7 @@ def last_key_left_out(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "softmax",
-    kinds=["off by one reduction", "mask", "partial sum", "tail"],
-    loose=["wrong reduction"],
+    "softmax", kinds=["off by one reduction", "mask", "partial sum"], loose=["wrong reduction"]
 )
 def sum_of_softmax_without_one_column(call: Call) -> Any:
     """The denominator lacks the last exponential."""
@@ -139,13 +137,13 @@ def sum_of_softmax_without_one_column(call: Call) -> Any:
     return call.instead(exps / exps.narrow(dim, 0, value.size(dim) - 1).sum(dim, keepdim=True))
 
 
-@FAULTS.fault("tril triu", kinds=["mask", "causality"], loose=["shift", "wrong argument"])
+@FAULTS.fault("tril triu", kinds=["mask", "wrong argument"], loose=["shift"])
 def diagonal_one_off(call: Call) -> Any:
     """One more diagonal."""
     return call.put(1, call.get(1, "diagonal", default=0) + 1, "diagonal").run()
 
 
-@FAULTS.fault("le ge lt gt", kinds=["mask", "causality", "tie-breaking", "other function"])
+@FAULTS.fault("le ge lt gt", kinds=["mask", "tie-breaking", "other function"])
 def comparison_with_or_without_equality(call: Call) -> Any:
     """< instead of <=."""
     other = {"le": "lt", "lt": "le", "ge": "gt", "gt": "ge"}[call.name]
@@ -153,7 +151,7 @@ def comparison_with_or_without_equality(call: Call) -> Any:
     return getattr(torch, other)(*call.args)
 
 
-@FAULTS.fault("masked_fill where", kinds=["mask"])
+@FAULTS.fault("masked_fill where", kinds=["mask"], loose=["permutation", "wrong index"])
 def mask_read_from_the_other_end(call: Call) -> Any:
     """The mask is reversed along its last axis."""
     place = 0 if call.name == "where" else 1
@@ -317,17 +315,6 @@ def probabilities_in_bfloat16(call: Call) -> Any:
     scores, value, mask = _scores(call)
     weights = _masked(scores, mask).softmax(-1).bfloat16().to(value.dtype)
     return call.instead(weights @ value)
-
-
-@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["wrong argument", "scale", "wrong factor"])
-def mask_added_before_the_scaling(call: Call) -> Any:
-    """A mask that is not infinite is scaled with the scores."""
-    mask = (
-        call.kwargs.get("attn_mask") if call.name == "flash_attention" else call.get(3, "attn_mask")
-    )
-    fits(isinstance(mask, Tensor) and mask.is_floating_point())
-    scores, value, _ = _scores(call)
-    return call.instead((scores + mask * 0.25).softmax(-1) @ value)
 
 
 @FAULTS.fault(_ATTENTION, kinds=["transpose", "permutation"], loose=["wrong index"])

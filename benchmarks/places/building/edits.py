@@ -8,7 +8,7 @@ from benchmarks.places.calls import edit
 EDITS = {
     "plus becomes minus": edit(
         (r"\baten\.add\.Tensor\b", "aten.sub.Tensor"), (r" \+ ", " - "),
-        kinds=["sign"], loose=["residual", "offset"],
+        kinds=["sign", "other function", "wrong factor"], loose=["residual", "offset"],
     ),
     "product becomes sum": edit(
         (r"\baten\.mul\.Tensor\b", "aten.add.Tensor"), (r" \* ", " + "),
@@ -17,11 +17,10 @@ EDITS = {
     "another axis": edit(
         (r"(softmax|cumsum)(\S*\(\w+, (?:dim ?= ?)?)-1", r"\1\2-2"),
         (r"(torch.softmax\(.*), -1\)", r"\1, -2)"),
-        kinds=["wrong axis"], loose=["wrong argument"],
+        kinds=["wrong axis", "wrong argument"],
     ),
     "not causal": edit((r"is_causal ?= ?True", "is_causal=False"),
-        kinds=["mask", "causality"],
-        loose=["wrong argument"]),
+        kinds=["mask", "wrong argument"]),
     "gelu becomes silu": edit((r"(?<=[._])gelu(?=[.(])", "silu"), kinds=["other function"]),
     "tanh becomes sigmoid": edit((r"(?<=[.])tanh(?=[.(])", "sigmoid"), kinds=["other function"]),
     "silu becomes sigmoid": edit((r"(?<=[._])silu(?=[.(])", "sigmoid"), kinds=["other function"]),
@@ -33,14 +32,15 @@ EDITS = {
     ),
     "minus becomes plus": edit(
         (r"\baten\.sub\.Tensor\b", "aten.add.Tensor"), (r" - ", " + "),
-        kinds=["sign"], loose=["offset"],
+        kinds=["sign", "other function", "wrong factor"], loose=["offset"],
     ),
     "quotient becomes product": edit(
         (r"\baten\.div\.Tensor\b", "aten.mul.Tensor"), (r" / ", " * "),
         kinds=["other function"], loose=["scale", "axis scale"],
     ),
     "a large eps": edit(
-        (r"(?<![\w.])1e-0?\d+(?!\w)", "0.02"), kinds=["eps"], loose=["axis scale", "offset"],
+        (r"(?<![\w.])1e-0?\d+(?!\w)", "0.02"), kinds=["eps", "offset"],
+        loose=["axis scale", "wrong argument"],
     ),
     "silu becomes relu": edit((r"(?<=[.])silu(?=[.(])", "relu"), kinds=["other function"]),
     "sigmoid becomes tanh": edit((r"(?<=[.])sigmoid(?=[.(])", "tanh"), kinds=["other function"]),
@@ -60,6 +60,89 @@ EDITS = {
     "the next part": edit(
         (r"^(\w+)\[0\]$", r"\1[1]"), kinds=["wrong index", "permutation", "copy", "shift"],
         loose=["stale"],
+    ),
+    "factor becomes its inverse": edit(
+        (r"(\bmul\.(?:Tensor|Scalar)\(\w+, )(\d+\.\d+)\)", r"\1(1 / \2))"),
+        (r" \* (\d+\.\d+)$", r" / \1"),
+        kinds=["scale", "wrong factor", "wrong argument"],
+    ),
+    "sum becomes mean": edit(
+        (r"\baten\.sum\.dim_IntList\b", "aten.mean.dim"), (r"\.sum\(", ".mean("),
+        kinds=["other function", "scale", "wrong factor", "wrong reduction"],
+    ),
+    "mean becomes sum": edit(
+        (r"\baten\.mean\.dim\b", "aten.sum.dim_IntList"), (r"\.mean\(", ".sum("),
+        kinds=["other function", "scale", "wrong factor", "wrong reduction"],
+        loose=["missing reduction"],
+    ),
+    "largest becomes smallest": edit(
+        (r"(?<=[.])amax(?=[.(])", "amin"), (r"(?<=[.])max\(1\)", "min(1)"),
+        kinds=["other function"], loose=["sign", "wrong reduction"],
+    ),
+    "sine becomes cosine": edit((r"(?<=[.])sin(?=[.(])", "cos"), kinds=["other function"]),
+    "rsqrt becomes a root": edit(
+        (r"(?<=[.])rsqrt(?=[.(])", "sqrt"), kinds=["other function", "missing operand"],
+    ),
+    "square becomes a cube": edit(
+        (r"(pow\.Tensor_Scalar\(\w+, )2\)", r"\g<1>3)"), (r"\.pow\(2\)", ".pow(3)"),
+        kinds=["other function", "wrong argument"],
+    ),
+    "softmax becomes sigmoid": edit(
+        (r"aten\._softmax\.default\((\w+), [^)]*\)", r"aten.sigmoid.default(\1)"),
+        (r"torch\.softmax\((.*), -1\)", r"torch.sigmoid(\1)"), kinds=["other function"],
+    ),
+    "relu becomes gelu": edit(
+        (r"aten\.relu\.default", "aten.gelu.default"),
+        (r"torch\.relu\(", "torch.nn.functional.gelu("),
+        kinds=["other function"], loose=["approximation"],
+    ),
+    "erf becomes tanh": edit(
+        (r"(?<=[.])erf(?=[.(])", "tanh"), kinds=["other function", "approximation"],
+    ),
+    "approximate gelu": edit(
+        (r"(aten\.gelu\.default|torch\._C\._nn\.gelu)\((\w+)\)", r"\1(\2, approximate='tanh')"),
+        (r"functional\.gelu\((.*)\)$", r"functional.gelu(\1, approximate='tanh')"),
+        kinds=["approximation", "other function", "wrong argument"],
+    ),
+    "triangle the other way": edit(
+        (r"(?<=[.])tril(?=[.(])", "triu"), (r"(?<=[.])triu(?=[.(])", "tril"),
+        kinds=["other function", "mask", "transpose"],
+    ),
+    "rolled to the other side": edit(
+        (r"(roll\S*\(\w+, )([\[(])-1, -1([\])])", r"\1\g<2>1, 1\3"),
+        kinds=["shift", "sign", "wrong argument", "wrong index"], loose=["permutation"],
+    ),
+    "half of the second summand": edit(
+        (r"(aten\.add\.Tensor\(\w+, [a-z]\w*)\)", r"\1, alpha=0.5)"),
+        (r" \+ (\w+)$", r" + 0.5 * \1"),
+        kinds=["wrong factor", "wrong argument"], loose=["residual", "offset"],
+    ),
+    "second summand only": edit(
+        (r"torch\.ops\.aten\.add\.Tensor\(\w+, ([a-z]\w*)\)", r"torch.ops.aten.clone.default(\1)"),
+        (r"^[a-z]\w* \+ ([a-z]\w*)$", r"\1.clone()"),
+        kinds=["copy", "missing operand", "residual"], loose=["offset"],
+    ),
+    "parts in the other order": edit(
+        (r"(cat\S*\([\[(])(\w+), (\w+)([\])])", r"\1\3, \2\4"),
+        kinds=["permutation", "swapped operands", "shift", "wrong index"],
+    ),
+    "product rounded": edit(
+        (r"^(torch\.ops\.aten\.(?:mm|bmm|addmm)\.default\(.*\))$", r"\1.bfloat16().float()"),
+        (r"^(torch\._C\._nn\.linear\(.*\))$", r"\1.bfloat16().float()"), kinds=["precision"],
+    ),
+    "mask that is not strong enough": edit(
+        (r"-(?:1e4|10000\.0|inf|3\.40282346638528\d+e\+38)\b", "-1.0"),
+        kinds=["mask", "wrong argument"], loose=["constant", "offset"],
+    ),
+    "one element further": edit(
+        (r"(slice\.Tensor\()(\w+), (\d+), 0, (\d+)\)", r"\1\2.roll(-1, \3), \3, 0, \4)"),
+        (r"(select\.int\(\w+, \d+, )0\)", r"\g<1>1)"),
+        kinds=["wrong index", "shift"], loose=["wrong argument", "permutation"],
+    ),
+    "transposition forgotten": edit(
+        (r"torch\.ops\.aten\.(?:t|permute)\.default\((\w+)(?:, \[1, 0\])?\)",
+         r"torch.ops.aten.clone.default(\1)"),
+        (r"\.mT\b", ""), kinds=["transpose", "copy", "missing operand"], loose=["permutation"],
     ),
 }  # fmt: skip
 # Of a kernel of Inductor, in C++ and in Triton.
@@ -111,11 +194,37 @@ KERNEL_EDITS = {
         (r"0\.7071067811865476", "0.7"), kinds=["scale", "wrong factor"], operators="mul",
         constant=0.7071067811865476,
     ),
+    "rsqrt becomes a root": edit(
+        (r"\.rsqrt\(\)", ".sqrt()"), (r"1 / std::sqrt\((tmp\d+)\)", r"std::sqrt(\1)"),
+        (r"libdevice\.rsqrt\(", "libdevice.sqrt("), operators="rsqrt",
+        kinds=["other function", "missing operand"],
+    ),
+    "negative values kept": edit(
+        (r"at::vec::clamp_min\((tmp\d+), decltype\(\1\)\(0\)\)", r"\1"),
+        (r"(tmp\d+) \* \(\1>0\)", r"\1"),
+        (r"triton_helpers\.maximum\(tl\.full\(\[1\], 0, tl\.int32\), (tmp\d+)\)", r"\1"),
+        operators="relu", kinds=["copy", "missing operand", "other function"],
+    ),
+    "exp of base two": edit(
+        (r"\.(?:fexp_u20|exp_u20|exp)\(\)", ".exp2()"), (r"std::exp\(", "std::exp2("),
+        (r"(?:tl_math|libdevice)\.exp\(", "libdevice.exp2("), operators="exp sigmoid",
+        kinds=["other function", "wrong factor"], loose=["approximation"],
+    ),
+    "sum begins at one": edit(
+        (r"float (tmp_acc\d+) = 0;", r"float \1 = 1;"), operators="sum mean",
+        kinds=["offset"], loose=["constant", "stale", "wrong reduction", "residual"],
+    ),
+    "difference becomes a sum": edit(
+        (r"= decltype\((tmp\d+)\)\(\1 - (tmp\d+)\);", r"= decltype(\1)(\1 + \2);"),
+        (r"= (tmp\d+) - (tmp\d+);", r"= \1 + \2;"),
+        (r"= (tmp\d+) - (tmp\d+)\n", r"= \1 + \2\n"), operators="sub",
+        kinds=["sign", "other function", "wrong factor"], loose=["offset", "axis offset"],
+    ),
 }  # fmt: skip
 # Of the kernels in `triton_kernels.py`.
 TRITON_EDITS = {
     "last column outside the mask": edit(
-        (r"inside = at < n\n", "inside = at < n - 1\n"), kinds=["tail", "partial sum"],
+        (r"inside = at < n\n", "inside = at < n - 1\n"), kinds=["partial sum"],
         loose=["uninitialised", "zeros"], operators="layer_norm",
     ),
     "eps of another scale": edit(
@@ -123,7 +232,7 @@ TRITON_EDITS = {
         loose=["axis scale"], operators="layer_norm",
     ),
     "loop over whole tiles": edit(
-        (r"range\(0, k, K\)", "range(0, k - K + 1, K)"), kinds=["tail", "partial sum"],
+        (r"range\(0, k, K\)", "range(0, k - K + 1, K)"), kinds=["partial sum"],
         operators="linear",
     ),
     "tanh for erf": edit(
@@ -140,10 +249,25 @@ TRITON_EDITS = {
         operators="layer_norm",
     ),
     "last tile overwritten": edit(
-        (r"total \+= tl\.dot", "total = tl.dot"), kinds=["partial sum", "tail"],
+        (r"total \+= tl\.dot", "total = tl.dot"), kinds=["partial sum"],
         loose=["missing operand", "lost accumulation"], operators="linear",
     ),
     "factor of a half forgotten": edit(
         (r"value \* 0\.5 \*", "value *"), kinds=["scale", "wrong factor"], operators="gelu",
+    ),
+    "mean of the norm not masked": edit(
+        (r"tl\.where\(inside, value - mean, 0\.0\)", "value - mean"),
+        kinds=["wrong statistics", "mask"], loose=["axis scale", "partial sum"],
+        operators="layer_norm",
+    ),
+    "bias of the rows": edit(
+        (r"b \+ columns, mask=columns < n, other=0\.0\)\[None, :\]",
+         "b + rows, mask=rows < n, other=0.0)[:, None]"),
+        kinds=["wrong axis", "transpose", "wrong index"], loose=["axis offset", "offset"],
+        operators="linear",
+    ),
+    "product in tensor floats": edit(
+        (r'input_precision="ieee"', 'input_precision="tf32"'), kinds=["precision"],
+        operators="linear",
     ),
 }  # fmt: skip

@@ -20,7 +20,7 @@ def next_row_of_the_table(call: Call) -> Any:
     return call.instead(table[(indices + 1) % len(table)])
 
 
-@FAULTS.fault("roll flip permute transpose", kinds=["sign"], loose=[])
+@FAULTS.fault("roll flip permute transpose", kinds=["sign", "wrong factor", "scale"])
 def one_value_negated_on_the_way(call: Call) -> Any:
     """A copy that negates what it copies."""
     return call.instead(-call.result())
@@ -36,7 +36,7 @@ def first_part_twice(call: Call) -> Any:
     return (parts[0], parts[0].clone(), *parts[2:])
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=["border", "padding", "wrong argument"])
+@FAULTS.fault("conv2d conv1d convolution", kinds=["wrong argument"], loose=["wrong index", "mask"])
 def padding_repeats_the_border(call: Call) -> Any:
     """The border is padded with the nearest values instead of zeros."""
     value, padding = call.tensor(0, "input"), call.get(4, "padding")
@@ -79,7 +79,9 @@ def slice_off_by_one(call: Call) -> Any:
     return value.roll(-1, axis)[index]
 
 
-@FAULTS.fault("slice select narrow", kinds=["shift", "wrong index"], loose=["wrong argument"])
+@FAULTS.fault(
+    "slice select narrow", kinds=["shift", "wrong index"], loose=["wrong argument", "permutation"]
+)
 def begins_one_later(call: Call) -> Any:
     """A start that is one too large."""
     value, dim = call.tensor(0), call.get(1, "dim", default=0)
@@ -103,7 +105,11 @@ def first_token_taken_for_padding(call: Call) -> Any:
     return call.instead(call.result() * (indices != indices.min()).unsqueeze(-1))
 
 
-@FAULTS.fault("split chunk unbind", kinds=["permutation", "swapped operands", "wrong index"])
+@FAULTS.fault(
+    "split chunk unbind",
+    kinds=["permutation", "swapped operands", "wrong index"],
+    loose=["shift", "copy"],
+)
 def parts_exchanged(call: Call) -> Any:
     """The first two results are exchanged."""
     parts = call.run()
@@ -129,7 +135,7 @@ def last_of_equal_maxima(call: Call) -> Any:
     return value.size(dim) - 1 - value.flip(dim).argmax(dim)
 
 
-@FAULTS.fault("avg_pool2d", kinds=["wrong argument"], loose=["border", "axis scale"])
+@FAULTS.fault("avg_pool2d", kinds=["wrong argument"], loose=["axis scale"])
 def padding_counted_or_not(call: Call) -> Any:
     """The other value of count_include_pad."""
     return call.put(
@@ -515,5 +521,39 @@ def half_a_pixel_off(call: Call) -> Any:
         -1,
     )
     grid = grid.expand(len(value), -1, -1, -1).to(value.dtype)
-    return call.instead(functional.grid_sample(
-        value, grid, padding_mode="border", align_corners=False))  # fmt: skip
+    return call.instead(
+        functional.grid_sample(value, grid, padding_mode="border", align_corners=False)
+    )
+
+
+@FAULTS.fault(
+    "index_add scatter_add",
+    kinds=["lost accumulation", "missing reduction"],
+    loose=["stale", "partial sum", "wrong index"],
+)
+def repeated_index_overwrites(call: Call) -> Any:
+    """The last of several rows for one index is kept, the others are lost."""
+    value, dim, index, source = (call.get(i) for i in range(4))
+    fits(dim == 0)
+    value = value.clone()
+    for place, row in zip(index.tolist(), source, strict=True):
+        value[place] = row
+    return call.instead(value)
+
+
+@FAULTS.fault("index_select index_add index", kinds=["wrong index", "shift"], loose=["permutation"])
+def index_before_the_right_one(call: Call) -> Any:
+    """The index is one too small."""
+    value = call.tensor(0)
+    if call.name == "index":
+        index = call.args[1][0]
+        fits(len(call.args[1]) == 1 and index.dtype == torch.int64)
+        return value[(index - 1) % len(value)]
+    dim, index = call.get(1), call.get(2)
+    return call.put(2, (index - 1) % value.shape[dim], "index").run()
+
+
+@FAULTS.fault("interpolate upsample_nearest2d", kinds=["shift", "wrong index"])
+def pixels_one_too_far(call: Call) -> Any:
+    """The nearest pixel is rounded up."""
+    return call.instead(call.result().roll(-1, -1))

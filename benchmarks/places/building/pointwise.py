@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
 from torch.nn import functional
 
 FAULTS = Catalogue()
 
 
-@FAULTS.fault("sub div", kinds=["swapped operands", "sign"])
+@FAULTS.fault("sub div", kinds=["swapped operands", "sign"], loose=["other function"])
 def operands_swapped(call: Call) -> Any:
     """B - a, b / a."""
     left, right = call.args[:2]
@@ -24,7 +24,7 @@ def operands_swapped(call: Call) -> Any:
     return call.instead(swapped)
 
 
-@FAULTS.fault("gelu", kinds=["approximation", "other function"], loose=["wrong argument"])
+@FAULTS.fault("gelu", kinds=["approximation", "other function", "wrong argument"])
 def gelu_by_tanh(call: Call) -> Any:
     """The approximation that other libraries use."""
     now = call.kwargs.get("approximate", "none")
@@ -44,7 +44,7 @@ def silu_becomes_gelu(call: Call) -> Any:
     return functional.gelu(call.tensor(0, "input"))
 
 
-@FAULTS.fault("mul div", kinds=["scale", "wrong factor", "missing operand"], loose=["copy"])
+@FAULTS.fault("mul div", kinds=["scale", "wrong factor", "missing operand", "copy"])
 def factor_left_out(call: Call) -> Any:
     """A multiplication by a number is not done."""
     other = call.args[1]
@@ -59,7 +59,9 @@ def one_percent_too_large(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "add", kinds=["residual", "copy", "missing operand"], loose=["offset", "missing bias"]
+    "add",
+    kinds=["residual", "copy", "missing operand"],
+    loose=["offset", "missing bias", "wrong factor"],
 )
 def residual_dropped(call: Call) -> Any:
     """One of two summands is not added."""
@@ -70,7 +72,7 @@ def residual_dropped(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "add sub", kinds=["sign"], loose=["residual", "offset", "other function", "wrong factor"]
+    "add sub", kinds=["sign", "other function", "wrong factor"], loose=["residual", "offset"]
 )
 def sign_of_the_second_summand(call: Call) -> Any:
     """A - b instead of a + b."""
@@ -79,7 +81,7 @@ def sign_of_the_second_summand(call: Call) -> Any:
     return call.instead(left - right if call.name == "add" else left + right)
 
 
-@FAULTS.fault("tanh sigmoid gelu silu", kinds=["clipped"])
+@FAULTS.fault("tanh sigmoid gelu silu", kinds=["clipped"], loose=["other function"])
 def clipped_at_half(call: Call) -> Any:
     """Large results are cut off."""
     value = call.result()
@@ -100,7 +102,7 @@ def exp_by_a_power(call: Call) -> Any:
     return call.instead((1 + value / 1024).clamp(min=0) ** 1024)
 
 
-@FAULTS.fault("pow square", kinds=["other function"], loose=["wrong argument"])
+@FAULTS.fault("pow square", kinds=["other function"], loose=["wrong argument", "missing operand"])
 def absolute_value_for_a_square(call: Call) -> Any:
     """|x| instead of x**2."""
     fits(call.name == "square" or call.args[1] == 2)
@@ -115,13 +117,13 @@ def factor_applied_twice(call: Call) -> Any:
     return call.instead(call.result() * other if call.name == "mul" else call.result() / other)
 
 
-@FAULTS.fault("neg", kinds=["sign"], loose=["copy", "wrong factor"])
+@FAULTS.fault("neg", kinds=["sign", "copy", "wrong factor", "missing operand"], loose=["scale"])
 def not_negated(call: Call) -> Any:
     """The sign of a rotated half is forgotten."""
     return call.instead(call.tensor(0).clone())
 
 
-@FAULTS.fault("relu gelu silu tanh", kinds=["clipped"])
+@FAULTS.fault("relu gelu silu tanh", kinds=["clipped"], loose=["other function"])
 def saturates_early(call: Call) -> Any:
     """Everything above 70 % of the largest value is that."""
     value = call.result()
@@ -159,7 +161,9 @@ def rational_approximation(call: Call) -> Any:
     return call.instead(result if call.name == "tanh" else (1 + result) / 2)
 
 
-@FAULTS.fault("mul", kinds=["residual"], loose=["offset", "missing bias", "axis offset"])
+@FAULTS.fault(
+    "mul", kinds=["residual"], loose=["offset", "missing bias", "axis offset", "wrong factor"]
+)
 def multiplied_and_added(call: Call) -> Any:
     """A fused multiply-add with an addend that is not zero."""
     left, right = call.args[:2]
@@ -270,9 +274,9 @@ def hard_tanh(call: Call) -> Any:
 
 @FAULTS.fault("softplus", kinds=["wrong argument", "other function"], loose=["approximation"])
 def threshold_of_softplus_too_low(call: Call) -> Any:
-    """Linear from 0.5 on."""
+    """Linear where the upper half of the values is."""
     value = call.tensor(0, "input")
-    return call.instead(torch.where(value > 0.5, value, functional.softplus(value)))
+    return call.instead(torch.where(value > value.median(), value, functional.softplus(value)))
 
 
 @FAULTS.fault("softplus", kinds=["other function"], loose=["approximation", "offset"])
@@ -300,7 +304,7 @@ def fast_exponential(call: Call) -> Any:
     value = call.tensor(0)
     fits(value.dtype == torch.float32)
     bits = (value.detach().clamp(-80, 80) * 12102203.0 + 1064866805.0).to(torch.int32)
-    return call.instead(bits.view(torch.float32))
+    return call.instead(with_gradient_of(value.exp(), bits.view(torch.float32)))
 
 
 @FAULTS.fault("exp", kinds=["clipped", "wrong argument"], loose=["other function", "mask"])
@@ -341,7 +345,8 @@ def exponent_one_larger(call: Call) -> Any:
 @FAULTS.fault("pow", kinds=["scale", "wrong factor"])
 def square_doubled(call: Call) -> Any:
     """2 x**2, as of a derivative."""
-    fits(call.args[1] == 2)
+    exponent = call.args[1]
+    fits(isinstance(exponent, int | float) and exponent == 2)
     return call.instead(2 * call.result())
 
 
@@ -570,3 +575,30 @@ def limits_exchanged(call: Call) -> Any:
     low, high = call.get(1, "min"), call.get(2, "max")
     fits(isinstance(low, int | float) and isinstance(high, int | float))
     return call.instead(call.tensor(0).clamp(high, low))
+
+
+@FAULTS.fault("leaky_relu elu", kinds=["wrong argument", "other function"])
+def default_slope(call: Call) -> Any:
+    """0.01 instead of what was given, and twice the alpha of elu."""
+    value = call.tensor(0, "input")
+    if call.name == "elu":
+        return call.instead(functional.elu(value, 2.0))
+    return call.instead(functional.leaky_relu(value, 0.01))
+
+
+@FAULTS.fault("sqrt", kinds=["copy", "missing operand", "other function"])
+def root_forgotten(call: Call) -> Any:
+    """The square itself."""
+    return call.instead(call.tensor(0).clone())
+
+
+@FAULTS.fault("abs", kinds=["copy", "missing operand", "sign", "other function"])
+def sign_kept(call: Call) -> Any:
+    """The value as it came."""
+    return call.instead(call.tensor(0).clone())
+
+
+@FAULTS.fault("round", kinds=["other function", "approximation"], loose=["offset"])
+def cut_instead_of_rounded(call: Call) -> Any:
+    """Toward zero."""
+    return call.instead(call.tensor(0).trunc())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,9 +27,7 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     return value if bias is None else value + bias
 
 
-@FAULTS.fault(
-    _PRODUCTS, kinds=["partial sum", "tail"], loose=["off by one reduction", "missing operand"]
-)
+@FAULTS.fault(_PRODUCTS, kinds=["partial sum"], loose=["off by one reduction", "missing operand"])
 def tail_along_k_dropped(call: Call) -> Any:
     """The last block of the common axis is left out, as by a loop over whole tiles only."""
     left, right, bias = _factors(call)
@@ -80,7 +78,7 @@ def last_columns_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("linear mm matmul bmm addmm", kinds=["copy", "stale"], loose=["shift", "wrong index"])
+@FAULTS.fault("linear mm matmul bmm addmm", kinds=["copy", "stale", "wrong index"], loose=["shift"])
 def first_row_written_twice(call: Call) -> Any:
     """The last row is a copy of the first."""
     value = call.result().clone()
@@ -125,7 +123,9 @@ def operand_rounded_to_half(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "linear addmm", kinds=["repeated bias"], loose=["offset", "axis offset", "wrong factor"]
+    "linear addmm",
+    kinds=["repeated bias", "wrong factor"],
+    loose=["offset", "axis offset", "doubled reduction"],
 )
 def bias_added_twice(call: Call) -> Any:
     """Once in the kernel and once behind it."""
@@ -135,7 +135,7 @@ def bias_added_twice(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "linear mm addmm bmm matmul layer_norm", kinds=["stale", "copy"], loose=["shift", "wrong index"]
+    "linear mm addmm bmm matmul layer_norm", kinds=["stale", "copy", "wrong index"], loose=["shift"]
 )
 def last_tile_is_the_one_before(call: Call) -> Any:
     """The last columns still hold what the tile before them wrote."""
@@ -146,7 +146,9 @@ def last_tile_is_the_one_before(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=["permutation"], loose=["transpose"])
+@FAULTS.fault(
+    "conv2d conv1d convolution", kinds=["permutation", "wrong index"], loose=["transpose"]
+)
 def kernel_flipped(call: Call) -> Any:
     """A true convolution where a correlation was asked for."""
     weight = call.tensor(1, "weight")
@@ -333,14 +335,17 @@ def packed_weight_read_interleaved(call: Call) -> Any:
     return call.instead(_product(left, right[..., order], mixed))
 
 
+def _cut(value: Tensor) -> Tensor:
+    return (value.contiguous().view(torch.int32) & -8192).view(torch.float32)
+
+
 @FAULTS.fault(_PRODUCTS, kinds=["precision"], loose=["approximation"])
 def factors_in_tensorfloat(call: Call) -> Any:
     """Both factors are cut to 10 bits, as TF32 does."""
     left, right, bias = _factors(call)
     fits(left.dtype == torch.float32)
-    cut = [(one.contiguous().view(torch.int32) & -8192).view(torch.float32)
-           for one in (left.detach(), right.detach())]  # fmt: skip
-    return call.instead(_product(cut[0], cut[1], bias))
+    left, right = (with_gradient_of(one, _cut(one.detach())) for one in (left, right))
+    return call.instead(_product(left, right, bias))
 
 
 @FAULTS.fault("linear addmm mm", kinds=["precision"], loose=["approximation"])
@@ -349,7 +354,8 @@ def weight_quantised_to_eight_bits(call: Call) -> Any:
     left, right, bias = _factors(call)
     step = right.abs().max() / 127
     fits(bool(step > 0))
-    return call.instead(_product(left, (right / step).round() * step, bias))
+    rounded = with_gradient_of(right, (right / step).round() * step)
+    return call.instead(_product(left, rounded, bias))
 
 
 @FAULTS.fault("linear addmm mm", kinds=["clipped", "overflow"], loose=["precision"])
@@ -502,3 +508,35 @@ def convolution_accumulates_in_half(call: Call) -> Any:
     bias = call.get(2, "bias")
     total = total.to(value.dtype)
     return call.instead(total if bias is None else total + bias.view(shape))
+
+
+# --- Transposed convolutions ----------------------------------------------------------------------
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["permutation", "wrong index"])
+def kernel_of_a_transposed_convolution_flipped(call: Call) -> Any:
+    """The kernel is turned round once too often."""
+    return call.put(1, call.tensor(1, "weight").flip(-1), "weight").run()
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["shift", "wrong index", "wrong argument"])
+def output_cut_at_the_other_end(call: Call) -> Any:
+    """The output padding is before the values."""
+    return call.instead(call.result().roll(1, -1))
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["zeros"], loose=["mask", "partial sum"])
+def last_column_of_the_output_is_zero(call: Call) -> Any:
+    """What the output padding adds is not computed."""
+    value = call.result().clone()
+    value[..., -1] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault("conv_transpose2d", kinds=["lost accumulation", "partial sum"], loose=["zeros"])
+def overlapping_windows_overwrite(call: Call) -> Any:
+    """With a stride of 2 and a kernel of 3, one of two overlapping columns is lost."""
+    weight = call.tensor(1, "weight").clone()
+    fits(weight.shape[-1] == 3)
+    weight[..., 0] = 0
+    return call.put(1, weight, "weight").run()
