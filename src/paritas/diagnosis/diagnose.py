@@ -77,6 +77,8 @@ PROPOSERS: Proposers = (
 )
 # From the simplest to what fits almost anything.
 ORDER = tuple(PatternKind)
+# What is seen in the values alone, and is the result of a mistake that reproduces them.
+_SEEN_IN_VALUES = {PatternKind.NONFINITE, PatternKind.CLIPPED}
 # A pattern is reported beside a simpler one if it explains this much more.
 _MORE = 0.01
 
@@ -109,7 +111,7 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     kept: list[Pattern] = []
     found = propose_all(case, enough=True, proposers=proposers)
     if any(_reproduces_all(pattern) for pattern in found):
-        found = [pattern for pattern in found if pattern.kind != PatternKind.NONFINITE]
+        found = [pattern for pattern in found if pattern.kind not in _SEEN_IN_VALUES]
     for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)

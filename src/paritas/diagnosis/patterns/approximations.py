@@ -20,9 +20,13 @@ _LEAST_WRONG = 0.2
 # How well neighbouring inputs must agree in their error; 0 if it has no pattern.
 _LEAST_SMOOTH = 0.8
 # The largest error, as a share of the values: what is further off is another function altogether.
-_FURTHEST = 0.5
+_FURTHEST = 0.2
 # How much the relative error must vary: one factor for all is a scale.
 _LEAST_VARIED = 0.01
+
+
+# The least share of distinct results: fewer are levels, as of a rounding.
+_LEAST_DISTINCT = 0.25
 
 
 def propose_approximations(case: Case) -> list[Pattern]:
@@ -39,6 +43,9 @@ def propose_approximations(case: Case) -> list[Pattern]:
     relative = (error / right.abs()).nan_to_num(0.0, 0.0, 0.0)
     if bool((error.diff() != 0)[x.diff() == 0].any()):
         return []  # one input, two results
+    given = case.given[use]
+    if len(given.unique()) < _LEAST_DISTINCT * len(x.unique()):
+        return []
     smooth = max(_smoothness(error), _smoothness(relative))
     if len(x) < _FEWEST or smooth < _LEAST_SMOOTH:
         return []

@@ -12,10 +12,10 @@ import torch
 from paritas.diagnosis.patterns.variations import (
     AFFINE,
     EPSILONS,
-    FACTORS,
     LARGEST_EPS,
     NUMBERS,
     Variation,
+    kind_of_number,
     with_argument,
 )
 from paritas.results.findings import PatternKind
@@ -36,6 +36,7 @@ _ROUNDS = 25
 _SETTLED = 1e-12
 # Digits that a stated number may have.
 _DIGITS = range(1, 8)
+_NOTHING = 1e-9
 _EPS_STARTS = (1e-1, 1e-3, 1e-6)
 _ROOTS = frozenset({"rsqrt", "sqrt", "log", "log2", "log10", "reciprocal"})
 # Functions of which a factor on the argument is more than a factor on the result.
@@ -46,6 +47,10 @@ _BENT = frozenset(
         *("softmax", "log_softmax", "log_sigmoid_forward"),
     }
 )
+# Functions of which a number added to the argument is more than a number added to the result.
+_MOVED = (_BENT | {"relu", "leaky_relu", "sqrt", "rsqrt", "reciprocal", "log"}) - {
+    *("exp", "exp2", "softmax", "log_softmax")
+}
 # Numbers that no result depends on, or that say how to draw random ones.
 _NO_NUMBERS = frozenset({"dropout_p", "momentum", "correction"})
 
@@ -87,7 +92,9 @@ def _exponential(place: float) -> float:
 
 
 def shortened(number: float) -> Iterator[float]:
-    """The number with more and more digits."""
+    """The number with more and more digits; 0 first if it is nothing but rounding."""
+    if abs(number) < _NOTHING:
+        yield 0.0
     yield from dict.fromkeys(float(f"{number:.{digits}g}") for digits in _DIGITS)
 
 
@@ -150,6 +157,8 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(partial(_with_constant, "other"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
     if step.name in _BENT:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0))
+    if step.name in _MOVED:
+        yield Unknown(_with_offset, (0.1, -0.1))
 
 
 def _is_number(name: str, value: Any) -> bool:
@@ -164,7 +173,7 @@ def _other_eps(name: str, right: float, number: float) -> Variation:
 
 
 def _other_number(operator: str, name: str, right: float, number: float) -> Variation:
-    kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
+    kind = kind_of_number(operator, name)
     kind = PatternKind.MASK if operator == "masked_fill" else kind
     said = f"{name} is {number:.7g} instead of {right:.7g}"
     return Variation(kind, said, with_argument(name, number))
@@ -185,3 +194,12 @@ def _with_factor(number: float) -> Variation:
 
     said = f"the argument is multiplied by {number:.7g}"
     return Variation(PatternKind.FACTOR, said, run)
+
+
+def _with_offset(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(self=step.values["self"] + number)
+
+    way = "added to" if number > 0 else "subtracted from"
+    said = f"{abs(number):.7g} is {way} the argument"
+    return Variation(PatternKind.OFFSET, said, run)
