@@ -97,6 +97,8 @@ FORMATS = (
 
 _MOST_WORK = 1 << 30
 _MOST_SECONDS = 3.0
+# The fewest different values that are rounded, of one operand.
+_FEWEST_ROUNDED = 4
 # The results of an operator that are looked at.
 _MOST_OUTPUTS = 3
 # The largest level of each format; and the size of a group, of which each has a scale: None is all
@@ -175,6 +177,8 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
                 change(wide[place]).to(one) if place in chosen else one
                 for place, one in enumerate(given)
             ]
+            if not all(_shows_rounding(given[place], changed[place]) for place in chosen):
+                continue
             value = attempt(functools.partial(rerun.value, changed), case.shape)
             if value is not None:
                 yield Recomputed(value, name, _name_inputs(chosen, every), how)
@@ -190,6 +194,11 @@ def _roundings(
             continue  # tf32 has as many digits and the wider range
         yield form, "rounded", form.rounded
         yield form, "cut off", form.truncated
+
+
+def _shows_rounding(value: Tensor, rounded: Tensor) -> bool:
+    """Whether enough different values are rounded: one constant may be another for any reason."""
+    return len(value[value != rounded].unique()) >= _FEWEST_ROUNDED
 
 
 def _quantisations() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:

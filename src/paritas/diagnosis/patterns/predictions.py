@@ -230,10 +230,10 @@ class _Predictor:
             if weight is not None and fits_honestly(self.case, prediction, slack=slack):
                 left = mean_square_left(self.case, prediction)
                 return Reproduction(variation, place, weight, left, in_part)
-        return self._native_reproduction(place, variation, prediction)
+        return self._native_reproduction(place, variation, prediction, parameters)
 
     def _native_reproduction(
-        self, place: int, variation: Variation, prediction: Tensor
+        self, place: int, variation: Variation, prediction: Tensor, parameters: int
     ) -> Reproduction | None:
         """The mistake in the program's own dtype, whose noise may be larger than the right one's.
 
@@ -248,7 +248,7 @@ class _Predictor:
         if value is None:
             return None
         value = widen(value)
-        weight = weigh(self.case, value, extent=Extent.ALL)
+        weight = weigh(self.case, value, extent=Extent.ALL, parameters=parameters)
         if weight is None or not fits_honestly(self.case, value):
             return None
         return Reproduction(variation, place, weight, mean_square_left(self.case, value))
