@@ -56,6 +56,8 @@ _CLOSE = 1e-5
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
+# Mistakes that are made in the whole result, or not at all.
+_OF_ALL = frozenset({PatternKind.SWAPPED_OPERANDS})
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
@@ -221,7 +223,8 @@ class _Predictor:
         self, place: int, variation: Variation, prediction: Tensor, *, parameters: int = 0
     ) -> Reproduction | None:
         slack = self._growth(prediction)
-        for in_part in (False, True) if self._block is not None else (False,):
+        is_local = self._block is not None and variation.kind not in _OF_ALL
+        for in_part in (False, True) if is_local else (False,):
             if in_part:
                 prediction, slack = self._limited(prediction, self.case.right), 1.0
             weight = weigh(

@@ -95,7 +95,7 @@ def shortened(number: float) -> Iterator[float]:
     """The number with more and more digits; 0 first if it is nothing but rounding."""
     if abs(number) < _NOTHING:
         yield 0.0
-    yield from dict.fromkeys(float(f"{number:.{digits}g}") for digits in _DIGITS)
+    yield from dict.fromkeys([*(float(f"{number:.{digits}g}") for digits in _DIGITS), number])
 
 
 def _descend(
@@ -145,6 +145,9 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         elif name == "scale" and value is None and "query" in step.values:
             right = 1 / math.sqrt(step.values["query"].shape[-1])
             yield Unknown(partial(_other_number, step.name, name, right), (right,))
+        elif name in ("attn_mask", "attn_bias") and isinstance(value, torch.Tensor):
+            if value.is_floating_point():
+                yield Unknown(partial(_with_mask_factor, name), (0.5, 1.0))
         elif name == "alpha" and not isinstance(step.values.get("other"), torch.Tensor | None):
             continue  # the factor on a number is that number
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
@@ -186,6 +189,14 @@ def _with_constant(name: str, number: float) -> Variation:
     way = "added to" if number > 0 else "missing in"
     said = f"eps ({abs(number):.7g}) is {way} the argument"
     return Variation(PatternKind.EPS, said, run)
+
+
+def _with_mask_factor(name: str, number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(**{name: step.values[name] * number})
+
+    said = f"what is added to the scores is multiplied by {number:.7g}"
+    return Variation(PatternKind.MASK, said, run)
 
 
 def _with_factor(number: float) -> Variation:
