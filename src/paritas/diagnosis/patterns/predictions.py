@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Extent, Weight, same, supported_pattern, weigh, widen
+from paritas.diagnosis.case import (
+    Extent,
+    Weight,
+    same,
+    supported_pattern,
+    weigh,
+    widen,
+    wrong_block,
+)
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
+from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.unknowns import shortened, unknown_numbers
@@ -55,12 +64,14 @@ class Reproduction:
         place: the place of the operator in the call.
         weight: the evidence.
         scatter: the mean square of what is left, in units of the noise.
+        in_part: the mistake was made only in the block that is wrong.
     """
 
     variation: Variation
     place: int
     weight: Weight
     scatter: float
+    in_part: bool = False
 
 
 def propose_predictions(case: Case) -> list[Pattern]:
@@ -89,6 +100,8 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if len(call.steps) > 1:
         step = next(step for place, step in call.steps if place == chosen.place)
         sentence = f"in {step.operator}: {sentence}"
+    if chosen.in_part:
+        sentence = f"{sentence}, but only in a part of the result"
     return [weight.pattern(chosen.variation.kind, sentence, evidence)]
 
 
@@ -120,7 +133,7 @@ def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
     return []
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Predictor:
     """Runs a call with mistakes, and compares what it gives.
 
@@ -171,6 +184,14 @@ class _Predictor:
                 break
         if found:
             return tried, found
+        for place, variation in self._deduced():
+            tried += 1
+            prediction = self._prediction(place, variation)
+            if prediction is not None:
+                solution = self._reproduction(place, variation, prediction, parameters=1)
+                found += [] if solution is None else [solution]
+        if found:
+            return tried, found
         for place, step in self.call.steps:
             for unknown in unknown_numbers(step):
                 if time.monotonic() > until:
@@ -188,10 +209,43 @@ class _Predictor:
         self, place: int, variation: Variation, prediction: Tensor, *, parameters: int = 0
     ) -> Reproduction | None:
         slack = self._growth(prediction)
-        weight = weigh(self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack)
-        if weight is None or not fits_honestly(self.case, prediction, slack=slack):
+        for in_part in (False, True) if self._block is not None else (False,):
+            if in_part:
+                prediction, slack = self._limited(prediction, self.case.right), 1.0
+            weight = weigh(
+                self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack
+            )
+            if weight is not None and fits_honestly(self.case, prediction, slack=slack):
+                left = mean_square_left(self.case, prediction)
+                return Reproduction(variation, place, weight, left, in_part)
+        return None
+
+    @functools.cached_property
+    def _block(self) -> Tensor | None:
+        """The block that is wrong; None if it is the whole, or has one value only."""
+        block = wrong_block(self.case)
+        given = block.case.given
+        if block.is_whole or bool((given == given.reshape(-1)[0]).all()):
             return None
-        return Reproduction(variation, place, weight, mean_square_left(self.case, prediction))
+        inside = torch.ones((), dtype=torch.bool)
+        for axis, kept in enumerate(block.indices):
+            hit = torch.zeros(self.case.shape[axis], dtype=torch.bool)
+            hit[kept] = True
+            inside = inside.unsqueeze(-1) & hit
+        return inside
+
+    def _limited(self, prediction: Tensor, elsewhere: Tensor) -> Tensor:
+        """The prediction in the block that is wrong, and something else around it."""
+        return prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
+
+    def _deduced(self) -> Iterator[tuple[int, Variation]]:
+        """The mistakes that the candidate itself shows."""
+        part = torch.ones(self.case.shape, dtype=torch.bool)
+        part = self._limited(part, torch.zeros_like(part))
+        for place, step in self.call.steps:
+            predict = functools.partial(self._prediction, place)
+            for variation in deduced_variations(step, predict, self.case.given, part):
+                yield place, variation
 
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""
@@ -225,14 +279,18 @@ class _Predictor:
     def share_equal(self, reproduction: Reproduction) -> float | None:
         """The share of elements that are reproduced bit for bit in the program's own dtype."""
         value = self.value(reproduction.place, reproduction.variation.change, wide=False)
-        candidate = self.case.candidate.detach()
+        candidate, reference = self.case.candidate.detach(), self.case.reference.detach()
         if value is None or value.dtype != candidate.dtype:
             return None
+        if reproduction.in_part and reference.dtype == value.dtype:
+            value = self._limited(value.cpu(), reference.cpu())
         return float(same(value.cpu(), candidate.cpu()).double().mean())
 
 
 def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
     """Those that reproduce the candidate best; none if one factor or offset does it better."""
+    whole = [one for one in found if not one.in_part]
+    found = whole or found
     if not found:
         return []
     least = min(one.scatter for one in found)

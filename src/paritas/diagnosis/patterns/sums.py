@@ -34,7 +34,7 @@ def sum_variations(step: Step) -> Iterator[Variation]:
         yield from _running_variations(step)
     if name in _SCATTERS:
         yield from _scatter_variations(step)
-    if name in _PRODUCTS:
+    if name in PRODUCTS:
         yield from _product_variations(step)
 
 
@@ -571,7 +571,7 @@ def _averaged(step: Step) -> Tensor:
 
 # --- Matrix products ------------------------------------------------------------------------------
 
-_PRODUCTS = {
+PRODUCTS = {
     "mm": ("self", "mat2"),
     "bmm": ("self", "mat2"),
     "addmm": ("mat1", "mat2"),
@@ -580,7 +580,7 @@ _PRODUCTS = {
 
 
 def _product_variations(step: Step) -> Iterator[Variation]:
-    left, right = _PRODUCTS[step.name]
+    left, right = PRODUCTS[step.name]
     length = step.values[left].shape[-1]
 
     def cut(step: Step, start: int, size: int) -> Any:
