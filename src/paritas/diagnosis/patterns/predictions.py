@@ -29,8 +29,9 @@ from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
-from paritas.diagnosis.patterns.unknowns import shortened, unknown_numbers
+from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -171,35 +172,31 @@ class _Predictor:
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
         until = time.monotonic() + _MOST_SECONDS
-        tried, found = 0, []
-        for place, variation in self._variations():
-            prediction = self._prediction(place, variation)
-            if prediction is None:
-                continue
-            tried += 1
-            reproduction = self._reproduction(place, variation, prediction)
-            if reproduction is not None:
-                found.append(reproduction)
+        tried = 0
+        for variations, parameters in (
+            (self._variations(), 0),
+            (self._deduced(), 1),
+            (inner_mistakes(self.call.steps), 0),
+        ):
+            found = []
+            for place, variation in variations:
+                prediction = self._prediction(place, variation)
+                if prediction is not None:
+                    tried += 1
+                    found.append(
+                        self._reproduction(place, variation, prediction, parameters=parameters)
+                    )
+                if time.monotonic() > until:
+                    break
+            if any(found):
+                return tried, [one for one in found if one is not None]
+        found = []
+        for place, unknown in inner_numbers(self.call.steps):
             if time.monotonic() > until:
                 break
-        if found:
-            return tried, found
-        for place, variation in self._deduced():
             tried += 1
-            prediction = self._prediction(place, variation)
-            if prediction is not None:
-                solution = self._reproduction(place, variation, prediction, parameters=1)
-                found += [] if solution is None else [solution]
-        if found:
-            return tried, found
-        for place, step in self.call.steps:
-            for unknown in unknown_numbers(step):
-                if time.monotonic() > until:
-                    return tried, found
-                tried += 1
-                solution = self._solution(place, unknown)
-                found += [] if solution is None else [solution]
-        return tried, found
+            found.append(self._solution(place, unknown))
+        return tried, [one for one in found if one is not None]
 
     def _prediction(self, place: int, variation: Variation) -> Tensor | None:
         value = self.value(place, variation.change, wide=True)
@@ -236,7 +233,9 @@ class _Predictor:
 
     def _limited(self, prediction: Tensor, elsewhere: Tensor) -> Tensor:
         """The prediction in the block that is wrong, and something else around it."""
-        return prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
+        return (
+            prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
+        )
 
     def _deduced(self) -> Iterator[tuple[int, Variation]]:
         """The mistakes that the candidate itself shows."""
