@@ -128,6 +128,11 @@ def _laid_out_as(kept: Tensor, value: Tensor) -> Tensor:
     return empty.copy_(value)
 
 
+def with_gradient_of(smooth: Tensor, value: Tensor) -> Tensor:
+    """A value that has no derivative, such as a rounded one, with the gradient of another."""
+    return smooth + (value - smooth).detach()
+
+
 def first(value: Any) -> Any:
     """The value, or the first of several."""
     return value[0] if isinstance(value, list | tuple) and value else value

@@ -17,7 +17,7 @@ from benchmarks.places.planting import Subject, Truth, backpropagate
 from benchmarks.places.triton_kernels import TEXT
 from benchmarks.places.trying import place_of, try_unit
 
-from paritas.results.findings import Origin, OriginKind
+from paritas.results.findings import Origin, OriginKind, PatternKind
 
 
 @pytest.mark.parametrize("table_of", ["FAULTS", "EDITS", "KERNEL_EDITS", "TRITON_EDITS"])
@@ -26,6 +26,17 @@ def test_the_halves_share_no_kind_of_fault(table_of):
     assert ours
     assert theirs
     assert not set(ours) & set(theirs)
+
+
+def test_the_labels_of_faults_are_words_that_paritas_has():
+    edits = {**building.EDITS, **building.KERNEL_EDITS, **building.TRITON_EDITS}
+    for name, fault in {**building.FAULTS, **edits}.items():
+        assert {*(fault.kinds or ()), *fault.loose} <= set(PatternKind), name
+        assert not set(fault.kinds or ()) & fault.loose, name
+
+
+def test_no_fault_for_building_hides_another_of_its_name():
+    assert len(building.FAULTS) == sum(len(one.FAULTS) for one in building.FAMILIES)
 
 
 def test_the_halves_share_no_model_and_have_all_of_them():

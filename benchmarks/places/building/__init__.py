@@ -8,6 +8,7 @@ from __future__ import annotations
 from benchmarks.places.building import (
     attending,
     gradients,
+    losses,
     moving,
     norms,
     pointwise,
@@ -18,7 +19,7 @@ from benchmarks.places.calls import Catalogue
 
 __all__ = ["EDITS", "FAULTS", "KERNEL_EDITS", "TRITON_EDITS"]
 
-FAMILIES = (products, attending, norms, pointwise, moving, gradients)
+FAMILIES = (products, attending, norms, pointwise, moving, losses, gradients)
 FAULTS = Catalogue()
 for _family in FAMILIES:
     FAULTS.update(_family.FAULTS)

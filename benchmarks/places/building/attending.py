@@ -224,7 +224,7 @@ def window_of_three_keys(call: Call) -> Any:
     return call.instead(_masked(scores, mask).masked_fill(far, -math.inf).softmax(-1) @ value)
 
 
-@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["wrong argument", "other function"])
+@FAULTS.fault(_ATTENTION, kinds=["mask", "wrong argument"], loose=["other function"])
 def causal_where_it_should_not_be(call: Call) -> Any:
     """An encoder gets the mask of a decoder."""
     scores, value, mask = _scores(call)
@@ -317,17 +317,6 @@ def probabilities_in_bfloat16(call: Call) -> Any:
     return call.instead(weights @ value)
 
 
-@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["wrong argument", "scale", "wrong factor"])
-def mask_added_before_the_scaling(call: Call) -> Any:
-    """A mask that is not infinite is scaled with the scores."""
-    mask = (
-        call.kwargs.get("attn_mask") if call.name == "flash_attention" else call.get(3, "attn_mask")
-    )
-    fits(isinstance(mask, Tensor) and mask.is_floating_point())
-    scores, value, _ = _scores(call)
-    return call.instead((scores + mask * 0.25).softmax(-1) @ value)
-
-
 @FAULTS.fault(_ATTENTION, kinds=["transpose", "permutation"], loose=["wrong index"])
 def heads_and_positions_exchanged_in_the_result(call: Call) -> Any:
     """Written as (batch, position, head, d) and read as (batch, head, position, d)."""
@@ -345,7 +334,7 @@ def last_queries_not_written(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _ATTENTION, kinds=["other function", "approximation"], loose=["wrong factor", "scale"]
+    _ATTENTION, kinds=["other function", "approximation", "wrong factor", "scale", "wrong argument"]
 )
 def exponent_of_two(call: Call) -> Any:
     """exp2 without the factor log2(e)."""
@@ -377,7 +366,11 @@ def softmax_with_one_more(call: Call) -> Any:
     return call.instead(exps / (exps.sum(dim, keepdim=True) + (-top).exp()))
 
 
-@FAULTS.fault("softmax", kinds=["other function", "missing reduction"], loose=["axis scale"])
+@FAULTS.fault(
+    "softmax",
+    kinds=["other function", "missing reduction", "missing operand"],
+    loose=["axis scale"],
+)
 def exponentials_not_normalised(call: Call) -> Any:
     """The division by the sum is lost in a fusion."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)

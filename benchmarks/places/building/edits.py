@@ -105,7 +105,8 @@ EDITS = {
         kinds=["approximation", "other function", "wrong argument"],
     ),
     "triangle the other way": edit(
-        (r"(?<=[.])tril(?=[.(])", "triu"), kinds=["other function", "mask", "transpose"],
+        (r"(?<=[.])tril(?=[.(])", "triu"), (r"(?<=[.])triu(?=[.(])", "tril"),
+        kinds=["other function", "mask", "transpose"],
     ),
     "rolled to the other side": edit(
         (r"(roll\S*\(\w+, )([\[(])-1, -1([\])])", r"\1\g<2>1, 1\3"),
@@ -253,5 +254,20 @@ TRITON_EDITS = {
     ),
     "factor of a half forgotten": edit(
         (r"value \* 0\.5 \*", "value *"), kinds=["scale", "wrong factor"], operators="gelu",
+    ),
+    "mean of the norm not masked": edit(
+        (r"tl\.where\(inside, value - mean, 0\.0\)", "value - mean"),
+        kinds=["wrong statistics", "mask"], loose=["axis scale", "partial sum"],
+        operators="layer_norm",
+    ),
+    "bias of the rows": edit(
+        (r"b \+ columns, mask=columns < n, other=0\.0\)\[None, :\]",
+         "b + rows, mask=rows < n, other=0.0)[:, None]"),
+        kinds=["wrong axis", "transpose", "wrong index"], loose=["axis offset", "offset"],
+        operators="linear",
+    ),
+    "product in tensor floats": edit(
+        (r'input_precision="ieee"', 'input_precision="tf32"'), kinds=["precision"],
+        operators="linear",
     ),
 }  # fmt: skip

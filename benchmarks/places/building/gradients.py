@@ -103,10 +103,7 @@ def derivative_without_its_second_term(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "gelu_backward",
-    kinds=["approximation", "other function"],
-    loose=["wrong argument"],
-    backward=True,
+    "gelu_backward", kinds=["approximation", "other function", "wrong argument"], backward=True
 )
 def derivative_of_the_other_gelu(call: Call) -> Any:
     """The gradient of the form with tanh, or of that with erf."""
@@ -289,7 +286,7 @@ def half_of_the_tokens(call: Call) -> Any:
     return call.instead(left[..., :kept] @ right[..., :kept, :])
 
 
-@FAULTS.fault("mm", kinds=["sign"], loose=["scale", "wrong factor"], backward=True)
+@FAULTS.fault("mm", kinds=["sign", "scale", "wrong factor"], backward=True)
 def gradient_negated(call: Call) -> Any:
     """The sign of the gradient."""
     return call.instead(-call.result())
@@ -456,16 +453,6 @@ def gradient_put_one_place_later(call: Call) -> Any:
     value = call.result()
     fits(value.shape[dim] > 1)
     return call.instead(value.roll(1, dim))
-
-
-@FAULTS.fault(
-    "add", kinds=["lost accumulation", "copy", "missing operand"], loose=["stale"], backward=True
-)
-def gradient_overwritten(call: Call) -> Any:
-    """The gradient of a second use replaces that of the first."""
-    left, right = call.args[:2]
-    fits(isinstance(left, Tensor) and isinstance(right, Tensor) and left.shape == right.shape)
-    return call.instead(right.clone())
 
 
 @FAULTS.fault("mul", kinds=["wrong factor", "scale"], backward=True)

@@ -521,5 +521,39 @@ def half_a_pixel_off(call: Call) -> Any:
         -1,
     )
     grid = grid.expand(len(value), -1, -1, -1).to(value.dtype)
-    return call.instead(functional.grid_sample(
-        value, grid, padding_mode="border", align_corners=False))  # fmt: skip
+    return call.instead(
+        functional.grid_sample(value, grid, padding_mode="border", align_corners=False)
+    )
+
+
+@FAULTS.fault(
+    "index_add scatter_add",
+    kinds=["lost accumulation", "missing reduction"],
+    loose=["stale", "partial sum", "wrong index"],
+)
+def repeated_index_overwrites(call: Call) -> Any:
+    """The last of several rows for one index is kept, the others are lost."""
+    value, dim, index, source = (call.get(i) for i in range(4))
+    fits(dim == 0)
+    value = value.clone()
+    for place, row in zip(index.tolist(), source, strict=True):
+        value[place] = row
+    return call.instead(value)
+
+
+@FAULTS.fault("index_select index_add index", kinds=["wrong index", "shift"], loose=["permutation"])
+def index_before_the_right_one(call: Call) -> Any:
+    """The index is one too small."""
+    value = call.tensor(0)
+    if call.name == "index":
+        index = call.args[1][0]
+        fits(len(call.args[1]) == 1 and index.dtype == torch.int64)
+        return value[(index - 1) % len(value)]
+    dim, index = call.get(1), call.get(2)
+    return call.put(2, (index - 1) % value.shape[dim], "index").run()
+
+
+@FAULTS.fault("interpolate upsample_nearest2d", kinds=["shift", "wrong index"])
+def pixels_one_too_far(call: Call) -> Any:
+    """The nearest pixel is rounded up."""
+    return call.instead(call.result().roll(-1, -1))

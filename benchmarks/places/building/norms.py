@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
 
 FAULTS = Catalogue()
@@ -356,8 +356,8 @@ def eps_of_another_framework(call: Call) -> Any:
 
 @FAULTS.fault(
     "group_norm native_group_norm",
-    kinds=["wrong statistics", "wrong axis"],
-    loose=["wrong argument", "axis scale"],
+    kinds=["wrong statistics", "wrong axis", "wrong argument"],
+    loose=["axis scale"],
 )
 def statistics_of_single_channels(call: Call) -> Any:
     """An instance norm."""
@@ -399,7 +399,8 @@ def rsqrt_by_a_magic_number(call: Call) -> Any:
     value = call.tensor(0)
     fits(value.dtype == torch.float32 and bool((value > 0).all()))
     guess = (0x5F3759DF - (value.detach().contiguous().view(torch.int32) >> 1)).view(torch.float32)
-    return call.instead(guess * (1.5 - 0.5 * value * guess * guess))
+    near = guess * (1.5 - 0.5 * value * guess * guess)
+    return call.instead(with_gradient_of(value.rsqrt(), near))
 
 
 @FAULTS.fault("rsqrt reciprocal sqrt", kinds=["precision"], loose=["approximation"])
@@ -465,7 +466,7 @@ def smallest_instead_of_the_largest(call: Call) -> Any:
     return call.instead(value.amin(dim).reshape(call.result().shape))
 
 
-@FAULTS.fault("amax max", kinds=["other function"], loose=["clipped", "mask"])
+@FAULTS.fault("amax max", kinds=["other function", "clipped"], loose=["mask"])
 def maximum_starts_at_zero(call: Call) -> Any:
     """The running maximum begins with 0 and not with -inf."""
     return call.instead(call.result().clamp(min=0))

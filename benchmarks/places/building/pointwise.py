@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -228,8 +228,8 @@ def smooth_relu(call: Call) -> Any:
 
 @FAULTS.fault(
     "hardtanh relu6 clamp",
-    kinds=["wrong argument", "missing operand"],
-    loose=["clipped", "other function"],
+    kinds=["wrong argument", "missing operand", "other function"],
+    loose=["clipped"],
 )
 def upper_limit_forgotten(call: Call) -> Any:
     """Only the lower limit is kept."""
@@ -274,9 +274,9 @@ def hard_tanh(call: Call) -> Any:
 
 @FAULTS.fault("softplus", kinds=["wrong argument", "other function"], loose=["approximation"])
 def threshold_of_softplus_too_low(call: Call) -> Any:
-    """Linear from 0.5 on."""
+    """Linear where the upper half of the values is."""
     value = call.tensor(0, "input")
-    return call.instead(torch.where(value > 0.5, value, functional.softplus(value)))
+    return call.instead(torch.where(value > value.median(), value, functional.softplus(value)))
 
 
 @FAULTS.fault("softplus", kinds=["other function"], loose=["approximation", "offset"])
@@ -304,7 +304,7 @@ def fast_exponential(call: Call) -> Any:
     value = call.tensor(0)
     fits(value.dtype == torch.float32)
     bits = (value.detach().clamp(-80, 80) * 12102203.0 + 1064866805.0).to(torch.int32)
-    return call.instead(bits.view(torch.float32))
+    return call.instead(with_gradient_of(value.exp(), bits.view(torch.float32)))
 
 
 @FAULTS.fault("exp", kinds=["clipped", "wrong argument"], loose=["other function", "mask"])
@@ -345,7 +345,8 @@ def exponent_one_larger(call: Call) -> Any:
 @FAULTS.fault("pow", kinds=["scale", "wrong factor"])
 def square_doubled(call: Call) -> Any:
     """2 x**2, as of a derivative."""
-    fits(call.args[1] == 2)
+    exponent = call.args[1]
+    fits(isinstance(exponent, int | float) and exponent == 2)
     return call.instead(2 * call.result())
 
 
@@ -430,7 +431,9 @@ def factor_of_the_position_before(call: Call) -> Any:
     return call.instead(left * right.roll(1, -2))
 
 
-@FAULTS.fault("mul", kinds=["copy", "missing operand"], loose=["axis scale", "scale"])
+@FAULTS.fault(
+    "mul", kinds=["copy", "missing operand"], loose=["axis scale", "scale", "other function"]
+)
 def second_factor_ignored(call: Call) -> Any:
     """The gate is not applied."""
     left, right = _pair(call)
@@ -574,3 +577,30 @@ def limits_exchanged(call: Call) -> Any:
     low, high = call.get(1, "min"), call.get(2, "max")
     fits(isinstance(low, int | float) and isinstance(high, int | float))
     return call.instead(call.tensor(0).clamp(high, low))
+
+
+@FAULTS.fault("leaky_relu elu", kinds=["wrong argument", "other function"])
+def default_slope(call: Call) -> Any:
+    """0.01 instead of what was given, and twice the alpha of elu."""
+    value = call.tensor(0, "input")
+    if call.name == "elu":
+        return call.instead(functional.elu(value, 2.0))
+    return call.instead(functional.leaky_relu(value, 0.01))
+
+
+@FAULTS.fault("sqrt", kinds=["copy", "missing operand", "other function"])
+def root_forgotten(call: Call) -> Any:
+    """The square itself."""
+    return call.instead(call.tensor(0).clone())
+
+
+@FAULTS.fault("abs", kinds=["copy", "missing operand", "sign", "other function"])
+def sign_kept(call: Call) -> Any:
+    """The value as it came."""
+    return call.instead(call.tensor(0).clone())
+
+
+@FAULTS.fault("round", kinds=["other function", "approximation"], loose=["offset"])
+def cut_instead_of_rounded(call: Call) -> Any:
+    """Toward zero."""
+    return call.instead(call.tensor(0).trunc())

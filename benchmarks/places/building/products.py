@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -241,7 +241,11 @@ def bias_once_per_split(call: Call) -> Any:
     return call.instead(call.result() + 3 * bias)
 
 
-@FAULTS.fault("linear addmm", kinds=["sign", "wrong factor"], loose=["offset", "axis offset"])
+@FAULTS.fault(
+    "linear addmm",
+    kinds=["sign", "wrong factor"],
+    loose=["offset", "axis offset", "repeated bias", "missing bias"],
+)
 def bias_subtracted(call: Call) -> Any:
     """The bias has the wrong sign."""
     left, right, bias = _factors(call)
@@ -335,14 +339,17 @@ def packed_weight_read_interleaved(call: Call) -> Any:
     return call.instead(_product(left, right[..., order], mixed))
 
 
+def _cut(value: Tensor) -> Tensor:
+    return (value.contiguous().view(torch.int32) & -8192).view(torch.float32)
+
+
 @FAULTS.fault(_PRODUCTS, kinds=["precision"], loose=["approximation"])
 def factors_in_tensorfloat(call: Call) -> Any:
     """Both factors are cut to 10 bits, as TF32 does."""
     left, right, bias = _factors(call)
     fits(left.dtype == torch.float32)
-    cut = [(one.contiguous().view(torch.int32) & -8192).view(torch.float32)
-           for one in (left.detach(), right.detach())]  # fmt: skip
-    return call.instead(_product(cut[0], cut[1], bias))
+    left, right = (with_gradient_of(one, _cut(one.detach())) for one in (left, right))
+    return call.instead(_product(left, right, bias))
 
 
 @FAULTS.fault("linear addmm mm", kinds=["precision"], loose=["approximation"])
@@ -351,7 +358,8 @@ def weight_quantised_to_eight_bits(call: Call) -> Any:
     left, right, bias = _factors(call)
     step = right.abs().max() / 127
     fits(bool(step > 0))
-    return call.instead(_product(left, (right / step).round() * step, bias))
+    rounded = with_gradient_of(right, (right / step).round() * step)
+    return call.instead(_product(left, rounded, bias))
 
 
 @FAULTS.fault("linear addmm mm", kinds=["clipped", "overflow"], loose=["precision"])
@@ -504,3 +512,35 @@ def convolution_accumulates_in_half(call: Call) -> Any:
     bias = call.get(2, "bias")
     total = total.to(value.dtype)
     return call.instead(total if bias is None else total + bias.view(shape))
+
+
+# --- Transposed convolutions ----------------------------------------------------------------------
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["permutation", "wrong index"])
+def kernel_of_a_transposed_convolution_flipped(call: Call) -> Any:
+    """The kernel is turned round once too often."""
+    return call.put(1, call.tensor(1, "weight").flip(-1), "weight").run()
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["shift", "wrong index", "wrong argument"])
+def output_cut_at_the_other_end(call: Call) -> Any:
+    """The output padding is before the values."""
+    return call.instead(call.result().roll(1, -1))
+
+
+@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["zeros"], loose=["mask", "partial sum"])
+def last_column_of_the_output_is_zero(call: Call) -> Any:
+    """What the output padding adds is not computed."""
+    value = call.result().clone()
+    value[..., -1] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault("conv_transpose2d", kinds=["lost accumulation", "partial sum"], loose=["zeros"])
+def overlapping_windows_overwrite(call: Call) -> Any:
+    """With a stride of 2 and a kernel of 3, one of two overlapping columns is lost."""
+    weight = call.tensor(1, "weight").clone()
+    fits(weight.shape[-1] == 3)
+    weight[..., 0] = 0
+    return call.put(1, weight, "weight").run()

@@ -125,6 +125,8 @@ class Explainer:
             return finding
         finally:
             self.seconds -= time.monotonic() - began
+        if found.note:
+            self._note(found.note)
         if found.where is None and not found.patterns:
             return finding
         return msgspec.structs.replace(finding, diagnosis=found, picture=picture)
@@ -203,7 +205,8 @@ def _diagnose_value(
     if above is None or above.where is None:
         return found
     kept = tuple(pattern for pattern in found.patterns if pattern.kind not in _OF_RIGHT_VALUES)
-    return Diagnosis(where=found.where if kept else above.where, patterns=kept)
+    where = found.where if kept else above.where
+    return Diagnosis(where=where, patterns=kept, note=found.note)
 
 
 def _diagnose_lifted(

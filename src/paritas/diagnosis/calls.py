@@ -28,10 +28,11 @@ from paritas._torch.operators import (
     traits,
 )
 from paritas.execution.saved_state import Copier
+from paritas.execution.scouting import attempt_apart, can_scout, is_scout
 from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
 MOST_STEPS = 8
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
-# Operators whose name begins so are kernels that others call after checking their arguments. These
-# check their arguments themselves.
-_KERNEL = "_"
+# Torch's operators that another one calls after checking their arguments, and those that the
+# forward pass calls with what it saved.
+_KERNEL = re.compile("_.*|.*backward.*")
+# These check their arguments themselves.
 _CHECKING = re.compile("_(log_)?softmax(_backward_data)?|_to_copy|_cdist_forward")
 # The place of the call itself, if it is the call of an operator.
 WHOLE = -1
@@ -69,17 +71,25 @@ class Step:
         """Its bare name: `softmax` of `aten._softmax.default`."""
         return self.traits.name.strip("_")
 
+    @property
+    def checks_arguments(self) -> bool:
+        """Whether it raises for arguments that it cannot take, and does not end the process."""
+        name = self.traits.name
+        if self.traits.namespace != "aten":  # written by the user, often in C++
+            return False
+        is_kernel = _KERNEL.fullmatch(name) and not _CHECKING.fullmatch(name)
+        return not is_kernel or torch.Tag.pointwise in self.operator.tags
+
     def run(self, /, **changes: Any) -> Any:
         """The result with other arguments.
 
         Raises:
             ValueError: nothing checks whether the operator can take them: it might end the process.
         """
-        name = self.traits.name
-        if name.startswith(_KERNEL) and not _CHECKING.fullmatch(name):
+        if not self.checks_arguments and not is_scout():
             for argument, value in changes.items():
                 if not _is_alike(self.values.get(argument), value):
-                    raise ValueError(f"{name} does not check its {argument}")
+                    raise ValueError(f"{self.traits.name} does not check its {argument}")
         return call_bound(self.operator, {**self.values, **changes})
 
     def with_first(self, value: Tensor) -> Any:
@@ -109,18 +119,37 @@ class LiveCall:
         return self.results(wide=False)
 
     @functools.cached_property
+    def _recorded(self) -> list[Step | None]:
+        """All of its operators; None for one without a schema."""
+        recorder = _Recorder()
+        self._run(recorder, wide=False)
+        return recorder.steps
+
+    @property
+    def checks_arguments(self) -> bool:
+        """Whether all of its operators do; also if it cannot be run again at all."""
+        try:
+            return all(step is None or step.checks_arguments for step in self._recorded)
+        except Exception:  # noqa: BLE001  (whoever runs it again reports it)
+            return True
+
+    @property
+    def can_be_scouted(self) -> bool:
+        """Whether a fork of this process can run it."""
+        state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
+        return can_scout(_tensors_of([self.args, list(self.kwargs.values()), list(state.values())]))
+
+    @functools.cached_property
     def steps(self) -> tuple[tuple[int, Step], ...]:
         """Its operators that compute something, each with its place among all operators.
 
         The call of an operator that consists of others comes first. Empty if there are too many, or
-        if one draws random numbers, or must not be called otherwise.
+        if one draws random numbers, or must not be called otherwise in this process.
         """
-        recorder = _Recorder()
-        self._run(recorder, wide=False)
-        known = [(place, step) for place, step in enumerate(recorder.steps) if step is not None]
+        known = [(place, step) for place, step in enumerate(self._recorded) if step is not None]
         # Views matter only where nothing else is done.
         working = [(place, step) for place, step in known if not step.traits.view] or known
-        if any(_TRUSTING.search(step.traits.name) for _, step in known):
+        if not is_scout() and any(_TRUSTING.search(step.traits.name) for _, step in known):
             return ()
         draws = any(
             step.traits.random and step.values.get("dropout_p") != 0.0 for _, step in working
@@ -138,8 +167,16 @@ class LiveCall:
         tensors = _tensors_of([self.args, list(self.kwargs.values())])
         return [tensor for tensor in tensors if tensor.is_floating_point()]
 
-    def with_floating(self, values: Iterable[Tensor]) -> LiveCall:
-        """The call with other floating-point tensors."""
+    def with_floating(self, values: Sequence[Tensor]) -> LiveCall:
+        """The call with other floating-point tensors.
+
+        Raises:
+            ValueError: nothing checks whether its operators can take them.
+        """
+        if not is_scout() and not self.checks_arguments:
+            for value, other in zip(self.floating, values, strict=True):
+                if not _is_alike(value, other):
+                    raise ValueError(f"{self.target} does not check its arguments")
         left = iter(values)
         change = lambda one: next(left) if one.is_floating_point() else one  # noqa: E731
         args = map_tensors(self.args, change)
@@ -159,8 +196,10 @@ class LiveCall:
         """
         if place == WHOLE and change is not None:
             whole = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
-            return self._run(contextlib.nullcontext(), wide=wide, target=whole)
-        return self._run(_Changer(place, change), wide=wide)
+            run = functools.partial(self._run, contextlib.nullcontext(), wide=wide, target=whole)
+        else:
+            run = functools.partial(self._run, _Changer(place, change), wide=wide)
+        return attempt_apart(run, keep=False)
 
     def _run(
         self,
@@ -243,23 +282,37 @@ class _Changer(DispatchMode):
         if self.left != -1 or self.change is None:
             return func(*args, **kwargs)
         changed = self.change(Step(func, bind_arguments(func, args, kwargs)))
+        wanted, given = _tensors_of(func(*args, **kwargs)), _tensors_of(changed)
         # What comes next may trust the shapes, as a backward pass does.
-        wanted, given = (
-            [one.shape for one in _tensors_of(result)]
-            for result in (func(*args, **kwargs), changed)
-        )
-        if given != wanted:
-            raise ValueError(f"the shapes are {given}, not {wanted}")
+        shapes, others = ([one.shape for one in result] for result in (wanted, given))
+        if others != shapes:
+            raise ValueError(f"the shapes are {others}, not {shapes}")
+        # ... and may take integers as indices: an accelerator does not survive those out of range.
+        if not all(
+            one.device.type == "cpu" or _is_within(one, other)
+            for one, other in zip(wanted, given, strict=True)
+        ):
+            raise ValueError("there are integers outside of the range of the right ones")
         return changed
 
 
 def _is_alike(value: Any, other: Any) -> bool:
     """Whether a kernel that takes one can take the other."""
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-        return (value.shape, value.dtype, value.device) == (other.shape, other.dtype, other.device)
+        kinds = ((one.shape, one.dtype, one.device) for one in (value, other))
+        return len(set(kinds)) == 1 and _is_within(value, other)
     if isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor):
         return False
     return isinstance(other, bool | float) or (other is None and isinstance(value, float))
+
+
+def _is_within(value: Tensor, other: Tensor) -> bool:
+    """Whether integers, which may be indices, stay within the range of the right ones."""
+    is_index = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    if not is_index or not value.numel():
+        return True
+    least, most = value.aminmax()
+    return bool(((other >= least) & (other <= most)).all())
 
 
 def _tensors_of(result: Any) -> list[Tensor]:

@@ -27,6 +27,7 @@ from paritas.diagnosis.patterns.reductions import (
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
 from paritas.diagnosis.stating import GUESS, may_be_stated, with_confidence
+from paritas.execution.scouting import run_apart
 from paritas.results.findings import Diagnosis, PatternKind
 
 if TYPE_CHECKING:
@@ -192,12 +193,47 @@ def diagnose(
     where = find_region(case, survey)
     at_output = not case.context.operator
     if survey.is_one_box:
-        return Diagnosis(where=where, patterns=rank_patterns(case, at_output=at_output))
+        patterns, note = _rank_apart(case, at_output=at_output)
+        return Diagnosis(where=where, patterns=patterns, note=note)
     # The operator's mistakes are predictions of the whole.
     own: Proposers = ((propose_predictions, PatternKind.SWAPPED_OPERANDS),)
-    predicted = rank_patterns(case, own) if case.reference.numel() <= _LARGEST else ()
+    is_small = case.reference.numel() <= _LARGEST
+    patterns, note = _rank_apart(case, own) if is_small else ((), "")
     part = _most_wrong_part(survey)
-    return Diagnosis(where=where, patterns=predicted or rank_patterns(part, at_output=at_output))
+    patterns = patterns or rank_patterns(part, at_output=at_output)
+    return Diagnosis(where=where, patterns=patterns, note=note)
+
+
+# The time for all patterns of an operator that is called in another process.
+_MOST_SECONDS = 30.0
+
+
+def _rank_apart(
+    case: Case, proposers: Proposers = PROPOSERS, *, at_output: bool = False
+) -> tuple[tuple[Pattern, ...], str]:
+    """The patterns that may be stated, and a note if mistakes could not all be tried.
+
+    An operator that does not check its arguments is called with others in another process only.
+    """
+    call = case.context.call
+    if call is None or call.checks_arguments or not call.can_be_scouted:
+        return rank_patterns(case, proposers, at_output=at_output), ""
+
+    def rank() -> tuple[Pattern, ...]:
+        # That process may call operators that this one must not call: it asks anew which.
+        own = dataclasses.replace(case.context, call=dataclasses.replace(call))
+        anew = dataclasses.replace(case, context=own)
+        return rank_patterns(anew, proposers, at_output=at_output)
+
+    report = run_apart(rank, seconds=_MOST_SECONDS)
+    if report.result is not None:
+        return report.result, ""
+    note = (
+        f"not all mistakes of {case.context.operator} were tried: it was called with other "
+        f"arguments in another process, but {report.failure}"
+    )
+    others = tuple(one for one in proposers if one[0] is not propose_predictions)
+    return rank_patterns(case, others, at_output=at_output), note
 
 
 def _most_wrong_part(survey: CaseSurvey) -> Case:

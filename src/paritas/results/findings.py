@@ -122,10 +122,17 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where, and what kind of wrong; `patterns` lists the best first and may be empty."""
+    """Where, and what kind of wrong.
+
+    Attributes:
+        where: the elements that are wrong.
+        patterns: the kinds, the best first; may be empty.
+        note: why a kind may be missing.
+    """
 
     where: Region | None = None
     patterns: tuple[Pattern, ...] = ()
+    note: str = ""
 
     @property
     def best(self) -> Pattern | None:

@@ -274,12 +274,34 @@ def _permuted_rows(case: Case, _probe: Probe) -> Iterator[Pattern | None]:
     """Whole slices at other places of an axis, in no regular order."""
     if len(case.shape) < 2 or case.given.is_complex():  # noqa: PLR2004
         return
-    for axis, size in enumerate(case.shape):
-        source = matched_rows(case, axis)
-        if source is not None:
-            moved = int((source != torch.arange(size)).sum())
-            cost = moved * math.log2(size) + 1
-            yield _reordered(case, axis, source, describe_order(source), cost)
+    for axis in range(len(case.shape)):
+        yield _taken_from_elsewhere(case, axis)
+    if len(case.shape) > 2:  # noqa: PLR2004  (rows of a matrix, of which axes were made since)
+        parts = (case.candidate, case.reference, case.right, case.allowed)
+        yield _taken_from_elsewhere(Case(*(one.flatten(0, -2) for one in parts)), 0)
+
+
+def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
+    source = matched_rows(case, axis)
+    if source is None:
+        return None
+    moved = source != torch.arange(len(source))
+    cost = int(moved.sum()) * math.log2(len(source)) + 1
+    if not bool(moved.any()) or bool(moved[source[moved]].any()):
+        return _reordered(case, axis, source, describe_order(source), cost)
+    # What was copied is still in its own place.
+    places = moved.nonzero().flatten().tolist()
+    listed = enumerated((f"{int(source[one])} at {one}" for one in places), _NAMED)
+    name = axis_name(case.context, axis, len(case.shape))
+    return supported_pattern(
+        case,
+        case.right.index_select(axis, source),
+        PatternKind.COPY,
+        f"copied from another place along {name}: slice {listed}",
+        cost=cost,
+        noise=case.allowed.index_select(axis, source),
+        evidence={"axis": axis},
+    )
 
 
 def _same_values(case: Case, probe: Probe) -> Iterator[Pattern | None]:

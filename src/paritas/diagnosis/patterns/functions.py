@@ -141,8 +141,11 @@ def function_variations(step: Step) -> Iterator[Variation]:
     if name in _BINARY:
         for other, compute in _BINARY.items():
             if other != name:
+                is_sign = {name, other} == {"add", "sub"}
                 yield Variation(
-                    kind, f"{other} instead of {name}", partial(_binary, compute=compute)
+                    PatternKind.SIGN if is_sign else kind,
+                    f"{other} instead of {name}",
+                    _negated_term if is_sign else partial(_binary, compute=compute),
                 )
     if name in _SIBLINGS:
         sibling = getattr(torch.ops.aten, _SIBLINGS[name])
@@ -200,6 +203,10 @@ def _unary(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
 
 def _with_inner(step: Step, factor: float) -> Any:
     return step.run(self=step.values["self"] * factor)
+
+
+def _negated_term(step: Step) -> Any:
+    return step.run(alpha=-step.values["alpha"])
 
 
 def _binary(step: Step, compute: Callable[..., Tensor]) -> Tensor:

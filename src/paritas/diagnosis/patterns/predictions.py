@@ -7,6 +7,7 @@ is the explanation. If mistakes of different kinds reproduce it equally well, no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -32,6 +33,7 @@ from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
+from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -173,30 +175,40 @@ class _Predictor:
         """How many mistakes were tried, and those that reproduce the candidate."""
         until = time.monotonic() + _MOST_SECONDS
         tried = 0
+        found: list[Reproduction] = []
         for variations, parameters in (
             (self._variations(), 0),
             (self._deduced(), 1),
             (inner_mistakes(self.call.steps), 0),
         ):
-            found = []
             for place, variation in variations:
-                prediction = self._prediction(place, variation)
-                if prediction is not None:
-                    tried += 1
-                    found.append(
-                        self._reproduction(place, variation, prediction, parameters=parameters)
-                    )
+                trial = functools.partial(self._trial, place, variation, parameters)
+                with contextlib.suppress(FatalAttemptError):
+                    outcome = attempt_apart(trial)
+                    tried += outcome is not None
+                    found += outcome or []
                 if time.monotonic() > until:
                     break
-            if any(found):
-                return tried, [one for one in found if one is not None]
-        found = []
+            if found:
+                return tried, found
         for place, unknown in inner_numbers(self.call.steps):
             if time.monotonic() > until:
                 break
             tried += 1
-            found.append(self._solution(place, unknown))
-        return tried, [one for one in found if one is not None]
+            with contextlib.suppress(FatalAttemptError):
+                solution = attempt_apart(functools.partial(self._solution, place, unknown))
+                found += [] if solution is None else [solution]
+        return tried, found
+
+    def _trial(
+        self, place: int, variation: Variation, parameters: int
+    ) -> list[Reproduction] | None:
+        """The mistake if it reproduces the candidate; None if it cannot be made."""
+        prediction = self._prediction(place, variation)
+        if prediction is None:
+            return None
+        reproduction = self._reproduction(place, variation, prediction, parameters=parameters)
+        return [] if reproduction is None else [reproduction]
 
     def _prediction(self, place: int, variation: Variation) -> Tensor | None:
         value = self.value(place, variation.change, wide=True)

@@ -109,9 +109,13 @@ def _copies(case: Case) -> list[Pattern]:
         text = f"it is input {place} unchanged: the operation was skipped"
         known[f"input {place}"] = (tensor, text)
     for name, (tensor, text) in known.items():
-        if tuple(tensor.shape) != case.shape or not bool((tensor != 0).any()):
+        if tuple(tensor.shape) != case.shape:
             continue
-        weight = weigh(case, _widen_like(case, tensor), cost=math.log2(len(known)))
+        value = _widen_like(case, tensor)
+        taken = value[case.wrong]
+        if bool((taken == taken[0]).all()):
+            continue  # one value everywhere: zeros or a constant, which many tensors hold
+        weight = weigh(case, value, cost=math.log2(len(known)))
         if weight is not None:
             return [weight.pattern(PatternKind.COPY, text, {"equals": name})]
     return []

@@ -589,6 +589,9 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         a, b = (step.values[name] for name in (left, right))
         return step.run(**{left: a.narrow(-1, start, size), right: b.narrow(-2, start, size)})
 
+    if "beta" in step.values:
+        said = "the product is left out"
+        yield Variation(PatternKind.MISSING_OPERAND, said, _without_product)
     for first, last in left_out(length):
         end = "first" if first else "last"
         words = f"the {end} {first + last} of the {length} terms of each sum are missing"
@@ -606,3 +609,7 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         )
         change = partial(counted_twice, start=start, count=count)
         yield Variation(PatternKind.DOUBLED_REDUCTION, words, change)
+
+
+def _without_product(step: Step) -> Any:
+    return (step.values["self"] * step.values["beta"]).expand_as(step.run())

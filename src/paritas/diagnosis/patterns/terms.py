@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
     from paritas.diagnosis.calls import Step
 
+# The factor of a product whose last axis is summed over.
+_FACTORS = {
+    **{name: factors[0] for name, factors in PRODUCTS.items()},
+    **{"mv": "self", "addmv": "mat", "dot": "self"},
+}
 # So many weights are solved for at once: more terms are solved for in groups, and these divided.
 _MOST_GROUPS = 48
 _MOST_ROUNDS = 3
@@ -70,12 +75,17 @@ def solved_terms(
 
 def _terms_of(step: Step) -> Iterator[_Terms]:
     name, values = step.name, step.values
-    if name in PRODUCTS:
-        factor = PRODUCTS[name][0]
+    if name in _FACTORS:
+        factor = _FACTORS[name]
         along = partial(_scaled, name=factor, axis=-1)
         yield _Terms("terms of each sum", values[factor].shape[-1], along)
     elif name in ("convolution", "convolution_backward"):
         yield from _convolution_terms(step)
+    elif name.startswith(("avg_pool", "adaptive_avg_pool")) and "self" in values:
+        yield from _reduced_terms(values["self"], range(2, values["self"].dim()))
+    elif "query" in values and "grad_out" not in values:
+        along = partial(_scaled, name="value", axis=-2)
+        yield _Terms("values", values["value"].shape[-2], along)
     elif name in ("sum", "mean"):
         yield from _reduced_terms(values["self"], values.get("dim"))
     elif name == "embedding_dense_backward":
@@ -203,11 +213,14 @@ def _solve_groups(
     if float((base + matrix.sum(dim=1) - whole).abs().max()) > _LINEAR * size:
         return None  # not linear
     target = (given - base).nan_to_num(0.0, 0.0, 0.0).unsqueeze(1)
-    # Columns that are zero, or that others give, leave more than one solution.
-    found = torch.linalg.lstsq(matrix, target, driver="gelsd")
-    if int(found.rank) < len(groups):
+    # Nothing here depends on some terms. Others that depend on each other have many solutions.
+    used = (matrix != 0).any(dim=0)
+    found = torch.linalg.lstsq(matrix[:, used], target, driver="gelsd")
+    if int(found.rank) < int(used.sum()):
         return None
-    return found.solution.reshape(-1)
+    solution = torch.ones(len(groups), dtype=torch.float64)
+    solution[used] = found.solution.reshape(-1)
+    return solution
 
 
 # --- What the weights say -------------------------------------------------------------------------

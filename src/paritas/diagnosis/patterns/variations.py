@@ -113,12 +113,14 @@ def _word_variations(name: str, value: str | None) -> Iterator[Variation]:
 
 # --- Axes -----------------------------------------------------------------------------------------
 
+# What they give along other axes is another order of the same values.
+_REARRANGING = frozenset({"permute", "transpose", "unsqueeze", "squeeze"})
 _AXES = frozenset({"dim", "dims", "axis", "dim0", "dim1", "dimension"})
 
 
 def _axis_variations(step: Step, name: str, value: Any) -> Iterator[Variation]:
     first = next((one for one in step.values.values() if isinstance(one, torch.Tensor)), None)
-    if first is None or step.name in ("permute", "unsqueeze", "squeeze"):
+    if first is None or step.name in _REARRANGING:
         return
     rank = first.dim()
     chosen = [value] if isinstance(value, int) else list(value or ())
@@ -383,7 +385,12 @@ def _operand_variations(
             yield from _read_elsewhere(name, called, axis, by)
 
 
-_ALONG = frozenset({"cumsum", "cumprod", "convolution"})
+_ALONG = frozenset(
+    {
+        *("cumsum", "cumprod", "convolution", "max_pool2d_with_indices", "avg_pool2d"),
+        *("adaptive_avg_pool2d", "avg_pool1d", "max_pool1d", "max_pool2d"),
+    }
+)
 
 
 def _read_elsewhere(name: str, called: str, axis: int, by: int) -> Iterator[Variation]:
