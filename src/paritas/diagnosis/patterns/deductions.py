@@ -161,7 +161,9 @@ def _slices_taken(step: Step, given: Tensor) -> Any:
 def _elements_read(step: Step, given: Tensor) -> Any:
     """What `gather` gives for the elements of each line that are nearest to those given."""
     source, index, axis = (step.values[name] for name in ("self", "index", "dim"))
-    lines = source.movedim(axis, -1)[tuple(slice(size) for size in index.movedim(axis, -1).shape[:-1])]
+    lines = source.movedim(axis, -1)[
+        tuple(slice(size) for size in index.movedim(axis, -1).shape[:-1])
+    ]
     wanted = given.to(source).reshape(index.shape).movedim(axis, -1)
     if wanted.numel() * lines.shape[-1] > _MOST_PAIRS:
         raise ValueError("too many elements to look for one")

@@ -30,8 +30,9 @@ from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
-from paritas.diagnosis.patterns.unknowns import shortened, unknown_numbers
+from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.results.findings import PatternKind
 
@@ -177,42 +178,40 @@ class _Predictor:
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
         until = time.monotonic() + _MOST_SECONDS
-        tried, found = 0, []
-        for place, variation in self._variations():
-            try:
-                trial = attempt_apart(functools.partial(self._trial, place, variation))
-            except FatalAttemptError:
-                continue
-            tried += trial is not None
-            found += trial or []
+        tried = 0
+        found: list[Reproduction] = []
+        for variations, parameters in (
+            (self._variations(), 0),
+            (self._deduced(), 1),
+            (inner_mistakes(self.call.steps), 0),
+        ):
+            for place, variation in variations:
+                trial = functools.partial(self._trial, place, variation, parameters)
+                with contextlib.suppress(FatalAttemptError):
+                    outcome = attempt_apart(trial)
+                    tried += outcome is not None
+                    found += outcome or []
+                if time.monotonic() > until:
+                    break
+            if found:
+                return tried, found
+        for place, unknown in inner_numbers(self.call.steps):
             if time.monotonic() > until:
                 break
-        if found:
-            return tried, found
-        for place, variation in self._deduced():
             tried += 1
-            prediction = self._prediction(place, variation)
-            if prediction is not None:
-                solution = self._reproduction(place, variation, prediction, parameters=1)
+            with contextlib.suppress(FatalAttemptError):
+                solution = attempt_apart(functools.partial(self._solution, place, unknown))
                 found += [] if solution is None else [solution]
-        if found:
-            return tried, found
-        for place, step in self.call.steps:
-            for unknown in unknown_numbers(step):
-                if time.monotonic() > until:
-                    return tried, found
-                tried += 1
-                with contextlib.suppress(FatalAttemptError):
-                    solution = attempt_apart(functools.partial(self._solution, place, unknown))
-                    found += [] if solution is None else [solution]
         return tried, found
 
-    def _trial(self, place: int, variation: Variation) -> list[Reproduction] | None:
+    def _trial(
+        self, place: int, variation: Variation, parameters: int
+    ) -> list[Reproduction] | None:
         """The mistake if it reproduces the candidate; None if it cannot be made."""
         prediction = self._prediction(place, variation)
         if prediction is None:
             return None
-        reproduction = self._reproduction(place, variation, prediction)
+        reproduction = self._reproduction(place, variation, prediction, parameters=parameters)
         return [] if reproduction is None else [reproduction]
 
     def _prediction(self, place: int, variation: Variation) -> Tensor | None:

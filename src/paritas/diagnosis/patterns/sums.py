@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def sum_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of operators that sum."""
     name = step.name
-    if name in _NORMS:
+    if name in NORMS:
         yield from _norm_variations(step)
     if name in ("softmax", "log_softmax"):
         yield from _softmax_variations(step)
@@ -82,11 +82,11 @@ _BATCH = frozenset(
         "native_batch_norm_legit.no_stats",
     }
 )
-_NORMS = _LAYER | _BATCH | {"native_group_norm"}
+NORMS = _LAYER | _BATCH | {"native_group_norm"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Norm:
+class Norm:
     """y = (x - mean) / sqrt(var + eps) * weight + bias, of `x` with axes to reduce.
 
     Attributes:
@@ -142,7 +142,8 @@ class _Norm:
         return value * self.weight + self.bias
 
 
-def _norm_of(step: Step) -> _Norm | None:
+def norm_of(step: Step) -> Norm | None:
+    """The operator as a norm; None if its statistics are not known."""
     values = step.values
     x = values["input"]
     eps = values.get("eps", values.get("epsilon"))
@@ -154,31 +155,31 @@ def _norm_of(step: Step) -> _Norm | None:
     if step.name in _LAYER:
         count = len(values["normalized_shape"])
         dims = tuple(range(x.dim() - count, x.dim()))
-        return _Norm(x, shape, dims, eps, weight, bias, centred="rms" not in step.name)
+        return Norm(x, shape, dims, eps, weight, bias, centred="rms" not in step.name)
     channels = (1, -1, *(1,) * (x.dim() - 2))
     weight, bias = (
         one.reshape(channels) if isinstance(one, torch.Tensor) else one for one in (weight, bias)
     )
     if step.name == "native_group_norm":
         view = (shape[0], values["group"], -1)
-        return _Norm(x, view, (2,), eps, weight, bias, centred=True)
+        return Norm(x, view, (2,), eps, weight, bias, centred=True)
     dims = (0, *range(2, x.dim()))
     if values.get("training", False) is True:
-        return _Norm(x, shape, dims, eps, weight, bias, centred=True)
+        return Norm(x, shape, dims, eps, weight, bias, centred=True)
     mean, var = values.get("running_mean"), values.get("running_var")
     if mean is None or var is None:
         return None
     mean, var = mean.reshape(channels), var.reshape(channels)
-    return _Norm(x, shape, dims, eps, weight, bias, True, mean, var)
+    return Norm(x, shape, dims, eps, weight, bias, True, mean, var)
 
 
 def _norm_variations(step: Step) -> Iterator[Variation]:
-    norm = _norm_of(step)
+    norm = norm_of(step)
     if norm is None:
         return
 
     def computes(**changes: Any) -> Callable[[Step], Any]:
-        return _with_first(lambda step: _norm_of(step).value(**changes))  # type: ignore[union-attr]
+        return _with_first(lambda step: norm_of(step).value(**changes))  # type: ignore[union-attr]
 
     def take(kind: PatternKind, said: str, **changes: Any) -> Variation:
         return Variation(kind, said, computes(**changes))
@@ -344,7 +345,8 @@ def _product(x: Tensor, dims: tuple[int, ...], *, keepdim: bool) -> Tensor:
     return x
 
 
-def _reduced_dims(step: Step) -> tuple[int, ...]:
+def reduced_dims(step: Step) -> tuple[int, ...]:
+    """The axes that a reduction has, counted from the first."""
     rank, dim = step.values["self"].dim(), step.values.get("dim")
     if isinstance(dim, int):
         return (dim % rank,) if rank else ()
@@ -352,7 +354,7 @@ def _reduced_dims(step: Step) -> tuple[int, ...]:
 
 
 def _reduction_variations(step: Step) -> Iterator[Variation]:
-    x, dims = step.values["self"], _reduced_dims(step)
+    x, dims = step.values["self"], reduced_dims(step)
     name = _ALIASES.get(step.name, step.name)
     for dim in dims:
         yield from _length_variations(name, dim, x.shape[dim])
