@@ -126,11 +126,11 @@ def rank_patterns(
     Args:
         at_output: the operator that computed the value is not known.
     """
-    operator = case.context.operator_name
+    operator, repeated = case.context.operator_name, case.context.call is not None
     ranked = [
         pattern
         for pattern in rank_raw(case, proposers)
-        if may_be_stated(pattern, at_output=at_output, operator=operator)
+        if may_be_stated(pattern, at_output=at_output, operator=operator, repeated=repeated)
     ]
     return with_confidence(ranked, at_output=at_output)
 

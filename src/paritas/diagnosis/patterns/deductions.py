@@ -72,7 +72,8 @@ def _slices_read(
             values = _values_of_slices(name, axis, size, predict)
             for start, end in along if values is not None else ():
                 # The slice of the result first, then the slice of the operand.
-                parts = values.flatten(1 + start, 1 + end).movedim(1 + start, 0).flatten(2)
+                parts = values.flatten(1 + start, 1 + end).movedim(1 + start, 0)
+                parts = parts.reshape(size, size, -1)
                 wanted = given.flatten(start, end).movedim(start, 0).reshape(size, 1, -1)
                 source = (parts - wanted).nan_to_num(0.0).square().sum(-1).argmin(1)
                 right = parts[torch.arange(size), torch.arange(size)]

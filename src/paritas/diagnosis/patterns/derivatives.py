@@ -45,17 +45,17 @@ def _of_mish(x: Tensor) -> Tensor:
 # By the input of the function.
 _OF_INPUT: Derivatives = {
     "relu": lambda x: (x > 0).to(x),
-    "leaky_relu": lambda x: torch.where(x > 0, 1.0, 0.01),
+    "leaky_relu": lambda x: torch.where(x > 0, torch.ones_like(x), 0.01),
     "gelu": lambda x: torch.special.ndtr(x) + x * _density(x),
     "tanh gelu": _of_tanh_gelu,
     "x * sigmoid(1.702 x)": partial(_of_silu, slope=1.702),
     "silu": _of_silu,
     "mish": _of_mish,
-    "elu": lambda x: torch.where(x > 0, 1.0, x.exp()),
+    "elu": lambda x: torch.where(x > 0, torch.ones_like(x), x.exp()),
     "softplus": torch.sigmoid,
     "tanh": lambda x: 1 - x.tanh().square(),
     "sigmoid": lambda x: x.sigmoid() * (1 - x.sigmoid()),
-    "hardswish": lambda x: torch.where(x < -3, 0.0, torch.where(x > 3, 1.0, x / 3 + 0.5)),  # noqa: PLR2004
+    "hardswish": lambda x: torch.where(x.abs() < 3, x / 3 + 0.5, (x > 0).to(x)),  # noqa: PLR2004
     "relu6": lambda x: ((x > 0) & (x < 6)).to(x),  # noqa: PLR2004
     "hardtanh": lambda x: (x.abs() < 1).to(x),
 }
@@ -90,10 +90,11 @@ _BY_RESULT = frozenset({"tanh_backward", "sigmoid_backward"})
 def derivative_variations(step: Step) -> Iterator[Variation]:
     """The mistakes in the gradient of a pointwise function."""
     name = step.name
-    if not name.endswith("_backward") or torch.Tag.pointwise not in step.operator.tags:
-        return
     at = "output" if name in _BY_RESULT else "self"
-    if "grad_output" not in step.values or at not in step.values:
+    pair = [step.values.get(one) for one in ("grad_output", at)]
+    if not name.endswith("_backward") or not all(isinstance(one, torch.Tensor) for one in pair):
+        return
+    if pair[0].shape != pair[1].shape:
         return
     right = name.removesuffix("_backward")
     for other, derivative in (_OF_RESULT if at == "output" else _OF_INPUT).items():

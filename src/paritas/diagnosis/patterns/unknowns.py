@@ -179,6 +179,8 @@ def _other_number(operator: str, name: str, right: float, number: float) -> Vari
     kind = kind_of_number(operator, name)
     kind = PatternKind.MASK if operator == "masked_fill" else kind
     said = f"{name} is {number:.7g} instead of {right:.7g}"
+    if number == 0 and kind is PatternKind.FACTOR:
+        kind, said = PatternKind.MISSING_OPERAND, f"what {name} multiplies is left out"
     return Variation(kind, said, with_argument(name, number))
 
 

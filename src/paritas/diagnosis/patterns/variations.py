@@ -313,6 +313,11 @@ def _list_variations(step: Step, name: str, value: list[Any]) -> Iterator[Variat
     elif name == "tensors":
         said = "the tensors are joined in the reverse order"
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_with_reversed, name))
+        for source, place in itertools.permutations(range(min(len(value), _MOST_JOINED)), 2):
+            if value[source].shape == value[place].shape:
+                said = f"tensor {source} is joined in the place of tensor {place} as well"
+                change = partial(_with_repeated, name, source, place)
+                yield Variation(PatternKind.COPY, said, change)
     else:
         for kind, other in _other_lists(name, value):
             said = f"{name} is {other} instead of {value}"
@@ -336,6 +341,16 @@ def _other_lists(name: str, value: list[Any]) -> Iterator[tuple[PatternKind, lis
                 yield PatternKind.ARGUMENT, other
 
 
+# Of more tensors that are joined, only these are tried in the place of each other.
+_MOST_JOINED = 6
+
+
+def _with_repeated(name: str, source: int, place: int, step: Step) -> Any:
+    tensors = list(step.values[name])
+    tensors[place] = tensors[source]
+    return step.run(**{name: tensors})
+
+
 def _with_reversed(name: str, step: Step) -> Any:
     return step.run(**{name: list(step.values[name])[::-1]})
 
@@ -354,6 +369,9 @@ def _tensor_variations(step: Step) -> Iterator[Variation]:
         elif not (value.is_floating_point() or value.is_complex()):
             if name in ("index", "indices", "target"):
                 yield from _index_variations(name, value, _size_of(step, name))
+        elif name == "target" and _is_factor_mask(value):
+            inverted = with_altered(name, lambda one: 1 - one)
+            yield Variation(PatternKind.SIGN, "every target is inverted", inverted)
         elif _is_additive_mask(value) or _is_factor_mask(value):
             yield from _mask_variations(name, value)
     floats = {n: v for n, v in tensors.items() if v.is_floating_point()}
