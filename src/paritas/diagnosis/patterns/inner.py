@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.patterns.functions import UNARY
-from paritas.diagnosis.patterns.sums import reduced_dims
+from paritas.diagnosis.patterns.sums import reduced_dims, tails
 from paritas.diagnosis.patterns.variations import LARGEST_EPS, Variation
 from paritas.results.findings import PatternKind
 
@@ -105,25 +105,30 @@ def _done_twice(step: Step) -> Any:
 
 # --- Which elements a reduction has ---------------------------------------------------------------
 
-# All lengths are tried up to this one, and beyond it only whole tiles.
-_SHORT = 64
+# So many lengths and tiles are tried, beside those that are likely.
+_FEW = 8
 _TILES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 def reduction_variations(step: Step) -> Iterator[Variation]:
-    """A reduction of other elements, along other axes, or of another row."""
+    """A reduction along other axes, of another row, or of centred values."""
     x = step.values.get("self")
-    if step.name not in _REDUCTIONS or not isinstance(x, torch.Tensor) or not x.dim():
+    if not _is_reduction(step):
         return
     dims = reduced_dims(step)
     yield from _other_axes(step, x, dims)
     yield from _other_rows(step, x, dims)
-    if step.name in ("sum", "mean", "var"):
+    if step.name in ("sum", "mean"):
         said = f"the mean is subtracted before the {step.name}"
-        change = partial(_centred_first, dims=dims)
-        yield Variation(PatternKind.STATISTICS, said, change)
-    for dim in dims:
-        for kind, said, places in _selections(x.shape[dim]):
+        yield Variation(PatternKind.STATISTICS, said, partial(_centred_first, dims=dims))
+
+
+def selection_variations(step: Step) -> Iterator[Variation]:
+    """A reduction of fewer elements, or of some of them twice."""
+    if not _is_reduction(step):
+        return
+    for dim in reduced_dims(step):
+        for kind, said, places in _selections(step.values["self"].shape[dim]):
             words = f"{said} along axis {dim}"
             change = partial(_selected, dim=dim, places=places)
             yield Variation(kind, words, change)
@@ -132,31 +137,34 @@ def reduction_variations(step: Step) -> Iterator[Variation]:
                 yield Variation(kind, words, partial(_with_divisor_kept, change=change, dim=dim))
 
 
+def _is_reduction(step: Step) -> bool:
+    x = step.values.get("self")
+    return step.name in _REDUCTIONS and isinstance(x, torch.Tensor) and x.dim() > 0
+
+
 def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
-    """Elements that may be left out, or that may count twice."""
+    """Elements that may be left out, or that may count twice, beside those of the family."""
     every = torch.arange(size)
-    counts = set(range(1, size)) if size <= _SHORT else set()
-    counts |= {size % tile for tile in _TILES} | {tile for tile in _TILES if tile < size}
-    counts |= {size // 2, size - size // 2, *(size - tile for tile in _TILES if tile < size)}
-    for count in sorted(one for one in counts if 0 < one < size):
-        kind = PatternKind.OFF_BY_ONE if count == 1 else PatternKind.PARTIAL_SUM
+    tiles = [tile for tile in _TILES if tile < size]
+    counts = {*range(1, _FEW), size // 2, size - size // 2, *(size - tile for tile in tiles)}
+    for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size):
+        kind = PatternKind.PARTIAL_SUM
         yield kind, f"the last {count} of {size} elements are left out", every[:-count]
         yield kind, f"the first {count} of {size} elements are left out", every[count:]
-    for stride in (2, 3, 4, 8):
+    for stride in (2, 4):
         for start in range(stride if stride < size else 0):
             said = f"only every element number {start} of {stride} counts"
             yield PatternKind.PARTIAL_SUM, said, every[start::stride]
-    for tile in (one for one in _TILES[1:] if 2 * one < size):
-        for start in range(tile, size - tile, tile):
+    for tile in (one for one in tiles[1:] if 2 * one < size):
+        for start in range(tile, size - tile, tile)[:_FEW]:
             said = f"elements {start} to {start + tile - 1} of {size} are left out"
             kept = torch.cat([every[:start], every[start + tile :]])
             yield PatternKind.PARTIAL_SUM, said, kept
-    for tile in (1, *(one for one in _TILES if one < size)):
+    for tile in (1, *tiles):
         kind = PatternKind.DOUBLED_REDUCTION
-        for start in {0, size - tile, (size - 1) // tile * tile - tile}:
-            if start >= 0:
-                said = f"elements {start} to {start + tile - 1} of {size} count twice"
-                yield kind, said, torch.cat([every, every[start : start + tile]])
+        for start in {0, size - tile}:
+            said = f"elements {start} to {start + tile - 1} of {size} count twice"
+            yield kind, said, torch.cat([every, every[start : start + tile]])
 
 
 def _selected(step: Step, dim: int, places: Tensor) -> Any:
@@ -234,7 +242,7 @@ def _of_one_row(step: Step, axis: int, place: int) -> Tensor:
 # --- Neighbouring operators -----------------------------------------------------------------------
 
 
-def moved_eps(step: Step, eps: float) -> Iterator[Variation]:
+def moved_eps(eps: float) -> Iterator[Variation]:
     """A root whose eps was meant to be added to what is under it."""
     for said, change in (
         ("added to the root, not to what is under it", _eps_on_the_root),
@@ -274,4 +282,4 @@ def neighbour_variations(before: Step, step: Step) -> Iterator[Variation]:
     """Two neighbouring operators in the other order, as far as that is known."""
     eps = before.values.get("other")
     if step.name in _ROOTS and before.name == "add" and isinstance(eps, float):
-        yield from moved_eps(step, eps)
+        yield from moved_eps(eps)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas._torch.global_state import quietly
 from paritas.diagnosis.case import (
     Extent,
     Weight,
@@ -89,7 +90,8 @@ def propose_predictions(case: Case) -> list[Pattern]:
     prediction = _Predictor.of(case, call)
     if prediction is None:
         return _propose_items(case, call)
-    tried, reproductions = prediction.reproductions()
+    with quietly():
+        tried, reproductions = prediction.reproductions()
     best = _most_likely(case, reproductions)
     if not best:
         return _propose_items(case, call)

@@ -118,11 +118,16 @@ class Norm:
         bias_first: bool = False,
         power: float = 0.5,
         raw: bool = False,
+        padded: int = 0,
     ) -> Tensor:
+        """What it gives, with a mistake."""
         x = self.x.reshape(self.view)
         dims = self.dims if dims is None else dims
         axis = dims[-1]
         part = x.narrow(axis, first, x.shape[axis] - less - first)
+        if padded:
+            zeros = [0] * (2 * (x.dim() - 1 - axis % x.dim()))
+            part = torch.nn.functional.pad(part, (*zeros, 0, padded))
         count = math.prod(part.shape[one] for one in dims)
         centred = self.centred if centred is None else centred
         mean = part.mean(dims, keepdim=True) if self.mean is None else self.mean
@@ -217,6 +222,9 @@ def _norm_variations(step: Step) -> Iterator[Variation]:
         kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
         some = f"{words_of(first, last)} of the {size} elements {'is' if is_one else 'are'}"
         yield take(kind, f"{some} left out of mean and variance", first=first, less=last)
+    for tile in (one for one in (8, 16, 32, 64, 128, 256, 512, 1024) if size % one):
+        said = f"the zeros that pad {size} elements to a multiple of {tile} count as elements"
+        yield take(PatternKind.STATISTICS, said, padded=-size % tile)
     for dims in _other_dims(x.dim(), norm.dims):
         said = f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
         yield take(PatternKind.WRONG_AXIS, said, dims=dims)

@@ -21,6 +21,7 @@ from paritas.diagnosis.patterns.inner import (
     moved_eps,
     neighbour_variations,
     reduction_variations,
+    selection_variations,
     step_variations,
 )
 from paritas.diagnosis.patterns.sums import sum_variations
@@ -97,14 +98,13 @@ class Written:
 
     def variations(self) -> Iterator[Variation]:
         """The operator with a mistake in one of the simple ones, or the same in several."""
-        for roles in self._places():
-            step = self.inner[roles[0]]
-            for variation in _variations_of(step):
-                yield self._as_whole(roles, variation)
         if "eps" in self.inner and "the root" in self.inner:
-            root, eps = self.inner["the root"], float(self.inner["eps"].values["other"])
-            for variation in moved_eps(root, eps):
+            for variation in moved_eps(float(self.inner["eps"].values["other"])):
                 yield self._as_whole(("the root",), variation)
+        for variations in (_variations_of, selection_variations):
+            for roles in self._places():
+                for variation in variations(self.inner[roles[0]]):
+                    yield self._as_whole(roles, variation)
 
     def unknowns(self) -> Iterator[Unknown]:
         """The numbers of the simple operators that may be wrong."""
@@ -145,10 +145,10 @@ def _changed(
 
 def _variations_of(step: Step) -> Iterator[Variation]:
     yield from step_variations(step)
+    yield from reduction_variations(step)
     yield from sum_variations(step)
     yield from function_variations(step)
     yield from argument_variations(step)
-    yield from reduction_variations(step)
 
 
 # --- Numbers --------------------------------------------------------------------------------------
@@ -210,6 +210,8 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
             for _, before in steps[:number]:
                 yield from ((place, one) for one in neighbour_variations(before, step))
         yield from ((place, one) for one in reduction_variations(step))
+    for place, step in steps:
+        yield from ((place, one) for one in selection_variations(step))
 
 
 def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:
