@@ -29,6 +29,7 @@ from paritas.diagnosis.case import (
 )
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.deductions import deduced_variations
+from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.unknowns import shortened
@@ -88,6 +89,10 @@ def propose_predictions(case: Case) -> list[Pattern]:
         return _propose_items(case, call)
     with quietly():
         tried, reproductions = prediction.reproductions()
+        other = None if reproductions else prediction.equivalent()
+        if other is not None:
+            more, reproductions = other.reproductions()
+            tried, prediction = tried + more, other
     best = _most_likely(case, reproductions)
     if not best:
         return _propose_items(case, call)
@@ -102,8 +107,9 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if equal is not None:
         evidence["bit for bit"] = round(equal, 4)
     sentence = chosen.variation.sentence
-    if len(call.steps) > 1:
-        step = next(step for place, step in call.steps if place == chosen.place)
+    if len(prediction.call.steps) > 1:
+        steps = prediction.call.steps
+        step = next(step for place, step in steps if place == chosen.place)
         sentence = f"in {step.operator}: {sentence}"
     if chosen.in_part:
         sentence = f"{sentence}, but only in a part of the result"
@@ -162,6 +168,13 @@ class _Predictor:
             if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
                 return cls(case, call, output)
         return None
+
+    def equivalent(self) -> _Predictor | None:
+        """The same with one operator instead of several, if it is known."""
+        if len(self.call.steps) < 2:  # noqa: PLR2004
+            return None
+        made = (_Predictor.of(self.case, one) for one in equivalent_calls(self.call))
+        return next((one for one in made if one is not None), None)
 
     def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
         """The value in question with a mistake; None if that cannot be computed."""

@@ -209,8 +209,16 @@ def _norm_variations(step: Step) -> Iterator[Variation]:
     if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
         said = "the bias is added before the factor"
         yield take(PatternKind.SWAPPED_OPERANDS, said, bias_first=True)
+    if isinstance(norm.weight, torch.Tensor):
+        said = "the weight is applied before the norm, not after it"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, _with_first(_weighted_before))
     if norm.mean is not None:
         return
+    for words, spread in _SPREADS.items():
+        said = f"it is divided by {words}, not by the deviation"
+        for eps_added in (norm.eps, 0.0):
+            change = _with_first(partial(_with_spread, spread=spread, eps=eps_added))
+            yield Variation(PatternKind.STATISTICS, said, change)
     x = norm.x.reshape(norm.view)
     length = math.prod(x.shape[one] for one in norm.dims)
     if length > 1:
@@ -228,6 +236,31 @@ def _norm_variations(step: Step) -> Iterator[Variation]:
     for dims in _other_dims(x.dim(), norm.dims):
         said = f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
         yield take(PatternKind.WRONG_AXIS, said, dims=dims)
+
+
+_SPREADS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
+    "the mean of the absolute values": lambda x, dims: x.abs().mean(dims, keepdim=True),
+    "the largest absolute value": lambda x, dims: x.abs().amax(dims, keepdim=True),
+    "the sum of the absolute values": lambda x, dims: x.abs().sum(dims, keepdim=True),
+    "the range of the values": lambda x, dims: (
+        x.amax(dims, keepdim=True) - x.amin(dims, keepdim=True)
+    ),
+}
+
+
+def _with_spread(
+    step: Step, spread: Callable[[Tensor, tuple[int, ...]], Tensor], eps: float
+) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    x = norm.x.reshape(norm.view)
+    value = x - x.mean(norm.dims, keepdim=True) if norm.centred else x
+    value = value / (spread(value, norm.dims) + eps)
+    return value.reshape(norm.x.shape) * norm.weight + norm.bias
+
+
+def _weighted_before(step: Step) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    return dataclasses.replace(norm, x=norm.x * norm.weight, weight=1.0).value()
 
 
 def _other_dims(rank: int, dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
