@@ -53,7 +53,7 @@ class Tape:
         """
         recorder = _TapeMode()
         outputs = run(recorder)
-        if not recorder.is_complete:
+        if not recorder.is_complete or any(_storage(one) in recorder.written for one in outputs):
             return None
         return cls(tuple(recorder.entries), tuple(outputs))
 
@@ -73,8 +73,11 @@ class Tape:
             ValueError: that has other shapes.
         """
         entry = self.entries[place]
-        with lifted_if_needed(entry.operator, entry.args, entry.kwargs):
-            changed = tensors_of(compute(entry.operator, entry.args, entry.kwargs))
+        args, kwargs = entry.args, entry.kwargs
+        if traits(entry.operator).mutates:
+            args, kwargs = _copy_arguments(args, kwargs)
+        with lifted_if_needed(entry.operator, args, kwargs):
+            changed = tensors_of(compute(entry.operator, args, kwargs))
         later_ones = self.entries[place + 1 :]
         trusts_shapes = not all(is_checking(one.operator) for one in later_ones)
         check_alike(entry.results, changed, shapes=trusts_shapes)
@@ -95,6 +98,7 @@ class _TapeMode(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.entries: list[_Entry] = []
         self.is_complete = True
+        self.written: set[int] = set()
         self._made: dict[int, set[_Key]] = {}
 
     def __torch_dispatch__(
@@ -105,22 +109,39 @@ class _TapeMode(DispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        given = tensors_of([args, list(kwargs.values())])
+        fits = isinstance(func, Operator) and not any(map(self._is_lost, given))
+        kept = args, kwargs
+        if fits and traits(func).mutates:
+            # Nothing that is recorded may be written to, nor what is written to be used later.
+            fits = not any(_storage(one) in self._made for one in given)
+            kept = _copy_arguments(args, kwargs)
+            self.written |= {_storage(one) for one in given}
         result = func(*args, **kwargs)
         results = tensors_of(result)
-        plain = isinstance(func, Operator) and not traits(func).mutates and bool(results)
-        # A part of an earlier result that no operator took cannot be replaced.
-        foreign = any(
-            self._is_unknown_part(one) for one in tensors_of([args, list(kwargs.values())])
-        )
-        self.is_complete = self.is_complete and plain and not foreign
-        self.entries.append(_Entry(func, args, kwargs, results))
+        fits = fits and bool(results) and not any(_storage(one) in self.written for one in results)
+        self.is_complete = self.is_complete and fits
+        self.entries.append(_Entry(func, *kept, results))
         for one in results:
-            self._made.setdefault(one.untyped_storage().data_ptr(), set()).add(_key(one))
+            self._made.setdefault(_storage(one), set()).add(_key(one))
         return result
 
-    def _is_unknown_part(self, tensor: Tensor) -> bool:
-        known = self._made.get(tensor.untyped_storage().data_ptr())
-        return known is not None and _key(tensor) not in known
+    def _is_lost(self, tensor: Tensor) -> bool:
+        """Whether it has changed, or is a part of an earlier result that no operator took."""
+        known = self._made.get(_storage(tensor))
+        is_part = known is not None and _key(tensor) not in known
+        return is_part or _storage(tensor) in self.written
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copy_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    named = {name: map_tensors(value, torch.clone) for name, value in kwargs.items()}
+    return map_tensors(args, torch.clone), named
 
 
 def _key(tensor: Tensor) -> _Key:

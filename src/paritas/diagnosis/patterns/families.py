@@ -11,6 +11,7 @@ from paritas.diagnosis.patterns.attention import attention_variations, is_attent
 from paritas.diagnosis.patterns.convolutions import convolution_variations
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
 from paritas.diagnosis.patterns.layouts import layout_variations
+from paritas.diagnosis.patterns.norms import norm_variations
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
@@ -29,6 +30,7 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if is_attention(step):
         yield from attention_variations(step)
     yield from sum_variations(step)
+    yield from norm_variations(step)
     if name in ("convolution", "convolution_backward"):
         yield from convolution_variations(step)
     if name in ("topk", "constant_pad_nd") or name.startswith("upsample"):

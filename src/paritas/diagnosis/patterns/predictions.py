@@ -328,5 +328,6 @@ def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
 
 def _is_rival(one: Reproduction, chosen: Reproduction) -> bool:
     """Whether it says something else: two names for the same numbers are the same mistake."""
-    same_numbers = math.isclose(one.scatter, chosen.scatter, rel_tol=_SAME)
+    scatters = one.scatter, chosen.scatter
+    same_numbers = max(scatters) <= _LEAST_SCATTER**2 or math.isclose(*scatters, rel_tol=_SAME)
     return one.variation.kind is not chosen.variation.kind and not same_numbers

@@ -87,8 +87,13 @@ def _exponential(place: float) -> float:
 
 
 def shortened(number: float) -> Iterator[float]:
-    """The number with more and more digits."""
-    yield from dict.fromkeys(float(f"{number:.{digits}g}") for digits in _DIGITS)
+    """The number with more and more digits, or one over such a number, or as it is."""
+    found = []
+    for digits in _DIGITS:
+        found.append(float(f"{number:.{digits}g}"))
+        inverse = float(f"{1 / number:.{digits}g}") if number else 0.0
+        found += [1 / inverse] if inverse else []
+    yield from dict.fromkeys([*found, number])
 
 
 def _descend(
