@@ -4,9 +4,10 @@ The faults have three parts. *Building*: what the patterns were made with. *Cali
 random (`benchmarks/diagnosing/drawn.py`) and counted, which gives the confidence that is stated
 (`CONFIDENCE` in `paritas.diagnosis.stating`). *Measured*: only for the figures here. A kind of
 fault of the other two is in one part, by a hash of its name (`benchmarks/diagnosing`), and so are
-its tensors; the corpora of tests/quality were built with and are in the first part. Faults *at an operator* come with its inputs, as at a located place; faults
-*at an output* are inside of small programs, and `verify` sees only what they return. Of a fault
-without a name, every kind is wrong. `--misses` prints what is wrong or missing in the first part.
+its tensors; the corpora of tests/quality were built with and are in the first part. Faults *at an
+operator* come with its inputs, as at a located place; faults *at an output* are inside of small
+programs, and `verify` sees only what they return. Of a fault without a name, every kind is wrong.
+`--misses` prints what is wrong or missing in the first part.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class LiveCall:
             return change(Step(operator, bind_arguments(operator, args, kwargs)))
 
         with torch.no_grad():
-            return tape.results(place, compute)
+            return tape.results(place, compute, lambda one: Step(one, {}).checks_arguments)
 
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:

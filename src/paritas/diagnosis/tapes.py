@@ -53,27 +53,36 @@ class Tape:
         """
         recorder = _TapeMode()
         outputs = run(recorder)
-        if not recorder.is_complete:
+        if not recorder.is_complete or any(_storage(one) in recorder.written for one in outputs):
             return None
         return cls(tuple(recorder.entries), tuple(outputs))
 
     def results(
-        self, place: int, compute: Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
+        self,
+        place: int,
+        compute: Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any],
+        is_checking: Callable[[Operator], bool],
     ) -> list[Tensor]:
         """What the call returns if the operator at this place gives something else.
 
         Args:
             compute: what it gives, by its arguments.
+            is_checking: whether an operator raises for arguments that it cannot take.
 
         Raises:
             ValueError: that has other shapes.
         """
         entry = self.entries[place]
-        with lifted_if_needed(entry.operator, entry.args, entry.kwargs):
-            changed = tensors_of(compute(entry.operator, entry.args, entry.kwargs))
-        check_alike(entry.results, changed)
+        args, kwargs = entry.args, entry.kwargs
+        if traits(entry.operator).mutates:
+            args, kwargs = _copy_arguments(args, kwargs)
+        with lifted_if_needed(entry.operator, args, kwargs):
+            changed = tensors_of(compute(entry.operator, args, kwargs))
+        later_ones = self.entries[place + 1 :]
+        trusts_shapes = not all(is_checking(one.operator) for one in later_ones)
+        check_alike(entry.results, changed, shapes=trusts_shapes)
         known = dict(zip(map(_key, entry.results), changed, strict=True))
-        for later in self.entries[place + 1 :]:
+        for later in later_ones:
             args, kwargs, hit = _substitute(later, known)
             if hit:
                 with lifted_if_needed(later.operator, args, kwargs):
@@ -89,6 +98,7 @@ class _TapeMode(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.entries: list[_Entry] = []
         self.is_complete = True
+        self.written: set[int] = set()
         self._made: dict[int, set[_Key]] = {}
 
     def __torch_dispatch__(
@@ -99,22 +109,39 @@ class _TapeMode(DispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        given = tensors_of([args, list(kwargs.values())])
+        fits = isinstance(func, Operator) and not any(map(self._is_lost, given))
+        kept = args, kwargs
+        if fits and traits(func).mutates:
+            # Nothing that is recorded may be written to, nor what is written to be used later.
+            fits = not any(_storage(one) in self._made for one in given)
+            kept = _copy_arguments(args, kwargs)
+            self.written |= {_storage(one) for one in given}
         result = func(*args, **kwargs)
         results = tensors_of(result)
-        plain = isinstance(func, Operator) and not traits(func).mutates and bool(results)
-        # A part of an earlier result that no operator took cannot be replaced.
-        foreign = any(
-            self._is_unknown_part(one) for one in tensors_of([args, list(kwargs.values())])
-        )
-        self.is_complete = self.is_complete and plain and not foreign
-        self.entries.append(_Entry(func, args, kwargs, results))
+        fits = fits and bool(results) and not any(_storage(one) in self.written for one in results)
+        self.is_complete = self.is_complete and fits
+        self.entries.append(_Entry(func, *kept, results))
         for one in results:
-            self._made.setdefault(one.untyped_storage().data_ptr(), set()).add(_key(one))
+            self._made.setdefault(_storage(one), set()).add(_key(one))
         return result
 
-    def _is_unknown_part(self, tensor: Tensor) -> bool:
-        known = self._made.get(tensor.untyped_storage().data_ptr())
-        return known is not None and _key(tensor) not in known
+    def _is_lost(self, tensor: Tensor) -> bool:
+        """Whether it has changed, or is a part of an earlier result that no operator took."""
+        known = self._made.get(_storage(tensor))
+        is_part = known is not None and _key(tensor) not in known
+        return is_part or _storage(tensor) in self.written
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copy_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    named = {name: map_tensors(value, torch.clone) for name, value in kwargs.items()}
+    return map_tensors(args, torch.clone), named
 
 
 def _key(tensor: Tensor) -> _Key:
@@ -154,16 +181,19 @@ def lifted_if_needed(
     return LiftMode(default, default)
 
 
-def check_alike(wanted: list[Tensor], given: list[Tensor]) -> None:
+def check_alike(wanted: list[Tensor], given: list[Tensor], *, shapes: bool = True) -> None:
     """Check what comes instead of a result.
+
+    Args:
+        shapes: whether they must be the same.
 
     Raises:
         ValueError: what comes next might end the process.
     """
     # What comes next may trust the shapes, as a backward pass does.
-    shapes, others = ([one.shape for one in result] for result in (wanted, given))
-    if others != shapes:
-        raise ValueError(f"the shapes are {others}, not {shapes}")
+    right, others = ([one.shape for one in result] for result in (wanted, given))
+    if shapes and others != right:
+        raise ValueError(f"the shapes are {others}, not {right}")
     # ... and may take integers as indices: an accelerator does not survive those out of range.
     if not all(
         one.device.type == "cpu" or is_within(one, other)

@@ -20,7 +20,9 @@ _LEAST_WRONG = 0.2
 # How well neighbouring inputs must agree in their error; 0 if it has no pattern.
 _LEAST_SMOOTH = 0.8
 # The largest error, as a share of the values: what is further off is another function altogether.
-_FURTHEST = 0.2
+_FURTHEST = 0.5
+# The largest relative error of half of the inputs: an approximation is good for most of them.
+_USUAL = 0.05
 # How much the relative error must vary: one factor for all is a scale.
 _LEAST_VARIED = 0.01
 
@@ -50,6 +52,8 @@ def propose_approximations(case: Case) -> list[Pattern]:
     if len(x) < _FEWEST or smooth < _LEAST_SMOOTH:
         return []
     if float(error.norm()) > _FURTHEST * float(right.norm()):
+        return []
+    if float(relative.abs().median()) > _USUAL:
         return []
     if float(relative.std()) < _LEAST_VARIED * float(relative.abs().mean()):
         return []

@@ -12,6 +12,7 @@ from paritas.diagnosis.patterns.convolutions import convolution_variations
 from paritas.diagnosis.patterns.derivatives import derivative_variations
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
 from paritas.diagnosis.patterns.layouts import layout_variations
+from paritas.diagnosis.patterns.norms import norm_variations
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
@@ -30,6 +31,7 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if is_attention(step):
         yield from attention_variations(step)
     yield from sum_variations(step)
+    yield from norm_variations(step)
     if name in ("convolution", "convolution_backward"):
         yield from convolution_variations(step)
     if name in ("topk", "constant_pad_nd") or name.startswith("upsample"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from paritas.diagnosis.patterns.sums import NORMS, norm_of
+from paritas.diagnosis.patterns.norms import NORMS, norm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,9 +46,9 @@ class Formula:
     statistics: frozenset[str] = frozenset()
 
 
-def formula_of(step: Step) -> Formula | None:
-    """How the operator is written out; None if that is not known."""
-    return _FORMULAS.get(step.name)
+def formulas_of(step: Step) -> tuple[Formula, ...]:
+    """The ways to write the operator out; none if that is not known."""
+    return _FORMULAS.get(step.name, ())
 
 
 # --- Norms ----------------------------------------------------------------------------------------
@@ -147,6 +147,13 @@ def _write_softmax(step: Step, at: Writer) -> Tensor:
     return at("the difference", aten.sub.Tensor, shifted, logarithm)
 
 
+def _write_softmax_by_logarithms(step: Step, at: Writer) -> Tensor:
+    x, dim = step.values["self"], step.values["dim"]
+    total = at("the logarithm of the sum", aten.logsumexp.default, x, [dim], True)
+    value = at("the difference", aten.sub.Tensor, x, total)
+    return at("the exponential", aten.exp.default, value) if step.name == "softmax" else value
+
+
 def _write_softmax_gradient(step: Step, at: Writer) -> Tensor:
     grad, output, dim = (step.values[name] for name in ("grad_output", "output", "dim"))
     products = at("the products", aten.mul.Tensor, grad, output)
@@ -222,21 +229,24 @@ _CLASS_LOSS = Formula(_write_class_loss, joint=(("the sum", "the count"),))
 
 # --- By name --------------------------------------------------------------------------------------
 
-_FORMULAS: Mapping[str, Formula] = {
-    **dict.fromkeys(NORMS, _NORM),
+_FORMULAS: Mapping[str, tuple[Formula, ...]] = {
+    **dict.fromkeys(NORMS, (_NORM,)),
     **dict.fromkeys(
         (
             *("native_layer_norm_backward", "native_batch_norm_backward"),
             *("native_group_norm_backward", "fused_rms_norm_backward"),
         ),
-        _NORM_GRADIENT,
+        (_NORM_GRADIENT,),
     ),
-    **dict.fromkeys(("softmax", "log_softmax"), Formula(_write_softmax)),
-    "softmax_backward_data": Formula(_write_softmax_gradient),
-    "log_softmax_backward_data": Formula(_write_log_softmax_gradient),
-    "mse_loss": Formula(_write_squared_loss),
-    "binary_cross_entropy_with_logits": Formula(_write_logistic_loss),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _CLASS_LOSS),
+    **dict.fromkeys(
+        ("softmax", "log_softmax"),
+        (Formula(_write_softmax_by_logarithms), Formula(_write_softmax)),
+    ),
+    "softmax_backward_data": (Formula(_write_softmax_gradient),),
+    "log_softmax_backward_data": (Formula(_write_log_softmax_gradient),),
+    "mse_loss": (Formula(_write_squared_loss),),
+    "binary_cross_entropy_with_logits": (Formula(_write_logistic_loss),),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (_CLASS_LOSS,)),
 }
 
 

@@ -270,7 +270,11 @@ def _sibling(step: Step, function: Callable[..., Tensor]) -> Any:
 
 
 def _unary(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
-    return step.with_first(compute(step.values["self"]))
+    value = compute(step.values["self"])
+    # Many functions round to one and the same number, which says nothing about the function.
+    if value.numel() > 1 and bool((value == value.reshape(-1)[0]).all()):
+        raise ValueError("it is constant")
+    return step.with_first(value)
 
 
 def _with_inner(step: Step, factor: float) -> Any:
@@ -283,4 +287,6 @@ def _negated_term(step: Step) -> Any:
 
 def _binary(step: Step, compute: Callable[..., Tensor]) -> Tensor:
     left, right = list(step.values.values())[:2]
+    if isinstance(left, torch.Tensor) and isinstance(right, float | int):
+        right = left.new_tensor(right)
     return compute(left, right)

@@ -29,6 +29,7 @@ from paritas.diagnosis.case import (
 )
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.deductions import deduced_variations
+from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.unknowns import shortened
@@ -92,6 +93,10 @@ def propose_predictions(case: Case) -> list[Pattern]:
         return _propose_items(case, call)
     with quietly():
         tried, reproductions = prediction.reproductions()
+        other = None if reproductions else prediction.equivalent()
+        if other is not None:
+            more, reproductions = other.reproductions()
+            tried, prediction = tried + more, other
     best = _most_likely(case, reproductions)
     if not best:
         return _propose_items(case, call)
@@ -106,8 +111,9 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if equal is not None:
         evidence["bit for bit"] = round(equal, 4)
     sentence = chosen.variation.sentence
-    if len(call.steps) > 1:
-        step = next(step for place, step in call.steps if place == chosen.place)
+    if len(prediction.call.steps) > 1:
+        steps = prediction.call.steps
+        step = next(step for place, step in steps if place == chosen.place)
         sentence = f"in {step.operator}: {sentence}"
     if chosen.in_part:
         sentence = f"{sentence}, but only in a part of the result"
@@ -166,6 +172,13 @@ class _Predictor:
             if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
                 return cls(case, call, output)
         return None
+
+    def equivalent(self) -> _Predictor | None:
+        """The same with one operator instead of several, if it is known."""
+        if len(self.call.steps) < 2:  # noqa: PLR2004
+            return None
+        made = (_Predictor.of(self.case, one) for one in equivalent_calls(self.call))
+        return next((one for one in made if one is not None), None)
 
     def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
         """The value in question with a mistake; None if that cannot be computed."""
@@ -347,5 +360,6 @@ def _preference(one: Reproduction) -> tuple[bool, int]:
 
 def _is_rival(one: Reproduction, chosen: Reproduction) -> bool:
     """Whether it says something else: two names for the same numbers are the same mistake."""
-    same_numbers = math.isclose(one.scatter, chosen.scatter, rel_tol=_SAME)
+    scatters = one.scatter, chosen.scatter
+    same_numbers = max(scatters) <= _LEAST_SCATTER**2 or math.isclose(*scatters, rel_tol=_SAME)
     return one.variation.kind is not chosen.variation.kind and not same_numbers

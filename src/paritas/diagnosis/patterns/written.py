@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import torch
 
 from paritas._torch.operators import bind_arguments
 from paritas.diagnosis.calls import Step
-from paritas.diagnosis.patterns.formulas import divisor_of, formula_of
+from paritas.diagnosis.patterns.formulas import divisor_of, formulas_of
 from paritas.diagnosis.patterns.functions import function_variations
 from paritas.diagnosis.patterns.inner import (
     moved_eps,
@@ -79,22 +80,18 @@ class Written:
     inner: dict[str, Step]
 
     @classmethod
-    def of(cls, step: Step) -> Written | None:
-        """None if it is not known how, or if that gives something else."""
-        formula = formula_of(step)
-        if formula is None:
-            return None
-        record = _Change()
-        try:
-            mine, right = formula.compute(step, record), step.run()
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
-            return None
-        right = right if isinstance(right, torch.Tensor) else right[0]
-        if mine.shape != right.shape:
-            return None
-        size = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max()) if right.numel() else 0.0
-        apart = (mine - right).abs().nan_to_num(0.0, 0.0, 0.0).max()
-        return cls(formula, record.steps) if float(apart) <= _SAME * size else None
+    def all_of(cls, step: Step) -> list[Written]:
+        """All ways that are known to write it out, if they give the same."""
+        made = []
+        for formula in formulas_of(step):
+            record = _Change()
+            try:
+                mine, right = formula.compute(step, record), step.run()
+            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+                continue
+            if _is_same(mine, right if isinstance(right, torch.Tensor) else right[0]):
+                made.append(cls(formula, record.steps))
+        return made
 
     def variations(self) -> Iterator[Variation]:
         """The operator with a mistake in one of the simple ones, or the same in several."""
@@ -137,6 +134,13 @@ class Written:
         return Variation(kind, said, change)
 
 
+def _is_same(mine: Tensor, right: Tensor) -> bool:
+    if mine.shape != right.shape or not right.numel():
+        return False
+    size = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return float((mine - right).abs().nan_to_num(0.0, 0.0, 0.0).max()) <= _SAME * size
+
+
 def _changed(
     step: Step, formula: Formula, roles: tuple[str, ...], change: Callable[[Step], Any]
 ) -> Any:
@@ -160,6 +164,8 @@ def inner_unknowns(step: Step) -> Iterator[Unknown]:
         count = divisor_of(step)
         starts = tuple(float(one) for one in (count, 2 * count) if one)
         yield Unknown(partial(_divided_by, count), starts)
+    if step.name == "logsumexp":
+        yield Unknown(_with_zeros, (1.0, 16.0), logarithmic=True)
     if step.name in ("rsqrt", "sqrt"):
         yield Unknown(_added_to_root, (1e-3, 1e-6), most=_MOST_ADDED)
     if step.name in ("sum", "rsqrt", "sqrt"):
@@ -177,6 +183,14 @@ def _divided_by(count: int, number: float) -> Variation:
     off_by_one = abs(number - count) == 1
     kind = PatternKind.OFF_BY_ONE if off_by_one else PatternKind.WRONG_REDUCTION
     return Variation(kind, f"the sum of {count} elements is divided by {number:.7g}", run)
+
+
+def _with_zeros(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return torch.logaddexp(step.run(), torch.tensor(math.log(number), dtype=torch.float64))
+
+    said = f"the sum has {number:.7g} zeros more, which count as exp(0)"
+    return Variation(PatternKind.WRONG_REDUCTION, said, run)
 
 
 def _added(number: float) -> Variation:
@@ -200,8 +214,7 @@ def _added_to_root(number: float) -> Variation:
 def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Variation]]:
     """Mistakes inside of operators, and those that one of several operators can have."""
     for place, step in steps:
-        written = Written.of(step)
-        if written is not None:
+        for written in Written.all_of(step):
             yield from ((place, one) for one in written.variations())
     several = len(steps) > 1
     for number, (place, step) in enumerate(steps):
@@ -219,8 +232,7 @@ def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unkn
     for place, step in steps:
         yield from ((place, one) for one in unknown_numbers(step))
     for place, step in steps:
-        written = Written.of(step)
-        if written is not None:
+        for written in Written.all_of(step):
             yield from ((place, one) for one in written.unknowns())
         if len(steps) > 1 or step.name in ("rsqrt", "sqrt"):
             yield from ((place, one) for one in inner_unknowns(step))
