@@ -92,20 +92,16 @@ def _exponential(place: float) -> float:
 
 
 def shortened(number: float) -> Iterator[float]:
-<<<<<<< HEAD
-    """The number with more and more digits; 0 first if it is nothing but rounding."""
-    if abs(number) < _NOTHING:
-        yield 0.0
-    yield from dict.fromkeys([*(float(f"{number:.{digits}g}") for digits in _DIGITS), number])
-=======
-    """The number with more and more digits, or one over such a number, or as it is."""
-    found = []
+    """The number with more and more digits, or one over such a number, or as it is.
+
+    0 comes first if it is nothing but rounding.
+    """
+    found = [0.0] if abs(number) < _NOTHING else []
     for digits in _DIGITS:
         found.append(float(f"{number:.{digits}g}"))
         inverse = float(f"{1 / number:.{digits}g}") if number else 0.0
         found += [1 / inverse] if inverse else []
     yield from dict.fromkeys([*found, number])
->>>>>>> h-kindsA
 
 
 def _descend(
