@@ -221,7 +221,7 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
         opposite = _OPPOSITES[name]
         said = f"{opposite.__name__} instead of {name}"
         change = partial(_opposite, function=opposite)
-        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
 
 
 def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:
