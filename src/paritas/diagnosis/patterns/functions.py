@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.patterns.variations import Variation
+from paritas.diagnosis.patterns.variations import LARGEST_EPS, Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -182,10 +182,12 @@ def _unary_variations(name: str) -> Iterator[Variation]:
         if other != name:
             said = f"{other} instead of {name}"
             yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_unary, compute=compute))
+    if name == "neg":
+        return
     for said, compose in _COMPOSED.items():
         change = partial(_composed, compose=compose)
         yield Variation(PatternKind.OTHER_FUNCTION, said.format(name), change)
-    if name in ("neg", "pow"):
+    if name == "pow":
         return
     said = f"the argument of {name} is negated"
     yield Variation(PatternKind.SIGN, said, partial(_with_inner, factor=-1.0))
@@ -201,7 +203,10 @@ def _operand_changes(step: Step) -> Iterator[Variation]:
         if isinstance(step.values[kept], torch.Tensor):
             change = partial(_one_operand, name=kept)
             said = f"{left_out} is left out"
-            yield Variation(PatternKind.MISSING_OPERAND, said, change)
+            number = step.values[left_out]
+            is_eps = isinstance(number, float) and step.name == "add" and number <= LARGEST_EPS
+            kind = PatternKind.EPS if is_eps else PatternKind.MISSING_OPERAND
+            yield Variation(kind, said, change)
     if step.name in ("mul", "div"):
         said = f"{second} is applied twice"
         yield Variation(PatternKind.FACTOR, said, lambda step: step.run(self=step.run()))
