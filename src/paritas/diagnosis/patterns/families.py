@@ -58,7 +58,9 @@ def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
 def _loss_variations(step: Step) -> Iterator[Variation]:
     if step.values.get("reduction") != 1:
         return
-    first = next(one for one in step.values.values() if isinstance(one, torch.Tensor))
+    tensors = [one for one in step.values.values() if isinstance(one, torch.Tensor)]
+    # The gradient of a loss is one number.
+    first = next((one for one in tensors if one.dim()), tensors[0])
     target = step.values.get("target")
     counts = {"the batch": first.shape[0] if first.dim() else 1, "all elements": first.numel()}
     if isinstance(target, torch.Tensor):
