@@ -441,7 +441,9 @@ def second_factor_ignored(call: Call) -> Any:
     return call.instead(left.clone())
 
 
-@FAULTS.fault("mul", kinds=["other function"], loose=["residual", "missing operand"])
+@FAULTS.fault(
+    "mul", kinds=["other function", "wrong factor"], loose=["residual", "missing operand"]
+)
 def factor_squared(call: Call) -> Any:
     """The gate is applied twice."""
     left, right = _pair(call)

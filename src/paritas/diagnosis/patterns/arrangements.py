@@ -274,12 +274,34 @@ def _permuted_rows(case: Case, _probe: Probe) -> Iterator[Pattern | None]:
     """Whole slices at other places of an axis, in no regular order."""
     if len(case.shape) < 2 or case.given.is_complex():  # noqa: PLR2004
         return
-    for axis, size in enumerate(case.shape):
-        source = matched_rows(case, axis)
-        if source is not None:
-            moved = int((source != torch.arange(size)).sum())
-            cost = moved * math.log2(size) + 1
-            yield _reordered(case, axis, source, describe_order(source), cost)
+    for axis in range(len(case.shape)):
+        yield _taken_from_elsewhere(case, axis)
+    if len(case.shape) > 2:  # noqa: PLR2004  (rows of a matrix, of which axes were made since)
+        parts = (case.candidate, case.reference, case.right, case.allowed)
+        yield _taken_from_elsewhere(Case(*(one.flatten(0, -2) for one in parts)), 0)
+
+
+def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
+    source = matched_rows(case, axis)
+    if source is None:
+        return None
+    moved = source != torch.arange(len(source))
+    cost = int(moved.sum()) * math.log2(len(source)) + 1
+    if not bool(moved.any()) or bool(moved[source[moved]].any()):
+        return _reordered(case, axis, source, describe_order(source), cost)
+    # What was copied is still in its own place.
+    places = moved.nonzero().flatten().tolist()
+    listed = enumerated((f"{int(source[one])} at {one}" for one in places), _NAMED)
+    name = axis_name(case.context, axis, len(case.shape))
+    return supported_pattern(
+        case,
+        case.right.index_select(axis, source),
+        PatternKind.COPY,
+        f"copied from another place along {name}: slice {listed}",
+        cost=cost,
+        noise=case.allowed.index_select(axis, source),
+        evidence={"axis": axis},
+    )
 
 
 def _same_values(case: Case, probe: Probe) -> Iterator[Pattern | None]:
@@ -348,11 +370,14 @@ def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
         for fill in _FILLS:
             source = _source_indices(size, distance, fill)
             prediction, noise = _read_from(case, axis, source)
+            kind, said = PatternKind.SHIFT, _describe_shift(distance, name, fill)
+            if fill == "wrap" and 2 * abs(distance) == size:
+                kind, said = PatternKind.PERMUTATION, f"the two halves swapped along {name}"
             pattern = supported_pattern(
                 case,
                 prediction,
-                PatternKind.SHIFT,
-                _describe_shift(distance, name, fill),
+                kind,
+                said,
                 cost=math.log2(size * 4),
                 noise=noise,
                 evidence={"distance": distance, "axis": axis, "fill": fill},
@@ -384,11 +409,17 @@ def _from_outside(case: Case, part: WrongBlock, axis: int) -> Iterator[Pattern |
             prediction = prediction.index_select(one, source if one == axis else kept)
             noise = noise.index_select(one, source if one == axis else kept)
         name = axis_name(case.context, axis, len(case.shape))
+        kind, said = PatternKind.SHIFT, _describe_shift(distance, name, "block")
+        if not bool(torch.isin(source, part.indices[axis]).any()):
+            # What was copied is still in its own place.
+            many = f"{abs(distance)} place{'s' * (abs(distance) != 1)}"
+            kind = PatternKind.COPY
+            said = f"copied from {many} {_before_or_after(-distance)} along {name}"
         yield supported_pattern(
             part.case,
             prediction,
-            PatternKind.SHIFT,
-            _describe_shift(distance, name, "block"),
+            kind,
+            said,
             cost=math.log2(size * 4) + 1,
             noise=noise,
             evidence={"distance": distance, "axis": axis, "fill": "from beside the block"},

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.attention import attention_variations, is_attention
+from paritas.diagnosis.patterns.convolutions import convolution_variations
+from paritas.diagnosis.patterns.derivatives import derivative_variations
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
-from paritas.diagnosis.patterns.sums import left_out, sum_variations, tails, words_of
-from paritas.diagnosis.patterns.variations import Variation, mask_changes
+from paritas.diagnosis.patterns.layouts import layout_variations
+from paritas.diagnosis.patterns.norms import norm_variations
+from paritas.diagnosis.patterns.sums import sum_variations
+from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -25,11 +28,14 @@ if TYPE_CHECKING:
 def family_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of the operator's family."""
     name = step.name
-    if "query" in step.values and "key" in step.values:
-        yield from _attention_variations(step)
+    if is_attention(step):
+        yield from attention_variations(step)
     yield from sum_variations(step)
-    if name == "convolution":
-        yield from _convolution_variations(step)
+    yield from norm_variations(step)
+    if name in ("convolution", "convolution_backward"):
+        yield from convolution_variations(step)
+    if name in ("topk", "constant_pad_nd") or name.startswith("upsample"):
+        yield from layout_variations(step)
     if name.endswith("loss") or name.startswith("nll_loss"):
         yield from _loss_variations(step)
     if name == "native_layer_norm_backward":
@@ -39,192 +45,22 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if name in ("rsqrt", "sqrt", "reciprocal"):
         yield from _root_variations()
     yield from function_variations(step)
+    yield from derivative_variations(step)
 
 
 def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
     return lambda step: step.with_first(formula(step))
 
 
-# --- Attention ------------------------------------------------------------------------------------
-
-
-def _attention_variations(step: Step) -> Iterator[Variation]:
-    query, key = step.values["query"], step.values["key"]
-    mask = _attention_mask(step)
-    causal = step.values.get("is_causal") is True
-    late = key.shape[-2] - query.shape[-2]
-    plain = 0 if causal else None
-
-    def attends(**changes: Any) -> Callable[[Step], Any]:
-        return _with_first(partial(_attend, **{"diagonal": plain, **changes}))
-
-    if causal:
-        said = "the causal mask is not applied"
-        yield Variation(PatternKind.MASK, said, attends(diagonal=None))
-        said = "the causal mask is off by one: each token sees the next"
-        yield Variation(PatternKind.MASK, said, attends(diagonal=1))
-        said = "the causal mask is off by one: no token sees itself"
-        yield Variation(PatternKind.MASK, said, attends(diagonal=-1))
-        if late:
-            said = "the causal mask is aligned to the last key, not to the first"
-            yield Variation(PatternKind.MASK, said, attends(diagonal=late))
-    else:
-        for diagonal in dict.fromkeys((0, late)):
-            said = "a causal mask is applied although none was requested"
-            yield Variation(PatternKind.MASK, said, attends(diagonal=diagonal))
-    for width in tails(key.shape[-2]):
-        said = f"a window of {width} keys is applied although none was requested"
-        window = attends(diagonal=0 if causal else None, window=width)
-        yield Variation(PatternKind.MASK, said, window)
-    said = "the causal mask hides the past instead of the future"
-    yield Variation(PatternKind.MASK, said, attends(diagonal=0, future=True))
-    if mask is not None:
-        said = "the mask is not applied"
-        yield Variation(PatternKind.MASK, said, attends(alter=lambda _: None))
-        for said, alter in mask_changes(mask):
-            yield Variation(PatternKind.MASK, said, attends(alter=alter))
-    if mask is not None or causal:
-        said = "the mask is applied after the softmax, whose rows no longer add up to 1"
-        yield Variation(PatternKind.MASK, said, attends(after=True))
-    size = query.shape[-1]
-    right = _factor_of(step)
-    for factor, words in (
-        (1.0, "left out"),
-        (right * right, "applied twice"),
-        (math.sqrt(right), "its own square root"),
-        (1 / size, f"1 / {size} instead of 1 / sqrt({size})"),
-        (math.sqrt(size), f"sqrt({size}) instead of 1 / sqrt({size})"),
-        (1 / math.sqrt(key.shape[-2]), f"1 / sqrt({key.shape[-2]}), of the number of keys"),
-        (right * math.log2(math.e), "multiplied by log2 e once too often"),
-        (right * math.log(2), "multiplied by ln 2: exp2 for exp"),
-        (2 * right, "twice the right one"),
-        (right / 2, "half the right one"),
-    ):
-        said = f"the factor on the scores is {words}"
-        yield Variation(PatternKind.FACTOR, said, attends(factor=factor))
-    for first, last in left_out(key.shape[-2]):
-        verb = "is" if first + last == 1 else "are"
-        said = f"{words_of(first, last)} of the {key.shape[-2]} keys {verb} left out"
-        kept = slice(first, key.shape[-2] - last)
-        yield Variation(PatternKind.PARTIAL_SUM, said, attends(keys=kept))
-    said = "the softmax is taken over the queries instead of the keys"
-    yield Variation(PatternKind.WRONG_AXIS, said, attends(dim=-2))
-
-
-def _attention_mask(step: Step) -> Tensor | None:
-    mask = step.values.get("attn_mask", step.values.get("attn_bias"))
-    return mask if isinstance(mask, torch.Tensor) else None
-
-
-def _factor_of(step: Step) -> float:
-    given = step.values.get("scale")
-    size = step.values["query"].shape[-1]
-    return float(given) if isinstance(given, float) else 1 / math.sqrt(size)
-
-
-def _attend(  # noqa: PLR0913  (each is a mistake)
-    step: Step,
-    *,
-    diagonal: int | None,
-    future: bool = False,
-    factor: float | None = None,
-    window: int | None = None,
-    keys: slice | None = None,
-    dim: int = -1,
-    after: bool = False,
-    alter: Callable[[Tensor], Tensor | None] = lambda mask: mask,
-) -> Any:
-    query, key, value = (step.values[name] for name in ("query", "key", "value"))
-    if key.shape[1] != query.shape[1]:
-        key, value = (
-            one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value)
-        )
-    scores = (query @ key.mT) * (_factor_of(step) if factor is None else factor)
-    kept = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-    if diagonal is not None:
-        kept = kept.triu(diagonal) if future else kept.tril(diagonal)
-    if window is not None:
-        kept = kept.triu(1 - window)
-    mask = _attention_mask(step)
-    mask = None if mask is None else alter(mask)
-    if mask is not None and mask.dtype == torch.bool:
-        kept = kept & mask
-    elif mask is not None and after:
-        kept = kept & (mask > -1)
-    elif mask is not None:
-        scores = scores + mask
-    if not after:
-        scores = scores.masked_fill(~kept, -math.inf)
-    if keys is not None:
-        scores, value = scores[..., keys], value[..., keys, :]
-    # A row that sees nothing gives zeros in torch's own kernels.
-    weights = scores.softmax(dim=dim).nan_to_num(0.0)
-    return (weights * kept if after else weights) @ value
-
-
-# --- Convolutions, losses, gradients --------------------------------------------------------------
-
-
-def _convolution_variations(step: Step) -> Iterator[Variation]:
-    weight = step.values["weight"]
-    spatial = tuple(range(2, weight.dim()))
-
-    def padded(step: Step, mode: str) -> Any:
-        sides = [side for size in reversed(step.values["padding"]) for side in (size, size)]
-        x = torch.nn.functional.pad(step.values["input"], sides, mode=mode)
-        return step.run(input=x, padding=[0] * len(step.values["padding"]))
-
-    def transposed(step: Step) -> Any:
-        return step.run(weight=step.values["weight"].transpose(0, 1))
-
-    said = "the kernel is flipped: a true convolution, not a correlation"
-    flip = lambda step: step.run(weight=step.values["weight"].flip(spatial))  # noqa: E731
-    yield Variation(PatternKind.PERMUTATION, said, flip)
-    if any(step.values["padding"]):
-        for mode in ("replicate", "reflect", "circular"):
-            said = f"the padding is {mode!r}, not zeros"
-            yield Variation(PatternKind.ARGUMENT, said, partial(padded, mode=mode))
-    if not step.values["transposed"]:
-        for axis, by in itertools.product(range(len(spatial)), (1, -1)):
-            said = (
-                f"the padding along axis {axis + 2} is off by one: more on one side than the other"
-            )
-            change = partial(_padded_unevenly, axis=axis, by=by)
-            yield Variation(PatternKind.SHIFT, said, change)
-    if weight.shape[0] == weight.shape[1]:
-        said = "the kernel's input and output channels are swapped"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, transposed)
-    for first, last in left_out(weight.shape[1]):
-        some = f"{words_of(first, last)} {'channel is' if first + last == 1 else 'channels are'}"
-        said = f"{some} left out of each sum over the {weight.shape[1]} input channels"
-        change = partial(_without_weights, dim=1, first=first, last=last)
-        yield Variation(PatternKind.PARTIAL_SUM, said, change)
-    for dim in spatial:
-        for first, last in left_out(weight.shape[dim]):
-            some = f"{words_of(first, last)} of the kernel's {weight.shape[dim]} along axis {dim}"
-            change = partial(_without_weights, dim=dim, first=first, last=last)
-            yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
-
-
-def _padded_unevenly(step: Step, axis: int, by: int) -> Any:
-    sides = [[size, size] for size in step.values["padding"]]
-    sides[axis] = [sides[axis][0] + by, sides[axis][1] - by]
-    flat = [side for pair in reversed(sides) for side in pair]
-    x = torch.nn.functional.pad(step.values["input"], flat)
-    return step.run(input=x, padding=[0] * len(sides))
-
-
-def _without_weights(step: Step, dim: int, first: int, last: int) -> Any:
-    weight = step.values["weight"].clone()
-    weight.narrow(dim, 0, first).zero_()
-    weight.narrow(dim, weight.shape[dim] - last, last).zero_()
-    return step.run(weight=weight)
+# --- Losses, gradients --------------------------------------------------------------
 
 
 def _loss_variations(step: Step) -> Iterator[Variation]:
     if step.values.get("reduction") != 1:
         return
-    first = next(one for one in step.values.values() if isinstance(one, torch.Tensor))
+    tensors = [one for one in step.values.values() if isinstance(one, torch.Tensor)]
+    # The gradient of a loss is one number.
+    first = next((one for one in tensors if one.dim()), tensors[0])
     target = step.values.get("target")
     counts = {"the batch": first.shape[0] if first.dim() else 1, "all elements": first.numel()}
     if isinstance(target, torch.Tensor):

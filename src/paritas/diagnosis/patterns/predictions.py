@@ -17,12 +17,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Extent, Weight, same, supported_pattern, weigh, widen
+from paritas._torch.global_state import quietly
+from paritas.diagnosis.case import (
+    Extent,
+    Weight,
+    same,
+    supported_pattern,
+    weigh,
+    widen,
+    wrong_block,
+)
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
+from paritas.diagnosis.patterns.deductions import deduced_variations
+from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
-from paritas.diagnosis.patterns.unknowns import shortened, unknown_numbers
+from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.results.findings import PatternKind
 
@@ -42,9 +54,13 @@ _MOST_SECONDS = 6.0
 _LESS_LIKELY = 8.0
 # Smaller scatter than this share of the noise says nothing.
 _LEAST_SCATTER = 1e-3
+# How close a prediction must be to be tried in the program's own dtype, as a share of the values.
+_CLOSE = 1e-5
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
+# Mistakes that are made in the whole result, or not at all.
+_OF_ALL = frozenset({PatternKind.SWAPPED_OPERANDS})
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
@@ -57,12 +73,14 @@ class Reproduction:
         place: the place of the operator in the call.
         weight: the evidence.
         scatter: the mean square of what is left, in units of the noise.
+        in_part: the mistake was made only in the block that is wrong.
     """
 
     variation: Variation
     place: int
     weight: Weight
     scatter: float
+    in_part: bool = False
 
 
 def propose_predictions(case: Case) -> list[Pattern]:
@@ -73,11 +91,16 @@ def propose_predictions(case: Case) -> list[Pattern]:
     prediction = _Predictor.of(case, call)
     if prediction is None:
         return _propose_items(case, call)
-    tried, reproductions = prediction.reproductions()
+    with quietly():
+        tried, reproductions = prediction.reproductions()
+        other = None if reproductions else prediction.equivalent()
+        if other is not None:
+            more, reproductions = other.reproductions()
+            tried, prediction = tried + more, other
     best = _most_likely(case, reproductions)
     if not best:
         return _propose_items(case, call)
-    chosen = min(best, key=lambda one: _ORDER.index(one.variation.kind))
+    chosen = min(best, key=_preference)
     if any(_is_rival(one, chosen) for one in best):
         return []
     weight = chosen.weight.charged(cost=math.log2(1 + tried))
@@ -88,9 +111,12 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if equal is not None:
         evidence["bit for bit"] = round(equal, 4)
     sentence = chosen.variation.sentence
-    if len(call.steps) > 1:
-        step = next(step for place, step in call.steps if place == chosen.place)
+    if len(prediction.call.steps) > 1:
+        steps = prediction.call.steps
+        step = next(step for place, step in steps if place == chosen.place)
         sentence = f"in {step.operator}: {sentence}"
+    if chosen.in_part:
+        sentence = f"{sentence}, but only in a part of the result"
     return [weight.pattern(chosen.variation.kind, sentence, evidence)]
 
 
@@ -122,7 +148,7 @@ def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
     return []
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Predictor:
     """Runs a call with mistakes, and compares what it gives.
 
@@ -147,6 +173,13 @@ class _Predictor:
                 return cls(case, call, output)
         return None
 
+    def equivalent(self) -> _Predictor | None:
+        """The same with one operator instead of several, if it is known."""
+        if len(self.call.steps) < 2:  # noqa: PLR2004
+            return None
+        made = (_Predictor.of(self.case, one) for one in equivalent_calls(self.call))
+        return next((one for one in made if one is not None), None)
+
     def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
         """The value in question with a mistake; None if that cannot be computed."""
         try:
@@ -160,34 +193,40 @@ class _Predictor:
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
         until = time.monotonic() + _MOST_SECONDS
-        tried, found = 0, []
-        for place, variation in self._variations():
-            try:
-                trial = attempt_apart(functools.partial(self._trial, place, variation))
-            except FatalAttemptError:
-                continue
-            tried += trial is not None
-            found += trial or []
+        tried = 0
+        found: list[Reproduction] = []
+        for variations, parameters in (
+            (self._variations(), 0),
+            (self._deduced(), 1),
+            (inner_mistakes(self.call.steps), 0),
+        ):
+            for place, variation in variations:
+                trial = functools.partial(self._trial, place, variation, parameters)
+                with contextlib.suppress(FatalAttemptError):
+                    outcome = attempt_apart(trial)
+                    tried += outcome is not None
+                    found += outcome or []
+                if time.monotonic() > until:
+                    break
+            if found:
+                return tried, found
+        for place, unknown in inner_numbers(self.call.steps):
             if time.monotonic() > until:
                 break
-        if found:
-            return tried, found
-        for place, step in self.call.steps:
-            for unknown in unknown_numbers(step):
-                if time.monotonic() > until:
-                    return tried, found
-                tried += 1
-                with contextlib.suppress(FatalAttemptError):
-                    solution = attempt_apart(functools.partial(self._solution, place, unknown))
-                    found += [] if solution is None else [solution]
+            tried += 1
+            with contextlib.suppress(FatalAttemptError):
+                solution = attempt_apart(functools.partial(self._solution, place, unknown))
+                found += [] if solution is None else [solution]
         return tried, found
 
-    def _trial(self, place: int, variation: Variation) -> list[Reproduction] | None:
+    def _trial(
+        self, place: int, variation: Variation, parameters: int
+    ) -> list[Reproduction] | None:
         """The mistake if it reproduces the candidate; None if it cannot be made."""
         prediction = self._prediction(place, variation)
         if prediction is None:
             return None
-        reproduction = self._reproduction(place, variation, prediction)
+        reproduction = self._reproduction(place, variation, prediction, parameters=parameters)
         return [] if reproduction is None else [reproduction]
 
     def _prediction(self, place: int, variation: Variation) -> Tensor | None:
@@ -198,10 +237,67 @@ class _Predictor:
         self, place: int, variation: Variation, prediction: Tensor, *, parameters: int = 0
     ) -> Reproduction | None:
         slack = self._growth(prediction)
-        weight = weigh(self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack)
-        if weight is None or not fits_honestly(self.case, prediction, slack=slack):
+        is_local = self._block is not None and variation.kind not in _OF_ALL
+        for in_part in (False, True) if is_local else (False,):
+            if in_part:
+                prediction, slack = self._limited(prediction, self.case.right), 1.0
+            weight = weigh(
+                self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack
+            )
+            if weight is not None and fits_honestly(self.case, prediction, slack=slack):
+                left = mean_square_left(self.case, prediction)
+                return Reproduction(variation, place, weight, left, in_part)
+        return self._native_reproduction(place, variation, prediction, parameters)
+
+    def _native_reproduction(
+        self, place: int, variation: Variation, prediction: Tensor, parameters: int
+    ) -> Reproduction | None:
+        """The mistake in the program's own dtype, whose noise may be larger than the right one's.
+
+        As where 1 + erf(x) is nearly 0: there, no other value has the rounding of this one.
+        """
+        given = self.case.given
+        if self.case.is_exact or self.case.candidate.dtype == torch.float64:
             return None
-        return Reproduction(variation, place, weight, mean_square_left(self.case, prediction))
+        if not float((given - prediction).abs().median()) <= _CLOSE * float(given.abs().median()):
+            return None
+        value = self.value(place, variation.change, wide=False)
+        if value is None:
+            return None
+        value = widen(value)
+        weight = weigh(self.case, value, extent=Extent.ALL, parameters=parameters)
+        if weight is None or not fits_honestly(self.case, value):
+            return None
+        return Reproduction(variation, place, weight, mean_square_left(self.case, value))
+
+    @functools.cached_property
+    def _block(self) -> Tensor | None:
+        """The block that is wrong; None if it is the whole, or has one value only."""
+        block = wrong_block(self.case)
+        given = block.case.given
+        if block.is_whole or bool((given == given.reshape(-1)[0]).all()):
+            return None
+        inside = torch.ones((), dtype=torch.bool)
+        for axis, kept in enumerate(block.indices):
+            hit = torch.zeros(self.case.shape[axis], dtype=torch.bool)
+            hit[kept] = True
+            inside = inside.unsqueeze(-1) & hit
+        return inside
+
+    def _limited(self, prediction: Tensor, elsewhere: Tensor) -> Tensor:
+        """The prediction in the block that is wrong, and something else around it."""
+        return (
+            prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
+        )
+
+    def _deduced(self) -> Iterator[tuple[int, Variation]]:
+        """The mistakes that the candidate itself shows."""
+        part = torch.ones(self.case.shape, dtype=torch.bool)
+        part = self._limited(part, torch.zeros_like(part))
+        for place, step in self.call.steps:
+            predict = functools.partial(self._prediction, place)
+            for variation in deduced_variations(step, predict, self.case.given, part):
+                yield place, variation
 
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""
@@ -235,14 +331,18 @@ class _Predictor:
     def share_equal(self, reproduction: Reproduction) -> float | None:
         """The share of elements that are reproduced bit for bit in the program's own dtype."""
         value = self.value(reproduction.place, reproduction.variation.change, wide=False)
-        candidate = self.case.candidate.detach()
+        candidate, reference = self.case.candidate.detach(), self.case.reference.detach()
         if value is None or value.dtype != candidate.dtype:
             return None
+        if reproduction.in_part and reference.dtype == value.dtype:
+            value = self._limited(value.cpu(), reference.cpu())
         return float(same(value.cpu(), candidate.cpu()).double().mean())
 
 
 def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
     """Those that reproduce the candidate best; none if one factor or offset does it better."""
+    whole = [one for one in found if not one.in_part]
+    found = whole or found
     if not found:
         return []
     least = min(one.scatter for one in found)
@@ -252,7 +352,14 @@ def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
     return [one for one in found if one.scatter <= limit]
 
 
+def _preference(one: Reproduction) -> tuple[bool, int]:
+    """Among mistakes with the same result, another function is the least likely."""
+    kind = one.variation.kind
+    return kind is PatternKind.OTHER_FUNCTION, _ORDER.index(kind)
+
+
 def _is_rival(one: Reproduction, chosen: Reproduction) -> bool:
     """Whether it says something else: two names for the same numbers are the same mistake."""
-    same_numbers = math.isclose(one.scatter, chosen.scatter, rel_tol=_SAME)
+    scatters = one.scatter, chosen.scatter
+    same_numbers = max(scatters) <= _LEAST_SCATTER**2 or math.isclose(*scatters, rel_tol=_SAME)
     return one.variation.kind is not chosen.variation.kind and not same_numbers

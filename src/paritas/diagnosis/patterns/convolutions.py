@@ -1,0 +1,187 @@
+"""Convolutions with a mistake in their kernel, their padding, their groups or their channels."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.diagnosis.patterns.sums import left_out, words_of
+from paritas.diagnosis.patterns.variations import Variation
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import Step
+
+
+def convolution_variations(step: Step) -> Iterator[Variation]:
+    """The mistakes that are known of convolutions, and of their gradients."""
+    yield from _kernel_variations(step)
+    if step.name == "convolution_backward":
+        return
+    if step.values["transposed"]:
+        yield from _cut_elsewhere(step)
+    else:
+        yield from _padding_variations(step)
+        yield from _dilation_variations(step)
+    yield from _channel_variations(step)
+    yield from _missing_variations(step)
+
+
+# --- The kernel -----------------------------------------------------------------------------------
+
+
+def _kernel_variations(step: Step) -> Iterator[Variation]:
+    weight = step.values["weight"]
+    spatial = [axis for axis in range(2, weight.dim()) if weight.shape[axis] > 1]
+    choices = [spatial, *([axis] for axis in spatial)] if len(spatial) > 1 else [spatial]
+    for axes in choices:
+        if axes:
+            said = "the kernel is flipped: a true convolution, not a correlation"
+            if axes != spatial:
+                said = f"the kernel is flipped along axis {axes[0]}"
+            change = partial(_with_weight, alter=partial(_flipped, axes=axes))
+            yield Variation(PatternKind.PERMUTATION, said, change)
+    if weight.shape[0] == weight.shape[1]:
+        said = "the kernel's input and output channels are swapped"
+        change = partial(_with_weight, alter=lambda one: one.transpose(0, 1))
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, change)
+
+
+def _flipped(value: Tensor, axes: list[int]) -> Tensor:
+    return value.flip(axes)
+
+
+def _with_weight(step: Step, alter: Any) -> Any:
+    return step.run(weight=alter(step.values["weight"]))
+
+
+# --- Padding, stride, dilation --------------------------------------------------------------------
+
+
+def _padding_variations(step: Step) -> Iterator[Variation]:
+    padding, stride = list(step.values["padding"]), list(step.values["stride"])
+    if any(padding):
+        for mode in ("replicate", "reflect", "circular"):
+            said = f"the padding is {mode!r}, not zeros"
+            yield Variation(PatternKind.ARGUMENT, said, partial(_padded, mode=mode))
+        said = "the padding is ones, not zeros"
+        yield Variation(PatternKind.ARGUMENT, said, partial(_padded, mode="constant", value=1.0))
+    axes = range(len(padding))
+    for by in dict.fromkeys((1, -1, max(padding), -max(padding), max(stride) - 1, 1 - max(stride))):
+        for chosen in (*([axis] for axis in axes), list(axes)):
+            if by and (len(chosen) == 1 or len(padding) > 1):
+                where = f"axis {chosen[0] + 2}" if len(chosen) == 1 else "all axes"
+                said = f"the windows along {where} begin {abs(by)} too {'early' if by > 0 else 'late'}"
+                change = partial(_padded_unevenly, axes=chosen, by=by)
+                yield Variation(PatternKind.SHIFT, f"{said}: uneven padding", change)
+
+
+def _padded(step: Step, mode: str, value: float | None = None) -> Any:
+    sides = [side for size in reversed(step.values["padding"]) for side in (size, size)]
+    x = torch.nn.functional.pad(step.values["input"], sides, mode=mode, value=value)
+    return step.run(input=x, padding=[0] * len(step.values["padding"]))
+
+
+def _padded_unevenly(step: Step, axes: list[int], by: int) -> Any:
+    sides = [[size, size] for size in step.values["padding"]]
+    for axis in axes:
+        sides[axis] = [sides[axis][0] + by, sides[axis][1] - by]
+    flat = [side for pair in reversed(sides) for side in pair]
+    x = torch.nn.functional.pad(step.values["input"], flat)
+    return step.run(input=x, padding=[0] * len(sides))
+
+
+def _dilation_variations(step: Step) -> Iterator[Variation]:
+    """With as much padding as another dilation needs for a result of the same shape."""
+    right, padding = list(step.values["dilation"]), list(step.values["padding"])
+    sizes = step.values["weight"].shape[2:]
+    for dilation in (1, 2, 3):
+        other = [dilation] * len(right)
+        wider = [(size - 1) * (dilation - one) for size, one in zip(sizes, right, strict=True)]
+        sides = [one + more // 2 for one, more in zip(padding, wider, strict=True)]
+        if other != right and min(sides) >= 0 and not any(more % 2 for more in wider):
+            said = f"dilation is {other} instead of {right}"
+            change = partial(_with_arguments, dilation=other, padding=sides)
+            yield Variation(PatternKind.ARGUMENT, said, change)
+
+
+def _with_arguments(step: Step, **arguments: Any) -> Any:
+    return step.run(**arguments)
+
+
+def _cut_elsewhere(step: Step) -> Iterator[Variation]:
+    """A transposed convolution whose result is cut out of the whole at another place."""
+    padding = list(step.values["padding"])
+    for by in range(-max(padding), max(padding) + 1):
+        if by:
+            way = "early" if by < 0 else "late"
+            said = f"the result is cut out of the whole {abs(by)} too {way}"
+            yield Variation(PatternKind.SHIFT, said, partial(_cut_moved, by=by))
+
+
+def _cut_moved(step: Step, by: int) -> Any:
+    shape = step.run().shape
+    whole = step.run(padding=[0] * len(step.values["padding"]))
+    for axis, size in enumerate(step.values["padding"], start=2):
+        whole = whole.narrow(axis, size + by, shape[axis])
+    return whole
+
+
+# --- Channels and groups --------------------------------------------------------------------------
+
+
+def _channel_variations(step: Step) -> Iterator[Variation]:
+    groups, channels = step.values["groups"], step.values["input"].shape[1]
+    each = channels // groups
+    index = torch.arange(channels)
+    orders = {}
+    if groups > 1:
+        orders |= {
+            "of the next group": index.roll(-each),
+            "of the group before": index.roll(each),
+            "of the first group": index % each,
+            "of all groups in turn": index.reshape(each, groups).T.flatten(),
+            "of all groups, taken in turn the other way": index.reshape(groups, each).T.flatten(),
+        }
+    for place in range(min(channels - 1, 8)):
+        order = index.clone()
+        order[[place, place + 1]] = index[[place + 1, place]]
+        orders[f"{place} and {place + 1} exchanged"] = order
+    for words, order in orders.items():
+        said = f"the input channels {words} are read"
+        yield Variation(PatternKind.WRONG_INDEX, said, partial(_with_channels, order=order))
+
+
+def _with_channels(step: Step, order: Tensor) -> Any:
+    x = step.values["input"]
+    return step.run(input=x.index_select(1, order.to(x.device)))
+
+
+def _missing_variations(step: Step) -> Iterator[Variation]:
+    weight = step.values["weight"]
+    for first, last in left_out(weight.shape[1]):
+        some = f"{words_of(first, last)} {'channel is' if first + last == 1 else 'channels are'}"
+        said = f"{some} left out of each sum over the {weight.shape[1]} input channels"
+        change = partial(_without_weights, dim=1, first=first, last=last)
+        yield Variation(PatternKind.PARTIAL_SUM, said, change)
+    for dim, end in itertools.product(range(2, weight.dim()), (False, True)):
+        for count in range(1, min(weight.shape[dim], 3)):
+            first, last = (0, count) if end else (count, 0)
+            some = f"{words_of(first, last)} of the kernel's {weight.shape[dim]} along axis {dim}"
+            change = partial(_without_weights, dim=dim, first=first, last=last)
+            verb = "is" if count == 1 else "are"
+            yield Variation(PatternKind.PARTIAL_SUM, f"{some} {verb} left out", change)
+
+
+def _without_weights(step: Step, dim: int, first: int, last: int) -> Any:
+    weight = step.values["weight"].clone()
+    weight.narrow(dim, 0, first).zero_()
+    weight.narrow(dim, weight.shape[dim] - last, last).zero_()
+    return step.run(weight=weight)

@@ -1,0 +1,61 @@
+"""Padding, resizing and selecting with a mistake that no argument can express."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.diagnosis.patterns.variations import Variation
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.diagnosis.calls import Step
+
+_MODES = {1: ("nearest", "linear"), 2: ("nearest", "bilinear", "bicubic", "area"), 3: ("nearest",)}
+
+
+def layout_variations(step: Step) -> Iterator[Variation]:
+    """The mistakes that are known of operators that pad, resize or select."""
+    if step.name == "topk":
+        said = "the largest is skipped"
+        yield Variation(PatternKind.SHIFT, said, _without_first)
+    elif step.name == "constant_pad_nd":
+        for mode in ("reflect", "replicate", "circular"):
+            said = f"the padding is {mode!r}, not a constant"
+            yield Variation(PatternKind.ARGUMENT, said, partial(_padded, mode=mode))
+        sides = list(step.values["pad"])
+        other = [side for at in range(0, len(sides), 2) for side in (sides[at + 1], sides[at])]
+        if other != sides:
+            said = "the padding is on the other side"
+            yield Variation(PatternKind.SHIFT, said, partial(_padded_as, sides=other))
+    else:
+        rank = next(iter(step.values.values())).dim() - 2
+        for mode in _MODES.get(rank, ()):
+            for corners in (False, True) if "linear" in mode or "cubic" in mode else (None,):
+                said = f"it is resized by {mode!r}{' between corners' if corners else ''}"
+                change = partial(_resized, mode=mode, corners=corners)
+                yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _without_first(step: Step) -> Any:
+    count, dim = step.values["k"], step.values["dim"]
+    more = step.run(k=count + 1)
+    return tuple(one.narrow(dim, 1, count) for one in more)
+
+
+def _padded(step: Step, mode: str) -> Any:
+    return torch.nn.functional.pad(step.values["self"], list(step.values["pad"]), mode=mode)
+
+
+def _padded_as(step: Step, sides: list[int]) -> Any:
+    return step.run(pad=sides)
+
+
+def _resized(step: Step, mode: str, corners: bool | None) -> Any:  # noqa: FBT001
+    x = next(iter(step.values.values()))
+    size = step.run().shape[2:]
+    return torch.nn.functional.interpolate(x, size=size, mode=mode, align_corners=corners)
