@@ -261,6 +261,31 @@ def test_the_node_with_a_wrong_gradient_is_named(name: str) -> None:
     assert named(program, edit, x) == ("node", name)
 
 
+def test_a_wrong_gradient_in_a_long_graph_is_found_in_a_few_runs() -> None:
+    runs = 0
+
+    def backend(graph: fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        for node in calls(graph, "tanh"):
+            spoil(node, _WrongGradient.apply)
+        graph.recompile()
+
+        def run(*args: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            return graph.forward(*args)
+
+        return run
+
+    def program(x: Tensor) -> Tensor:
+        for step in range(40):
+            x = torch.tanh(x) if step == 11 else torch.exp(-x)
+        return x
+
+    assert named(program, backend, torch.rand(4, 8, requires_grad=True)) == ("node", "tanh")
+    # The call itself, with all values, with all gradients, and the node alone.
+    assert runs == 4
+
+
 class _LastRowWins(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, index: Tensor, weight: Tensor) -> Tensor:

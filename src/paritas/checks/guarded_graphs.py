@@ -54,7 +54,7 @@ from paritas.results.findings import Aspect, Status
 from paritas.results.items import Item, input_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor
     from torch.fx import GraphModule
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from paritas.checks.comparer import CollectedFindings
     from paritas.checks.guard_settings import GuardSettings
     from paritas.checks.guarded_calls import CallComparer, GraphEntry
+    from paritas.execution.graph_runs import Cotangent
     from paritas.results.findings import Finding, Verdict
 
 
@@ -712,6 +713,19 @@ class CompiledPart:
         self.rng.restore()
         with self.surroundings.around():
             return given, list(self.code.compiled(*given))
+
+    def differentiate(self, cotangents: Mapping[int, Cotangent], count: int) -> list[Tensor | None]:
+        """The gradients of its last arguments, for those of its outputs."""
+        given = copy_arguments(self.args)
+        self.rng.restore()
+        with self.surroundings.around(), torch.enable_grad():
+            results = self.code.compiled(*given)
+            ends = [results[position] for position in cotangents]
+            entering = [
+                cotangent.enter(end)
+                for end, cotangent in zip(ends, cotangents.values(), strict=True)
+            ]
+            return list(torch.autograd.grad(ends, given[-count:], entering, allow_unused=True))
 
     def check(self, ends: Collection[int] | None, *, diagnosed: bool) -> Verdict:
         """Check a call; `ends` are the outputs to differentiate, if any."""

@@ -483,9 +483,7 @@ def first_clear_finding(findings: list[Finding], *, changed: bool) -> Finding | 
     """
     if not findings:
         return None
-    worst = max(map(_excess_of_limit, findings))
-    clear = [finding for finding in findings if _excess_of_limit(finding) * CLEARLY >= worst]
-    first = clear[0]
+    first = clear_findings(findings)[0]
     others = [finding for finding in findings if finding.item != first.item]
     extra = []
     if others:
@@ -496,6 +494,12 @@ def first_clear_finding(findings: list[Finding], *, changed: bool) -> Finding | 
         extra.append("observing it changed the program: with every value as an output, other bits")
     reason = "; ".join([first.reason, *extra])
     return msgspec.structs.replace(first, reason=reason)
+
+
+def clear_findings(findings: list[Finding]) -> list[Finding]:
+    """Those that are not just above the noise, compared with the worst."""
+    worst = max(map(_excess_of_limit, findings), default=0.0)
+    return [finding for finding in findings if _excess_of_limit(finding) * CLEARLY >= worst]
 
 
 def _excess_of_limit(finding: Finding) -> float:

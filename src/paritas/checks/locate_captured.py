@@ -26,9 +26,10 @@ from torch.fx import Graph, GraphModule, Node
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import UNINITIALISED, copy_graph, returned
 from paritas.checks.failures import Explainer, call_context, node_origin
-from paritas.checks.locate import first_clear_finding, origin_item
+from paritas.checks.locate import clear_findings, first_clear_finding, origin_item
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence
+from paritas.execution.node_gradients import BackwardNodes, NodeGradient
 from paritas.execution.node_runs import (
     NodeCall,
     Tap,
@@ -141,7 +142,7 @@ class _Search:
         """The finding about the place."""
         aspects = self.suspect.aspects
         if aspects & _CONTENTS or Aspect.REQUIRES_GRAD in aspects:
-            found = self._judge_nodes() or self._bisect()
+            found = self._judge_nodes() or self._judge_gradients() or self._bisect()
         else:
             found = self._try_nodes_alone()
         return found or self._whole_graph()
@@ -163,7 +164,7 @@ class _Search:
 
     def _judge_nodes(self) -> Finding | None:
         """The first node that is wrong for the inputs that it got; None if none is."""
-        own = self._own_values()
+        own = self.own_values
         if own is None:
             return None
         judged = list(itertools.islice(self._judge_all(own), MOST_WRONG))
@@ -173,7 +174,8 @@ class _Search:
                 return one.explained(first)
         return first
 
-    def _own_values(self) -> dict[Tap, Tensor] | None:
+    @functools.cached_property
+    def own_values(self) -> dict[Tap, Tensor] | None:
         """The backend's values; None if they do not show the difference.
 
         The results of the call need not be wrong if the gradients are.
@@ -319,6 +321,67 @@ class _Search:
         named = zip(self.suspect.runs.native[0].outputs, returned(self.graph), strict=False)
         return [node for item, node in named if item in failed and isinstance(node, Node)]
 
+    # --- Each node on the gradients that the backend's own code brings to it ---
+
+    def _judge_gradients(self) -> Finding | None:
+        """The first node that hands back a wrong gradient for right ones; None if none does.
+
+        Nodes are added to the graph to look at gradients, so such a node must be wrong alone, too.
+        """
+        return self._first_wrong_alone([self.calls[number] for number in self.suspicious])
+
+    @functools.cached_property
+    def suspicious(self) -> list[int]:
+        """The calls that seem to hand back wrong gradients, in the order of the graph."""
+        if not self.suspect.gradients or not self.program.cotangents:
+            return []
+        try:
+            wrong = list(itertools.islice(self._wrong_gradients(), MOST_WRONG))
+        except Exception:  # noqa: BLE001  (the parts are compiled one by one then)
+            return []
+        names = {finding.item.name for finding in clear_findings(wrong)}
+        return [number for number, node in enumerate(self.calls) if node.name in names]
+
+    def _wrong_gradients(self) -> Iterator[Finding]:
+        """Findings about what nodes hand back, in the order of the graph."""
+        cotangents = self.program.cotangents or {}
+        backward = BackwardNodes(self.graph, self.run)
+        zeros = backward.zeros()
+        if not zeros:
+            return
+        program = self.program
+        code = self.suspect.compile_part(
+            backward.with_zeros(), [*program.kept, *zeros], program.surroundings, program.rng
+        )
+        found = code.differentiate(cotangents, len(zeros))
+        gradients = dict(zip(backward.uses, found, strict=True))
+        arrived = backward.arrived(gradients, cotangents)
+        nodes = {node.name: node for node in program.reference.module.graph.nodes}
+        values = self._values_in_forward_pass()
+        for use, own in gradients.items():
+            if use.reader not in arrived or time.monotonic() > self.deadline:
+                continue
+            call = NodeCall(program.reference.module, nodes[use.reader], self.run, values)
+            gradient = NodeGradient(call, use.source, arrived[use.reader])
+            known = Evidence(gradient, seed=self.suspect.runs.seed)
+            expected = known.native[0].outputs.get(VALUE)
+            if not isinstance(expected, torch.Tensor):
+                continue
+            handed = torch.zeros_like(expected) if own is None else own
+            if not _are_same(expected, handed):
+                evidence = ItemEvidence(known, VALUE)
+                judged, _ = check_pair(self._item(use.reader), expected, handed, _CHECKS, evidence)
+                yield from _wrong(judged)
+
+    def _values_in_forward_pass(self) -> dict[str, Any]:
+        """The values of all nodes: the backend's own where these are known."""
+        return {
+            name: run.value
+            if run.is_given or self.own_values is None
+            else self._own_value(name, self.own_values)
+            for name, run in self.run.nodes.items()
+        }
+
     # --- The shortest part of the graph that is wrong ---
 
     def _bisect(self) -> Finding | None:
@@ -331,16 +394,17 @@ class _Search:
                 shown[number] = worst
             return worst is not None
 
-        start, end = -1, len(self.calls) - 1
-        if not self.calls or not fails(end):
-            return None
+        start = -1
+        end = next(filter(fails, [*self.suspicious[:1], len(self.calls) - 1]), start)
         while end - start > 1 and time.monotonic() < self.deadline:
-            middle = (start + end) // 2
+            middle = end - 1 if end in self.suspicious else (start + end) // 2
             start, end = (start, middle) if fails(middle) else (middle, end)
+        if end == start:
+            return None
         if end - start > 1:
             return self._unfinished(self.calls[start + 1], self.calls[end], shown[end])
         order = [self.calls[end]]
-        if self.suspect.gradients:
+        if self.suspect.gradients and end not in self.suspicious:
             # A backward node that adds something to whatever it gets shows in every part.
             order += [*self.calls[end + 1 :], *self.calls[:end]]
         alone = self._first_wrong_alone(order)
@@ -356,9 +420,11 @@ class _Search:
         taps = self._handed_on(number)
         if not taps:
             return None
-        if self.suspect.gradients and self._shows_gradients:
+        if self.suspect.gradients:
             places = {tap: self.outputs + number for number, tap in enumerate(self.taps)}
-            return self._failure_of(self.tapped, [places[tap] for tap in taps])
+            worst = self._failure_of(self.tapped, [places[tap] for tap in taps])
+            if worst is not None or self._shows_gradients:
+                return worst
         try:
             code = self._compile(tap_captured(self.graph, taps, self.run))
         except Exception:  # noqa: BLE001  (a part that cannot be compiled shows nothing)

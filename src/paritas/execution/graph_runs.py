@@ -432,6 +432,10 @@ class Cotangent:
         output.register_hook(self._complete)
         return torch.zeros_like(output)
 
+    def outside(self) -> Tensor:
+        """The part that comes from the program."""
+        return self._complete(torch.zeros_like(self.total)) if self.inside else self.total
+
     def _complete(self, arrived: Tensor) -> Tensor:
         """Add what comes from the program to what has arrived from the reference's own inside."""
         own = self.total.dtype

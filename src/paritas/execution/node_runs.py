@@ -291,9 +291,9 @@ class NodeCall:
 
     def once(self) -> tuple[Any, dict[str, Any]]:
         """Run it; returns its result, and what it read after the run, by node."""
-        reads = self._copied(Copier()) if self.run.wrote else self._reads
+        reads = self.copied(Copier()) if self.run.wrote else self._reads
         with self.around(), torch.no_grad():
-            return self._call(reads), reads
+            return self.call(reads), reads
 
     def program(self, path: ValuePath, after: str = "") -> NodeProgram:
         """One tensor of its result, or of what it read after the run, in several precisions."""
@@ -302,10 +302,10 @@ class NodeCall:
     def prepare(self, options: RunOptions, path: ValuePath, after: str) -> Callable[[], Any]:
         """Return the function to run."""
         copies = options.wide or bool(self.run.wrote)
-        reads = self._copied(Copier(widen=options.wide)) if copies else self._reads
+        reads = self.copied(Copier(widen=options.wide)) if copies else self._reads
 
         def call() -> Any:
-            value = self._call(reads)
+            value = self.call(reads)
             value = reads[after] if after else value
             for number in path:
                 value = value[number]
@@ -313,7 +313,8 @@ class NodeCall:
 
         return call
 
-    def _copied(self, copier: Copier) -> dict[str, Any]:
+    def copied(self, copier: Copier) -> dict[str, Any]:
+        """Copies of what it reads, by node."""
         return {
             name: _map_tensors(value, copier.copy_tensor) for name, value in self._reads.items()
         }
@@ -326,7 +327,8 @@ class NodeCall:
         with self.run.surroundings.around(), running_eagerly(), leaving_transforms():
             yield
 
-    def _call(self, reads: dict[str, Any]) -> Any:
+    def call(self, reads: dict[str, Any]) -> Any:
+        """Run it on values for what it reads."""
         level = self.run.level
         if level is None:
             return self._call_plain(reads)
@@ -360,7 +362,13 @@ class NodeCall:
 
 
 class NodeProgram(ValueProgram):
-    """One value of a node that runs alone."""
+    """One value of a node that runs alone.
+
+    Attributes:
+        records: whether autograd records the run.
+    """
+
+    records = False
 
     def __init__(self, call: NodeCall, path: ValuePath, after: str) -> None:
         """`path` is the place of the value; `after` a node that the call writes to."""
@@ -372,7 +380,11 @@ class NodeProgram(ValueProgram):
         seen = Observation()
         run = self.prepare(options)
         try:
-            with self.call.around(), torch.no_grad(), options.around():
+            with (
+                self.call.around(),
+                torch.set_grad_enabled(self.records),
+                options.around(),
+            ):
                 seen.outputs[VALUE] = run()
         except Exception as error:  # noqa: BLE001  (the observation carries it)
             seen.error = error

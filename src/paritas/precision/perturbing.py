@@ -183,7 +183,8 @@ _SMOOTH = frozenset(
 def may_decide(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     """Whether a result may jump where a floating argument moves a little.
 
-    A result that is not floating, as of a cast to integers, is a decision whatever its operator.
+    A result that is not floating, as of a cast to integers, is a decision whatever its operator. A
+    gradient that was not asked for is none.
     """
     if not any(map(has_inexact, (*args, *kwargs.values()))):
         return False
@@ -191,7 +192,7 @@ def may_decide(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], resu
     if not smooth:
         return True
     results = result if isinstance(result, list | tuple) else (result,)
-    return not all(map(has_inexact, results))
+    return not all(one is None or has_inexact(one) for one in results)
 
 
 class DecisionLog:

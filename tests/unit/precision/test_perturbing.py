@@ -605,6 +605,10 @@ SMOOTH = {
     "masks of integers": lambda x: x.masked_fill(torch.arange(8) > 4, 0.0)[INDEX[0]],
     "dropped out": lambda x: F.dropout(x, 0.5),
     "backward": lambda x: torch.autograd.grad(torch.tanh(x.requires_grad_() @ WEIGHT).sum(), x)[0],
+    # A convolution of an input that needs no gradient has None for it.
+    "gradients of weights only": lambda x: torch.autograd.grad(
+        F.conv1d(WEIGHT, weight := x[..., None].requires_grad_()).sum(), weight
+    )[0],
 }
 DECIDES = {
     "piecewise": torch.relu,
