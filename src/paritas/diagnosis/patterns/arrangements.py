@@ -370,11 +370,14 @@ def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
         for fill in _FILLS:
             source = _source_indices(size, distance, fill)
             prediction, noise = _read_from(case, axis, source)
+            kind, said = PatternKind.SHIFT, _describe_shift(distance, name, fill)
+            if fill == "wrap" and 2 * abs(distance) == size:
+                kind, said = PatternKind.PERMUTATION, f"the two halves swapped along {name}"
             pattern = supported_pattern(
                 case,
                 prediction,
-                PatternKind.SHIFT,
-                _describe_shift(distance, name, fill),
+                kind,
+                said,
                 cost=math.log2(size * 4),
                 noise=noise,
                 evidence={"distance": distance, "axis": axis, "fill": fill},
@@ -406,11 +409,17 @@ def _from_outside(case: Case, part: WrongBlock, axis: int) -> Iterator[Pattern |
             prediction = prediction.index_select(one, source if one == axis else kept)
             noise = noise.index_select(one, source if one == axis else kept)
         name = axis_name(case.context, axis, len(case.shape))
+        kind, said = PatternKind.SHIFT, _describe_shift(distance, name, "block")
+        if not bool(torch.isin(source, part.indices[axis]).any()):
+            # What was copied is still in its own place.
+            many = f"{abs(distance)} place{'s' * (abs(distance) != 1)}"
+            kind = PatternKind.COPY
+            said = f"copied from {many} {_before_or_after(-distance)} along {name}"
         yield supported_pattern(
             part.case,
             prediction,
-            PatternKind.SHIFT,
-            _describe_shift(distance, name, "block"),
+            kind,
+            said,
             cost=math.log2(size * 4) + 1,
             noise=noise,
             evidence={"distance": distance, "axis": axis, "fill": "from beside the block"},

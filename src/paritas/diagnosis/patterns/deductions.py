@@ -69,11 +69,17 @@ def _slices_read(
             along = _axes_of_size(given.shape, size)
             if not along or not 1 < size <= _MOST_SLICES:
                 continue
-            errors = _errors_of_slices(name, axis, size, predict, given)
-            for start, end in along if errors is not None else ():
-                left = errors.flatten(1 + start, 1 + end).movedim(1 + start, 1)
-                source = left.reshape(size, size, -1).sum(-1).argmin(0)
-                if not torch.equal(source, torch.arange(size)):
+            values = _values_of_slices(name, axis, size, predict)
+            for start, end in along if values is not None else ():
+                # The slice of the result first, then the slice of the operand.
+                parts = values.flatten(1 + start, 1 + end).movedim(1 + start, 0)
+                parts = parts.reshape(size, size, -1)
+                wanted = given.flatten(start, end).movedim(start, 0).reshape(size, 1, -1)
+                source = (parts - wanted).nan_to_num(0.0).square().sum(-1).argmin(1)
+                right = parts[torch.arange(size), torch.arange(size)]
+                # Slices of the result at other places are another matter.
+                is_moved = torch.allclose(right[source], wanted.squeeze(1), equal_nan=True)
+                if not is_moved and not torch.equal(source, torch.arange(size)):
                     said = f"other slices of {name} are read along axis {axis}"
                     change = partial(_with_slices, name=name, axis=axis, source=source)
                     yield Variation(PatternKind.WRONG_INDEX, said, change)
@@ -93,21 +99,17 @@ def _is_operand(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 0
 
 
-def _errors_of_slices(
-    name: str,
-    axis: int,
-    size: int,
-    predict: Callable[[Variation], Tensor | None],
-    given: Tensor,
+def _values_of_slices(
+    name: str, axis: int, size: int, predict: Callable[[Variation], Tensor | None]
 ) -> Tensor | None:
-    """The squared errors if the operand has one of its slices everywhere along an axis."""
+    """The results if the operand has one of its slices everywhere along an axis."""
     found = []
     for one in range(size):
         change = partial(_with_slices, name=name, axis=axis, source=torch.full((size,), one))
         value = predict(Variation(PatternKind.WRONG_INDEX, "", change))
         if value is None:
             return None
-        found.append((value - given).nan_to_num(0.0).square())
+        found.append(value)
     return torch.stack(found)
 
 
@@ -178,9 +180,9 @@ _LOWEST = -1e4
 def _chosen_elements(step: Step, given: Tensor, part: Tensor) -> Iterator[Variation]:
     """Each element is one of two: what a mask lets through, and what it puts in its place."""
     some = given[part]
-    if bool((some == some[0]).all()):
-        return  # values that were not written look the same
-    if step.name in ("tril", "triu", "masked_fill", "where", "softmax"):
+    is_one_value = bool((some == some[0]).all())
+    # Values that were not written look like masked ones.
+    if not is_one_value and step.name in ("tril", "triu", "masked_fill", "where", "softmax"):
         said = "other elements are masked"
         yield Variation(PatternKind.MASK, said, partial(_chosen, given=given))
     elif step.name == "add" and _additive_mask(step) is not None:
@@ -222,4 +224,8 @@ def _added_mask(step: Step, given: Tensor) -> Any:
     result, mask = step.run(), step.values[name]
     x = step.values["self" if name == "other" else "other"]
     given = given.to(result).reshape(result.shape)
+    low = mask.expand_as(result) <= _LOWEST
+    filled = given[low]
+    if bool((filled == filled[0]).all()):
+        return torch.where(low, filled[0], x)  # put there, not added
     return torch.where(given <= _LOWEST / 2, x + mask.min(), x.expand_as(result))

@@ -9,6 +9,7 @@ import torch
 
 from paritas.diagnosis.patterns.attention import attention_variations, is_attention
 from paritas.diagnosis.patterns.convolutions import convolution_variations
+from paritas.diagnosis.patterns.derivatives import derivative_variations
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
 from paritas.diagnosis.patterns.layouts import layout_variations
 from paritas.diagnosis.patterns.norms import norm_variations
@@ -44,6 +45,7 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if name in ("rsqrt", "sqrt", "reciprocal"):
         yield from _root_variations()
     yield from function_variations(step)
+    yield from derivative_variations(step)
 
 
 def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:

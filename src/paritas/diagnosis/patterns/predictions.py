@@ -54,9 +54,13 @@ _MOST_SECONDS = 6.0
 _LESS_LIKELY = 8.0
 # Smaller scatter than this share of the noise says nothing.
 _LEAST_SCATTER = 1e-3
+# How close a prediction must be to be tried in the program's own dtype, as a share of the values.
+_CLOSE = 1e-5
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
+# Mistakes that are made in the whole result, or not at all.
+_OF_ALL = frozenset({PatternKind.SWAPPED_OPERANDS})
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
@@ -96,7 +100,7 @@ def propose_predictions(case: Case) -> list[Pattern]:
     best = _most_likely(case, reproductions)
     if not best:
         return _propose_items(case, call)
-    chosen = min(best, key=lambda one: _ORDER.index(one.variation.kind))
+    chosen = min(best, key=_preference)
     if any(_is_rival(one, chosen) for one in best):
         return []
     weight = chosen.weight.charged(cost=math.log2(1 + tried))
@@ -233,7 +237,8 @@ class _Predictor:
         self, place: int, variation: Variation, prediction: Tensor, *, parameters: int = 0
     ) -> Reproduction | None:
         slack = self._growth(prediction)
-        for in_part in (False, True) if self._block is not None else (False,):
+        is_local = self._block is not None and variation.kind not in _OF_ALL
+        for in_part in (False, True) if is_local else (False,):
             if in_part:
                 prediction, slack = self._limited(prediction, self.case.right), 1.0
             weight = weigh(
@@ -242,7 +247,28 @@ class _Predictor:
             if weight is not None and fits_honestly(self.case, prediction, slack=slack):
                 left = mean_square_left(self.case, prediction)
                 return Reproduction(variation, place, weight, left, in_part)
-        return None
+        return self._native_reproduction(place, variation, prediction, parameters)
+
+    def _native_reproduction(
+        self, place: int, variation: Variation, prediction: Tensor, parameters: int
+    ) -> Reproduction | None:
+        """The mistake in the program's own dtype, whose noise may be larger than the right one's.
+
+        As where 1 + erf(x) is nearly 0: there, no other value has the rounding of this one.
+        """
+        given = self.case.given
+        if self.case.is_exact or self.case.candidate.dtype == torch.float64:
+            return None
+        if not float((given - prediction).abs().median()) <= _CLOSE * float(given.abs().median()):
+            return None
+        value = self.value(place, variation.change, wide=False)
+        if value is None:
+            return None
+        value = widen(value)
+        weight = weigh(self.case, value, extent=Extent.ALL, parameters=parameters)
+        if weight is None or not fits_honestly(self.case, value):
+            return None
+        return Reproduction(variation, place, weight, mean_square_left(self.case, value))
 
     @functools.cached_property
     def _block(self) -> Tensor | None:
@@ -324,6 +350,12 @@ def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
     unit = 2 * max(least, _LEAST_SCATTER**2)
     limit = least + _LESS_LIKELY * unit / count
     return [one for one in found if one.scatter <= limit]
+
+
+def _preference(one: Reproduction) -> tuple[bool, int]:
+    """Among mistakes with the same result, another function is the least likely."""
+    kind = one.variation.kind
+    return kind is PatternKind.OTHER_FUNCTION, _ORDER.index(kind)
 
 
 def _is_rival(one: Reproduction, chosen: Reproduction) -> bool:

@@ -101,7 +101,7 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         said = f"{some} left out of the {size} in the sum that softmax divides by"
         yield Variation(kind, said, partial(over, part=slice(first, size - last)))
     said = "it is not divided by the sum"
-    yield Variation(PatternKind.WRONG_REDUCTION, said, partial(_unnormalised, is_log=is_log))
+    yield Variation(PatternKind.MISSING_OPERAND, said, partial(_unnormalised, is_log=is_log))
     other, words = (
         (torch.softmax, "the logarithm is left out")
         if is_log
@@ -113,7 +113,7 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     yield Variation(PatternKind.OTHER_FUNCTION, words, lambda step: other(step.values["self"], dim))
     if not is_log:
         said = "the sum that softmax divides by has 1 added"
-        yield Variation(PatternKind.WRONG_REDUCTION, said, _softmax_with_one)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, _softmax_with_one)
     for words, top, below in (
         ("of the numerator only", True, False),
         ("of the denominator only", False, True),
@@ -221,7 +221,7 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
         opposite = _OPPOSITES[name]
         said = f"{opposite.__name__} instead of {name}"
         change = partial(_opposite, function=opposite)
-        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
 
 
 def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:

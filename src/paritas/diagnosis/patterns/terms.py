@@ -39,7 +39,7 @@ _MOST_ELEMENTS = 1 << 13
 _NEAR = 1e-5
 # The sum of all terms must be the right value up to this share.
 _LINEAR = 1e-6
-_ENOUGH = 2.0
+_ENOUGH = 1.2
 
 
 @dataclasses.dataclass(frozen=True)

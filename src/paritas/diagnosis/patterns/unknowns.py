@@ -12,10 +12,10 @@ import torch
 from paritas.diagnosis.patterns.variations import (
     AFFINE,
     EPSILONS,
-    FACTORS,
     LARGEST_EPS,
     NUMBERS,
     Variation,
+    kind_of_number,
     with_argument,
 )
 from paritas.results.findings import PatternKind
@@ -36,6 +36,7 @@ _ROUNDS = 25
 _SETTLED = 1e-12
 # Digits that a stated number may have.
 _DIGITS = range(1, 8)
+_NOTHING = 1e-9
 _EPS_STARTS = (1e-1, 1e-3, 1e-6)
 _ROOTS = frozenset({"rsqrt", "sqrt", "log", "log2", "log10", "reciprocal"})
 # Functions of which a factor on the argument is more than a factor on the result.
@@ -46,6 +47,10 @@ _BENT = frozenset(
         *("softmax", "log_softmax", "log_sigmoid_forward"),
     }
 )
+# Functions of which a number added to the argument is more than a number added to the result.
+_MOVED = (_BENT | {"relu", "leaky_relu", "sqrt", "rsqrt", "reciprocal", "log"}) - {
+    *("exp", "exp2", "softmax", "log_softmax")
+}
 # Numbers that no result depends on, or that say how to draw random ones.
 _NO_NUMBERS = frozenset({"dropout_p", "momentum", "correction"})
 
@@ -87,8 +92,11 @@ def _exponential(place: float) -> float:
 
 
 def shortened(number: float) -> Iterator[float]:
-    """The number with more and more digits, or one over such a number, or as it is."""
-    found = []
+    """The number with more and more digits, or one over such a number, or as it is.
+
+    0 comes first if it is nothing but rounding.
+    """
+    found = [0.0] if abs(number) < _NOTHING else []
     for digits in _DIGITS:
         found.append(float(f"{number:.{digits}g}"))
         inverse = float(f"{1 / number:.{digits}g}") if number else 0.0
@@ -143,6 +151,9 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         elif name == "scale" and value is None and "query" in step.values:
             right = 1 / math.sqrt(step.values["query"].shape[-1])
             yield Unknown(partial(_other_number, step.name, name, right), (right,))
+        elif name in ("attn_mask", "attn_bias") and isinstance(value, torch.Tensor):
+            if value.is_floating_point():
+                yield Unknown(partial(_with_mask_factor, name), (0.5, 1.0))
         elif name == "alpha" and not isinstance(step.values.get("other"), torch.Tensor | None):
             continue  # the factor on a number is that number
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
@@ -155,6 +166,8 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(partial(_with_constant, "other"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
     if step.name in _BENT:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0))
+    if step.name in _MOVED:
+        yield Unknown(_with_offset, (0.1, -0.1))
 
 
 def _is_number(name: str, value: Any) -> bool:
@@ -169,9 +182,11 @@ def _other_eps(name: str, right: float, number: float) -> Variation:
 
 
 def _other_number(operator: str, name: str, right: float, number: float) -> Variation:
-    kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
+    kind = kind_of_number(operator, name)
     kind = PatternKind.MASK if operator == "masked_fill" else kind
     said = f"{name} is {number:.7g} instead of {right:.7g}"
+    if number == 0 and kind is PatternKind.FACTOR:
+        kind, said = PatternKind.MISSING_OPERAND, f"what {name} multiplies is left out"
     return Variation(kind, said, with_argument(name, number))
 
 
@@ -184,9 +199,26 @@ def _with_constant(name: str, number: float) -> Variation:
     return Variation(PatternKind.EPS, said, run)
 
 
+def _with_mask_factor(name: str, number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(**{name: step.values[name] * number})
+
+    said = f"what is added to the scores is multiplied by {number:.7g}"
+    return Variation(PatternKind.MASK, said, run)
+
+
 def _with_factor(number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run(self=step.values["self"] * number)
 
     said = f"the argument is multiplied by {number:.7g}"
     return Variation(PatternKind.FACTOR, said, run)
+
+
+def _with_offset(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(self=step.values["self"] + number)
+
+    way = "added to" if number > 0 else "subtracted from"
+    said = f"{abs(number):.7g} is {way} the argument"
+    return Variation(PatternKind.OFFSET, said, run)
