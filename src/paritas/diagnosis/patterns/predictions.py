@@ -54,8 +54,12 @@ _LEAST_SCATTER = 1e-3
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
+# The most numbers that are compared to find where slices come from.
+_MOST_COMPARED = 1 << 24
 # Mistakes that are made in the whole result, or not at all.
-_OF_ALL = frozenset({PatternKind.SWAPPED_OPERANDS})
+_OF_ALL = frozenset(
+    {PatternKind.SWAPPED_OPERANDS, PatternKind.SHIFT, PatternKind.PERMUTATION, PatternKind.TRANSPOSE}
+)
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
@@ -134,6 +138,23 @@ def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
             pattern = supported_pattern(case, one, kind, said, cost=cost)
             if pattern is not None:
                 return [pattern]
+    return _propose_slices(case, [one for _, one in alike]) if right is not None else []
+
+
+def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
+    """Slices of several tensors: they were divided in another way."""
+    for axis, size in enumerate(case.shape):
+        every = torch.cat(items, axis) if len(items) > 1 and size > 1 else None
+        if every is None or every.numel() * size > _MOST_COMPARED:
+            continue
+        rows, wanted = (one.movedim(axis, 0).flatten(1) for one in (every, case.given))
+        source = torch.cdist(wanted.nan_to_num(0.0), rows.nan_to_num(0.0)).argmin(dim=1)
+        said = f"the slices along axis {axis} are those of other items"
+        cost = size * math.log2(len(rows))
+        value = every.index_select(axis, source)
+        pattern = supported_pattern(case, value, PatternKind.WRONG_INDEX, said, cost=cost)
+        if pattern is not None:
+            return [pattern]
     return []
 
 
@@ -187,12 +208,12 @@ class _Predictor:
                 break
         if found:
             return tried, found
-        for place, variation in self._deduced():
-            tried += 1
-            prediction = self._prediction(place, variation)
-            if prediction is not None:
-                solution = self._reproduction(place, variation, prediction, parameters=1)
-                found += [] if solution is None else [solution]
+        for place, step in self.call.steps:
+            with contextlib.suppress(FatalAttemptError):
+                deduce = functools.partial(self._deductions, place, step, until)
+                deductions = attempt_apart(deduce)
+                tried += len(deductions)
+                found += filter(None, deductions)
         if found:
             return tried, found
         for place, step in self.call.steps:
@@ -251,14 +272,21 @@ class _Predictor:
         """The prediction in the block that is wrong, and something else around it."""
         return prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
 
-    def _deduced(self) -> Iterator[tuple[int, Variation]]:
-        """The mistakes that the candidate itself shows."""
+    def _deductions(self, place: int, step: Step, until: float) -> list[Reproduction | None]:
+        """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
         part = torch.ones(self.case.shape, dtype=torch.bool)
         part = self._limited(part, torch.zeros_like(part))
-        for place, step in self.call.steps:
-            predict = functools.partial(self._prediction, place)
-            for variation in deduced_variations(step, predict, self.case.given, part):
-                yield place, variation
+
+        def predict(variation: Variation) -> Tensor | None:
+            is_late = time.monotonic() > until
+            return None if is_late else self._prediction(place, variation)
+
+        found = []
+        for variation in deduced_variations(step, predict, self.case.given, part):
+            prediction = predict(variation)
+            if prediction is not None:
+                found.append(self._reproduction(place, variation, prediction, parameters=1))
+        return found
 
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""
