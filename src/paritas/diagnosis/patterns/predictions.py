@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import time
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,8 @@ def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
             pattern = supported_pattern(case, one, kind, said, cost=cost)
             if pattern is not None:
                 return [pattern]
-    return _propose_slices(case, [one for _, one in alike]) if right is not None else []
+    is_picked = right is not None and call.target is operator.getitem
+    return _propose_slices(case, [one for _, one in alike]) if is_picked else []
 
 
 def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
