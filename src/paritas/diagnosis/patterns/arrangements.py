@@ -440,8 +440,12 @@ def _in_memory(case: Case) -> Pattern | None:
     distance = int(pattern.evidence["distance"])
     many = f"{abs(distance)} element{'s' * (abs(distance) != 1)}"
     sentence = f"every value is {many} {_before_or_after(distance)} its place in memory"
+    kind, wrong = PatternKind.SHIFT, flat.wrong.nonzero().flatten()
+    if not bool(torch.isin((wrong - distance) % flat.right.numel(), wrong).any()):
+        # What was copied is still in its own place.
+        kind, sentence = PatternKind.COPY, f"copied from {many} {_before_or_after(-distance)} in memory"
     return type(pattern)(
-        kind=PatternKind.SHIFT,
+        kind=kind,
         confidence=pattern.confidence,
         sentence=sentence,
         evidence={**pattern.evidence, "axis": "memory"},

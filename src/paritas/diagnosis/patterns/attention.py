@@ -244,6 +244,13 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         yield Variation(PatternKind.OTHER_FUNCTION, said, change)
     said = "the weights are not divided by their sum"
     yield Variation(PatternKind.MISSING_REDUCTION, said, attends(normalise=_undivided))
+    for digits, dtype in ((8, "bfloat16"), (11, "float16")):
+        for words, mistake in (
+            ("the scores are", {"bend": partial(_rounded, digits=digits)}),
+            ("what multiplies the values is", {"normalise": partial(_rounded_softmax, digits=digits)}),
+        ):
+            said = f"{words} rounded to {dtype}"
+            yield Variation(PatternKind.PRECISION, said, attends(**mistake))
     said = "the sum that softmax divides by has 1 added"
     yield Variation(PatternKind.OTHER_FUNCTION, said, attends(normalise=_with_one))
     count = step.values["key"].shape[-2]
@@ -256,6 +263,16 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
 
 def _capped(scores: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(scores / cap)
+
+
+def _rounded(value: Tensor, digits: int) -> Tensor:
+    """To this many binary digits; casts are lifted to float64 here."""
+    fraction, exponent = torch.frexp(value)
+    return torch.ldexp(torch.round(fraction * 2.0**digits) / 2.0**digits, exponent)
+
+
+def _rounded_softmax(scores: Tensor, digits: int) -> Tensor:
+    return _rounded(_softmax(scores), digits)
 
 
 def _undivided(scores: Tensor) -> Tensor:
@@ -384,19 +401,31 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
     change = attends(counts=counts)
     size = counts.shape[-1]
     hidden, often = (counts == 0).reshape(-1, size), (counts > 1).reshape(-1, size)
-    is_plain = mask_of(step) is None and step.values.get("is_causal") is not True
+    right = (_seen_rightly(step) == 0).expand_as(counts).reshape(-1, size)
+    # Keys that no query sees any more; everything else is as it should be.
+    missing = hidden.all(0) & ~right.all(0)
     if bool(often.any()):
         first = int(often.any(0).nonzero()[0])
         said = f"some keys count more than once, the first of them is key {first} of {size}"
         yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
-    elif is_plain and bool((hidden == hidden[0]).all()):
-        places = hidden[0].nonzero().reshape(-1).tolist()
-        some = f"{len(places)} of the {size} keys are" if len(places) > 1 else f"key {places} is"
-        if places:
-            yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
-    else:
+    elif bool(missing.any()) and torch.equal(hidden, right | missing):
+        places = missing.nonzero().reshape(-1).tolist()
+        some = f"key {places[0]} is" if len(places) == 1 else f"{len(places)} of the {size} keys are"
+        yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
+    elif not torch.equal(hidden, right):
         said = "the queries see other keys than the mask allows"
         yield Variation(PatternKind.MASK, said, change)
+
+
+def _seen_rightly(step: Step) -> Tensor:
+    """Which keys each query should see."""
+    query, key, mask = step.values["query"], step.values["key"], mask_of(step)
+    kept = torch.ones(1, 1, query.shape[-2], key.shape[-2], dtype=torch.bool, device=key.device)
+    if step.values.get("is_causal") is True:
+        kept = kept.tril()
+    if mask is not None:
+        kept = kept & (mask if mask.dtype == torch.bool else mask > _HIDDEN)
+    return kept.to(query.dtype)
 
 
 def _head_variations(

@@ -40,14 +40,10 @@ def convolution_variations(step: Step) -> Iterator[Variation]:
 def _kernel_variations(step: Step) -> Iterator[Variation]:
     weight = step.values["weight"]
     spatial = [axis for axis in range(2, weight.dim()) if weight.shape[axis] > 1]
-    choices = [spatial, *([axis] for axis in spatial)] if len(spatial) > 1 else [spatial]
-    for axes in choices:
-        if axes:
-            said = "the kernel is flipped: a true convolution, not a correlation"
-            if axes != spatial:
-                said = f"the kernel is flipped along axis {axes[0]}"
-            change = partial(_with_weight, alter=partial(_flipped, axes=axes))
-            yield Variation(PatternKind.PERMUTATION, said, change)
+    if spatial:
+        said = "the kernel is flipped: a true convolution, not a correlation"
+        change = partial(_with_weight, alter=partial(_flipped, axes=spatial))
+        yield Variation(PatternKind.PERMUTATION, said, change)
     if weight.shape[0] == weight.shape[1]:
         said = "the kernel's input and output channels are swapped"
         change = partial(_with_weight, alter=lambda one: one.transpose(0, 1))

@@ -85,8 +85,16 @@ def _gradient_variations(name: str) -> Iterator[Variation]:
         return
     said = "the sum over the row is left out of the gradient"
     yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_sum)
+    said = "only the diagonal of the derivative counts"
+    yield Variation(PatternKind.MISSING_OPERAND, said, _diagonal_gradient)
     said = "the gradient is not multiplied by the softmax"
     yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_factor)
+
+
+def _diagonal_gradient(step: Step) -> Tensor:
+    grad, output = step.values["grad_output"], step.values["output"]
+    value: Tensor = grad * output * (1 - output)
+    return value
 
 
 def _norm_gradient_variations() -> Iterator[Variation]:

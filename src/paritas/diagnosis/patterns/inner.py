@@ -112,16 +112,13 @@ _TILES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 def reduction_variations(step: Step) -> Iterator[Variation]:
-    """A reduction along other axes, of another row, or of centred values."""
+    """A reduction along other axes, or of another row."""
     x = step.values.get("self")
     if not _is_reduction(step):
         return
     dims = reduced_dims(step)
     yield from _other_axes(step, x, dims)
     yield from _other_rows(step, x, dims)
-    if step.name in ("sum", "mean"):
-        said = f"the mean is subtracted before the {step.name}"
-        yield Variation(PatternKind.STATISTICS, said, partial(_centred_first, dims=dims))
 
 
 def selection_variations(step: Step) -> Iterator[Variation]:
@@ -176,11 +173,6 @@ def _selected(step: Step, dim: int, places: Tensor) -> Any:
 def _with_divisor_kept(step: Step, change: Any, dim: int) -> Any:
     count = len(change.keywords["places"])
     return change(step) * (count / step.values["self"].shape[dim])
-
-
-def _centred_first(step: Step, dims: tuple[int, ...]) -> Any:
-    x = step.values["self"]
-    return step.run(self=x - x.mean(dims, keepdim=True))
 
 
 # --- Other axes, other rows -----------------------------------------------------------------------
@@ -238,6 +230,71 @@ def _of_one_row(step: Step, axis: int, place: int) -> Tensor:
     value = step.run()
     result: Tensor = value.narrow(axis, place, 1).expand(value.shape)
     return result
+
+
+# --- Running sums ---------------------------------------------------------------------------------
+
+_NEUTRAL = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -math.inf}
+_OPPOSITES = {"cummax": torch.cummin, "cummin": torch.cummax}
+
+
+def running_variations(step: Step) -> Iterator[Variation]:
+    """A running sum or product that starts again, or that begins with something else."""
+    x, name = step.values.get("self"), step.name
+    if name in _OPPOSITES:
+        said = f"{_OPPOSITES[name].__name__} instead of {name}"
+        opposite = partial(_opposite, function=_OPPOSITES[name])
+        yield Variation(PatternKind.WRONG_REDUCTION, said, opposite)
+    if name not in _NEUTRAL or not isinstance(x, torch.Tensor) or not x.dim():
+        return
+    size = x.shape[step.values["dim"]]
+    for place in [*range(1, size)][:_MOST_STARTS]:
+        said = f"what comes before element {place} is not carried over"
+        yield Variation(PatternKind.PARTIAL_SUM, said, partial(_restarted, sizes=[place]))
+    for length in range(2, min(size // 2 + 1, _MOST_STARTS)):
+        said = f"it starts again every {length} elements: the sum so far is not carried over"
+        sizes = [length] * (size // length)
+        yield Variation(PatternKind.PARTIAL_SUM, said, partial(_restarted, sizes=sizes))
+    said = "the first element is left out"
+    yield Variation(PatternKind.OFF_BY_ONE, said, _without_first)
+    said = "the first element counts twice"
+    yield Variation(PatternKind.DOUBLED_REDUCTION, said, _with_first_twice)
+    said = "it is not started again with each row"
+    yield Variation(PatternKind.WRONG_AXIS, said, _over_all_rows)
+
+
+# So many places and lengths are tried.
+_MOST_STARTS = 128
+
+
+def _opposite(step: Step, function: Any) -> Any:
+    return function(step.values["self"], step.values["dim"])
+
+
+def _restarted(step: Step, sizes: list[int]) -> Tensor:
+    x, dim = step.values["self"], step.values["dim"]
+    rest = x.shape[dim] - sum(sizes)
+    parts = x.split([*sizes, rest] if rest else sizes, dim)
+    return torch.cat([step.run(self=part) for part in parts], dim)
+
+
+def _without_first(step: Step) -> Any:
+    x = step.values["self"].clone()
+    x.narrow(step.values["dim"], 0, 1).fill_(_NEUTRAL[step.name])
+    return step.run(self=x)
+
+
+def _with_first_twice(step: Step) -> Any:
+    x, dim = step.values["self"], step.values["dim"]
+    longer = step.run(self=torch.cat([x.narrow(dim, 0, 1), x], dim))
+    return longer.narrow(dim, 1, x.shape[dim])
+
+
+def _over_all_rows(step: Step) -> Any:
+    x, dim = step.values["self"], step.values["dim"]
+    moved = x.movedim(dim, -1)
+    value = step.run(self=moved.reshape(-1), dim=0)
+    return value.reshape(moved.shape).movedim(-1, dim)
 
 
 # --- Neighbouring operators -----------------------------------------------------------------------

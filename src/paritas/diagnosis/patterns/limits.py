@@ -364,8 +364,8 @@ def propose_clipping(case: Case) -> list[Pattern]:
     if not _may_be_cut_off(case):
         return []
     high, low = _bound(case, 1.0), _bound(case, -1.0)
-    if high is None and low is None:
-        return []
+    if high == low:
+        return []  # no bound, or one value for all that is wrong
     prediction = case.right.clamp(
         min=-math.inf if low is None else low, max=math.inf if high is None else high
     )

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import time
 from typing import TYPE_CHECKING
 
@@ -59,8 +60,12 @@ _CLOSE = 1e-5
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
+# The most numbers that are compared to find where slices come from.
+_MOST_COMPARED = 1 << 24
 # Mistakes that are made in the whole result, or not at all.
-_OF_ALL = frozenset({PatternKind.SWAPPED_OPERANDS})
+_OF_ALL = frozenset(
+    {PatternKind.SWAPPED_OPERANDS, PatternKind.SHIFT, PatternKind.PERMUTATION, PatternKind.TRANSPOSE}
+)
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
@@ -145,6 +150,24 @@ def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
             pattern = supported_pattern(case, one, kind, said, cost=cost)
             if pattern is not None:
                 return [pattern]
+    is_picked = right is not None and call.target is operator.getitem
+    return _propose_slices(case, [one for _, one in alike]) if is_picked else []
+
+
+def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
+    """Slices of several tensors: they were divided in another way."""
+    for axis, size in enumerate(case.shape):
+        every = torch.cat(items, axis) if len(items) > 1 and size > 1 else None
+        if every is None or every.numel() * size > _MOST_COMPARED:
+            continue
+        rows, wanted = (one.movedim(axis, 0).flatten(1) for one in (every, case.given))
+        source = torch.cdist(wanted.nan_to_num(0.0), rows.nan_to_num(0.0)).argmin(dim=1)
+        said = f"the slices along axis {axis} are those of other items"
+        cost = size * math.log2(len(rows))
+        value = every.index_select(axis, source)
+        pattern = supported_pattern(case, value, PatternKind.WRONG_INDEX, said, cost=cost)
+        if pattern is not None:
+            return [pattern]
     return []
 
 
@@ -193,23 +216,21 @@ class _Predictor:
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
         until = time.monotonic() + _MOST_SECONDS
-        tried = 0
-        found: list[Reproduction] = []
-        for variations, parameters in (
-            (self._variations(), 0),
-            (self._deduced(), 1),
-            (inner_mistakes(self.call.steps), 0),
-        ):
-            for place, variation in variations:
-                trial = functools.partial(self._trial, place, variation, parameters)
-                with contextlib.suppress(FatalAttemptError):
-                    outcome = attempt_apart(trial)
-                    tried += outcome is not None
-                    found += outcome or []
-                if time.monotonic() > until:
-                    break
-            if found:
-                return tried, found
+        tried, found = self._try_all(self._variations(), until)
+        if found:
+            return tried, found
+        for place, step in self.call.steps:
+            with contextlib.suppress(FatalAttemptError):
+                deduce = functools.partial(self._deductions, place, step, until)
+                deductions = attempt_apart(deduce)
+                tried += len(deductions)
+                found += filter(None, deductions)
+        if found:
+            return tried, found
+        more, found = self._try_all(inner_mistakes(self.call.steps), until)
+        tried += more
+        if found:
+            return tried, found
         for place, unknown in inner_numbers(self.call.steps):
             if time.monotonic() > until:
                 break
@@ -219,14 +240,27 @@ class _Predictor:
                 found += [] if solution is None else [solution]
         return tried, found
 
-    def _trial(
-        self, place: int, variation: Variation, parameters: int
-    ) -> list[Reproduction] | None:
+    def _try_all(
+        self, variations: Iterator[tuple[int, Variation]], until: float
+    ) -> tuple[int, list[Reproduction]]:
+        """How many of these were tried in time, and those that reproduce the candidate."""
+        tried = 0
+        found: list[Reproduction] = []
+        for place, variation in variations:
+            with contextlib.suppress(FatalAttemptError):
+                trial = attempt_apart(functools.partial(self._trial, place, variation))
+                tried += trial is not None
+                found += trial or []
+            if time.monotonic() > until:
+                break
+        return tried, found
+
+    def _trial(self, place: int, variation: Variation) -> list[Reproduction] | None:
         """The mistake if it reproduces the candidate; None if it cannot be made."""
         prediction = self._prediction(place, variation)
         if prediction is None:
             return None
-        reproduction = self._reproduction(place, variation, prediction, parameters=parameters)
+        reproduction = self._reproduction(place, variation, prediction)
         return [] if reproduction is None else [reproduction]
 
     def _prediction(self, place: int, variation: Variation) -> Tensor | None:
@@ -290,14 +324,21 @@ class _Predictor:
             prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
         )
 
-    def _deduced(self) -> Iterator[tuple[int, Variation]]:
-        """The mistakes that the candidate itself shows."""
+    def _deductions(self, place: int, step: Step, until: float) -> list[Reproduction | None]:
+        """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
         part = torch.ones(self.case.shape, dtype=torch.bool)
         part = self._limited(part, torch.zeros_like(part))
-        for place, step in self.call.steps:
-            predict = functools.partial(self._prediction, place)
-            for variation in deduced_variations(step, predict, self.case.given, part):
-                yield place, variation
+
+        def predict(variation: Variation) -> Tensor | None:
+            is_late = time.monotonic() > until
+            return None if is_late else self._prediction(place, variation)
+
+        found = []
+        for variation in deduced_variations(step, predict, self.case.given, part):
+            prediction = predict(variation)
+            if prediction is not None:
+                found.append(self._reproduction(place, variation, prediction, parameters=1))
+        return found
 
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""

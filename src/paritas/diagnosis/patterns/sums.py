@@ -361,6 +361,9 @@ _SCATTERS = frozenset({"embedding_dense_backward", "index_add", "scatter_add", "
 
 
 def _scatter_variations(step: Step) -> Iterator[Variation]:
+    if step.name != "embedding_dense_backward":
+        said = "nothing is added"
+        yield Variation(PatternKind.MISSING_OPERAND, said, _unchanged)
     if step.name == "index_put":
         return  # its flag says it
     for said, last in (
@@ -378,6 +381,10 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
                 yield Variation(PatternKind.PARTIAL_SUM, said, change)
     said = "rows with the same index are averaged, not added up"
     yield Variation(PatternKind.WRONG_REDUCTION, said, _averaged)
+
+
+def _unchanged(step: Step) -> Any:
+    return step.values["self"].clone()
 
 
 def _without_rows(step: Step, axis: int, size: int) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.sums import PRODUCTS
 from paritas.diagnosis.patterns.variations import (
     AFFINE,
     EPSILONS,
@@ -51,6 +52,8 @@ _BENT = frozenset(
 _MOVED = (_BENT | {"relu", "leaky_relu", "sqrt", "rsqrt", "reciprocal", "log"}) - {
     *("exp", "exp2", "softmax", "log_softmax")
 }
+# The factors of products, which a narrow format may have clipped.
+_FACTORS_OF = {**PRODUCTS, "convolution": ("input", "weight")}
 # Numbers that no result depends on, or that say how to draw random ones.
 _NO_NUMBERS = frozenset({"dropout_p", "momentum", "correction"})
 
@@ -159,6 +162,11 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
+    for name in _FACTORS_OF.get(step.name, ()):
+        largest = float(step.values[name].abs().max())
+        if largest > 0:
+            starts = (0.75 * largest, 0.4 * largest)
+            yield Unknown(partial(_with_clipped, name), starts, most=largest)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
         yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
@@ -197,6 +205,14 @@ def _with_constant(name: str, number: float) -> Variation:
     way = "added to" if number > 0 else "missing in"
     said = f"eps ({abs(number):.7g}) is {way} the argument"
     return Variation(PatternKind.EPS, said, run)
+
+
+def _with_clipped(name: str, number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(**{name: step.values[name].clamp(-abs(number), abs(number))})
+
+    said = f"{name} is clipped at -{abs(number):.7g} and {abs(number):.7g}"
+    return Variation(PatternKind.CLIPPED, said, run)
 
 
 def _with_mask_factor(name: str, number: float) -> Variation:

@@ -22,6 +22,7 @@ from paritas.diagnosis.patterns.inner import (
     moved_eps,
     neighbour_variations,
     reduction_variations,
+    running_variations,
     selection_variations,
     step_variations,
 )
@@ -164,6 +165,8 @@ def inner_unknowns(step: Step) -> Iterator[Unknown]:
         count = divisor_of(step)
         starts = tuple(float(one) for one in (count, 2 * count) if one)
         yield Unknown(partial(_divided_by, count), starts)
+    if step.name.startswith("nll_loss") and step.values["weight"] is None:
+        yield Unknown(_smoothed, (0.1, 0.5), most=1.0)
     if step.name == "logsumexp":
         yield Unknown(_with_zeros, (1.0, 16.0), logarithmic=True)
     if step.name in ("rsqrt", "sqrt"):
@@ -191,6 +194,19 @@ def _with_zeros(number: float) -> Variation:
 
     said = f"the sum has {number:.7g} zeros more, which count as exp(0)"
     return Variation(PatternKind.WRONG_REDUCTION, said, run)
+
+
+def _smoothed(number: float) -> Variation:
+    """The labels spread over all classes."""
+
+    def run(step: Step) -> Any:
+        x, target = step.values["self"], step.values["target"]
+        mean = x.mean(1, keepdim=True).expand_as(x)
+        right, spread = (one if isinstance(one, torch.Tensor) else one[0] for one in (
+            step.run(), step.run(self=mean, target=target)))  # fmt: skip
+        return step.with_first((1 - number) * right + number * spread)
+
+    return Variation(PatternKind.ARGUMENT, f"the labels are smoothed by {number:.7g}", run)
 
 
 def _added(number: float) -> Variation:
@@ -223,6 +239,7 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
             for _, before in steps[:number]:
                 yield from ((place, one) for one in neighbour_variations(before, step))
         yield from ((place, one) for one in reduction_variations(step))
+        yield from ((place, one) for one in running_variations(step))
     for place, step in steps:
         yield from ((place, one) for one in selection_variations(step))
 
@@ -234,5 +251,5 @@ def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unkn
     for place, step in steps:
         for written in Written.all_of(step):
             yield from ((place, one) for one in written.unknowns())
-        if len(steps) > 1 or step.name in ("rsqrt", "sqrt"):
+        if len(steps) > 1 or step.name in ("rsqrt", "sqrt") or "nll_loss" in step.name:
             yield from ((place, one) for one in inner_unknowns(step))
