@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 import torch._dynamo.config
 import torch._inductor.config
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper, input_codes
 from torch._dynamo.eval_frame import (
     OptimizedModule,
@@ -22,7 +23,6 @@ from torch._dynamo.eval_frame import (
     _TorchDynamoContext,
     get_compiler_fn,
     innermost_backend,
-    reset_code,
 )
 
 from paritas._torch.arrival import asking_first
