@@ -232,6 +232,18 @@ def test_a_fusion_that_other_uses_prevent_is_named_at_its_end() -> None:
     assert found.origin.operator == "cos"
 
 
+@pytest.mark.parametrize("result", [torch.sum, torch.nonzero])
+def test_a_wrong_shape_explains_a_wrong_value_and_a_wrong_value_a_wrong_shape(result: Any) -> None:
+    def program(x: Tensor) -> Tensor:
+        return result(torch.relu(x) + 0.0)
+
+    def change(value: Tensor) -> Tensor:
+        return value[1:] if result is torch.sum else value + 1
+
+    edit = edited_by(lambda graph: spoil(calls(graph, "relu")[0], change))
+    assert named(program, edit, torch.randn(4, 8)) == ("node", "relu")
+
+
 # --- gradients ------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from paritas.checks.places import Place
 from paritas.cli import main
 from paritas.results.findings import OriginKind, PatternKind, Status, Verdict
 from quality.faulty_backends import gradient_of_sin_wrong, sin_as_cos, sin_raises
+from spying import Spy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,27 @@ def test_a_wrong_node_of_a_registered_backend_is_named_with_its_line_and_module(
     assert len(others) > 2
     assert {finding.cause for finding in others} == {place.path}
     assert not any("where it starts" in note for note in verdict.notes)
+
+
+def test_searches_do_not_use_up_the_recompiles_of_the_candidate() -> None:
+    graphs = Spy()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + 1
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graphs.note(graph)
+        return sin_as_cos(graph, inputs)
+
+    compiled = torch.compile(program, backend=backend)
+    compiled(X)
+    for _ in range(8):  # as many as Dynamo keeps of one function
+        assert located(paritas.verify([X], program, compiled, FORWARD))
+    before = len(graphs.notes())
+    assert torch.equal(compiled(X), torch.cos(X) + 1)
+    assert len(graphs.notes()) == before  # what it had compiled is still there
+    compiled(X.double())
+    assert len(graphs.notes()) == before + 1
 
 
 def test_what_passes_has_no_cause_and_the_verdict_is_what_it_was() -> None:

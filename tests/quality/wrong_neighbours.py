@@ -2,19 +2,33 @@
 
 A graph is `before -> operator -> after`, where `before` and `after` are functions of this module.
 The backend makes one of the three wrong, and the question is which node guard() names.
+
+    PYTHONPATH=src:tests python -m quality.wrong_neighbours --jobs 16
+
+asks that for all operators, or with `--part 2/5` for the second fifth of them, each in a process of
+its own with a limit. It ends with 1 if a wrong node was named or an operator could not be tried.
 """
 
 from __future__ import annotations
 
+import argparse
+import collections
+import contextlib
 import dataclasses
+import multiprocessing
 import operator
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 import paritas
+from paritas._torch.global_state import quietly
 from paritas._torch.named_operators import operator_database
 from paritas.results.findings import OriginKind
 
@@ -78,6 +92,10 @@ def cases(entry: Any, most: int = 1) -> Iterator[Case]:
             yield from (Case(form, function, sample, wrong) for wrong in (BEFORE, OPERATOR, AFTER))
 
 
+class _NoGraphError(Exception):
+    """An argument cannot be part of a graph."""
+
+
 def make_graph(case: Case) -> tuple[fx.GraphModule, list[Tensor]] | None:
     """The graph of a case and its inputs; None if the operator returns no tensor."""
     graph = fx.Graph()
@@ -87,6 +105,8 @@ def make_graph(case: Case) -> tuple[fx.GraphModule, list[Tensor]] | None:
         if isinstance(value, Tensor):
             inputs.append(value.detach())
             return graph.placeholder(f"x{len(inputs) - 1}")
+        if isinstance(value, torch.nn.Module):
+            raise _NoGraphError
         return value
 
     first = give(case.sample.input)
@@ -142,8 +162,11 @@ class _Spoiled(_Called):
 
 
 def named_node(case: Case) -> str | None:
-    """The node that guard() names, "" if it names none; None if the fault changes no result."""
-    made = make_graph(case)
+    """The node that guard() names, "" if none; None if the fault changes no result, or no graph."""
+    try:
+        made = make_graph(case)
+    except _NoGraphError:
+        return None
     if made is None:
         return None
     graph, inputs = made
@@ -157,3 +180,82 @@ def named_node(case: Case) -> str | None:
         return None
     origins = [one.origin for one in failures if one.origin is not None]
     return next((one.name for one in origins if one.kind is OriginKind.NODE), "")
+
+
+# --- All of them, in parallel ---------------------------------------------------------------------
+
+RIGHT, WRONG, NOT_VISIBLE, FAILED = "right", "wrong", "not visible", "not tried"
+
+
+def answers(entry: Any) -> Iterator[tuple[str, str]]:
+    """What guard() says about each case of an entry, and the case in words."""
+    for case in cases(entry):
+        with quietly():
+            node = named_node(case)
+        if node is None:
+            yield NOT_VISIBLE, str(case)
+        elif node == case.wrong:
+            yield RIGHT, str(case)
+        else:
+            yield WRONG, f"{case}; named: {node or 'none'}"
+
+
+def _send_answers(entry: Any, to: Connection) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    torch.set_num_threads(1)
+    try:
+        to.send(list(answers(entry)))
+    except Exception as error:  # noqa: BLE001  (it becomes a line)
+        to.send([(FAILED, f"{entry.name}: {type(error).__name__}: {error!s:.200}")])
+
+
+def answers_in_parallel(chosen: list[Any], jobs: int, seconds: float) -> Iterator[tuple[str, str]]:
+    """The answers about entries, each in a forked process; a process that dies is one of them."""
+    context = multiprocessing.get_context("fork")
+    todo = collections.deque(chosen)
+    running: dict[Connection, tuple[Any, Any, float]] = {}
+    while todo or running:
+        while todo and len(running) < jobs:
+            entry = todo.popleft()
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_send_answers, args=(entry, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            running[ours] = entry, process, time.monotonic() + seconds
+        ready = wait(list(running), timeout=0.5)
+        late = [one for one, (*_, end) in running.items() if time.monotonic() > end]
+        for one in {*ready, *late}:
+            entry, process, _ = running.pop(one)  # type: ignore[index]
+            found = [(FAILED, f"{entry.name}: it died or took more than {seconds:g} s")]
+            if one in ready:
+                with contextlib.suppress(EOFError):
+                    found = one.recv()  # type: ignore[union-attr]
+            process.kill()
+            process.join()
+            yield from found
+
+
+def main() -> int:
+    """Print what is not right, and how many are."""
+    parser = argparse.ArgumentParser(prog="quality.wrong_neighbours")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--part", default="1/1", help="2/5: the second fifth of the operators")
+    parser.add_argument("--seconds", type=float, default=120.0, help="limit of one operator")
+    asked = parser.parse_args()
+    number, parts = map(int, asked.part.split("/"))
+    chosen = entries()[number - 1 :: parts]
+    print(f"{len(chosen)} operators", flush=True)  # noqa: T201
+    counts: collections.Counter[str] = collections.Counter()
+    for answer, words in answers_in_parallel(chosen, asked.jobs, asked.seconds):
+        counts[answer] += 1
+        if answer in {WRONG, FAILED}:
+            print(f"{answer}: {words}", flush=True)  # noqa: T201
+    total = ", ".join(f"{counts[one]} {one}" for one in (RIGHT, WRONG, NOT_VISIBLE, FAILED))
+    print(total)  # noqa: T201
+    return 1 if counts[WRONG] or counts[FAILED] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

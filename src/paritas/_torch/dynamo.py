@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import gc
 import threading
+import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,11 @@ import torch
 import torch._dynamo
 import torch._dynamo.config
 import torch._inductor.config
-from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
+from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper, input_codes
 from torch._dynamo.eval_frame import (
     OptimizedModule,
+    _debug_get_cache_entry_list,
     _TorchDynamoContext,
     get_compiler_fn,
     innermost_backend,
@@ -153,6 +157,35 @@ def room_for_entries() -> Iterator[None]:
     )
     with patch:
         yield
+
+
+@contextlib.contextmanager
+def leaving_no_entries() -> Iterator[None]:
+    """Compile as if for the first time, and leave no compiled code behind.
+
+    Dynamo keeps its results with code objects, and counts them there. So functions that have any
+    run with copies of their code meanwhile, and get back their own.
+    """
+    known = {id(code) for code in _codes_seen()}
+    codes = [code for code in _codes_seen() if _debug_get_cache_entry_list(code)]
+    owners = gc.get_referrers(*codes) if codes else []
+    kept = [(one, one.__code__) for one in owners if isinstance(one, types.FunctionType)]
+    for function, code in kept:
+        function.__code__ = code.replace()
+    try:
+        yield
+    finally:
+        for function, code in kept:
+            function.__code__ = code
+        for code in _codes_seen():
+            if id(code) not in known:
+                reset_code(code)
+
+
+def _codes_seen() -> list[types.CodeType]:
+    """The code that Dynamo was asked to compile, as far as it still exists."""
+    codes = (reference() for reference in list(input_codes.seen))
+    return [code for code in codes if code is not None]
 
 
 def count_graph_breaks() -> int:

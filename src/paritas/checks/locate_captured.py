@@ -94,9 +94,12 @@ class CapturedSuspect:
 
     @functools.cached_property
     def aspects(self) -> frozenset[Aspect]:
-        """The aspects that explain the failures: contents, if any of these is wrong."""
+        """The aspects that explain the failures: all contents, if any of these is wrong.
+
+        The sum of a wrong shape is a wrong value, and what `nonzero` finds in it a wrong shape.
+        """
         failed = frozenset(f.aspect for f in _wrong(self.failures))
-        return failed & _CONTENTS or failed
+        return _CONTENTS if failed & _CONTENTS else failed
 
     def explains(self, finding: Finding) -> bool:
         """Whether a part that fails like this may be where it starts."""

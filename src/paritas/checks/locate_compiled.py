@@ -16,6 +16,7 @@ from paritas._torch.compile_time import quick_compiles
 from paritas._torch.dynamo import (
     backend_name,
     find_backend,
+    leaving_no_entries,
     raised_by_backend,
     room_for_entries,
     uncompiled,
@@ -157,6 +158,7 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
     calls = min((finding.item.call or 1 for finding in call.failures), default=1)
     journal = GuardJournal(strict=call.config.strict, explains=False)
     with (
+        leaving_no_entries(),
         room_for_entries(),
         quick_compiles(),
         GuardEverywhere(settings, journal),

@@ -14,6 +14,7 @@ from paritas._torch.dynamo import (
     dynamic_of,
     find_backend,
     is_registered,
+    leaving_no_entries,
     original_of,
     room_for_entries,
 )
@@ -60,7 +61,8 @@ def capture_programs(
     try:
         conditions = RunConditions(gradients=False, seed=0)
         # Dynamo runs what it has compiled too often without a backend.
-        with room_for_entries(), running_subject(side, rng, conditions) as call:
+        room = room_for_entries()
+        with leaving_no_entries(), room, running_subject(side, rng, conditions) as call:
             seen = call(given)
     finally:
         rng.restore()
