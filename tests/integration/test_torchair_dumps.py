@@ -400,6 +400,7 @@ import atexit
 import sys
 import paritas.torchair_dump as torchair
 
+assert "torch._inductor.lowering" not in sys.modules  # a second of time, and only to compile
 atexit.register(print, "a callback of the program")
 torchair.get_npu_backend(compiler_config=torchair.get_ge_dump_config("dump"))
 if sys.argv[1:]:

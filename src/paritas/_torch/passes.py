@@ -13,7 +13,6 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch._guards import TracingContext, tracing
-from torch._inductor.pattern_matcher import Match
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -114,7 +113,11 @@ def freeze(module: GraphModule, origin: FrozenGraph | None = None) -> FrozenGrap
 
 def _names_replaced_by(node: Node) -> list[str]:
     """The names of the nodes replaced by one with a custom lowering, its value last."""
-    match = node.target.args[0] if isinstance(node.target, functools.partial) else None
+    if not isinstance(node.target, functools.partial):
+        return []
+    from torch._inductor.pattern_matcher import Match  # all of Inductor, which takes seconds
+
+    match = node.target.args[0]
     return [old.name for old in match.nodes] if isinstance(match, Match) else []
 
 
