@@ -96,6 +96,8 @@ def _with_operand(step: Step, name: str, change: Any) -> Any:
 
 def _one_operand(step: Step, name: str) -> Tensor:
     value: Tensor = step.values[name]
+    if name == "other" and step.name in ("sub", "div"):
+        value = -value if step.name == "sub" else 1 / value
     return value.expand(step.run().shape)
 
 

@@ -66,7 +66,12 @@ class _Change:
             return operator(*args)  # type: ignore[no-any-return]
         step = Step(operator, bind_arguments(operator, args, {}))
         self.steps[role] = step
-        return operator(*args) if self.change is None else self.change(step)  # type: ignore[no-any-return]
+        if self.change is None:
+            return operator(*args)  # type: ignore[no-any-return]
+        value: Tensor = self.change(step)
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError("what comes after it would hide the mistake")
+        return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +153,10 @@ def _changed(
     return step.with_first(formula.compute(step, _Change(roles, change)))
 
 
+# Labels are often smoothed by one of these.
+_SMOOTHING = (0.1, 0.05, 0.2, 0.01)
+
+
 def _variations_of(step: Step) -> Iterator[Variation]:
     yield from step_variations(step)
     yield from reduction_variations(step)
@@ -202,8 +211,8 @@ def _smoothed(number: float) -> Variation:
     def run(step: Step) -> Any:
         x, target = step.values["self"], step.values["target"]
         mean = x.mean(1, keepdim=True).expand_as(x)
-        right, spread = (one if isinstance(one, torch.Tensor) else one[0] for one in (
-            step.run(), step.run(self=mean, target=target)))  # fmt: skip
+        both = step.run(), step.run(self=mean, target=target)
+        right, spread = (one if isinstance(one, torch.Tensor) else one[0] for one in both)
         return step.with_first((1 - number) * right + number * spread)
 
     return Variation(PatternKind.ARGUMENT, f"the labels are smoothed by {number:.7g}", run)
@@ -240,6 +249,8 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
                 yield from ((place, one) for one in neighbour_variations(before, step))
         yield from ((place, one) for one in reduction_variations(step))
         yield from ((place, one) for one in running_variations(step))
+        if step.name.startswith("nll_loss") and step.values.get("weight") is None:
+            yield from ((place, _smoothed(one)) for one in _SMOOTHING)
     for place, step in steps:
         yield from ((place, one) for one in selection_variations(step))
 
