@@ -46,7 +46,8 @@ def step_variations(step: Step) -> Iterator[Variation]:
         yield from _pair_variations(step, values[0], values[1])
     elif (step.name in UNARY or step.name == "pow") and "self" in step.values:
         said = f"{step.name} is left out"
-        yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_one_operand, name="self"))
+        kind = PatternKind.SIGN if step.name == "neg" else PatternKind.OTHER_FUNCTION
+        yield Variation(kind, said, partial(_one_operand, name="self"))
         if step.name in UNARY:
             said = f"{step.name} is applied twice"
             yield Variation(PatternKind.OTHER_FUNCTION, said, _done_twice)

@@ -249,6 +249,10 @@ def _given_variations() -> Iterator[Variation]:
         changes = {**({"mean": own} if mean else {}), **({"var": squares} if var else {})}
         return dataclasses.replace(norm, **changes).value()
 
+    def squared(step: Step) -> Tensor:
+        norm: Norm = norm_of(step)  # type: ignore[assignment]
+        return dataclasses.replace(norm, var=norm.var.square()).value()  # type: ignore[union-attr]
+
     def moved(step: Step, by: int) -> Tensor:
         norm: Norm = norm_of(step)  # type: ignore[assignment]
         mean, var = (one.roll(by, 1) for one in (norm.mean, norm.var) if one is not None)
@@ -262,6 +266,8 @@ def _given_variations() -> Iterator[Variation]:
         said = f"{words} that of the batch, not the running one"
         change = _with_first(partial(computed, mean=mean, var=var))
         yield Variation(PatternKind.STATISTICS, said, change)
+    said = "the variance is taken for a deviation: it is squared before the root"
+    yield Variation(PatternKind.STATISTICS, said, _with_first(squared))
     for by in (1, -1):
         said = f"mean and variance are those of the channel {'before' if by > 0 else 'after'} it"
         yield Variation(PatternKind.STATISTICS, said, _with_first(partial(moved, by=by)))

@@ -64,7 +64,12 @@ _ORDER = tuple(PatternKind)
 _MOST_COMPARED = 1 << 24
 # Mistakes that are made in the whole result, or not at all.
 _OF_ALL = frozenset(
-    {PatternKind.SWAPPED_OPERANDS, PatternKind.SHIFT, PatternKind.PERMUTATION, PatternKind.TRANSPOSE}
+    {
+        PatternKind.SWAPPED_OPERANDS,
+        PatternKind.SHIFT,
+        PatternKind.PERMUTATION,
+        PatternKind.TRANSPOSE,
+    }
 )
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
@@ -97,11 +102,13 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if prediction is None:
         return _propose_items(case, call)
     with quietly():
-        tried, reproductions = prediction.reproductions()
-        other = None if reproductions else prediction.equivalent()
-        if other is not None:
-            more, reproductions = other.reproductions()
-            tried, prediction = tried + more, other
+        own, tried = prediction, 0
+        # What is known of one operator says more than what is known of its parts.
+        for prediction in filter(None, (own.equivalent(), own)):
+            more, reproductions = prediction.reproductions()
+            tried += more
+            if reproductions:
+                break
     best = _most_likely(case, reproductions)
     if not best:
         return _propose_items(case, call)

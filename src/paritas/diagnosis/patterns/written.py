@@ -95,7 +95,7 @@ class Written:
                 mine, right = formula.compute(step, record), step.run()
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
                 continue
-            if _is_same(mine, right if isinstance(right, torch.Tensor) else right[0]):
+            if _is_same(mine, right if isinstance(right, torch.Tensor) else right[formula.output]):
                 made.append(cls(formula, record.steps))
         return made
 
@@ -150,7 +150,12 @@ def _is_same(mine: Tensor, right: Tensor) -> bool:
 def _changed(
     step: Step, formula: Formula, roles: tuple[str, ...], change: Callable[[Step], Any]
 ) -> Any:
-    return step.with_first(formula.compute(step, _Change(roles, change)))
+    value = formula.compute(step, _Change(roles, change))
+    if formula.output == 0:
+        return step.with_first(value)
+    results = list(step.run())
+    results[formula.output] = value
+    return tuple(results)
 
 
 # Labels are often smoothed by one of these.
