@@ -49,8 +49,10 @@ if TYPE_CHECKING:
     from paritas.diagnosis.patterns.unknowns import Unknown
     from paritas.results.findings import Pattern
 
-# Mistakes are tried for at most this long.
+# Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
+# on what else the machine does.
 _MOST_SECONDS = 6.0
+_now = time.thread_time
 # An explanation that is this much less likely than the best (by the natural logarithm) is none.
 _LESS_LIKELY = 8.0
 # Smaller scatter than this share of the noise says nothing.
@@ -222,7 +224,7 @@ class _Predictor:
 
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
-        until = time.monotonic() + _MOST_SECONDS
+        until = _now() + _MOST_SECONDS
         tried, found = self._try_all(self._variations(), until)
         if found:
             return tried, found
@@ -239,7 +241,7 @@ class _Predictor:
         if found:
             return tried, found
         for place, unknown in inner_numbers(self.call.steps):
-            if time.monotonic() > until:
+            if _now() > until:
                 break
             tried += 1
             with contextlib.suppress(FatalAttemptError):
@@ -258,7 +260,7 @@ class _Predictor:
                 trial = attempt_apart(functools.partial(self._trial, place, variation))
                 tried += trial is not None
                 found += trial or []
-            if time.monotonic() > until:
+            if _now() > until:
                 break
         return tried, found
 
@@ -337,7 +339,7 @@ class _Predictor:
         part = self._limited(part, torch.zeros_like(part))
 
         def predict(variation: Variation) -> Tensor | None:
-            is_late = time.monotonic() > until
+            is_late = _now() > until
             return None if is_late else self._prediction(place, variation)
 
         found = []
