@@ -246,8 +246,8 @@ def _given_variations() -> Iterator[Variation]:
         norm: Norm = norm_of(step)  # type: ignore[assignment]
         own = norm.x.mean(norm.dims, keepdim=True)
         squares = norm.x.var(norm.dims, correction=0, keepdim=True)
-        changes = {**({"mean": own} if mean else {}), **({"var": squares} if var else {})}
-        return dataclasses.replace(norm, **changes).value()
+        own, squares = own if mean else norm.mean, squares if var else norm.var  # type: ignore[assignment]
+        return dataclasses.replace(norm, mean=own, var=squares).value()
 
     def squared(step: Step) -> Tensor:
         norm: Norm = norm_of(step)  # type: ignore[assignment]
@@ -284,7 +284,7 @@ def _group_variations(norm: Norm) -> Iterator[Variation]:
             return dataclasses.replace(norm, view=view).value()
         parts = norm.x.unflatten(1, (-1, groups)).transpose(1, 2)
         plain = dataclasses.replace(norm, x=parts.flatten(1, 2), weight=1.0, bias=0.0).value()
-        value = plain.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+        value: Tensor = plain.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
         return value * norm.weight + norm.bias
 
     for groups in (one for one in range(1, channels + 1) if channels % one == 0):

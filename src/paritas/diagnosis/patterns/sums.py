@@ -135,14 +135,16 @@ def _sizes(step: Step) -> tuple[int, ...]:
 def _unnormalised(step: Step, *, is_log: bool) -> Any:
     x, dim = step.values["self"], step.values["dim"]
     value = x - x.amax(dim, keepdim=True)
-    return value if is_log else value.exp()
+    result: Tensor = value if is_log else value.exp()
+    return result
 
 
 def _softmax_half_shifted(step: Step, *, top: bool, below: bool, is_log: bool) -> Tensor:
     x, dim = step.values["self"], step.values["dim"]
     largest = x.amax(dim, keepdim=True)
     value = (x - largest if top else x) - (x - largest if below else x).logsumexp(dim, keepdim=True)
-    return value if is_log else value.exp()
+    result: Tensor = value if is_log else value.exp()
+    return result
 
 
 def _softmax_with_one(step: Step) -> Tensor:
