@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # A call of more operators than this is a program, not an operator.
-MOST_STEPS = 12
+MOST_STEPS = 14
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
 # The place of the call itself, if it is the call of an operator.

@@ -36,7 +36,8 @@ class Formula:
     """A fused operator in simple ones.
 
     Attributes:
-        compute: its first result, by its arguments.
+        compute: its result, by its arguments.
+        output: which of its results.
         joint: simple operators in which the same mistake may be made at once.
         statistics: those that compute statistics of rows, so that any mistake is in these.
     """
@@ -44,6 +45,7 @@ class Formula:
     compute: Callable[[Step, Writer], Tensor]
     joint: tuple[tuple[str, ...], ...] = ()
     statistics: frozenset[str] = frozenset()
+    output: int = 0
 
 
 def formulas_of(step: Step) -> tuple[Formula, ...]:
@@ -122,6 +124,21 @@ def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
         grad = at("the gradient through the mean", aten.sub.Tensor, grad, first)
     value = at("the difference", aten.sub.Tensor, grad, along)
     return at("the root", aten.mul.Tensor, value, root).reshape(shape)
+
+
+def _write_weight_gradient(step: Step, at: Writer) -> Tensor:
+    """The gradient of the weight of a norm of rows."""
+    x, grad, mean = step.values["input"], step.values["grad_out"], step.values.get("mean")
+    apart = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
+    normal = at("the normalised values", aten.mul.Tensor, apart, step.values["rstd"])
+    products = at("the products with the gradient", aten.mul.Tensor, grad, normal)
+    products = products.reshape(-1, *step.values["normalized_shape"])
+    return at("the sum", aten.sum.dim_IntList, products, [0], False)
+
+
+def _write_bias_gradient(step: Step, at: Writer) -> Tensor:
+    grad = step.values["grad_out"].reshape(-1, *step.values["normalized_shape"])
+    return at("the sum", aten.sum.dim_IntList, grad, [0], False)
 
 
 _NORM_GRADIENT = Formula(
@@ -232,11 +249,14 @@ _CLASS_LOSS = Formula(_write_class_loss, joint=(("the sum", "the count"),))
 _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     **dict.fromkeys(NORMS, (_NORM,)),
     **dict.fromkeys(
-        (
-            *("native_layer_norm_backward", "native_batch_norm_backward"),
-            *("native_group_norm_backward", "fused_rms_norm_backward"),
-        ),
+        ("native_batch_norm_backward", "native_group_norm_backward"),
         (_NORM_GRADIENT,),
+    ),
+    "fused_rms_norm_backward": (_NORM_GRADIENT, Formula(_write_weight_gradient, output=1)),
+    "native_layer_norm_backward": (
+        _NORM_GRADIENT,
+        Formula(_write_weight_gradient, output=1),
+        Formula(_write_bias_gradient, output=2),
     ),
     **dict.fromkeys(
         ("softmax", "log_softmax"),

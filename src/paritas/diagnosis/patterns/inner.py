@@ -97,6 +97,8 @@ def _with_operand(step: Step, name: str, change: Any) -> Any:
 
 def _one_operand(step: Step, name: str) -> Tensor:
     value: Tensor = step.values[name]
+    if name == "other" and step.name in ("sub", "div"):
+        value = -value if step.name == "sub" else 1 / value
     return value.expand(step.run().shape)
 
 
@@ -113,10 +115,9 @@ _TILES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 def reduction_variations(step: Step) -> Iterator[Variation]:
     """A reduction along other axes, or of another row."""
-    x = step.values.get("self")
     if not _is_reduction(step):
         return
-    dims = reduced_dims(step)
+    x, dims = step.values["self"], reduced_dims(step)
     yield from _other_axes(step, x, dims)
     yield from _other_rows(step, x, dims)
 

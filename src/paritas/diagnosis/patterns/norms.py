@@ -246,8 +246,12 @@ def _given_variations() -> Iterator[Variation]:
         norm: Norm = norm_of(step)  # type: ignore[assignment]
         own = norm.x.mean(norm.dims, keepdim=True)
         squares = norm.x.var(norm.dims, correction=0, keepdim=True)
-        changes = {**({"mean": own} if mean else {}), **({"var": squares} if var else {})}
-        return dataclasses.replace(norm, **changes).value()
+        own, squares = own if mean else norm.mean, squares if var else norm.var  # type: ignore[assignment]
+        return dataclasses.replace(norm, mean=own, var=squares).value()
+
+    def squared(step: Step) -> Tensor:
+        norm: Norm = norm_of(step)  # type: ignore[assignment]
+        return dataclasses.replace(norm, var=norm.var.square()).value()  # type: ignore[union-attr]
 
     def moved(step: Step, by: int) -> Tensor:
         norm: Norm = norm_of(step)  # type: ignore[assignment]
@@ -262,6 +266,8 @@ def _given_variations() -> Iterator[Variation]:
         said = f"{words} that of the batch, not the running one"
         change = _with_first(partial(computed, mean=mean, var=var))
         yield Variation(PatternKind.STATISTICS, said, change)
+    said = "the variance is taken for a deviation: it is squared before the root"
+    yield Variation(PatternKind.STATISTICS, said, _with_first(squared))
     for by in (1, -1):
         said = f"mean and variance are those of the channel {'before' if by > 0 else 'after'} it"
         yield Variation(PatternKind.STATISTICS, said, _with_first(partial(moved, by=by)))
@@ -278,7 +284,7 @@ def _group_variations(norm: Norm) -> Iterator[Variation]:
             return dataclasses.replace(norm, view=view).value()
         parts = norm.x.unflatten(1, (-1, groups)).transpose(1, 2)
         plain = dataclasses.replace(norm, x=parts.flatten(1, 2), weight=1.0, bias=0.0).value()
-        value = plain.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+        value: Tensor = plain.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
         return value * norm.weight + norm.bias
 
     for groups in (one for one in range(1, channels + 1) if channels % one == 0):

@@ -49,8 +49,10 @@ if TYPE_CHECKING:
     from paritas.diagnosis.patterns.unknowns import Unknown
     from paritas.results.findings import Pattern
 
-# Mistakes are tried for at most this long.
+# Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
+# on what else the machine does.
 _MOST_SECONDS = 6.0
+_now = time.thread_time
 # An explanation that is this much less likely than the best (by the natural logarithm) is none.
 _LESS_LIKELY = 8.0
 # Smaller scatter than this share of the noise says nothing.
@@ -64,7 +66,12 @@ _ORDER = tuple(PatternKind)
 _MOST_COMPARED = 1 << 24
 # Mistakes that are made in the whole result, or not at all.
 _OF_ALL = frozenset(
-    {PatternKind.SWAPPED_OPERANDS, PatternKind.SHIFT, PatternKind.PERMUTATION, PatternKind.TRANSPOSE}
+    {
+        PatternKind.SWAPPED_OPERANDS,
+        PatternKind.SHIFT,
+        PatternKind.PERMUTATION,
+        PatternKind.TRANSPOSE,
+    }
 )
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
@@ -97,11 +104,13 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if prediction is None:
         return _propose_items(case, call)
     with quietly():
-        tried, reproductions = prediction.reproductions()
-        other = None if reproductions else prediction.equivalent()
-        if other is not None:
-            more, reproductions = other.reproductions()
-            tried, prediction = tried + more, other
+        own, tried = prediction, 0
+        # What is known of one operator says more than what is known of its parts.
+        for prediction in filter(None, (own.equivalent(), own)):
+            more, reproductions = prediction.reproductions()
+            tried += more
+            if reproductions:
+                break
     best = _most_likely(case, reproductions)
     if not best:
         return _propose_items(case, call)
@@ -215,7 +224,7 @@ class _Predictor:
 
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
-        until = time.monotonic() + _MOST_SECONDS
+        until = _now() + _MOST_SECONDS
         tried, found = self._try_all(self._variations(), until)
         if found:
             return tried, found
@@ -232,7 +241,7 @@ class _Predictor:
         if found:
             return tried, found
         for place, unknown in inner_numbers(self.call.steps):
-            if time.monotonic() > until:
+            if _now() > until:
                 break
             tried += 1
             with contextlib.suppress(FatalAttemptError):
@@ -251,7 +260,7 @@ class _Predictor:
                 trial = attempt_apart(functools.partial(self._trial, place, variation))
                 tried += trial is not None
                 found += trial or []
-            if time.monotonic() > until:
+            if _now() > until:
                 break
         return tried, found
 
@@ -330,7 +339,7 @@ class _Predictor:
         part = self._limited(part, torch.zeros_like(part))
 
         def predict(variation: Variation) -> Tensor | None:
-            is_late = time.monotonic() > until
+            is_late = _now() > until
             return None if is_late else self._prediction(place, variation)
 
         found = []

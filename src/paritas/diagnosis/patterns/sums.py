@@ -135,14 +135,16 @@ def _sizes(step: Step) -> tuple[int, ...]:
 def _unnormalised(step: Step, *, is_log: bool) -> Any:
     x, dim = step.values["self"], step.values["dim"]
     value = x - x.amax(dim, keepdim=True)
-    return value if is_log else value.exp()
+    result: Tensor = value if is_log else value.exp()
+    return result
 
 
 def _softmax_half_shifted(step: Step, *, top: bool, below: bool, is_log: bool) -> Tensor:
     x, dim = step.values["self"], step.values["dim"]
     largest = x.amax(dim, keepdim=True)
     value = (x - largest if top else x) - (x - largest if below else x).logsumexp(dim, keepdim=True)
-    return value if is_log else value.exp()
+    result: Tensor = value if is_log else value.exp()
+    return result
 
 
 def _softmax_with_one(step: Step) -> Tensor:
@@ -217,11 +219,39 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
         yield from _divisor_variations(x, dims)
     if name in _REDUCERS and x.is_floating_point():
         yield from _other_reductions(step, name, dims)
+    if name in ("var", "std", "var_mean"):
+        yield from _raw_variations(step, dims)
+    if name in ("argmax", "argmin") and step.values.get("dim") is not None:
+        for by in (1, -1):
+            said = f"every position is one too {'large' if by > 0 else 'small'}"
+            change = partial(_moved_position, by=by, size=x.shape[dims[0]])
+            yield Variation(PatternKind.WRONG_INDEX, said, change)
     if name in _OPPOSITES:
         opposite = _OPPOSITES[name]
         said = f"{opposite.__name__} instead of {name}"
         change = partial(_opposite, function=opposite)
         yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _moved_position(step: Step, by: int, size: int) -> Any:
+    return (step.run() + by) % size
+
+
+def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """A variance whose mean is not subtracted."""
+    count = math.prod(step.values["self"].shape[one] for one in dims)
+    less = step.values.get("correction")
+    less = int(less) if isinstance(less, int | float) and not isinstance(less, bool) else 1
+
+    def raw(step: Step, divisor: int) -> Any:
+        total = step.values["self"].square().sum(dims, keepdim=bool(step.values.get("keepdim")))
+        value = total / divisor
+        return step.with_first(value.sqrt() if step.name == "std" else value)
+
+    for divisor in dict.fromkeys((count - less, count)):
+        if divisor > 0:
+            said = f"the mean is not subtracted: the sum of the squares, divided by {divisor}"
+            yield Variation(PatternKind.STATISTICS, said, partial(raw, divisor=divisor))
 
 
 def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:

@@ -276,9 +276,12 @@ def _sliced(start: int, stop: int, step: Step) -> Any:
 def _other_integers(step: Step, name: str, value: int) -> Iterator[tuple[PatternKind, str, int]]:
     if name == "reduction":
         right = _REDUCTIONS.get(value, "another reduction")
+        # To a gradient it is a factor.
+        is_gradient = "backward" in step.name
+        kind = PatternKind.FACTOR if is_gradient else PatternKind.WRONG_REDUCTION
         for other, words in _REDUCTIONS.items():
             if other not in (0, value):
-                yield PatternKind.WRONG_REDUCTION, f"{words} instead of {right}", other
+                yield kind, f"{words} instead of {right}", other
     elif name in ("ignore_index", "padding_idx") and _has_no_negative_target(step):
         for other in (-1, -100):
             yield PatternKind.ARGUMENT, f"{name} is ignored", other

@@ -66,7 +66,12 @@ class _Change:
             return operator(*args)  # type: ignore[no-any-return]
         step = Step(operator, bind_arguments(operator, args, {}))
         self.steps[role] = step
-        return operator(*args) if self.change is None else self.change(step)  # type: ignore[no-any-return]
+        if self.change is None:
+            return operator(*args)  # type: ignore[no-any-return]
+        value: Tensor = self.change(step)
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError("what comes after it would hide the mistake")
+        return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Written:
                 mine, right = formula.compute(step, record), step.run()
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
                 continue
-            if _is_same(mine, right if isinstance(right, torch.Tensor) else right[0]):
+            if _is_same(mine, right if isinstance(right, torch.Tensor) else right[formula.output]):
                 made.append(cls(formula, record.steps))
         return made
 
@@ -145,7 +150,16 @@ def _is_same(mine: Tensor, right: Tensor) -> bool:
 def _changed(
     step: Step, formula: Formula, roles: tuple[str, ...], change: Callable[[Step], Any]
 ) -> Any:
-    return step.with_first(formula.compute(step, _Change(roles, change)))
+    value = formula.compute(step, _Change(roles, change))
+    if formula.output == 0:
+        return step.with_first(value)
+    results = list(step.run())
+    results[formula.output] = value
+    return tuple(results)
+
+
+# Labels are often smoothed by one of these.
+_SMOOTHING = (0.1, 0.05, 0.2, 0.01)
 
 
 def _variations_of(step: Step) -> Iterator[Variation]:
@@ -202,8 +216,8 @@ def _smoothed(number: float) -> Variation:
     def run(step: Step) -> Any:
         x, target = step.values["self"], step.values["target"]
         mean = x.mean(1, keepdim=True).expand_as(x)
-        right, spread = (one if isinstance(one, torch.Tensor) else one[0] for one in (
-            step.run(), step.run(self=mean, target=target)))  # fmt: skip
+        both = step.run(), step.run(self=mean, target=target)
+        right, spread = (one if isinstance(one, torch.Tensor) else one[0] for one in both)
         return step.with_first((1 - number) * right + number * spread)
 
     return Variation(PatternKind.ARGUMENT, f"the labels are smoothed by {number:.7g}", run)
@@ -240,6 +254,8 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
                 yield from ((place, one) for one in neighbour_variations(before, step))
         yield from ((place, one) for one in reduction_variations(step))
         yield from ((place, one) for one in running_variations(step))
+        if step.name.startswith("nll_loss") and step.values.get("weight") is None:
+            yield from ((place, _smoothed(one)) for one in _SMOOTHING)
     for place, step in steps:
         yield from ((place, one) for one in selection_variations(step))
 
