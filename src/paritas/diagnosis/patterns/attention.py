@@ -174,7 +174,9 @@ def _mask_variations(step: Step) -> Iterator[Variation]:
         yield take("the causal mask is off by one: each token sees the next", diagonal=1)
         yield take("the causal mask is off by one: no token sees itself", diagonal=-1)
         if late:
-            yield take("the causal mask is aligned to the last key, not to the first", diagonal=late)
+            yield take(
+                "the causal mask is aligned to the last key, not to the first", diagonal=late
+            )
     else:
         for diagonal in dict.fromkeys((0, late)):
             said = "a causal mask is applied although none was requested"
@@ -247,7 +249,10 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     for digits, dtype in ((8, "bfloat16"), (11, "float16")):
         for words, mistake in (
             ("the scores are", {"bend": partial(_rounded, digits=digits)}),
-            ("what multiplies the values is", {"normalise": partial(_rounded_softmax, digits=digits)}),
+            (
+                "what multiplies the values is",
+                {"normalise": partial(_rounded_softmax, digits=digits)},
+            ),
         ):
             said = f"{words} rounded to {dtype}"
             yield Variation(PatternKind.PRECISION, said, attends(**mistake))
@@ -410,7 +415,9 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
         yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
     elif bool(missing.any()) and torch.equal(hidden, right | missing):
         places = missing.nonzero().reshape(-1).tolist()
-        some = f"key {places[0]} is" if len(places) == 1 else f"{len(places)} of the {size} keys are"
+        some = (
+            f"key {places[0]} is" if len(places) == 1 else f"{len(places)} of the {size} keys are"
+        )
         yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
     elif not torch.equal(hidden, right):
         said = "the queries see other keys than the mask allows"

@@ -74,7 +74,9 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
         for chosen in (*([axis] for axis in axes), list(axes)):
             if by and (len(chosen) == 1 or len(padding) > 1):
                 where = f"axis {chosen[0] + 2}" if len(chosen) == 1 else "all axes"
-                said = f"the windows along {where} begin {abs(by)} too {'early' if by > 0 else 'late'}"
+                said = (
+                    f"the windows along {where} begin {abs(by)} too {'early' if by > 0 else 'late'}"
+                )
                 change = partial(_padded_unevenly, axes=chosen, by=by)
                 yield Variation(PatternKind.SHIFT, f"{said}: uneven padding", change)
 

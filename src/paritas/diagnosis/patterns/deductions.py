@@ -72,7 +72,8 @@ def _slices_read(
             values = _values_of_slices(name, axis, size, predict)
             for start, end in along if values is not None else ():
                 # The slice of the result first, then the slice of the operand.
-                parts = values.flatten(1 + start, 1 + end).movedim(1 + start, 0).flatten(2)
+                parts = values.flatten(1 + start, 1 + end).movedim(1 + start, 0)
+                parts = parts.reshape(size, size, -1)
                 wanted = given.flatten(start, end).movedim(start, 0).reshape(size, 1, -1)
                 source = (parts - wanted).nan_to_num(0.0).square().sum(-1).argmin(1)
                 right = parts[torch.arange(size), torch.arange(size)]
@@ -161,7 +162,9 @@ def _slices_taken(step: Step, given: Tensor) -> Any:
 def _elements_read(step: Step, given: Tensor) -> Any:
     """What `gather` gives for the elements of each line that are nearest to those given."""
     source, index, axis = (step.values[name] for name in ("self", "index", "dim"))
-    lines = source.movedim(axis, -1)[tuple(slice(size) for size in index.movedim(axis, -1).shape[:-1])]
+    lines = source.movedim(axis, -1)[
+        tuple(slice(size) for size in index.movedim(axis, -1).shape[:-1])
+    ]
     wanted = given.to(source).reshape(index.shape).movedim(axis, -1)
     if wanted.numel() * lines.shape[-1] > _MOST_PAIRS:
         raise ValueError("too many elements to look for one")

@@ -59,7 +59,12 @@ _ORDER = tuple(PatternKind)
 _MOST_COMPARED = 1 << 24
 # Mistakes that are made in the whole result, or not at all.
 _OF_ALL = frozenset(
-    {PatternKind.SWAPPED_OPERANDS, PatternKind.SHIFT, PatternKind.PERMUTATION, PatternKind.TRANSPOSE}
+    {
+        PatternKind.SWAPPED_OPERANDS,
+        PatternKind.SHIFT,
+        PatternKind.PERMUTATION,
+        PatternKind.TRANSPOSE,
+    }
 )
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
@@ -272,7 +277,9 @@ class _Predictor:
 
     def _limited(self, prediction: Tensor, elsewhere: Tensor) -> Tensor:
         """The prediction in the block that is wrong, and something else around it."""
-        return prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
+        return (
+            prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
+        )
 
     def _deductions(self, place: int, step: Step, until: float) -> list[Reproduction | None]:
         """The mistakes that the candidate itself shows; None for one that does not reproduce it."""

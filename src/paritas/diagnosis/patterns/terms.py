@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The factor of a product whose last axis is summed over.
 _FACTORS = {
     **{name: factors[0] for name, factors in PRODUCTS.items()},
-    **{"mv": "self", "addmv": "mat", "dot": "self"},
+    "mv": "self", "addmv": "mat", "dot": "self",
 }
 # So many weights are solved for at once: more terms are solved for in groups, and these divided.
 _MOST_GROUPS = 48

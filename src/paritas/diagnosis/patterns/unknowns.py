@@ -150,7 +150,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
     for name in _FACTORS_OF.get(step.name, ()):
-        largest = float(step.values[name].abs().max())
+        largest = float(step.values[name].detach().abs().max())
         if largest > 0:
             starts = (0.75 * largest, 0.4 * largest)
             yield Unknown(partial(_with_clipped, name), starts, most=largest)

@@ -184,6 +184,8 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
         return
     kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
     others = _other_numbers(value)
+    if step.name == "scalar_tensor" and value == -math.inf:
+        kind = PatternKind.MASK  # what hides scores
     if name == "value" and step.name == "masked_fill":
         kind, others = PatternKind.MASK, list(_MASK_VALUES)
     for other in others:
