@@ -1,4 +1,4 @@
-"""Mistakes that the candidate itself shows: which terms count, what was read, which keys were seen."""
+"""Mistakes that the candidate shows: which terms count, what was read, which keys were seen."""
 
 from __future__ import annotations
 

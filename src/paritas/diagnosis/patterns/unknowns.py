@@ -149,11 +149,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
-    for name in _FACTORS_OF.get(step.name, ()):
-        largest = float(step.values[name].detach().abs().max())
-        if largest > 0:
-            starts = (0.75 * largest, 0.4 * largest)
-            yield Unknown(partial(_with_clipped, name), starts, most=largest)
+    yield from _clipped_factors(step)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
         yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
@@ -161,6 +157,14 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(partial(_with_constant, "other"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
     if step.name in _BENT:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0))
+
+
+def _clipped_factors(step: Step) -> Iterator[Unknown]:
+    for name in _FACTORS_OF.get(step.name, ()):
+        largest = float(step.values[name].detach().abs().max())
+        if largest > 0:
+            starts = (0.75 * largest, 0.4 * largest)
+            yield Unknown(partial(_with_clipped, name), starts, most=largest)
 
 
 def _is_number(name: str, value: Any) -> bool:

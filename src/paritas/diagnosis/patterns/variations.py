@@ -183,12 +183,10 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
     if step.name in AFFINE or name == "dropout_p" or is_neutral:
         return
     kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
-    others = _other_numbers(value)
-    if step.name == "scalar_tensor" and value == -math.inf:
+    is_fill = name == "value" and step.name == "masked_fill"
+    if is_fill or (step.name == "scalar_tensor" and value == -math.inf):
         kind = PatternKind.MASK  # what hides scores
-    if name == "value" and step.name == "masked_fill":
-        kind, others = PatternKind.MASK, list(_MASK_VALUES)
-    for other in others:
+    for other in list(_MASK_VALUES) if is_fill else _other_numbers(value):
         if other != value:
             said = f"{name} is {other:g} instead of {value:g}"
             yield Variation(kind, said, with_argument(name, other))
