@@ -237,9 +237,10 @@ _CAPS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0)
 
 
 def _softmax_variations(step: Step) -> Iterator[Variation]:
-    said = "the softmax is taken over the queries instead of the keys"
-    across = partial(_softmax, dim=-2)
-    yield Variation(PatternKind.WRONG_AXIS, said, attends(normalise=across))
+    for dim, words in ((-2, "queries"), (-3, "heads")):
+        said = f"the softmax is taken over the {words} instead of the keys"
+        across = partial(_softmax, dim=dim)
+        yield Variation(PatternKind.WRONG_AXIS, said, attends(normalise=across))
     for cap in _CAPS:
         said = f"the scores are capped at {cap:g} by tanh"
         change = attends(bend=partial(_capped, cap=cap))

@@ -47,6 +47,8 @@ _BENT = frozenset(
         *("softmax", "log_softmax", "log_sigmoid_forward"),
     }
 )
+# A factor that is smaller than this leaves nothing.
+_NOTHING = 1e-9
 # The factors of products, which a narrow format may have clipped.
 _FACTORS_OF = {**PRODUCTS, "convolution": ("input", "weight")}
 # Numbers that no result depends on, or that say how to draw random ones.
@@ -179,6 +181,9 @@ def _other_eps(name: str, right: float, number: float) -> Variation:
 
 
 def _other_number(operator: str, name: str, right: float, number: float) -> Variation:
+    if name in FACTORS and abs(number) < _NOTHING:
+        said = f"what {name} multiplies is left out"
+        return Variation(PatternKind.MISSING_OPERAND, said, with_argument(name, 0.0))
     kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
     kind = PatternKind.MASK if operator == "masked_fill" else kind
     said = f"{name} is {number:.7g} instead of {right:.7g}"
