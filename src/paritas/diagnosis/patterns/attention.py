@@ -433,7 +433,8 @@ def _seen_rightly(step: Step) -> Tensor:
         kept = kept.tril()
     if mask is not None:
         kept = kept & (mask if mask.dtype == torch.bool else mask > _HIDDEN)
-    return kept.to(query.dtype)
+    seen: Tensor = kept.to(query.dtype)
+    return seen
 
 
 def _head_variations(

@@ -150,7 +150,7 @@ def _channel_variations(step: Step) -> Iterator[Variation]:
     groups, channels = step.values["groups"], step.values["input"].shape[1]
     each = channels // groups
     index = torch.arange(channels)
-    orders = {}
+    orders: dict[str, Tensor] = {}
     if groups > 1:
         orders |= {
             "of the next group": index.roll(-each),

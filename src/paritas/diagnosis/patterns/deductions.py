@@ -74,7 +74,9 @@ def _slices_read(
             if not along or not 1 < size <= _MOST_SLICES:
                 continue
             values = _values_of_slices(name, axis, size, predict)
-            for start, end in along if values is not None else ():
+            if values is None:
+                continue
+            for start, end in along:
                 # The slice of the result first, then the slice of the operand.
                 parts = values.flatten(1 + start, 1 + end).movedim(1 + start, 0)
                 parts = parts.reshape(size, size, -1)

@@ -56,7 +56,7 @@ class _Terms:
 
     words: str
     count: int
-    weighted: Callable[[Step, Tensor], Any]
+    weighted: Callable[..., Any]
 
 
 def solved_terms(
