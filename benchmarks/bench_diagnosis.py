@@ -1,13 +1,13 @@
 """How often the kind of a fault is right, none or wrong, how honest its confidence is, how fast.
 
-The faults have three parts. *Building*: what the patterns were made with. *Calibration*: counted
-once, which gives the confidence that is stated (`CONFIDENCE` in `paritas.diagnosis.stating`).
-*Measured*: only for the figures here. A kind of fault is in one part, by a hash of its name
-(`benchmarks/diagnosing`), and so are its tensors; the corpora of tests/quality were built with and
-are in the first part. Faults *at an operator* come with its inputs, as at a located place; faults
-*at an output* are inside of small programs, and `verify` sees only what they return. Of a fault
-without a name, every kind is wrong. `--misses` prints what is wrong or missing in the first two
-parts.
+The faults have three parts. *Building*: what the patterns were made with. *Calibration*: drawn at
+random (`benchmarks/diagnosing/drawn.py`) and counted, which gives the confidence that is stated
+(`CONFIDENCE` in `paritas.diagnosis.stating`). *Measured*: only for the figures here. A kind of
+fault of the other two is in one part, by a hash of its name (`benchmarks/diagnosing`), and so are
+its tensors; the corpora of tests/quality were built with and are in the first part. Faults *at an
+operator* come with its inputs, as at a located place; faults *at an output* are inside of small
+programs, and `verify` sees only what they return. Of a fault without a name, every kind is wrong.
+`--misses` prints what is wrong or missing in the first part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 import torch
-from benchmarks.diagnosing import operators, programs
+from benchmarks.diagnosing import drawn, operators, programs
 from benchmarks.diagnosing.parts import PARTS, Sample, part_of
 from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.timing import measured
@@ -36,10 +36,13 @@ from quality import diagnosis_values as values
 from quality.test_diagnosis_regions import misses as misses_of_regions
 
 # Of the corpora of tests/quality: their tensors by seed. Seeds 0 and 1 were built with.
-SEEDS = {"building": range(2), "calibration": range(0), "measured": range(0)}
+SEEDS = {"building": range(2), "measured": range(0)}
 # Of the faults in `benchmarks/diagnosing`.
-OPERATOR_SEEDS = {"building": range(4), "calibration": range(20, 28), "measured": range(40, 48)}
-PROGRAM_SEEDS = {"building": range(1), "calibration": range(20, 22), "measured": range(40, 42)}
+OPERATOR_SEEDS = {"building": range(4), "measured": range(40, 48)}
+PROGRAM_SEEDS = {"building": range(1), "measured": range(40, 42)}
+# Of the faults that are drawn. After a look at single ones, there must be others here.
+DRAWN_AT_OPERATORS = range(400)
+DRAWN_AT_OUTPUTS = range(400)
 REGIONS = (200, 201)
 # Faults that are less than so many times the noise are left out.
 EFFECT = 8.0
@@ -64,6 +67,8 @@ def effect(case):
 
 def at_operators(part):
     """What is stated of the faults at an operator."""
+    if part == "calibration":
+        return list(drawn.at_operators(DRAWN_AT_OPERATORS))
     faults = [one for one in operators.OPERATOR_FAULTS if part_of(one.family) == part]
     told = [
         sample
@@ -78,6 +83,8 @@ def at_operators(part):
 
 def at_outputs(part):
     """What is stated of the faults at an output."""
+    if part == "calibration":
+        return list(drawn.at_outputs(DRAWN_AT_OUTPUTS))
     faults = [one for one in programs.PROGRAM_FAULTS if part_of(one.family) == part]
     return [
         sample
@@ -216,7 +223,7 @@ def main():
         tables.append(reliability(part, told))
         if part == "calibration":
             print("\n".join(counted(told)))
-        if "--misses" in sys.argv and part != "measured":
+        if "--misses" in sys.argv and part == "building":
             for one in [*told[False], *told[True]]:
                 if one.outcome == "wrong" or (one.kinds and one.outcome == "none"):
                     print(f"    {one.name}: {one.said or 'nothing'} ({one.grade}) for {one.kinds}")

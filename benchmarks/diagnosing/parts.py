@@ -1,8 +1,9 @@
 """Three parts of all planted faults: for building, for counting confidence, for the figures.
 
-The part of a fault follows from its name, so nobody chose it and a kind of fault is in one part
-only. The measured part is for the published figures: do not look at its single faults to change
-what paritas states, because then it measures nothing.
+The faults for counting confidence are drawn (`drawn.py`). The part of any other fault follows from
+its name, so nobody chose it and a kind of fault is in one part only. The measured part is for the
+published figures: do not look at its single faults to change what paritas states, because then it
+measures nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ PARTS = ("building", "calibration", "measured")
 
 
 def part_of(name: str) -> str:
-    """The part of a family of faults."""
-    return PARTS[zlib.crc32(name.encode()) % len(PARTS)]
+    """The part of a family of faults.
+
+    A third of them was for counting confidence before what is stated changed, and is for building.
+    """
+    part = PARTS[zlib.crc32(name.encode()) % len(PARTS)]
+    return "building" if part == "calibration" else part
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,7 +224,7 @@ def window_of_three_keys(call: Call) -> Any:
     return call.instead(_masked(scores, mask).masked_fill(far, -math.inf).softmax(-1) @ value)
 
 
-@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["wrong argument", "other function"])
+@FAULTS.fault(_ATTENTION, kinds=["mask", "wrong argument"], loose=["other function"])
 def causal_where_it_should_not_be(call: Call) -> Any:
     """An encoder gets the mask of a decoder."""
     scores, value, mask = _scores(call)
@@ -334,7 +334,7 @@ def last_queries_not_written(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _ATTENTION, kinds=["other function", "approximation"], loose=["wrong factor", "scale"]
+    _ATTENTION, kinds=["other function", "approximation", "wrong factor", "scale", "wrong argument"]
 )
 def exponent_of_two(call: Call) -> Any:
     """exp2 without the factor log2(e)."""
@@ -366,7 +366,11 @@ def softmax_with_one_more(call: Call) -> Any:
     return call.instead(exps / (exps.sum(dim, keepdim=True) + (-top).exp()))
 
 
-@FAULTS.fault("softmax", kinds=["other function", "missing reduction"], loose=["axis scale"])
+@FAULTS.fault(
+    "softmax",
+    kinds=["other function", "missing reduction", "missing operand"],
+    loose=["axis scale"],
+)
 def exponentials_not_normalised(call: Call) -> Any:
     """The division by the sum is lost in a fusion."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)

@@ -103,10 +103,7 @@ def derivative_without_its_second_term(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "gelu_backward",
-    kinds=["approximation", "other function"],
-    loose=["wrong argument"],
-    backward=True,
+    "gelu_backward", kinds=["approximation", "other function", "wrong argument"], backward=True
 )
 def derivative_of_the_other_gelu(call: Call) -> Any:
     """The gradient of the form with tanh, or of that with erf."""
@@ -289,7 +286,7 @@ def half_of_the_tokens(call: Call) -> Any:
     return call.instead(left[..., :kept] @ right[..., :kept, :])
 
 
-@FAULTS.fault("mm", kinds=["sign"], loose=["scale", "wrong factor"], backward=True)
+@FAULTS.fault("mm", kinds=["sign", "scale", "wrong factor"], backward=True)
 def gradient_negated(call: Call) -> Any:
     """The sign of the gradient."""
     return call.instead(-call.result())

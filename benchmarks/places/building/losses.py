@@ -66,7 +66,7 @@ def labels_smoothed_or_not(call: Call) -> Any:
     return call.put(8, 0.0 if now else 0.1, "label_smoothing").run()
 
 
-@FAULTS.fault("nll_loss nll_loss_forward", kinds=["sign"], loose=["scale", "wrong factor"])
+@FAULTS.fault("nll_loss nll_loss_forward", kinds=["sign", "scale", "wrong factor"])
 def likelihood_not_negated(call: Call) -> Any:
     """The loss has the wrong sign."""
     return call.instead(-call.result())

@@ -356,8 +356,8 @@ def eps_of_another_framework(call: Call) -> Any:
 
 @FAULTS.fault(
     "group_norm native_group_norm",
-    kinds=["wrong statistics", "wrong axis"],
-    loose=["wrong argument", "axis scale"],
+    kinds=["wrong statistics", "wrong axis", "wrong argument"],
+    loose=["axis scale"],
 )
 def statistics_of_single_channels(call: Call) -> Any:
     """An instance norm."""
@@ -466,7 +466,7 @@ def smallest_instead_of_the_largest(call: Call) -> Any:
     return call.instead(value.amin(dim).reshape(call.result().shape))
 
 
-@FAULTS.fault("amax max", kinds=["other function"], loose=["clipped", "mask"])
+@FAULTS.fault("amax max", kinds=["other function", "clipped"], loose=["mask"])
 def maximum_starts_at_zero(call: Call) -> Any:
     """The running maximum begins with 0 and not with -inf."""
     return call.instead(call.result().clamp(min=0))

@@ -228,8 +228,8 @@ def smooth_relu(call: Call) -> Any:
 
 @FAULTS.fault(
     "hardtanh relu6 clamp",
-    kinds=["wrong argument", "missing operand"],
-    loose=["clipped", "other function"],
+    kinds=["wrong argument", "missing operand", "other function"],
+    loose=["clipped"],
 )
 def upper_limit_forgotten(call: Call) -> Any:
     """Only the lower limit is kept."""
@@ -431,7 +431,9 @@ def factor_of_the_position_before(call: Call) -> Any:
     return call.instead(left * right.roll(1, -2))
 
 
-@FAULTS.fault("mul", kinds=["copy", "missing operand"], loose=["axis scale", "scale"])
+@FAULTS.fault(
+    "mul", kinds=["copy", "missing operand"], loose=["axis scale", "scale", "other function"]
+)
 def second_factor_ignored(call: Call) -> Any:
     """The gate is not applied."""
     left, right = _pair(call)

@@ -241,7 +241,11 @@ def bias_once_per_split(call: Call) -> Any:
     return call.instead(call.result() + 3 * bias)
 
 
-@FAULTS.fault("linear addmm", kinds=["sign", "wrong factor"], loose=["offset", "axis offset"])
+@FAULTS.fault(
+    "linear addmm",
+    kinds=["sign", "wrong factor"],
+    loose=["offset", "axis offset", "repeated bias", "missing bias"],
+)
 def bias_subtracted(call: Call) -> Any:
     """The bias has the wrong sign."""
     left, right, bias = _factors(call)

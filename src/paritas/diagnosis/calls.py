@@ -27,6 +27,7 @@ from paritas._torch.operators import (
     own_default,
     traits,
 )
+from paritas.diagnosis.tapes import Tape, check_alike, is_within, tensors_of
 from paritas.execution.saved_state import Copier
 from paritas.execution.scouting import attempt_apart, can_scout, is_scout
 from paritas.precision.lifting import LiftMode
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # A call of more operators than this is a program, not an operator.
-MOST_STEPS = 8
+MOST_STEPS = 14
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
 # Torch's operators that another one calls after checking their arguments, and those that the
@@ -115,7 +116,7 @@ class LiveCall:
     def items(self) -> list[Tensor]:
         """The tensors among which it picks one, or all that it returns."""
         if self.target is operator.getitem and not isinstance(self.args[0], torch.Tensor):
-            return _tensors_of(self.args[0])
+            return tensors_of(self.args[0])
         return self.results(wide=False)
 
     @functools.cached_property
@@ -137,7 +138,7 @@ class LiveCall:
     def can_be_scouted(self) -> bool:
         """Whether a fork of this process can run it."""
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
-        return can_scout(_tensors_of([self.args, list(self.kwargs.values()), list(state.values())]))
+        return can_scout(tensors_of([self.args, list(self.kwargs.values()), list(state.values())]))
 
     @functools.cached_property
     def steps(self) -> tuple[tuple[int, Step], ...]:
@@ -164,7 +165,7 @@ class LiveCall:
     @property
     def floating(self) -> list[Tensor]:
         """The floating-point tensors among its arguments, in their order."""
-        tensors = _tensors_of([self.args, list(self.kwargs.values())])
+        tensors = tensors_of([self.args, list(self.kwargs.values())])
         return [tensor for tensor in tensors if tensor.is_floating_point()]
 
     def with_floating(self, values: Sequence[Tensor]) -> LiveCall:
@@ -194,7 +195,10 @@ class LiveCall:
         Args:
             wide: in float64.
         """
-        if place == WHOLE and change is not None:
+        run: Callable[[], list[Tensor]]
+        if wide and place != WHOLE and change is not None and self._tape is not None:
+            run = functools.partial(self._replay, place, change)
+        elif place == WHOLE and change is not None:
             whole = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
             run = functools.partial(self._run, contextlib.nullcontext(), wide=wide, target=whole)
         else:
@@ -216,10 +220,25 @@ class LiveCall:
         with torch.no_grad(), quietly():
             if not wide:
                 with mode:
-                    return _tensors_of(target(*args, **kwargs))
+                    return tensors_of(target(*args, **kwargs))
             default = own_default()
             with LiftMode(default, default), mode:
-                return _tensors_of(target(*args, **kwargs))
+                return tensors_of(target(*args, **kwargs))
+
+    @functools.cached_property
+    def _tape(self) -> Tape | None:
+        return Tape.record(functools.partial(self._run, wide=True))
+
+    def _replay(self, place: int, change: Callable[[Step], Any]) -> list[Tensor]:
+        tape = self._tape
+        if tape is None:
+            raise ValueError("it was not recorded")
+
+        def compute(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return change(Step(operator, bind_arguments(operator, args, kwargs)))
+
+        with torch.no_grad():
+            return tape.results(place, compute, lambda one: Step(one, {}).checks_arguments)
 
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:
@@ -282,17 +301,7 @@ class _Changer(DispatchMode):
         if self.left != -1 or self.change is None:
             return func(*args, **kwargs)
         changed = self.change(Step(func, bind_arguments(func, args, kwargs)))
-        wanted, given = _tensors_of(func(*args, **kwargs)), _tensors_of(changed)
-        # What comes next may trust the shapes, as a backward pass does.
-        shapes, others = ([one.shape for one in result] for result in (wanted, given))
-        if others != shapes:
-            raise ValueError(f"the shapes are {others}, not {shapes}")
-        # ... and may take integers as indices: an accelerator does not survive those out of range.
-        if not all(
-            one.device.type == "cpu" or _is_within(one, other)
-            for one, other in zip(wanted, given, strict=True)
-        ):
-            raise ValueError("there are integers outside of the range of the right ones")
+        check_alike(tensors_of(func(*args, **kwargs)), tensors_of(changed))
         return changed
 
 
@@ -300,22 +309,7 @@ def _is_alike(value: Any, other: Any) -> bool:
     """Whether a kernel that takes one can take the other."""
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
         kinds = ((one.shape, one.dtype, one.device) for one in (value, other))
-        return len(set(kinds)) == 1 and _is_within(value, other)
+        return len(set(kinds)) == 1 and is_within(value, other)
     if isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor):
         return False
     return isinstance(other, bool | float) or (other is None and isinstance(value, float))
-
-
-def _is_within(value: Tensor, other: Tensor) -> bool:
-    """Whether integers, which may be indices, stay within the range of the right ones."""
-    is_index = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    if not is_index or not value.numel():
-        return True
-    least, most = value.aminmax()
-    return bool(((other >= least) & (other <= most)).all())
-
-
-def _tensors_of(result: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(result, lambda one: found.append(one) or one)  # type: ignore[func-returns-value]
-    return found

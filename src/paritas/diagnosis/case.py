@@ -683,6 +683,20 @@ def wrong_block(case: Case) -> WrongBlock:
     return WrongBlock(inner, tuple(indices), is_whole=False)
 
 
+def holds_in_block(case: Case, prediction: Tensor) -> bool:
+    """Whether a prediction of the wrong elements also holds for the right ones between them.
+
+    What replaces values replaces all of a region. Wrong elements that are scattered among right
+    ones, which the prediction would change, have another reason.
+    """
+    block = wrong_block(case)
+    value = prediction
+    for axis, kept in enumerate(block.indices):
+        value = value.index_select(axis, kept)
+    fits = near(block.case.given, value, noise_of_prediction(block.case, value, None))
+    return _mostly(fits, _EXPLAINED)
+
+
 def _fill_gaps(hit: Tensor, size: int) -> Tensor:
     """The indices with the gaps between them that may be right by chance."""
     if not len(hit):

@@ -77,6 +77,8 @@ PROPOSERS: Proposers = (
 )
 # From the simplest to what fits almost anything.
 ORDER = tuple(PatternKind)
+# What is seen in the values alone, and is the result of a mistake that reproduces them.
+_SEEN_IN_VALUES = {PatternKind.NONFINITE, PatternKind.CLIPPED}
 # A pattern is reported beside a simpler one if it explains this much more.
 _MORE = 0.01
 
@@ -109,7 +111,7 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     kept: list[Pattern] = []
     found = propose_all(case, enough=True, proposers=proposers)
     if any(_reproduces_all(pattern) for pattern in found):
-        found = [pattern for pattern in found if pattern.kind != PatternKind.NONFINITE]
+        found = [pattern for pattern in found if pattern.kind not in _SEEN_IN_VALUES]
     for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)
@@ -124,11 +126,11 @@ def rank_patterns(
     Args:
         at_output: the operator that computed the value is not known.
     """
-    operator = case.context.operator_name
+    operator, repeated = case.context.operator_name, case.context.call is not None
     ranked = [
         pattern
         for pattern in rank_raw(case, proposers)
-        if may_be_stated(pattern, at_output=at_output, operator=operator)
+        if may_be_stated(pattern, at_output=at_output, operator=operator, repeated=repeated)
     ]
     return with_confidence(ranked, at_output=at_output)
 

@@ -101,17 +101,21 @@ _NORMALISING = re.compile("norm|softmax")
 _OF_ROWS = {PatternKind.SCALE, PatternKind.OFFSET, *_FLEXIBLE}
 
 
-def may_be_stated(pattern: Pattern, *, at_output: bool, operator: str = "") -> bool:
+def may_be_stated(
+    pattern: Pattern, *, at_output: bool, operator: str = "", repeated: bool = False
+) -> bool:
     """Whether a pattern that fits may be stated.
 
     Args:
         at_output: the operator that computed the value is not known: the fault may be far from it.
         operator: its name, if it is known.
+        repeated: its call can be repeated, so its own mistakes were tried.
     """
     if pattern.confidence < GUESS:
         return False
     if not at_output:
-        fits_anyway = pattern.kind in _OF_ROWS and _NORMALISING.search(operator)
+        flexible = pattern.kind in _FLEXIBLE and repeated
+        fits_anyway = flexible or (pattern.kind in _OF_ROWS and _NORMALISING.search(operator))
         return not (fits_anyway and _fitted_numbers(pattern) > 0)
     if pattern.kind in _FACTS:
         return _figure(pattern, "share of the wrong", 1.0) >= _MOST

@@ -10,6 +10,7 @@ import torch
 
 from paritas.diagnosis.case import (
     Weight,
+    holds_in_block,
     proportion,
     refined_proportion,
     robust_proportion,
@@ -314,7 +315,8 @@ def propose_addends(case: Case) -> list[Pattern]:
             slack=max(1.0, abs(times)),
             cost=3.0 if text else 0.0,
         )
-        if weight is None or _is_like(case, tensor):
+        moved = case.right + times * tensor
+        if weight is None or _is_like(case, tensor) or not holds_in_block(case, moved):
             continue
         sentence = text or f"{times:.4g} times {name} is added to the right value"
         figures: dict[str, float | str] = {"times": times, "standard error": error, "tensor": name}
@@ -414,6 +416,8 @@ def _one_number(case: Case) -> list[Pattern]:
     weight = _weigh_offset(case, offset)
     if weight is None:
         return []
+    if case.is_exact and not holds_in_block(case, case.right + round(offset)):
+        return []  # whole numbers are one apart for many reasons
     if weight.whole:
         offset, error = refined_proportion(case, ones, case.error, offset)
     sentence = (

@@ -21,8 +21,14 @@ _LEAST_WRONG = 0.2
 _LEAST_SMOOTH = 0.8
 # The largest error, as a share of the values: what is further off is another function altogether.
 _FURTHEST = 0.5
+# The largest relative error of half of the inputs: an approximation is good for most of them.
+_USUAL = 0.05
 # How much the relative error must vary: one factor for all is a scale.
 _LEAST_VARIED = 0.01
+
+
+# The least share of distinct results: fewer are levels, as of a rounding.
+_LEAST_DISTINCT = 0.25
 
 
 def propose_approximations(case: Case) -> list[Pattern]:
@@ -39,10 +45,15 @@ def propose_approximations(case: Case) -> list[Pattern]:
     relative = (error / right.abs()).nan_to_num(0.0, 0.0, 0.0)
     if bool((error.diff() != 0)[x.diff() == 0].any()):
         return []  # one input, two results
+    given = case.given[use]
+    if len(given.unique()) < _LEAST_DISTINCT * len(x.unique()):
+        return []
     smooth = max(_smoothness(error), _smoothness(relative))
     if len(x) < _FEWEST or smooth < _LEAST_SMOOTH:
         return []
     if float(error.norm()) > _FURTHEST * float(right.norm()):
+        return []
+    if float(relative.abs().median()) > _USUAL:
         return []
     if float(relative.std()) < _LEAST_VARIED * float(relative.abs().mean()):
         return []

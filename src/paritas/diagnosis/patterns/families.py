@@ -9,8 +9,11 @@ import torch
 
 from paritas.diagnosis.patterns.attention import attention_variations, is_attention
 from paritas.diagnosis.patterns.convolutions import convolution_variations
+from paritas.diagnosis.patterns.derivatives import derivative_variations
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
 from paritas.diagnosis.patterns.layouts import layout_variations
+from paritas.diagnosis.patterns.losses import loss_variations
+from paritas.diagnosis.patterns.norms import norm_variations
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
@@ -29,12 +32,12 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if is_attention(step):
         yield from attention_variations(step)
     yield from sum_variations(step)
+    yield from norm_variations(step)
     if name in ("convolution", "convolution_backward"):
         yield from convolution_variations(step)
     if name in ("topk", "constant_pad_nd") or name.startswith("upsample"):
         yield from layout_variations(step)
-    if name.endswith("loss") or name.startswith("nll_loss"):
-        yield from _loss_variations(step)
+    yield from loss_variations(step)
     if name == "native_layer_norm_backward":
         yield from _norm_gradient_variations()
     if name in ("softmax_backward_data", "threshold_backward"):
@@ -42,6 +45,7 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if name in ("rsqrt", "sqrt", "reciprocal"):
         yield from _root_variations()
     yield from function_variations(step)
+    yield from derivative_variations(step)
 
 
 def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
@@ -49,26 +53,6 @@ def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
 
 
 # --- Losses, gradients --------------------------------------------------------------
-
-
-def _loss_variations(step: Step) -> Iterator[Variation]:
-    if step.values.get("reduction") != 1:
-        return
-    first = next(one for one in step.values.values() if isinstance(one, torch.Tensor))
-    target = step.values.get("target")
-    counts = {"the batch": first.shape[0] if first.dim() else 1, "all elements": first.numel()}
-    if isinstance(target, torch.Tensor):
-        counts["all targets, also those to ignore"] = target.numel()
-    for words, count in counts.items():
-        said = f"the sum is divided by {count}, the size of {words}"
-        change = partial(_divided_sum, count=count)
-        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
-
-
-def _divided_sum(step: Step, count: int) -> Any:
-    total = step.run(reduction=2)
-    total = total if isinstance(total, torch.Tensor) else total[0]
-    return step.with_first(total / count)
 
 
 def _gradient_variations(name: str) -> Iterator[Variation]:
@@ -79,8 +63,24 @@ def _gradient_variations(name: str) -> Iterator[Variation]:
         return
     said = "the sum over the row is left out of the gradient"
     yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_sum)
+    said = "the gradient is that of log_softmax"
+    yield Variation(PatternKind.OTHER_FUNCTION, said, _gradient_of_logarithm)
+    said = "only the diagonal of the derivative counts"
+    yield Variation(PatternKind.MISSING_OPERAND, said, _diagonal_gradient)
     said = "the gradient is not multiplied by the softmax"
     yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_factor)
+
+
+def _gradient_of_logarithm(step: Step) -> Tensor:
+    grad, output, dim = (step.values[name] for name in ("grad_output", "output", "dim"))
+    value: Tensor = grad - output * grad.sum(dim, keepdim=True)
+    return value
+
+
+def _diagonal_gradient(step: Step) -> Tensor:
+    grad, output = step.values["grad_output"], step.values["output"]
+    value: Tensor = grad * output * (1 - output)
+    return value
 
 
 def _norm_gradient_variations() -> Iterator[Variation]:

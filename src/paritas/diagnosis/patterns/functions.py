@@ -75,7 +75,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "tanhshrink": _F.tanhshrink,
     "softshrink": _F.softshrink,
     "hardshrink": _F.hardshrink,
-    "exp(-x)": lambda x: torch.exp(-x),
+    "the normal distribution function": torch.special.ndtr,
 }
 _UNARY_NAMES = {"log_sigmoid_forward": "log_sigmoid"}
 _BINARY: dict[str, Callable[..., Tensor]] = {
@@ -127,7 +127,24 @@ _INNER = {
     0.5: "1 / 2",
     math.sqrt(2): "sqrt(2)",
     math.sqrt(0.5): "1 / sqrt(2)",
-    -1.0: "-1",
+}
+# What else may be done with f(x), or with x before.
+_COMPOSED: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "{} is applied twice": lambda f, x: f(f(x)),
+    "the result of {} is multiplied by its argument": lambda f, x: f(x) * x,
+    "the result of {} is divided by its argument": lambda f, x: f(x) / x,
+    "the argument of {} is added to its result": lambda f, x: f(x) + x,
+    "1 minus {}": lambda f, x: 1 - f(x),
+    "1 over {}": lambda f, x: 1 / f(x),
+    "the square of {}": lambda f, x: f(x).square(),
+    "the absolute value of {}": lambda f, x: f(x).abs(),
+    "{} of the absolute value": lambda f, x: f(x.abs()),
+}
+# How a cast to whole numbers may round; torch cuts off.
+_TO_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rounded to the nearest": torch.round,
+    "rounded down": torch.floor,
+    "rounded up": torch.ceil,
 }
 
 
@@ -147,6 +164,9 @@ def function_variations(step: Step) -> Iterator[Variation]:
                     f"{other} instead of {name}",
                     _negated_term if is_sign else partial(_binary, compute=compute),
                 )
+        yield from _operand_changes(step)
+    if name == "to_copy":
+        yield from _cast_variations(step)
     if name in _SIBLINGS:
         sibling = getattr(torch.ops.aten, _SIBLINGS[name])
         said = f"{_SIBLINGS[name].strip('_')} instead of {name}"
@@ -162,9 +182,61 @@ def _unary_variations(name: str) -> Iterator[Variation]:
         if other != name:
             said = f"{other} instead of {name}"
             yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_unary, compute=compute))
-    for factor, words in _INNER.items() if name not in ("neg", "pow") else ():
+    for said, compose in _COMPOSED.items():
+        change = partial(_composed, compose=compose)
+        yield Variation(PatternKind.OTHER_FUNCTION, said.format(name), change)
+    if name in ("neg", "pow"):
+        return
+    said = f"the argument of {name} is negated"
+    yield Variation(PatternKind.SIGN, said, partial(_with_inner, factor=-1.0))
+    for factor, words in _INNER.items():
         said = f"the argument of {name} is multiplied by {words}"
         yield Variation(PatternKind.FACTOR, said, partial(_with_inner, factor=factor))
+
+
+def _operand_changes(step: Step) -> Iterator[Variation]:
+    """One of two operands left out, or a factor applied twice."""
+    first, second = list(step.values)[:2]
+    for left_out, kept in ((second, first), (first, second)):
+        if isinstance(step.values[kept], torch.Tensor):
+            change = partial(_one_operand, name=kept)
+            said = f"{left_out} is left out"
+            yield Variation(PatternKind.MISSING_OPERAND, said, change)
+    if step.name in ("mul", "div"):
+        said = f"{second} is applied twice"
+        yield Variation(PatternKind.FACTOR, said, lambda step: step.run(self=step.run()))
+
+
+def _one_operand(step: Step, name: str) -> Tensor:
+    value: Tensor = step.values[name].expand_as(step.run())
+    return value
+
+
+def _cast_variations(step: Step) -> Iterator[Variation]:
+    value, dtype = step.values["self"], step.values.get("dtype")
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return
+    if value.is_floating_point():
+        for words, compute in _TO_WHOLE.items():
+            said = f"{words}, not cut off"
+            change = partial(_cast_of, compute=compute)
+            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+    limits = torch.iinfo(dtype)
+    saturate = partial(torch.clamp, min=limits.min, max=limits.max)
+    said = f"values beyond the range of {str(dtype).removeprefix('torch.')} are clipped to it"
+    yield Variation(PatternKind.CLIPPED, said, partial(_cast_of, compute=saturate))
+
+
+def _cast_of(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
+    return step.run(self=compute(step.values["self"]))
+
+
+def _composed(step: Step, compose: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> Any:
+    def of(x: Tensor) -> Tensor:
+        result = step.run(self=x)
+        return result if isinstance(result, torch.Tensor) else result[0]
+
+    return step.with_first(compose(of, step.values["self"]))
 
 
 def _logical_variations(name: str) -> Iterator[Variation]:
@@ -198,7 +270,11 @@ def _sibling(step: Step, function: Callable[..., Tensor]) -> Any:
 
 
 def _unary(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
-    return step.with_first(compute(step.values["self"]))
+    value = compute(step.values["self"])
+    # Many functions round to one and the same number, which says nothing about the function.
+    if value.numel() > 1 and bool((value == value.reshape(-1)[0]).all()):
+        raise ValueError("it is constant")
+    return step.with_first(value)
 
 
 def _with_inner(step: Step, factor: float) -> Any:
@@ -211,4 +287,6 @@ def _negated_term(step: Step) -> Any:
 
 def _binary(step: Step, compute: Callable[..., Tensor]) -> Tensor:
     left, right = list(step.values.values())[:2]
+    if isinstance(left, torch.Tensor) and isinstance(right, float | int):
+        right = left.new_tensor(right)
     return compute(left, right)

@@ -97,8 +97,14 @@ FORMATS = (
 
 _MOST_WORK = 1 << 30
 _MOST_SECONDS = 3.0
+# The fewest different values that are rounded, of one operand.
+_FEWEST_ROUNDED = 4
 # The results of an operator that are looked at.
 _MOST_OUTPUTS = 3
+# The largest level of each format; and the size of a group, of which each has a scale: None is all
+# of the tensor, and 0 a row.
+_LEVELS = {"int8": 127.0, "int4": 7.0}
+_GROUPS = {"tensor": None, "row": 0, "16 elements": 16, "32 elements": 32, "64 elements": 64}
 _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
     "add": torch.add,
@@ -164,15 +170,18 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
         [every, *((one,) for one in every), *(every[:one] + every[one + 1 :] for one in every)]
     )
     until = time.monotonic() + _MOST_SECONDS
-    for form, how, change in _roundings(given):
+    roundings = [(_name_format(form), how, change) for form, how, change in _roundings(given)]
+    for name, how, change in [*roundings, *_quantisations()]:
         for chosen in filter(None, choices):
             changed = [
                 change(wide[place]).to(one) if place in chosen else one
                 for place, one in enumerate(given)
             ]
+            if not all(_shows_rounding(given[place], changed[place]) for place in chosen):
+                continue
             value = attempt(functools.partial(rerun.value, changed), case.shape)
             if value is not None:
-                yield Recomputed(value, _name_format(form), _name_inputs(chosen, every), how)
+                yield Recomputed(value, name, _name_inputs(chosen, every), how)
             if time.monotonic() > until:
                 return
 
@@ -185,6 +194,34 @@ def _roundings(
             continue  # tf32 has as many digits and the wider range
         yield form, "rounded", form.rounded
         yield form, "cut off", form.truncated
+
+
+def _shows_rounding(value: Tensor, rounded: Tensor) -> bool:
+    """Whether enough different values are rounded: one constant may be another for any reason."""
+    return len(value[value != rounded].unique()) >= _FEWEST_ROUNDED
+
+
+def _quantisations() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
+    """Whole numbers of few bits, with a scale for the tensor, a row, or a group of a row."""
+    for (name, most), (words, group) in itertools.product(_LEVELS.items(), _GROUPS.items()):
+        yield (
+            f"{name} with a scale per {words}",
+            "rounded",
+            functools.partial(_quantised, most=most, group=group),
+        )
+
+
+def _quantised(value: Tensor, most: float, group: int | None) -> Tensor:
+    """Rounded to whole multiples of a share of the largest value of each group."""
+    if group is None or not value.dim():
+        groups = value.reshape(1, -1)
+    elif value.shape[-1] % (group or value.shape[-1]):
+        return value
+    else:
+        groups = value.reshape(-1, group or value.shape[-1])
+    scale = groups.abs().amax(-1, keepdim=True) / most
+    scale = torch.where(scale > 0, scale, 1.0)
+    return ((groups / scale).round() * scale).reshape(value.shape)
 
 
 def _name_format(form: NarrowFormat) -> str:
@@ -645,7 +682,9 @@ def _rounded_inside_and_out(
     case: Case, recomputed: Recomputed, figures: dict[str, float | str]
 ) -> list[Pattern]:
     """The operator runs in the format: inputs and result are rounded, sums in float32."""
-    form = next(one for one in FORMATS if one.name in recomputed.format)
+    form = next((one for one in FORMATS if one.name in recomputed.format), None)
+    if form is None:
+        return []
     value = form.rounded(recomputed.value)
     return _repeated(case, value, form, f"computed in {recomputed.format}", figures)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas._torch.global_state import quietly
 from paritas.diagnosis.case import (
     Extent,
     Weight,
@@ -29,10 +30,12 @@ from paritas.diagnosis.case import (
 )
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.deductions import deduced_variations
+from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
-from paritas.diagnosis.patterns.unknowns import shortened, unknown_numbers
+from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.results.findings import PatternKind
 
@@ -46,12 +49,16 @@ if TYPE_CHECKING:
     from paritas.diagnosis.patterns.unknowns import Unknown
     from paritas.results.findings import Pattern
 
-# Mistakes are tried for at most this long.
+# Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
+# on what else the machine does.
 _MOST_SECONDS = 6.0
+_now = time.thread_time
 # An explanation that is this much less likely than the best (by the natural logarithm) is none.
 _LESS_LIKELY = 8.0
 # Smaller scatter than this share of the noise says nothing.
 _LEAST_SCATTER = 1e-3
+# How close a prediction must be to be tried in the program's own dtype, as a share of the values.
+_CLOSE = 1e-5
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
@@ -97,11 +104,18 @@ def propose_predictions(case: Case) -> list[Pattern]:
     prediction = _Predictor.of(case, call)
     if prediction is None:
         return _propose_items(case, call)
-    tried, reproductions = prediction.reproductions()
+    with quietly():
+        own, tried = prediction, 0
+        # What is known of one operator says more than what is known of its parts.
+        for prediction in filter(None, (own.equivalent(), own)):
+            more, reproductions = prediction.reproductions()
+            tried += more
+            if reproductions:
+                break
     best = _most_likely(case, reproductions)
     if not best:
         return _propose_items(case, call)
-    chosen = min(best, key=lambda one: _ORDER.index(one.variation.kind))
+    chosen = min(best, key=_preference)
     if any(_is_rival(one, chosen) for one in best):
         return []
     weight = chosen.weight.charged(cost=math.log2(1 + tried))
@@ -112,8 +126,9 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if equal is not None:
         evidence["bit for bit"] = round(equal, 4)
     sentence = chosen.variation.sentence
-    if len(call.steps) > 1:
-        step = next(step for place, step in call.steps if place == chosen.place)
+    if len(prediction.call.steps) > 1:
+        steps = prediction.call.steps
+        step = next(step for place, step in steps if place == chosen.place)
         sentence = f"in {step.operator}: {sentence}"
     if chosen.in_part:
         sentence = f"{sentence}, but only in a part of the result"
@@ -191,6 +206,13 @@ class _Predictor:
                 return cls(case, call, output)
         return None
 
+    def equivalent(self) -> _Predictor | None:
+        """The same with one operator instead of several, if it is known."""
+        if len(self.call.steps) < 2:  # noqa: PLR2004
+            return None
+        made = (_Predictor.of(self.case, one) for one in equivalent_calls(self.call))
+        return next((one for one in made if one is not None), None)
+
     def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
         """The value in question with a mistake; None if that cannot be computed."""
         try:
@@ -203,17 +225,8 @@ class _Predictor:
 
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
-        until = time.monotonic() + _MOST_SECONDS
-        tried, found = 0, []
-        for place, variation in self._variations():
-            try:
-                trial = attempt_apart(functools.partial(self._trial, place, variation))
-            except FatalAttemptError:
-                continue
-            tried += trial is not None
-            found += trial or []
-            if time.monotonic() > until:
-                break
+        until = _now() + _MOST_SECONDS
+        tried, found = self._try_all(self._variations(), until)
         if found:
             return tried, found
         for place, step in self.call.steps:
@@ -224,14 +237,32 @@ class _Predictor:
                 found += filter(None, deductions)
         if found:
             return tried, found
-        for place, step in self.call.steps:
-            for unknown in unknown_numbers(step):
-                if time.monotonic() > until:
-                    return tried, found
-                tried += 1
-                with contextlib.suppress(FatalAttemptError):
-                    solution = attempt_apart(functools.partial(self._solution, place, unknown))
-                    found += [] if solution is None else [solution]
+        more, found = self._try_all(inner_mistakes(self.call.steps), until)
+        tried += more
+        if found:
+            return tried, found
+        for place, unknown in inner_numbers(self.call.steps):
+            if _now() > until:
+                break
+            tried += 1
+            with contextlib.suppress(FatalAttemptError):
+                solution = attempt_apart(functools.partial(self._solution, place, unknown))
+                found += [] if solution is None else [solution]
+        return tried, found
+
+    def _try_all(
+        self, variations: Iterator[tuple[int, Variation]], until: float
+    ) -> tuple[int, list[Reproduction]]:
+        """How many of these were tried in time, and those that reproduce the candidate."""
+        tried = 0
+        found: list[Reproduction] = []
+        for place, variation in variations:
+            with contextlib.suppress(FatalAttemptError):
+                trial = attempt_apart(functools.partial(self._trial, place, variation))
+                tried += trial is not None
+                found += trial or []
+            if _now() > until:
+                break
         return tried, found
 
     def _trial(self, place: int, variation: Variation) -> list[Reproduction] | None:
@@ -260,7 +291,28 @@ class _Predictor:
             if weight is not None and fits_honestly(self.case, prediction, slack=slack):
                 left = mean_square_left(self.case, prediction)
                 return Reproduction(variation, place, weight, left, in_part)
-        return None
+        return self._native_reproduction(place, variation, prediction, parameters)
+
+    def _native_reproduction(
+        self, place: int, variation: Variation, prediction: Tensor, parameters: int
+    ) -> Reproduction | None:
+        """The mistake in the program's own dtype, whose noise may be larger than the right one's.
+
+        As where 1 + erf(x) is nearly 0: there, no other value has the rounding of this one.
+        """
+        given = self.case.given
+        if self.case.is_exact or self.case.candidate.dtype == torch.float64:
+            return None
+        if not float((given - prediction).abs().median()) <= _CLOSE * float(given.abs().median()):
+            return None
+        value = self.value(place, variation.change, wide=False)
+        if value is None:
+            return None
+        value = widen(value)
+        weight = weigh(self.case, value, extent=Extent.ALL, parameters=parameters)
+        if weight is None or not fits_honestly(self.case, value):
+            return None
+        return Reproduction(variation, place, weight, mean_square_left(self.case, value))
 
     @functools.cached_property
     def _block(self) -> Tensor | None:
@@ -288,7 +340,7 @@ class _Predictor:
         part = self._limited(part, torch.zeros_like(part))
 
         def predict(variation: Variation) -> Tensor | None:
-            is_late = time.monotonic() > until
+            is_late = _now() > until
             return None if is_late else self._prediction(place, variation)
 
         found = []
@@ -351,7 +403,14 @@ def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
     return [one for one in found if one.scatter <= limit]
 
 
+def _preference(one: Reproduction) -> tuple[bool, int]:
+    """Among mistakes with the same result, another function is the least likely."""
+    kind = one.variation.kind
+    return kind is PatternKind.OTHER_FUNCTION, _ORDER.index(kind)
+
+
 def _is_rival(one: Reproduction, chosen: Reproduction) -> bool:
     """Whether it says something else: two names for the same numbers are the same mistake."""
-    same_numbers = math.isclose(one.scatter, chosen.scatter, rel_tol=_SAME)
+    scatters = one.scatter, chosen.scatter
+    same_numbers = max(scatters) <= _LEAST_SCATTER**2 or math.isclose(*scatters, rel_tol=_SAME)
     return one.variation.kind is not chosen.variation.kind and not same_numbers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import weigh
+from paritas.diagnosis.case import holds_in_block, weigh
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
 
@@ -109,14 +109,14 @@ def _copies(case: Case) -> list[Pattern]:
         text = f"it is input {place} unchanged: the operation was skipped"
         known[f"input {place}"] = (tensor, text)
     for name, (tensor, text) in known.items():
-        if tuple(tensor.shape) != case.shape:
+        if tuple(tensor.shape) != case.shape or (case.is_exact and tensor.is_floating_point()):
             continue
         value = _widen_like(case, tensor)
         taken = value[case.wrong]
         if bool((taken == taken[0]).all()):
             continue  # one value everywhere: zeros or a constant, which many tensors hold
         weight = weigh(case, value, cost=math.log2(len(known)))
-        if weight is not None:
+        if weight is not None and holds_in_block(case, value):
             return [weight.pattern(PatternKind.COPY, text, {"equals": name})]
     return []
 

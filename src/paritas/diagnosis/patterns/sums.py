@@ -1,9 +1,7 @@
-"""Sums of the wrong terms: norms, softmax, reductions, scattered sums, matrix products."""
+"""Sums of the wrong terms: softmax, reductions, scattered sums, matrix products."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 def sum_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of operators that sum."""
     name = step.name
-    if name in _NORMS:
-        yield from _norm_variations(step)
     if name in ("softmax", "log_softmax"):
         yield from _softmax_variations(step)
     if name in _REDUCING:
@@ -69,165 +65,6 @@ def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
     return lambda step: step.with_first(formula(step))
 
 
-# --- Normalisations -------------------------------------------------------------------------------
-
-_LAYER = frozenset({"native_layer_norm", "fused_rms_norm", "rms_norm", "layer_norm"})
-_BATCH = frozenset(
-    {
-        "native_batch_norm",
-        "native_batch_norm_legit",
-        "native_batch_norm_legit_functional",
-        "native_batch_norm_legit_no_training",
-        "cudnn_batch_norm",
-        "native_batch_norm_legit.no_stats",
-    }
-)
-_NORMS = _LAYER | _BATCH | {"native_group_norm"}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Norm:
-    """y = (x - mean) / sqrt(var + eps) * weight + bias, of `x` with axes to reduce.
-
-    Attributes:
-        view: the shape in which `dims` are reduced.
-        mean: the running mean, if that is used instead of the batch's; also `var`.
-    """
-
-    x: Tensor
-    view: tuple[int, ...]
-    dims: tuple[int, ...]
-    eps: float
-    weight: Tensor | float
-    bias: Tensor | float
-    centred: bool
-    mean: Tensor | None = None
-    var: Tensor | None = None
-
-    def value(  # noqa: PLR0913  (each is a mistake)
-        self,
-        *,
-        centred: bool | None = None,
-        outside: bool = False,
-        after: bool = False,
-        divided: bool = True,
-        correction: int = 0,
-        less: int = 0,
-        first: int = 0,
-        dims: tuple[int, ...] | None = None,
-        bias_first: bool = False,
-        power: float = 0.5,
-        raw: bool = False,
-    ) -> Tensor:
-        x = self.x.reshape(self.view)
-        dims = self.dims if dims is None else dims
-        axis = dims[-1]
-        part = x.narrow(axis, first, x.shape[axis] - less - first)
-        count = math.prod(part.shape[one] for one in dims)
-        centred = self.centred if centred is None else centred
-        mean = part.mean(dims, keepdim=True) if self.mean is None else self.mean
-        squares = (part - mean if centred and not raw else part).square().sum(dims, keepdim=True)
-        var = squares / (count - correction) if self.var is None else self.var
-        if outside:
-            below = var.sqrt() + self.eps
-        elif after:
-            below = var.sqrt()
-        else:
-            below = (var + self.eps) ** power
-        value = x - mean if centred else x
-        value = value / below if divided else value
-        value = (value + self.eps if after else value).reshape(self.x.shape)
-        if bias_first:
-            return (value + self.bias) * self.weight
-        return value * self.weight + self.bias
-
-
-def _norm_of(step: Step) -> _Norm | None:
-    values = step.values
-    x = values["input"]
-    eps = values.get("eps", values.get("epsilon"))
-    if eps is None:
-        eps = torch.finfo(torch.float32).eps
-    shape = tuple(x.shape)
-    weight, bias = (1.0 if values.get("weight") is None else values["weight"]), values.get("bias")
-    bias = 0.0 if bias is None else bias
-    if step.name in _LAYER:
-        count = len(values["normalized_shape"])
-        dims = tuple(range(x.dim() - count, x.dim()))
-        return _Norm(x, shape, dims, eps, weight, bias, centred="rms" not in step.name)
-    channels = (1, -1, *(1,) * (x.dim() - 2))
-    weight, bias = (
-        one.reshape(channels) if isinstance(one, torch.Tensor) else one for one in (weight, bias)
-    )
-    if step.name == "native_group_norm":
-        view = (shape[0], values["group"], -1)
-        return _Norm(x, view, (2,), eps, weight, bias, centred=True)
-    dims = (0, *range(2, x.dim()))
-    if values.get("training", False) is True:
-        return _Norm(x, shape, dims, eps, weight, bias, centred=True)
-    mean, var = values.get("running_mean"), values.get("running_var")
-    if mean is None or var is None:
-        return None
-    mean, var = mean.reshape(channels), var.reshape(channels)
-    return _Norm(x, shape, dims, eps, weight, bias, True, mean, var)
-
-
-def _norm_variations(step: Step) -> Iterator[Variation]:
-    norm = _norm_of(step)
-    if norm is None:
-        return
-
-    def computes(**changes: Any) -> Callable[[Step], Any]:
-        return _with_first(lambda step: _norm_of(step).value(**changes))  # type: ignore[union-attr]
-
-    def take(kind: PatternKind, said: str, **changes: Any) -> Variation:
-        return Variation(kind, said, computes(**changes))
-
-    eps = f"eps ({norm.eps:.3g})"
-    yield take(
-        PatternKind.EPS, f"{eps} is added to the deviation, not to the variance", outside=True
-    )
-    yield take(PatternKind.EPS, f"{eps} is added to the quotient, not to the variance", after=True)
-    if norm.centred:
-        said = "the mean is not subtracted, as in RMS norm"
-        yield take(PatternKind.STATISTICS, said, centred=False)
-        said = "the mean is not subtracted from the squares of the variance"
-        yield take(PatternKind.STATISTICS, said, raw=True)
-    else:
-        said = "the mean is subtracted, as in layer norm"
-        yield take(PatternKind.STATISTICS, said, centred=True)
-    said = "it is not divided by the deviation"
-    yield take(PatternKind.STATISTICS, said, divided=False)
-    said = "it is divided by the variance, not by the deviation"
-    yield take(PatternKind.STATISTICS, said, power=1.0)
-    if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
-        said = "the bias is added before the factor"
-        yield take(PatternKind.SWAPPED_OPERANDS, said, bias_first=True)
-    if norm.mean is not None:
-        return
-    x = norm.x.reshape(norm.view)
-    length = math.prod(x.shape[one] for one in norm.dims)
-    if length > 1:
-        said = f"the variance is divided by {length - 1} instead of {length}"
-        yield take(PatternKind.OFF_BY_ONE, said, correction=1)
-    size = x.shape[norm.dims[-1]]
-    for first, last in left_out(size):
-        is_one = first + last == 1
-        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
-        some = f"{words_of(first, last)} of the {size} elements {'is' if is_one else 'are'}"
-        yield take(kind, f"{some} left out of mean and variance", first=first, less=last)
-    for dims in _other_dims(x.dim(), norm.dims):
-        said = f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
-        yield take(PatternKind.WRONG_AXIS, said, dims=dims)
-
-
-def _other_dims(rank: int, dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for count in range(1, rank):
-        for other in itertools.combinations(range(rank), count):
-            if other != dims:
-                yield other
-
-
 # --- Softmax and reductions -----------------------------------------------------------------------
 
 
@@ -264,7 +101,7 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         said = f"{some} left out of the {size} in the sum that softmax divides by"
         yield Variation(kind, said, partial(over, part=slice(first, size - last)))
     said = "it is not divided by the sum"
-    yield Variation(PatternKind.WRONG_REDUCTION, said, partial(_unnormalised, is_log=is_log))
+    yield Variation(PatternKind.MISSING_OPERAND, said, partial(_unnormalised, is_log=is_log))
     other, words = (
         (torch.softmax, "the logarithm is left out")
         if is_log
@@ -276,7 +113,17 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     yield Variation(PatternKind.OTHER_FUNCTION, words, lambda step: other(step.values["self"], dim))
     if not is_log:
         said = "the sum that softmax divides by has 1 added"
-        yield Variation(PatternKind.WRONG_REDUCTION, said, _softmax_with_one)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, _softmax_with_one)
+    for words, top, below in (
+        ("of the numerator only", True, False),
+        ("of the denominator only", False, True),
+    ):
+        said = f"the largest value is subtracted from the exponents {words}"
+        change = partial(_softmax_half_shifted, top=top, below=below, is_log=is_log)
+        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+    said = "each element by itself: the sigmoid instead of softmax"
+    alone = torch.nn.functional.logsigmoid if is_log else torch.sigmoid
+    yield Variation(PatternKind.OTHER_FUNCTION, said, lambda step: alone(step.values["self"]))
     said = "the softmax of the whole tensor instead of each row"
     yield Variation(PatternKind.WRONG_AXIS, said, _softmax_of_all)
 
@@ -288,6 +135,13 @@ def _sizes(step: Step) -> tuple[int, ...]:
 def _unnormalised(step: Step, *, is_log: bool) -> Any:
     x, dim = step.values["self"], step.values["dim"]
     value = x - x.amax(dim, keepdim=True)
+    return value if is_log else value.exp()
+
+
+def _softmax_half_shifted(step: Step, *, top: bool, below: bool, is_log: bool) -> Tensor:
+    x, dim = step.values["self"], step.values["dim"]
+    largest = x.amax(dim, keepdim=True)
+    value = (x - largest if top else x) - (x - largest if below else x).logsumexp(dim, keepdim=True)
     return value if is_log else value.exp()
 
 
@@ -344,7 +198,8 @@ def _product(x: Tensor, dims: tuple[int, ...], *, keepdim: bool) -> Tensor:
     return x
 
 
-def _reduced_dims(step: Step) -> tuple[int, ...]:
+def reduced_dims(step: Step) -> tuple[int, ...]:
+    """The axes that a reduction has, counted from the first."""
     rank, dim = step.values["self"].dim(), step.values.get("dim")
     if isinstance(dim, int):
         return (dim % rank,) if rank else ()
@@ -352,7 +207,7 @@ def _reduced_dims(step: Step) -> tuple[int, ...]:
 
 
 def _reduction_variations(step: Step) -> Iterator[Variation]:
-    x, dims = step.values["self"], _reduced_dims(step)
+    x, dims = step.values["self"], reduced_dims(step)
     name = _ALIASES.get(step.name, step.name)
     for dim in dims:
         yield from _length_variations(name, dim, x.shape[dim])
@@ -362,11 +217,39 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
         yield from _divisor_variations(x, dims)
     if name in _REDUCERS and x.is_floating_point():
         yield from _other_reductions(step, name, dims)
+    if name in ("var", "std", "var_mean"):
+        yield from _raw_variations(step, dims)
+    if name in ("argmax", "argmin") and step.values.get("dim") is not None:
+        for by in (1, -1):
+            said = f"every position is one too {'large' if by > 0 else 'small'}"
+            change = partial(_moved_position, by=by, size=x.shape[dims[0]])
+            yield Variation(PatternKind.WRONG_INDEX, said, change)
     if name in _OPPOSITES:
         opposite = _OPPOSITES[name]
         said = f"{opposite.__name__} instead of {name}"
         change = partial(_opposite, function=opposite)
-        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _moved_position(step: Step, by: int, size: int) -> Any:
+    return (step.run() + by) % size
+
+
+def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """A variance whose mean is not subtracted."""
+    count = math.prod(step.values["self"].shape[one] for one in dims)
+    less = step.values.get("correction")
+    less = int(less) if isinstance(less, int | float) and not isinstance(less, bool) else 1
+
+    def raw(step: Step, divisor: int) -> Any:
+        total = step.values["self"].square().sum(dims, keepdim=bool(step.values.get("keepdim")))
+        value = total / divisor
+        return step.with_first(value.sqrt() if step.name == "std" else value)
+
+    for divisor in dict.fromkeys((count - less, count)):
+        if divisor > 0:
+            said = f"the mean is not subtracted: the sum of the squares, divided by {divisor}"
+            yield Variation(PatternKind.STATISTICS, said, partial(raw, divisor=divisor))
 
 
 def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:

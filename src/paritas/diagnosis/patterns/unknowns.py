@@ -13,10 +13,10 @@ from paritas.diagnosis.patterns.sums import PRODUCTS
 from paritas.diagnosis.patterns.variations import (
     AFFINE,
     EPSILONS,
-    FACTORS,
     LARGEST_EPS,
     NUMBERS,
     Variation,
+    kind_of_number,
     with_argument,
 )
 from paritas.results.findings import PatternKind
@@ -37,6 +37,7 @@ _ROUNDS = 25
 _SETTLED = 1e-12
 # Digits that a stated number may have.
 _DIGITS = range(1, 8)
+_NOTHING = 1e-9
 _EPS_STARTS = (1e-1, 1e-3, 1e-6)
 _ROOTS = frozenset({"rsqrt", "sqrt", "log", "log2", "log10", "reciprocal"})
 # Functions of which a factor on the argument is more than a factor on the result.
@@ -49,6 +50,10 @@ _BENT = frozenset(
 )
 # A factor that is smaller than this leaves nothing.
 _NOTHING = 1e-9
+# Functions of which a number added to the argument is more than a number added to the result.
+_MOVED = (_BENT | {"relu", "leaky_relu", "sqrt", "rsqrt", "reciprocal", "log"}) - {
+    *("exp", "exp2", "softmax", "log_softmax")
+}
 # The factors of products, which a narrow format may have clipped.
 _FACTORS_OF = {**PRODUCTS, "convolution": ("input", "weight")}
 # Numbers that no result depends on, or that say how to draw random ones.
@@ -92,8 +97,16 @@ def _exponential(place: float) -> float:
 
 
 def shortened(number: float) -> Iterator[float]:
-    """The number with more and more digits."""
-    yield from dict.fromkeys([*(float(f"{number:.{digits}g}") for digits in _DIGITS), number])
+    """The number with more and more digits, or one over such a number, or as it is.
+
+    0 comes first if it is nothing but rounding.
+    """
+    found = [0.0] if abs(number) < _NOTHING else []
+    for digits in _DIGITS:
+        found.append(float(f"{number:.{digits}g}"))
+        inverse = float(f"{1 / number:.{digits}g}") if number else 0.0
+        found += [1 / inverse] if inverse else []
+    yield from dict.fromkeys([*found, number])
 
 
 def _descend(
@@ -159,6 +172,8 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(partial(_with_constant, "other"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
     if step.name in _BENT:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0))
+    if step.name in _MOVED:
+        yield Unknown(_with_offset, (0.1, -0.1))
 
 
 def _clipped_factors(step: Step) -> Iterator[Unknown]:
@@ -181,10 +196,10 @@ def _other_eps(name: str, right: float, number: float) -> Variation:
 
 
 def _other_number(operator: str, name: str, right: float, number: float) -> Variation:
-    if name in FACTORS and abs(number) < _NOTHING:
+    kind = kind_of_number(operator, name)
+    if kind is PatternKind.FACTOR and abs(number) < _NOTHING:
         said = f"what {name} multiplies is left out"
         return Variation(PatternKind.MISSING_OPERAND, said, with_argument(name, 0.0))
-    kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
     kind = PatternKind.MASK if operator == "masked_fill" else kind
     said = f"{name} is {number:.7g} instead of {right:.7g}"
     return Variation(kind, said, with_argument(name, number))
@@ -221,3 +236,12 @@ def _with_factor(number: float) -> Variation:
 
     said = f"the argument is multiplied by {number:.7g}"
     return Variation(PatternKind.FACTOR, said, run)
+
+
+def _with_offset(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(self=step.values["self"] + number)
+
+    way = "added to" if number > 0 else "subtracted from"
+    said = f"{abs(number):.7g} is {way} the argument"
+    return Variation(PatternKind.OFFSET, said, run)

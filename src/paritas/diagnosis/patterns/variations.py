@@ -154,6 +154,8 @@ NUMBERS = frozenset(
     }
 )
 FACTORS = frozenset({"alpha", "beta", "scale", "input_scale"})
+# Functions whose form depends on what is called a factor elsewhere.
+_SHAPES = frozenset({*("elu", "celu", "softplus", "elu_backward", "softplus_backward")})
 # With these, other numbers give a factor or an offset, which have kinds of their own.
 AFFINE = frozenset({"mul", "div", "add", "sub", "rsub", "full", "fill", "full_like"})
 # The dtypes in which a constant may have been rounded.
@@ -182,7 +184,7 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
     is_neutral = name in FACTORS and value == 1
     if step.name in AFFINE or name == "dropout_p" or is_neutral:
         return
-    kind = PatternKind.FACTOR if name in FACTORS else PatternKind.ARGUMENT
+    kind = kind_of_number(step.name, name)
     is_fill = name == "value" and step.name == "masked_fill"
     if is_fill or (step.name == "scalar_tensor" and value == -math.inf):
         kind = PatternKind.MASK  # what hides scores
@@ -192,6 +194,12 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
             yield Variation(kind, said, with_argument(name, other))
     if name in ("min", "max"):
         yield Variation(kind, f"{name} is left out", with_argument(name, None))
+
+
+def kind_of_number(operator: str, name: str) -> PatternKind:
+    """The kind if this number of an operator is another one."""
+    is_factor = name in FACTORS and operator not in _SHAPES
+    return PatternKind.FACTOR if is_factor else PatternKind.ARGUMENT
 
 
 def _eps_variations(name: str, value: float) -> Iterator[Variation]:
@@ -215,6 +223,8 @@ def _other_numbers(value: float) -> list[float]:
 # --- Integers and lists of them -------------------------------------------------------------------
 
 _REDUCTIONS = {0: "no reduction", 1: "the mean", 2: "the sum"}
+# Of a quantisation, with what is usual.
+_OF_LEVELS = {"zero_point": (128,), "quant_min": (-128, -127, -8), "quant_max": (255, 127, 15, 7)}
 _GROUPS = frozenset({"groups", "group", "num_groups"})
 
 
@@ -266,12 +276,21 @@ def _sliced(start: int, stop: int, step: Step) -> Any:
 def _other_integers(step: Step, name: str, value: int) -> Iterator[tuple[PatternKind, str, int]]:
     if name == "reduction":
         right = _REDUCTIONS.get(value, "another reduction")
+        # To a gradient it is a factor.
+        is_gradient = "backward" in step.name
+        kind = PatternKind.FACTOR if is_gradient else PatternKind.WRONG_REDUCTION
         for other, words in _REDUCTIONS.items():
             if other not in (0, value):
-                yield PatternKind.WRONG_REDUCTION, f"{words} instead of {right}", other
+                yield kind, f"{words} instead of {right}", other
     elif name in ("ignore_index", "padding_idx") and _has_no_negative_target(step):
         for other in (-1, -100):
             yield PatternKind.ARGUMENT, f"{name} is ignored", other
+    elif name in _OF_LEVELS:
+        for other in dict.fromkeys(
+            (0, -value, value + 1, value - 1, value // 2, *_OF_LEVELS[name])
+        ):
+            if other != value:
+                yield PatternKind.ARGUMENT, f"{name} is {other} instead of {value}", other
     elif name in _GROUPS:
         for other in (1, value * 2, value // 2):
             if other not in (0, value):
@@ -297,6 +316,11 @@ def _list_variations(step: Step, name: str, value: list[Any]) -> Iterator[Variat
     elif name == "tensors":
         said = "the tensors are joined in the reverse order"
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_with_reversed, name))
+        for source, place in itertools.permutations(range(min(len(value), _MOST_JOINED)), 2):
+            if value[source].shape == value[place].shape:
+                said = f"tensor {source} is joined in the place of tensor {place} as well"
+                change = partial(_with_repeated, name, source, place)
+                yield Variation(PatternKind.COPY, said, change)
     else:
         for kind, other in _other_lists(name, value):
             said = f"{name} is {other} instead of {value}"
@@ -320,6 +344,16 @@ def _other_lists(name: str, value: list[Any]) -> Iterator[tuple[PatternKind, lis
                 yield PatternKind.ARGUMENT, other
 
 
+# Of more tensors that are joined, only these are tried in the place of each other.
+_MOST_JOINED = 6
+
+
+def _with_repeated(name: str, source: int, place: int, step: Step) -> Any:
+    tensors = list(step.values[name])
+    tensors[place] = tensors[source]
+    return step.run(**{name: tensors})
+
+
 def _with_reversed(name: str, step: Step) -> Any:
     return step.run(**{name: list(step.values[name])[::-1]})
 
@@ -338,6 +372,9 @@ def _tensor_variations(step: Step) -> Iterator[Variation]:
         elif not (value.is_floating_point() or value.is_complex()):
             if name in ("index", "indices", "target"):
                 yield from _index_variations(name, value, _size_of(step, name))
+        elif name == "target" and _is_factor_mask(value):
+            inverted = with_altered(name, lambda one: 1 - one)
+            yield Variation(PatternKind.SIGN, "every target is inverted", inverted)
         elif _is_additive_mask(value) or _is_factor_mask(value):
             yield from _mask_variations(name, value)
     floats = {n: v for n, v in tensors.items() if v.is_floating_point()}

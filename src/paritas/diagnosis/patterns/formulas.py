@@ -1,0 +1,276 @@
+"""Norms, softmax, losses and their backward kernels, written out in simple operators."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from paritas.diagnosis.patterns.norms import NORMS, norm_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import Step
+
+aten = torch.ops.aten
+
+
+class Writer(Protocol):
+    """Calls one simple operator of a formula."""
+
+    def __call__(self, role: str, operator: Any, *args: Any) -> Tensor:
+        """The operator's result.
+
+        Args:
+            role: what it is for in the formula.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Formula:
+    """A fused operator in simple ones.
+
+    Attributes:
+        compute: its result, by its arguments.
+        output: which of its results.
+        joint: simple operators in which the same mistake may be made at once.
+        statistics: those that compute statistics of rows, so that any mistake is in these.
+    """
+
+    compute: Callable[[Step, Writer], Tensor]
+    joint: tuple[tuple[str, ...], ...] = ()
+    statistics: frozenset[str] = frozenset()
+    output: int = 0
+
+
+def formulas_of(step: Step) -> tuple[Formula, ...]:
+    """The ways to write the operator out; none if that is not known."""
+    return _FORMULAS.get(step.name, ())
+
+
+# --- Norms ----------------------------------------------------------------------------------------
+
+
+def _write_norm(step: Step, at: Writer) -> Tensor:
+    norm = norm_of(step)
+    if norm is None:
+        raise ValueError("its statistics are not known")
+    x, dims = norm.x.reshape(norm.view), list(norm.dims)
+    mean, variance = norm.mean, norm.var
+    if mean is None and norm.centred:
+        mean = at("the mean", aten.mean.dim, x, dims, True)
+    if variance is None:
+        apart = x if mean is None else at("the deviations", aten.sub.Tensor, x, mean)
+        squares = at("the squares", aten.square.default, apart)
+        variance = at("the variance", aten.mean.dim, squares, dims, True)
+    raised = at("eps", aten.add.Tensor, variance, norm.eps)
+    root = at("the root", aten.rsqrt.default, raised)
+    value = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
+    value = at("the quotient", aten.mul.Tensor, value, root).reshape(norm.x.shape)
+    if isinstance(norm.weight, torch.Tensor):
+        value = at("the weight", aten.mul.Tensor, value, norm.weight)
+    if isinstance(norm.bias, torch.Tensor):
+        value = at("the bias", aten.add.Tensor, value, norm.bias)
+    return value
+
+
+_NORM = Formula(
+    _write_norm,
+    joint=(("the mean", "the variance"),),
+    statistics=frozenset(
+        {
+            *("the mean", "the deviations", "the squares", "the variance", "the root"),
+            *("the centred values", "the quotient"),
+        }
+    ),
+)
+
+
+def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
+    """The gradient of the input of a norm."""
+    values, name = step.values, step.name
+    grad, x, weight = values["grad_out"], values["input"], values["weight"]
+    mean, shape = values.get("mean", values.get("save_mean")), x.shape
+    root = values.get("rstd", values.get("save_invstd"))
+    if name == "native_batch_norm_backward":
+        if not values["train"]:
+            raise ValueError("its statistics are constant")
+        channels = (1, -1, *(1,) * (x.dim() - 2))
+        dims = [0, *range(2, x.dim())]
+        mean, root = mean.reshape(channels), root.reshape(channels)
+        weight = None if weight is None else weight.reshape(channels)
+    elif name == "native_group_norm_backward":
+        dims = [2]
+        weight = None if weight is None else weight.reshape(1, -1, *(1,) * (x.dim() - 2))
+        mean, root = mean.unsqueeze(-1), root.unsqueeze(-1)
+    else:
+        dims = list(range(x.dim() - len(values["normalized_shape"]), x.dim()))
+    if weight is not None:
+        grad = at("the weight", aten.mul.Tensor, grad, weight)
+    if name == "native_group_norm_backward":
+        grad, x = (one.reshape(x.shape[0], values["group"], -1) for one in (grad, x))
+    apart = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
+    normal = at("the normalised values", aten.mul.Tensor, apart, root)
+    products = at("the products with the gradient", aten.mul.Tensor, grad, normal)
+    second = at("the mean of the products", aten.mean.dim, products, dims, True)
+    along = at("the gradient through the deviation", aten.mul.Tensor, normal, second)
+    if mean is not None:
+        first = at("the mean of the gradient", aten.mean.dim, grad, dims, True)
+        grad = at("the gradient through the mean", aten.sub.Tensor, grad, first)
+    value = at("the difference", aten.sub.Tensor, grad, along)
+    return at("the root", aten.mul.Tensor, value, root).reshape(shape)
+
+
+def _write_weight_gradient(step: Step, at: Writer) -> Tensor:
+    """The gradient of the weight of a norm of rows."""
+    x, grad, mean = step.values["input"], step.values["grad_out"], step.values.get("mean")
+    apart = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
+    normal = at("the normalised values", aten.mul.Tensor, apart, step.values["rstd"])
+    products = at("the products with the gradient", aten.mul.Tensor, grad, normal)
+    products = products.reshape(-1, *step.values["normalized_shape"])
+    return at("the sum", aten.sum.dim_IntList, products, [0], False)
+
+
+def _write_bias_gradient(step: Step, at: Writer) -> Tensor:
+    grad = step.values["grad_out"].reshape(-1, *step.values["normalized_shape"])
+    return at("the sum", aten.sum.dim_IntList, grad, [0], False)
+
+
+_NORM_GRADIENT = Formula(
+    _write_norm_gradient,
+    joint=(
+        ("the mean of the gradient", "the mean of the products"),
+        ("the gradient through the mean", "the difference"),
+    ),
+)
+
+
+# --- Softmax --------------------------------------------------------------------------------------
+
+
+def _write_softmax(step: Step, at: Writer) -> Tensor:
+    x, dim = step.values["self"], step.values["dim"]
+    shifted = x - x.amax(dim, keepdim=True)
+    powers = at("the exponentials", aten.exp.default, shifted)
+    total = at("the sum", aten.sum.dim_IntList, powers, [dim], True)
+    if step.name == "softmax":
+        return at("the quotient", aten.div.Tensor, powers, total)
+    logarithm = at("the logarithm", aten.log.default, total)
+    return at("the difference", aten.sub.Tensor, shifted, logarithm)
+
+
+def _write_softmax_by_logarithms(step: Step, at: Writer) -> Tensor:
+    x, dim = step.values["self"], step.values["dim"]
+    total = at("the logarithm of the sum", aten.logsumexp.default, x, [dim], True)
+    value = at("the difference", aten.sub.Tensor, x, total)
+    return at("the exponential", aten.exp.default, value) if step.name == "softmax" else value
+
+
+def _write_softmax_gradient(step: Step, at: Writer) -> Tensor:
+    grad, output, dim = (step.values[name] for name in ("grad_output", "output", "dim"))
+    products = at("the products", aten.mul.Tensor, grad, output)
+    total = at("the sum", aten.sum.dim_IntList, products, [dim], True)
+    apart = at("the difference", aten.sub.Tensor, grad, total)
+    return at("the factor", aten.mul.Tensor, apart, output)
+
+
+def _write_log_softmax_gradient(step: Step, at: Writer) -> Tensor:
+    grad, output, dim = (step.values[name] for name in ("grad_output", "output", "dim"))
+    total = at("the sum", aten.sum.dim_IntList, grad, [dim], True)
+    powers = at("the exponentials", aten.exp.default, output)
+    products = at("the products", aten.mul.Tensor, powers, total)
+    return at("the difference", aten.sub.Tensor, grad, products)
+
+
+# --- Losses ---------------------------------------------------------------------------------------
+
+_MEAN, _SUM = 1, 2
+
+
+def _reduce(at: Writer, terms: Tensor, reduction: int) -> Tensor:
+    dims = list(range(terms.dim()))
+    if reduction == _MEAN:
+        return at("the mean", aten.mean.dim, terms, dims, False)
+    return at("the sum", aten.sum.dim_IntList, terms, dims, False) if reduction == _SUM else terms
+
+
+def _write_squared_loss(step: Step, at: Writer) -> Tensor:
+    apart = at("the difference", aten.sub.Tensor, step.values["self"], step.values["target"])
+    squares = at("the squares", aten.square.default, apart)
+    return _reduce(at, squares, step.values["reduction"])
+
+
+def _write_logistic_loss(step: Step, at: Writer) -> Tensor:
+    """-log sigmoid(x) where the target is 1, and -log sigmoid(-x) where it is 0."""
+    values = step.values
+    x, target = values["self"], values["target"]
+    if values["weight"] is not None or values["pos_weight"] is not None:
+        raise ValueError("it has weights")
+    yes = at("the loss of ones", aten.mul.Tensor, -torch.nn.functional.logsigmoid(x), target)
+    no = at("the loss of zeros", aten.mul.Tensor, -torch.nn.functional.logsigmoid(-x), 1 - target)
+    terms = at("the loss of both", aten.add.Tensor, yes, no)
+    return _reduce(at, terms, values["reduction"])
+
+
+def _write_class_loss(step: Step, at: Writer) -> Tensor:
+    """The negative value at the index of the class."""
+    values = step.values
+    x, target, weight = values["self"], values["target"], values["weight"]
+    x = x if x.dim() > 1 else x.unsqueeze(0)
+    target = target.reshape(x.shape[0], *x.shape[2:])
+    counts = target != values["ignore_index"]
+    index = torch.where(counts, target, 0)
+    picked = x.gather(1, index.unsqueeze(1)).squeeze(1).reshape(-1)
+    counts = counts.reshape(-1).to(x.dtype)
+    if weight is not None:
+        weights = weight[index.reshape(-1)]
+        picked = at("the weight of the terms", aten.mul.Tensor, picked, weights)
+        counts = at("the weight of the count", aten.mul.Tensor, counts, weights)
+    kept = at("the ignored", aten.mul.Tensor, picked, (counts != 0).to(x.dtype))
+    terms = at("the sign", aten.neg.default, kept)
+    if values["reduction"] not in (_MEAN, _SUM):
+        return terms.reshape(target.shape)
+    total = at("the sum", aten.sum.dim_IntList, terms, [0], False)
+    if values["reduction"] == _SUM:
+        return total
+    count = at("the count", aten.sum.dim_IntList, counts, [0], False)
+    return at("the quotient", aten.div.Tensor, total, count)
+
+
+_CLASS_LOSS = Formula(_write_class_loss, joint=(("the sum", "the count"),))
+
+# --- By name --------------------------------------------------------------------------------------
+
+_FORMULAS: Mapping[str, tuple[Formula, ...]] = {
+    **dict.fromkeys(NORMS, (_NORM,)),
+    **dict.fromkeys(
+        ("native_batch_norm_backward", "native_group_norm_backward"),
+        (_NORM_GRADIENT,),
+    ),
+    "fused_rms_norm_backward": (_NORM_GRADIENT, Formula(_write_weight_gradient, output=1)),
+    "native_layer_norm_backward": (
+        _NORM_GRADIENT,
+        Formula(_write_weight_gradient, output=1),
+        Formula(_write_bias_gradient, output=2),
+    ),
+    **dict.fromkeys(
+        ("softmax", "log_softmax"),
+        (Formula(_write_softmax_by_logarithms), Formula(_write_softmax)),
+    ),
+    "softmax_backward_data": (Formula(_write_softmax_gradient),),
+    "log_softmax_backward_data": (Formula(_write_log_softmax_gradient),),
+    "mse_loss": (Formula(_write_squared_loss),),
+    "binary_cross_entropy_with_logits": (Formula(_write_logistic_loss),),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (_CLASS_LOSS,)),
+}
+
+
+def divisor_of(step: Step) -> int:
+    """How many elements a mean has."""
+    dims = step.values["dim"]
+    return math.prod(step.values["self"].shape[one] for one in dims)

@@ -1,0 +1,171 @@
+"""Faults that have no word: whatever a pattern would call them is false, so none is stated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paritas.checks.failures import call_context
+from paritas.diagnosis.diagnose import diagnose
+
+aten = torch.ops.aten
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def whole_numbers(high: int, *shape: int) -> Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(0))
+
+
+def scrambled(x: Tensor, size: float) -> Tensor:
+    """Like noise of this size, and the same for the same values."""
+    return size * (977 * x.double()).sin().float()
+
+
+def with_a_mixed_tail(y: Tensor) -> Tensor:
+    return torch.cat([y[:, :15], 0.37 * y[:, 10:15] + 0.2 * y[:, 5:10]], 1)
+
+
+def with_three_odd_values(y: Tensor) -> Tensor:
+    places = torch.tensor([1, 5, 9]), torch.tensor([4, 4, 11])
+    return y.index_put(places, torch.tensor([1.37, -2.2, 0.91]))
+
+
+A, B = normal(12, 20), normal(12, 20, seed=1)
+LEFT, RIGHT, SQUARE = normal(12, 24, seed=2), normal(24, 20, seed=3), normal(16, 16, seed=4)
+OTHER = normal(16, 16, seed=5)
+BIAS, WEIGHT = normal(20, seed=6), 1 + 0.2 * normal(20, seed=7)
+TABLE, INDEX = normal(30, 8, seed=8), whole_numbers(30, 20)
+IMAGE, KERNEL = normal(2, 4, 7, 7, seed=9), normal(5, 4, 3, 3, seed=10)
+MASK = A > 0.3
+POSITIVE = A.abs() + 0.1
+FEW, MORE = normal(4, seed=11), normal(4, seed=12)
+COUNTS, OTHER_COUNTS = whole_numbers(5, 40), whole_numbers(5, 40).flip(0)
+LOGITS, TARGETS = normal(16, 10, seed=13), whole_numbers(10, 16)
+SUM, PRODUCT, DOT = A + B, A * B, LEFT @ RIGHT
+NORM, SHARES = F.layer_norm(A, (20,), WEIGHT, BIAS), A.softmax(-1)
+
+FAULTS: dict[str, tuple[Tensor, tuple[Any, ...]]] = {
+    "product mixed with an input": (
+        SQUARE @ OTHER + 0.3 * SQUARE - 0.2 * OTHER,
+        (aten.mm.default, SQUARE, OTHER),
+    ),
+    "two products mixed": (
+        0.7 * (SQUARE @ OTHER) + 0.2 * (OTHER @ SQUARE),
+        (aten.mm.default, SQUARE, OTHER),
+    ),
+    "product with noise": (DOT * (1 + scrambled(DOT, 0.01)), (aten.mm.default, LEFT, RIGHT)),
+    "product with a mixed tail": (with_a_mixed_tail(DOT), (aten.mm.default, LEFT, RIGHT)),
+    "product with three odd values": (with_three_odd_values(DOT), (aten.mm.default, LEFT, RIGHT)),
+    "small product": (
+        1.1 * (FEW[:, None] @ MORE[None]) + 0.2 * (MORE[:, None] @ FEW[None]),
+        (aten.mm.default, FEW[:, None], MORE[None]),
+    ),
+    "other weight": (
+        F.linear(LEFT, scrambled(RIGHT.T, 1.0), BIAS),
+        (F.linear, LEFT, RIGHT.T, BIAS),
+    ),
+    "mixed rows of a weight": (
+        F.linear(LEFT, 0.9 * RIGHT.T + 0.1 * RIGHT.T.roll(1, 0), BIAS),
+        (F.linear, LEFT, RIGHT.T, BIAS),
+    ),
+    "sum and product": (SUM + 0.1 * PRODUCT, (aten.add.Tensor, A, B)),
+    "weighted sum": (0.83 * A + 1.21 * B, (aten.add.Tensor, A, B)),
+    "weighted sum of few": (0.83 * FEW + 1.3 * MORE, (aten.add.Tensor, FEW, MORE)),
+    "sum of whole numbers": (
+        COUNTS + OTHER_COUNTS + (3 * COUNTS + 7 * OTHER_COUNTS) % 5,
+        (aten.add.Tensor, COUNTS, OTHER_COUNTS),
+    ),
+    "difference with a neighbour": (A - B + 0.2 * A.roll(1, 1) * B, (aten.sub.Tensor, A, B)),
+    "mean of neighbours": ((PRODUCT + PRODUCT.roll(1, 1)) / 2, (aten.mul.Tensor, A, B)),
+    "mixed with its transpose": (
+        (SQUARE * OTHER + (SQUARE * OTHER).T) / 2,
+        (aten.mul.Tensor, SQUARE, OTHER),
+    ),
+    "product of few, moved": (FEW * MORE + 0.3 * FEW - 0.1, (aten.mul.Tensor, FEW, MORE)),
+    "another divisor": (A / (POSITIVE + 0.1 * B.abs()), (aten.div.Tensor, A, POSITIVE)),
+    "relu with noise": (A.relu() * (1 + scrambled(A, 0.02)), (aten.relu.default, A)),
+    "polynomial": (POSITIVE**2 + 0.7 * POSITIVE**3, (aten.pow.Tensor_Scalar, POSITIVE, 2)),
+    "mixed branches": (
+        torch.where(MASK, 0.9 * A + 0.1 * B, B),
+        (aten.where.self, MASK, A, B),
+    ),
+    "other comparison": (A + scrambled(A, 0.3) > 0, (aten.gt.Scalar, A, 0.0)),
+    "gradient of a curve": (
+        A * (0.4 + 0.55 * (1.1 * B).tanh()),
+        (aten.gelu_backward.default, A, B),
+    ),
+    "softmax of mixed rows": (
+        0.8 * SHARES + 0.2 * SHARES.roll(1, 0),
+        (aten._softmax.default, A, -1, False),
+    ),
+    "norm by absolute values": (
+        (A - A.mean(-1, keepdim=True)) / A.abs().mean(-1, keepdim=True) * WEIGHT + BIAS,
+        (F.layer_norm, A, (20,), WEIGHT, BIAS),
+    ),
+    "norm mixed with its input": (0.9 * NORM + 0.1 * A, (F.layer_norm, A, (20,), WEIGHT, BIAS)),
+    "norm with a mixed tail": (
+        with_a_mixed_tail(NORM),
+        (F.layer_norm, A, (20,), WEIGHT, BIAS),
+    ),
+    "two rows of a table": (
+        (TABLE[INDEX] + TABLE[(7 * INDEX + 3) % 30]) / 2,
+        (aten.embedding.default, TABLE, INDEX),
+    ),
+    "mixed kernel": (
+        F.conv2d(IMAGE, 0.8 * KERNEL + 0.2 * KERNEL.flip(2)),
+        (F.conv2d, IMAGE, KERNEL),
+    ),
+    "blurred result": (
+        F.conv2d(IMAGE, KERNEL) + 0.1 * F.conv2d(IMAGE, KERNEL).roll(1, 3),
+        (F.conv2d, IMAGE, KERNEL),
+    ),
+    "weighted mean": (
+        (A * (1 + 0.3 * scrambled(BIAS, 1.0))).mean(1),
+        (aten.mean.dim, A, [1]),
+    ),
+    "mean of clipped values": (A.clamp(-1.5, 1.0).mean(1), (aten.mean.dim, A, [1])),
+    "sum of powers": ((A.sign() * A.abs() ** 1.1).sum(1), (aten.sum.dim_IntList, A, [1])),
+    "variance of neighbours": ((A + 0.1 * A.roll(1, 1)).var(1), (aten.var.correction, A, [1])),
+    "decaying sums": (
+        (A * (1 - 0.01 * torch.arange(20))).cumsum(1),
+        (aten.cumsum.default, A, 1),
+    ),
+    "one number": (A.sum() + 0.37 * A.square().mean(), (aten.sum.default, A)),
+    "power of a loss": ((A - B).abs().pow(1.7).mean(), (F.mse_loss, A, B)),
+    "smoothed loss": (
+        0.9 * F.cross_entropy(LOGITS, TARGETS) - 0.07 * LOGITS.mean(),
+        (F.cross_entropy, LOGITS, TARGETS),
+    ),
+    "pooled both ways": (
+        0.7 * F.max_pool2d(IMAGE, 2) + 0.3 * F.avg_pool2d(IMAGE, 2),
+        (F.max_pool2d, IMAGE, 2),
+    ),
+    "mixed parts": (torch.cat([0.9 * A + 0.1 * B, B]), (torch.cat, [A, B])),
+}
+
+
+# Many mistakes are tried here.
+SLOW = {
+    *("product mixed with an input", "two products mixed", "other weight"),
+    *("mixed rows of a weight", "softmax of mixed rows", "norm by absolute values"),
+    *("norm mixed with its input", "norm with a mixed tail", "mixed kernel", "blurred result"),
+    *("power of a loss", "smoothed loss", "small product", "product with noise"),
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in FAULTS],
+)
+def test_a_fault_without_a_word_gets_none(fault: str) -> None:
+    candidate, (target, *args) = FAULTS[fault]
+    right = target(*args)
+    found = diagnose(candidate, right, context=call_context(target, tuple(args), {}))
+    assert [(one.kind, one.sentence) for one in found.patterns] == []
