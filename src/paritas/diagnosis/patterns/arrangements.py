@@ -443,7 +443,10 @@ def _in_memory(case: Case) -> Pattern | None:
     kind, wrong = PatternKind.SHIFT, flat.wrong.nonzero().flatten()
     if not bool(torch.isin((wrong - distance) % flat.right.numel(), wrong).any()):
         # What was copied is still in its own place.
-        kind, sentence = PatternKind.COPY, f"copied from {many} {_before_or_after(-distance)} in memory"
+        kind, sentence = (
+            PatternKind.COPY,
+            f"copied from {many} {_before_or_after(-distance)} in memory",
+        )
     return type(pattern)(
         kind=kind,
         confidence=pattern.confidence,

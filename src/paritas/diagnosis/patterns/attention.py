@@ -174,7 +174,9 @@ def _mask_variations(step: Step) -> Iterator[Variation]:
         yield take("the causal mask is off by one: each token sees the next", diagonal=1)
         yield take("the causal mask is off by one: no token sees itself", diagonal=-1)
         if late:
-            yield take("the causal mask is aligned to the last key, not to the first", diagonal=late)
+            yield take(
+                "the causal mask is aligned to the last key, not to the first", diagonal=late
+            )
     else:
         for diagonal in dict.fromkeys((0, late)):
             said = "a causal mask is applied although none was requested"
@@ -235,9 +237,10 @@ _CAPS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0)
 
 
 def _softmax_variations(step: Step) -> Iterator[Variation]:
-    said = "the softmax is taken over the queries instead of the keys"
-    across = partial(_softmax, dim=-2)
-    yield Variation(PatternKind.WRONG_AXIS, said, attends(normalise=across))
+    for dim, words in ((-2, "queries"), (-3, "heads")):
+        said = f"the softmax is taken over the {words} instead of the keys"
+        across = partial(_softmax, dim=dim)
+        yield Variation(PatternKind.WRONG_AXIS, said, attends(normalise=across))
     for cap in _CAPS:
         said = f"the scores are capped at {cap:g} by tanh"
         change = attends(bend=partial(_capped, cap=cap))
@@ -247,7 +250,10 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     for digits, dtype in ((8, "bfloat16"), (11, "float16")):
         for words, mistake in (
             ("the scores are", {"bend": partial(_rounded, digits=digits)}),
-            ("what multiplies the values is", {"normalise": partial(_rounded_softmax, digits=digits)}),
+            (
+                "what multiplies the values is",
+                {"normalise": partial(_rounded_softmax, digits=digits)},
+            ),
         ):
             said = f"{words} rounded to {dtype}"
             yield Variation(PatternKind.PRECISION, said, attends(**mistake))
@@ -410,7 +416,9 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
         yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
     elif bool(missing.any()) and torch.equal(hidden, right | missing):
         places = missing.nonzero().reshape(-1).tolist()
-        some = f"key {places[0]} is" if len(places) == 1 else f"{len(places)} of the {size} keys are"
+        some = (
+            f"key {places[0]} is" if len(places) == 1 else f"{len(places)} of the {size} keys are"
+        )
         yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
     elif not torch.equal(hidden, right):
         said = "the queries see other keys than the mask allows"
@@ -425,7 +433,8 @@ def _seen_rightly(step: Step) -> Tensor:
         kept = kept.tril()
     if mask is not None:
         kept = kept & (mask if mask.dtype == torch.bool else mask > _HIDDEN)
-    return kept.to(query.dtype)
+    seen: Tensor = kept.to(query.dtype)
+    return seen
 
 
 def _head_variations(

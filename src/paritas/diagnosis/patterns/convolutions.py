@@ -44,6 +44,13 @@ def _kernel_variations(step: Step) -> Iterator[Variation]:
         said = "the kernel is flipped: a true convolution, not a correlation"
         change = partial(_with_weight, alter=partial(_flipped, axes=spatial))
         yield Variation(PatternKind.PERMUTATION, said, change)
+    for axis in spatial:
+        for place in range(min(weight.shape[axis] - 1, 6)):
+            order = torch.arange(weight.shape[axis])
+            order[[place, place + 1]] = order[[place + 1, place]]
+            said = f"{place} and {place + 1} of the kernel are swapped along axis {axis}"
+            change = partial(_with_weight, alter=partial(_reordered, axis=axis, order=order))
+            yield Variation(PatternKind.PERMUTATION, said, change)
     if weight.shape[0] == weight.shape[1]:
         said = "the kernel's input and output channels are swapped"
         change = partial(_with_weight, alter=lambda one: one.transpose(0, 1))
@@ -52,6 +59,10 @@ def _kernel_variations(step: Step) -> Iterator[Variation]:
 
 def _flipped(value: Tensor, axes: list[int]) -> Tensor:
     return value.flip(axes)
+
+
+def _reordered(value: Tensor, axis: int, order: Tensor) -> Tensor:
+    return value.index_select(axis, order.to(value.device))
 
 
 def _with_weight(step: Step, alter: Any) -> Any:
@@ -74,7 +85,9 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
         for chosen in (*([axis] for axis in axes), list(axes)):
             if by and (len(chosen) == 1 or len(padding) > 1):
                 where = f"axis {chosen[0] + 2}" if len(chosen) == 1 else "all axes"
-                said = f"the windows along {where} begin {abs(by)} too {'early' if by > 0 else 'late'}"
+                said = (
+                    f"the windows along {where} begin {abs(by)} too {'early' if by > 0 else 'late'}"
+                )
                 change = partial(_padded_unevenly, axes=chosen, by=by)
                 yield Variation(PatternKind.SHIFT, f"{said}: uneven padding", change)
 
@@ -137,7 +150,7 @@ def _channel_variations(step: Step) -> Iterator[Variation]:
     groups, channels = step.values["groups"], step.values["input"].shape[1]
     each = channels // groups
     index = torch.arange(channels)
-    orders = {}
+    orders: dict[str, Tensor] = {}
     if groups > 1:
         orders |= {
             "of the next group": index.roll(-each),

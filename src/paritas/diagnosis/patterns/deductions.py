@@ -43,6 +43,10 @@ def deduced_variations(
         said = f"other slices are taken along axis {step.values['dim']}"
         change = partial(_slices_taken, given=given)
         yield Variation(PatternKind.WRONG_INDEX, said, change)
+    elif step.name == "index" and _only_index(step) is not None:
+        said = "other rows are read than the indices say"
+        change = partial(_rows_indexed, given=given)
+        yield Variation(PatternKind.WRONG_INDEX, said, change)
     yield from _chosen_elements(step, given, part)
     if is_attention(step):
         yield from deduced_attention(step, predict, given)
@@ -70,7 +74,9 @@ def _slices_read(
             if not along or not 1 < size <= _MOST_SLICES:
                 continue
             values = _values_of_slices(name, axis, size, predict)
-            for start, end in along if values is not None else ():
+            if values is None:
+                continue
+            for start, end in along:
                 # The slice of the result first, then the slice of the operand.
                 parts = values.flatten(1 + start, 1 + end).movedim(1 + start, 0)
                 parts = parts.reshape(size, size, -1)
@@ -130,7 +136,27 @@ _TAKING = frozenset({"slice", "narrow", "select"})
 def _rows_read(step: Step, given: Tensor) -> Any:
     """What the operator gives for the indices of the rows that are nearest to those given."""
     table, indices = (step.values[name] for name in _TABLES[step.name])
-    axis = step.values.get("dim", 0)
+    nearest = _nearest_rows(table, indices, step.values.get("dim", 0), given)
+    return step.run(**{_TABLES[step.name][1]: nearest})
+
+
+def _only_index(step: Step) -> int | None:
+    """The axis that `x[index]` reads, if it is one."""
+    places = [at for at, one in enumerate(step.values["indices"]) if one is not None]
+    is_one = len(places) == 1 and step.values["indices"][places[0]].dtype == torch.int64
+    return places[0] if is_one else None
+
+
+def _rows_indexed(step: Step, given: Tensor) -> Any:
+    indices, axis = list(step.values["indices"]), _only_index(step)
+    if axis is None:
+        raise ValueError("more than one index")
+    indices[axis] = _nearest_rows(step.values["self"], indices[axis], axis, given)
+    return step.run(indices=indices)
+
+
+def _nearest_rows(table: Tensor, indices: Tensor, axis: int, given: Tensor) -> Tensor:
+    """For each index, the row of a table that is nearest to the one given in its place."""
     rows = table.movedim(axis, 0).reshape(table.shape[axis], -1)
     shape = [*table.shape]
     shape[axis : axis + 1] = indices.shape
@@ -141,7 +167,7 @@ def _rows_read(step: Step, given: Tensor) -> Any:
         raise ValueError("too many rows to look for one")
     way = "donot_use_mm_for_euclid_dist"
     nearest = torch.cdist(wanted.nan_to_num(0.0), rows, compute_mode=way).argmin(dim=1)
-    return step.run(**{_TABLES[step.name][1]: nearest.reshape(indices.shape).to(indices.dtype)})
+    return nearest.reshape(indices.shape).to(indices.dtype)
 
 
 def _slices_taken(step: Step, given: Tensor) -> Any:

@@ -71,6 +71,7 @@ _OF_ALL = frozenset(
         PatternKind.SHIFT,
         PatternKind.PERMUTATION,
         PatternKind.TRANSPOSE,
+        PatternKind.WRONG_INDEX,
     }
 )
 # What an operator raises for arguments that it does not take.

@@ -482,11 +482,20 @@ def _product_variations(step: Step) -> Iterator[Variation]:
     if "beta" in step.values:
         said = "the product is left out"
         yield Variation(PatternKind.MISSING_OPERAND, said, _without_product)
+        said = "the product is subtracted"
+        yield Variation(PatternKind.SIGN, said, _with_negative_product)
     for first, last in left_out(length):
         end = "first" if first else "last"
         words = f"the {end} {first + last} of the {length} terms of each sum are missing"
         change = partial(cut, start=first, size=length - first - last)
         yield Variation(PatternKind.PARTIAL_SUM, words, change)
+
+    for words, order in _orders_of_terms(length):
+        said = (
+            f"the terms of the first factor are in another order than those of the second: {words}"
+        )
+        change = partial(_with_order, name=left, order=order)
+        yield Variation(PatternKind.PERMUTATION, said, change)
 
     def counted_twice(step: Step, start: int, count: int) -> Any:
         a, b = (step.values[name] for name in (left, right))
@@ -503,3 +512,27 @@ def _product_variations(step: Step) -> Iterator[Variation]:
 
 def _without_product(step: Step) -> Any:
     return (step.values["self"] * step.values["beta"]).expand_as(step.run())
+
+
+def _with_negative_product(step: Step) -> Any:
+    return step.run(alpha=-step.values["alpha"])
+
+
+def _orders_of_terms(length: int) -> Iterator[tuple[str, Tensor]]:
+    index = torch.arange(length)
+    for groups in (1, 2, 4):
+        if length % groups == 0 and length > 2 * groups:
+            words = "reversed" if groups == 1 else f"reversed in each of {groups} groups"
+            yield words, index.reshape(groups, -1).flip(1).flatten()
+    if length % 2 == 0 and length > 2:  # noqa: PLR2004
+        yield "the two halves are swapped", index.roll(length // 2)
+        yield "neighbours are swapped", index.reshape(-1, 2).flip(1).flatten()
+    for groups in dict.fromkeys((2, 3, 4, 8, length // 2, length // 4)):
+        if 1 < groups < length and length % groups == 0:
+            words = f"{groups} groups are interleaved"
+            yield words, index.reshape(groups, -1).T.flatten()
+
+
+def _with_order(step: Step, name: str, order: Tensor) -> Any:
+    value = step.values[name]
+    return step.run(**{name: value.index_select(-1, order.to(value.device))})

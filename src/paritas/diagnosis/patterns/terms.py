@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 # The factor of a product whose last axis is summed over.
 _FACTORS = {
     **{name: factors[0] for name, factors in PRODUCTS.items()},
-    "mv": "self", "addmv": "mat", "dot": "self",
+    "mv": "self",
+    "addmv": "mat",
+    "dot": "self",
 }
 # So many weights are solved for at once: more terms are solved for in groups, and these divided.
 _MOST_GROUPS = 48
@@ -54,7 +56,7 @@ class _Terms:
 
     words: str
     count: int
-    weighted: Callable[[Step, Tensor], Any]
+    weighted: Callable[..., Any]
 
 
 def solved_terms(
@@ -101,8 +103,8 @@ def _convolution_terms(step: Step) -> Iterator[_Terms]:
     weight = step.values["weight"]
     if step.name == "convolution_backward":
         grad = step.values["grad_output"]
-        for axis in (0, *range(2, grad.dim())):
-            what = "samples" if axis == 0 else f"positions along axis {axis}"
+        for axis in range(grad.dim()):
+            what = {0: "samples", 1: "channels"}.get(axis, f"positions along axis {axis}")
             along = partial(_scaled, name="grad_output", axis=axis)
             yield _Terms(f"{what} of the gradient", grad.shape[axis], along)
         return

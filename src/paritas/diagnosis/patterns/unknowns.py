@@ -48,6 +48,8 @@ _BENT = frozenset(
         *("softmax", "log_softmax", "log_sigmoid_forward"),
     }
 )
+# A factor that is smaller than this leaves nothing.
+_NOTHING = 1e-9
 # Functions of which a number added to the argument is more than a number added to the result.
 _MOVED = (_BENT | {"relu", "leaky_relu", "sqrt", "rsqrt", "reciprocal", "log"}) - {
     *("exp", "exp2", "softmax", "log_softmax")
@@ -162,11 +164,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
-    for name in _FACTORS_OF.get(step.name, ()):
-        largest = float(step.values[name].abs().max())
-        if largest > 0:
-            starts = (0.75 * largest, 0.4 * largest)
-            yield Unknown(partial(_with_clipped, name), starts, most=largest)
+    yield from _clipped_factors(step)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
         yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
@@ -176,6 +174,14 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0))
     if step.name in _MOVED:
         yield Unknown(_with_offset, (0.1, -0.1))
+
+
+def _clipped_factors(step: Step) -> Iterator[Unknown]:
+    for name in _FACTORS_OF.get(step.name, ()):
+        largest = float(step.values[name].detach().abs().max())
+        if largest > 0:
+            starts = (0.75 * largest, 0.4 * largest)
+            yield Unknown(partial(_with_clipped, name), starts, most=largest)
 
 
 def _is_number(name: str, value: Any) -> bool:
@@ -191,10 +197,11 @@ def _other_eps(name: str, right: float, number: float) -> Variation:
 
 def _other_number(operator: str, name: str, right: float, number: float) -> Variation:
     kind = kind_of_number(operator, name)
+    if kind is PatternKind.FACTOR and abs(number) < _NOTHING:
+        said = f"what {name} multiplies is left out"
+        return Variation(PatternKind.MISSING_OPERAND, said, with_argument(name, 0.0))
     kind = PatternKind.MASK if operator == "masked_fill" else kind
     said = f"{name} is {number:.7g} instead of {right:.7g}"
-    if number == 0 and kind is PatternKind.FACTOR:
-        kind, said = PatternKind.MISSING_OPERAND, f"what {name} multiplies is left out"
     return Variation(kind, said, with_argument(name, number))
 
 

@@ -185,10 +185,10 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
     if step.name in AFFINE or name == "dropout_p" or is_neutral:
         return
     kind = kind_of_number(step.name, name)
-    others = _other_numbers(value)
-    if name == "value" and step.name == "masked_fill":
-        kind, others = PatternKind.MASK, list(_MASK_VALUES)
-    for other in others:
+    is_fill = name == "value" and step.name == "masked_fill"
+    if is_fill or (step.name == "scalar_tensor" and value == -math.inf):
+        kind = PatternKind.MASK  # what hides scores
+    for other in list(_MASK_VALUES) if is_fill else _other_numbers(value):
         if other != value:
             said = f"{name} is {other:g} instead of {value:g}"
             yield Variation(kind, said, with_argument(name, other))
