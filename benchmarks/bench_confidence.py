@@ -1,4 +1,4 @@
-"""The confidence of a stated kind: how often such statements are right about faults drawn at random.
+"""The confidence of a stated kind: how often such statements are right about random faults.
 
 `benchmarks/diagnosing/drawn.py` draws operators, programs, sizes, numbers and what is done wrong.
 Faults *at an operator* come with its inputs, as at a located place; *at an output*, `verify` sees
@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import collections
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from benchmarks.diagnosing import drawn
-from benchmarks.diagnosing.parts import Sample
 from benchmarks.lab.figures import Figure, Report, Table, write
 
 from paritas.diagnosis.stating import CONFIDENCE, Grade
+
+if TYPE_CHECKING:
+    from benchmarks.diagnosing.parts import Sample
 
 # After a look at single faults that changes what is stated, there must be others here.
 AT_OPERATORS = range(400)
@@ -41,11 +44,13 @@ def shares(place: str, told: list[Sample]) -> list[Figure]:
     outcomes = collections.Counter(one.outcome for one in told)
     named = [one for one in told if one.kinds]
     right = sum(one.outcome == "right" for one in named)
-    note = f"{outcomes['wrong']} of {len(told)}; {outcomes['none']} without a statement"
+    wrong = f"{outcomes['wrong']} of {len(told)}; {outcomes['none']} without a statement"
+    word = f"{right} of {len(named)} with a word"
+    share = 100 * outcomes["wrong"] / len(told)
     return [
-        Figure(f"wrong kind at an {place}", 100 * outcomes["wrong"] / len(told), "%", 1.0, note=note),
-        Figure(f"right kind at an {place}", 100 * right / len(named), "%", note=f"{right} of {len(named)} with a word"),
-    ]  # fmt: skip
+        Figure(f"wrong kind at an {place}", share, "%", 1.0, note=wrong),
+        Figure(f"right kind at an {place}", 100 * right / len(named), "%", note=word),
+    ]
 
 
 def classes(told: dict[bool, list[Sample]]) -> Table:
@@ -70,7 +75,8 @@ def changes(place: str, told: list[Sample]) -> Table:
     for name, group in sorted(groups.items()):
         outcomes = collections.Counter(one.outcome for one in group)
         instead = sorted({one.said for one in group if one.outcome == "wrong"})
-        rows.append([name, outcomes["right"], outcomes["none"], outcomes["wrong"], ", ".join(instead)])  # fmt: skip
+        found = [outcomes[one] for one in ("right", "none", "wrong")]
+        rows.append([name, *found, ", ".join(instead)])
     columns = ["fault", "right", "none", "wrong", "stated instead"]
     return Table(f"Faults at an {place}", columns, rows)
 
