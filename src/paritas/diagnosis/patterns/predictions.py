@@ -312,6 +312,8 @@ class _Predictor:
         """The mistake with the shortest number that reproduces the candidate."""
         number = unknown.solve(functools.partial(self._prediction, place), self.case.given)
         for short in () if number is None else shortened(number):
+            if unknown.whole and short != round(short):
+                continue
             variation = unknown.variation(short)
             prediction = self._prediction(place, variation)
             if prediction is not None:

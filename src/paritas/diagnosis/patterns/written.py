@@ -163,7 +163,7 @@ def inner_unknowns(step: Step) -> Iterator[Unknown]:
     if step.name == "mean" and isinstance(step.values.get("dim"), list | tuple):
         count = divisor_of(step)
         starts = tuple(float(one) for one in (count, 2 * count) if one)
-        yield Unknown(partial(_divided_by, count), starts)
+        yield Unknown(partial(_divided_by, count), starts, whole=True)
     if step.name == "logsumexp":
         yield Unknown(_with_zeros, (1.0, 16.0), logarithmic=True)
     if step.name in ("rsqrt", "sqrt"):
