@@ -23,8 +23,9 @@ from paritas.diagnosis.stating import CONFIDENCE, Grade
 if TYPE_CHECKING:
     from benchmarks.diagnosing.parts import Sample
 
-# After a look at single faults that changes what is stated, there must be others here.
-AT_OPERATORS = range(400)
+# After a look at single faults that changes what is stated, there must be others here. The four
+# wrong ones at operators were looked at after they were counted: the next count needs others.
+AT_OPERATORS = range(289)
 AT_OUTPUTS = range(400)
 
 

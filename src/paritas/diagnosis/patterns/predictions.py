@@ -61,6 +61,8 @@ _SAME = 1e-6
 _ORDER = tuple(PatternKind)
 # Mistakes that are made in the whole result, or not at all.
 _OF_ALL = frozenset({PatternKind.SWAPPED_OPERANDS})
+# Fewer numbers than this, of a part, may be those of some mistake by chance.
+_FEWEST_IN_PART = 4
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
@@ -272,10 +274,12 @@ class _Predictor:
 
     @functools.cached_property
     def _block(self) -> Tensor | None:
-        """The block that is wrong; None if it is the whole, or has one value only."""
+        """The block that is wrong; None if it is the whole, or has one value or few only."""
         block = wrong_block(self.case)
         given = block.case.given
         if block.is_whole or bool((given == given.reshape(-1)[0]).all()):
+            return None
+        if int(torch.isfinite(given).sum()) < _FEWEST_IN_PART:
             return None
         inside = torch.ones((), dtype=torch.bool)
         for axis, kept in enumerate(block.indices):
