@@ -60,7 +60,8 @@ _CLOSE = 1e-5
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
 # Mistakes that are made in the whole result, or not at all.
-_OF_ALL = frozenset({PatternKind.SWAPPED_OPERANDS})
+# An operand that is left out in a part leaves a copy of the other there.
+_OF_ALL = frozenset({PatternKind.SWAPPED_OPERANDS, PatternKind.MISSING_OPERAND})
 # Fewer numbers than this, of a part, may be those of some mistake by chance.
 _FEWEST_IN_PART = 4
 # What an operator raises for arguments that it does not take.
