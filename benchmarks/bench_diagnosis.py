@@ -1,13 +1,12 @@
 """How often the kind of a fault is right, none or wrong, how honest its confidence is, how fast.
 
-The faults have three parts. *Building*: what the patterns were made with. *Calibration*: drawn at
-random (`benchmarks/diagnosing/drawn.py`) and counted, which gives the confidence that is stated
-(`CONFIDENCE` in `paritas.diagnosis.stating`). *Measured*: only for the figures here. A kind of
-fault of the other two is in one part, by a hash of its name (`benchmarks/diagnosing`), and so are
-its tensors; the corpora of tests/quality were built with and are in the first part. Faults *at an
-operator* come with its inputs, as at a located place; faults *at an output* are inside of small
-programs, and `verify` sees only what they return. Of a fault without a name, every kind is wrong.
-`--misses` prints what is wrong or missing in the first part.
+The faults have two parts. *Building*: what the patterns were made with. *Measured*: only for the
+figures here. (The confidence that is stated is counted on others: `bench_confidence.py`.) A kind of
+fault is in one part, by a hash of its name (`benchmarks/diagnosing`), and so are its tensors; the
+corpora of tests/quality were built with and are in the first part. Faults *at an operator* come
+with its inputs, as at a located place; faults *at an output* are inside of small programs, and
+`verify` sees only what they return. Of a fault without a name, every kind is wrong. `--misses`
+prints what is wrong or missing in the first part.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import sys
 from pathlib import Path
 
 import torch
-from benchmarks.diagnosing import drawn, operators, programs
+from benchmarks.diagnosing import operators, programs
 from benchmarks.diagnosing.parts import PARTS, Sample, part_of
 from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.timing import measured
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from paritas.diagnosis.case import Context
 from paritas.diagnosis.diagnose import ACROSS_RANKS, PROPOSERS, diagnose, rank_patterns
-from paritas.diagnosis.stating import CONFIDENCE, COUNTED, Grade
+from paritas.diagnosis.stating import CONFIDENCE, COUNTED
 from quality import diagnosis_arrangements as arrangements
 from quality import diagnosis_ranks as ranks
 from quality import diagnosis_values as values
@@ -40,9 +39,6 @@ SEEDS = {"building": range(2), "measured": range(0)}
 # Of the faults in `benchmarks/diagnosing`.
 OPERATOR_SEEDS = {"building": range(4), "measured": range(40, 48)}
 PROGRAM_SEEDS = {"building": range(1), "measured": range(40, 42)}
-# Of the faults that are drawn. After a look at single ones, there must be others here.
-DRAWN_AT_OPERATORS = range(400)
-DRAWN_AT_OUTPUTS = range(400)
 REGIONS = (200, 201)
 # Faults that are less than so many times the noise are left out.
 EFFECT = 8.0
@@ -67,8 +63,6 @@ def effect(case):
 
 def at_operators(part):
     """What is stated of the faults at an operator."""
-    if part == "calibration":
-        return list(drawn.at_operators(DRAWN_AT_OPERATORS))
     faults = [one for one in operators.OPERATOR_FAULTS if part_of(one.family) == part]
     told = [
         sample
@@ -83,8 +77,6 @@ def at_operators(part):
 
 def at_outputs(part):
     """What is stated of the faults at an output."""
-    if part == "calibration":
-        return list(drawn.at_outputs(DRAWN_AT_OUTPUTS))
     faults = [one for one in programs.PROGRAM_FAULTS if part_of(one.family) == part]
     return [
         sample
@@ -167,16 +159,6 @@ def reliability(part, told):
     return Table(f"Confidence, {part}", columns, rows)
 
 
-def counted(told):
-    """The lines of `CONFIDENCE` as counted: a share of few cases proves little."""
-    for at_output in (False, True):
-        for grade in Grade:
-            group = [one for one in told[at_output] if one.said and one.grade == str(grade)]
-            right = sum(one.outcome == "right" for one in group)
-            stated = min(0.99, math.floor(100 * (right + 1) / (len(group) + 2)) / 100)
-            yield f"    (Grade.{grade.name}, {at_output}): ({stated}, {right}, {len(group)}),"
-
-
 def located():
     """How often a planted region is found to the element, of the regional faults."""
     count, missed = misses_of_regions(REGIONS)
@@ -221,8 +203,6 @@ def main():
             figures += shares(place, part, group)
             tables.append(per_family(place, part, group))
         tables.append(reliability(part, told))
-        if part == "calibration":
-            print("\n".join(counted(told)))
         if "--misses" in sys.argv and part == "building":
             for one in [*told[False], *told[True]]:
                 if one.outcome == "wrong" or (one.kinds and one.outcome == "none"):

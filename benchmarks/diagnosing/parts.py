@@ -1,9 +1,9 @@
-"""Three parts of all planted faults: for building, for counting confidence, for the figures.
+"""Two parts of the planted faults: for building, and for the figures.
 
-The faults for counting confidence are drawn (`drawn.py`). The part of any other fault follows from
-its name, so nobody chose it and a kind of fault is in one part only. The measured part is for the
-published figures: do not look at its single faults to change what paritas states, because then it
-measures nothing.
+The part of a fault follows from its name, so nobody chose it and a kind of fault is in one part
+only. The measured part is for the published figures: do not look at its single faults to change
+what paritas states, because then it measures nothing. Faults for counting confidence are drawn
+(`drawn.py`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ from __future__ import annotations
 import dataclasses
 import zlib
 
-PARTS = ("building", "calibration", "measured")
+PARTS = ("building", "measured")
 
 
 def part_of(name: str) -> str:
-    """The part of a family of faults.
-
-    A third of them was for counting confidence before what is stated changed, and is for building.
-    """
-    part = PARTS[zlib.crc32(name.encode()) % len(PARTS)]
-    return "building" if part == "calibration" else part
+    """The part of a family of faults: a third of them is measured."""
+    return "measured" if zlib.crc32(name.encode()) % 3 == 2 else "building"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,11 @@ REASONS: dict[tuple[str, str], str] = {
         "of them again, which are no longer unseen: 110 of 145 right, and 4 of 146 wrong, all 'add "
         "instead of sub' where the label says sign. A new figure needs new kinds of faults."
     ),
+    ("confidence", "wrong kind at an operator"): (
+        "Four, which were looked at after they were counted: two negated operands, one factor on a "
+        "norm that was called a divisor, one NaN that another function would give as well. Since "
+        "then these are `sign` or nothing. The next count needs other faults."
+    ),
     ("places", "guard: the kind at the place"): "As for verify; not measured again.",
     ("places", "guard names the exact node"): (
         "Three of the 13 are labels of the lab: the backward of an embedding was put down to the "

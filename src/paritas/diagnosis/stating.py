@@ -131,18 +131,16 @@ def may_be_stated(
 # The evidence that says in which class a statement was counted.
 COUNTED = "counted as"
 # The share of statements that was right, and the counts behind it (right, of all), by grade and by
-# whether it is at an output. Counted by `benchmarks/bench_diagnosis.py` on a part of its faults
-# that nothing was built with; its figures are of a third part. The share is (right + 1) over
-# (all + 2), since few cases prove little, and at most 0.99. Kinds that fit equally well are counted
-# with the others: the order in which one of them is chosen was right whenever that happened.
+# whether it is at an output. Counted by `benchmarks/bench_confidence.py` on faults drawn at random
+# that nothing was built with. The share is (right + 1) over (all + 2), since few cases prove little,
+# and at most 0.99.
 CONFIDENCE: dict[tuple[Grade, bool], tuple[float, int, int]] = {
-    (Grade.EXACT, False): (0.99, 124, 124),
-    (Grade.CLOSE, False): (0.97, 39, 39),
-    # Lower than counted: of kinds of faults that nobody had thought of, more of these were wrong.
-    (Grade.LOOSE, False): (0.9, 45, 45),
-    (Grade.EXACT, True): (0.98, 52, 52),
-    (Grade.CLOSE, True): (0.91, 10, 10),
-    (Grade.LOOSE, True): (0.97, 35, 35),
+    (Grade.EXACT, False): (0.99, 99, 99),
+    (Grade.CLOSE, False): (0.93, 42, 44),
+    (Grade.LOOSE, False): (0.84, 15, 17),
+    (Grade.EXACT, True): (0.99, 154, 154),
+    (Grade.CLOSE, True): (0.94, 15, 15),
+    (Grade.LOOSE, True): (0.97, 39, 39),
 }
 
 

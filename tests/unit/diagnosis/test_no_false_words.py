@@ -169,3 +169,18 @@ def test_a_fault_without_a_word_gets_none(fault: str) -> None:
     right = target(*args)
     found = diagnose(candidate, right, context=call_context(target, tuple(args), {}))
     assert [(one.kind, one.sentence) for one in found.patterns] == []
+
+
+def test_one_nan_is_not_put_down_to_another_function_that_would_give_it() -> None:
+    """The power of a negative number is none."""
+    candidate = PRODUCT.clone()
+    place = int(((A < 0) & (B % 1 != 0)).flatten().nonzero()[0])
+    candidate.view(-1)[place] = torch.nan
+    found = diagnose(candidate, PRODUCT, context=call_context(aten.mul.Tensor, (A, B), {}))
+    assert [one.kind for one in found.patterns] in ([], ["nonfinite"])
+
+
+def test_a_negated_operand_is_a_sign() -> None:
+    found = diagnose(-A - B, A - B, context=call_context(aten.sub.Tensor, (A, B), {}))
+    assert found.best is not None
+    assert (found.best.kind, found.best.sentence) == ("sign", "self is negated")

@@ -51,9 +51,8 @@ def propose_approximations(case: Case) -> list[Pattern]:
     smooth = max(_smoothness(error), _smoothness(relative))
     if len(x) < _FEWEST or smooth < _LEAST_SMOOTH:
         return []
-    if float(error.norm()) > _FURTHEST * float(right.norm()):
-        return []
-    if float(relative.abs().median()) > _USUAL:
+    far = float(error.norm()) > _FURTHEST * float(right.norm())
+    if far or float(relative.abs().median()) > _USUAL:
         return []
     if float(relative.std()) < _LEAST_VARIED * float(relative.abs().mean()):
         return []

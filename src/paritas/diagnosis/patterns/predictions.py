@@ -65,15 +65,19 @@ _ORDER = tuple(PatternKind)
 # The most numbers that are compared to find where slices come from.
 _MOST_COMPARED = 1 << 24
 # Mistakes that are made in the whole result, or not at all.
+# An operand that is left out in a part leaves a copy of the other there.
 _OF_ALL = frozenset(
     {
         PatternKind.SWAPPED_OPERANDS,
+        PatternKind.MISSING_OPERAND,
         PatternKind.SHIFT,
         PatternKind.PERMUTATION,
         PatternKind.TRANSPOSE,
         PatternKind.WRONG_INDEX,
     }
 )
+# Fewer numbers than this, of a part, may be those of some mistake by chance.
+_FEWEST_IN_PART = 4
 # What an operator raises for arguments that it does not take.
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
@@ -316,10 +320,12 @@ class _Predictor:
 
     @functools.cached_property
     def _block(self) -> Tensor | None:
-        """The block that is wrong; None if it is the whole, or has one value only."""
+        """The block that is wrong; None if it is the whole, or has one value or few only."""
         block = wrong_block(self.case)
         given = block.case.given
         if block.is_whole or bool((given == given.reshape(-1)[0]).all()):
+            return None
+        if int(torch.isfinite(given).sum()) < _FEWEST_IN_PART:
             return None
         inside = torch.ones((), dtype=torch.bool)
         for axis, kept in enumerate(block.indices):
@@ -363,6 +369,8 @@ class _Predictor:
         """The mistake with the shortest number that reproduces the candidate."""
         number = unknown.solve(functools.partial(self._prediction, place), self.case.given)
         for short in () if number is None else shortened(number):
+            if unknown.whole and short != round(short):
+                continue
             variation = unknown.variation(short)
             prediction = self._prediction(place, variation)
             if prediction is not None:

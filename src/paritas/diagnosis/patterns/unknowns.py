@@ -69,12 +69,14 @@ class Unknown:
         starts: where to begin to look for it.
         logarithmic: it is positive, and its order of magnitude is unknown.
         most: its largest size.
+        whole: it is a count.
     """
 
     variation: Callable[[float], Variation]
     starts: tuple[float, ...]
     logarithmic: bool = False
     most: float = math.inf
+    whole: bool = False
 
     def solve(self, predict: Callable[[Variation], Tensor | None], given: Tensor) -> float | None:
         """The number whose prediction is nearest to what is given."""

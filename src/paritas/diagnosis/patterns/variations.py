@@ -399,6 +399,8 @@ def _operand_variations(
 ) -> Iterator[Variation]:
     is_bias = name == "bias" or (name == "self" and step.name in _BIASES)
     called = "the bias" if is_bias else name
+    if not alone:
+        yield Variation(PatternKind.SIGN, f"{called} is negated", with_altered(name, torch.neg))
     if name in optional_tensors(step.operator) and name != "attn_mask":
         kind = PatternKind.MISSING_BIAS if is_bias else PatternKind.MISSING_OPERAND
         yield Variation(kind, f"{called} is left out", with_argument(name, None))

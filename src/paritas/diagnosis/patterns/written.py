@@ -178,7 +178,7 @@ def inner_unknowns(step: Step) -> Iterator[Unknown]:
     if step.name == "mean" and isinstance(step.values.get("dim"), list | tuple):
         count = divisor_of(step)
         starts = tuple(float(one) for one in (count, 2 * count) if one)
-        yield Unknown(partial(_divided_by, count), starts)
+        yield Unknown(partial(_divided_by, count), starts, whole=True)
     if step.name.startswith("nll_loss") and step.values["weight"] is None:
         yield Unknown(_smoothed, (0.1, 0.5), most=1.0)
     if step.name == "logsumexp":
