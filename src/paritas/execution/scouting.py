@@ -51,6 +51,10 @@ _HEAD = struct.Struct("<cIQ")
 _BEGINS, _ENDS, _GOES_ON, _RETURNS, _FAILS = b"b", b"e", b"g", b"r", b"f"
 # The outcome of an attempt that ended a scout, and of one whose outcome cannot be handed on.
 _FATAL, _NOT_KEPT = b"fatal", b""
+_HUNG = "it hung"
+# Whether a fork of this process waits for something that stayed behind, such as a lock: one that
+# came nowhere shows it, and the next would not come further.
+_hangs = False
 
 
 class FatalAttemptError(ValueError):
@@ -77,7 +81,8 @@ def can_scout(tensors: Iterable[Tensor]) -> bool:
     # No accelerator survives a fork.
     return (
         sys.platform == "linux"
-        and not torch.cuda.is_initialized()
+        and not _hangs
+        and not (torch.cuda.is_initialized() or torch.xpu.is_initialized())
         and all(tensor.device.type == "cpu" for tensor in tensors)
     )
 
@@ -109,6 +114,7 @@ def run_apart(compute: Callable[[], T], *, seconds: float) -> Report[T]:
     Args:
         seconds: the time for all scouts together.
     """
+    global _hangs  # noqa: PLW0603  (of the process)
     until = time.monotonic() + seconds
     outcomes: dict[int, bytes] = {}
     lost: list[str] = []
@@ -123,6 +129,8 @@ def run_apart(compute: Callable[[], T], *, seconds: float) -> Report[T]:
         if watch.failure:
             return Report(None, tuple(lost), watch.failure)
         lost.append(watch.end)
+        if watch.end == _HUNG and watch.current in (None, 1):
+            _hangs = True
         if watch.current is None or time.monotonic() > until:
             break
         outcomes[watch.current] = _FATAL
@@ -212,7 +220,7 @@ class _Watch:
                 buffer = self._take(buffer + content)
         finally:
             self.end = self._child.end()
-        self.end = "it hung" if hung else self.end
+        self.end = _HUNG if hung else self.end
 
     def _read(self) -> bytes | None:
         """What it says next; empty at its end, None if it says nothing for too long."""

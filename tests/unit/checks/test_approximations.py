@@ -175,7 +175,6 @@ def test_a_search_without_time_settles_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert any("the time was over after 1 inputs" in note for note in verdict.notes)
 
 
-<<<<<<< HEAD
 def test_integers_stay_in_range_if_an_operator_does_not_check_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -198,7 +197,8 @@ def test_integers_stay_in_range_if_an_operator_does_not_check_them(
     )
     assert len(largest) > 5
     assert max(largest) == 4
-=======
+
+
 # --- what it costs to see that a fault is plain ---------------------------------------------------
 
 
@@ -243,4 +243,3 @@ def test_a_plain_fault_of_a_large_program_with_decisions_is_not_measured_for_a_n
     assert verdict.status is Status.DIFFERENT
     assert not any("only an approximation was not found out" in note for note in verdict.notes)
     assert not any("looking for decisions" in text for text in said)
->>>>>>> h-speed

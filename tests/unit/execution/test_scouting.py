@@ -113,7 +113,8 @@ def test_an_exception_is_reported() -> None:
     assert run_apart(fail, seconds=60).failure == "LookupError: nothing here"
 
 
-def test_no_process_is_left_behind() -> None:
+def test_no_process_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scouting, "_hangs", False)  # it is put back
     before = children()
     run_apart(lambda: survivors(lambda: 1, os.abort), seconds=60)
     run_apart(lambda: threading.Event().wait(), seconds=0.2)
@@ -198,4 +199,10 @@ def test_accelerators_do_not_survive_a_fork(monkeypatch: pytest.MonkeyPatch) -> 
     assert can_scout([torch.ones(2)])
     assert not can_scout([torch.ones(2), torch.ones(2, device="meta")])
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert not can_scout([torch.ones(2)])
+
+
+def test_after_a_copy_that_hung_at_once_no_other_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scouting, "_hangs", False)
+    run_apart(lambda: threading.Event().wait(), seconds=0.2)
     assert not can_scout([torch.ones(2)])
