@@ -225,7 +225,7 @@ class LiveCall:
             return change(Step(operator, bind_arguments(operator, args, kwargs)))
 
         with torch.no_grad():
-            return tape.results(place, compute, lambda one: Step(one, {}).checks_arguments)
+            return tape.results(place, compute, lambda one: is_scout() or checks_arguments(one))
 
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:

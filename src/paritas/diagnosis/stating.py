@@ -132,8 +132,8 @@ def may_be_stated(
 COUNTED = "counted as"
 # The share of statements that was right, and the counts behind it (right, of all), by grade and by
 # whether it is at an output. Counted by `benchmarks/bench_confidence.py` on faults drawn at random
-# that nothing was built with. The share is (right + 1) over (all + 2), since few cases prove little,
-# and at most 0.99.
+# that nothing was built with. The share is (right + 1) over (all + 2), since few cases prove
+# little, and at most 0.99.
 CONFIDENCE: dict[tuple[Grade, bool], tuple[float, int, int]] = {
     (Grade.EXACT, False): (0.99, 99, 99),
     (Grade.CLOSE, False): (0.93, 42, 44),

@@ -277,8 +277,11 @@ def _permuted_rows(case: Case, _probe: Probe) -> Iterator[Pattern | None]:
     for axis in range(len(case.shape)):
         yield _taken_from_elsewhere(case, axis)
     if len(case.shape) > 2:  # noqa: PLR2004  (rows of a matrix, of which axes were made since)
-        parts = (case.candidate, case.reference, case.right, case.allowed)
-        yield _taken_from_elsewhere(Case(*(one.flatten(0, -2) for one in parts)), 0)
+        candidate, reference, right, allowed = (
+            values.flatten(0, -2)
+            for values in (case.candidate, case.reference, case.right, case.allowed)
+        )
+        yield _taken_from_elsewhere(Case(candidate, reference, right, allowed), 0)
 
 
 def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:

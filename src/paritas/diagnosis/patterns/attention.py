@@ -389,7 +389,7 @@ def _keys_seen(step: Step, given: Tensor, shared: tuple[int, ...]) -> Tensor:
     size = gram.diagonal(dim1=-2, dim2=-1).sqrt()
     size = torch.where(size > 0, size, 1.0)
     _, vectors = torch.linalg.eigh(gram / size.unsqueeze(-1) / size.unsqueeze(-2))
-    counts = vectors[..., 0] / size
+    counts: Tensor = vectors[..., 0] / size
     counts = counts / counts.gather(-1, counts.abs().argmax(-1, keepdim=True))
     # Most keys are seen once.
     usual = torch.where(counts > _NEAR_WHOLE, counts, math.nan).nanmedian(-1, keepdim=True).values

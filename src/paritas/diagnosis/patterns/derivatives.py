@@ -91,10 +91,10 @@ def derivative_variations(step: Step) -> Iterator[Variation]:
     """The mistakes in the gradient of a pointwise function."""
     name = step.name
     at = "output" if name in _BY_RESULT else "self"
-    pair = [step.values.get(one) for one in ("grad_output", at)]
-    if not name.endswith("_backward") or not all(isinstance(one, torch.Tensor) for one in pair):
+    gradient, at_value = step.values.get("grad_output"), step.values.get(at)
+    if not name.endswith("_backward") or not isinstance(gradient, torch.Tensor):
         return
-    if pair[0].shape != pair[1].shape:
+    if not isinstance(at_value, torch.Tensor) or gradient.shape != at_value.shape:
         return
     right = name.removesuffix("_backward")
     for other, derivative in (_OF_RESULT if at == "output" else _OF_INPUT).items():
