@@ -538,10 +538,8 @@ IN_BFLOAT16 = (
 def programs() -> list[Program]:
     """All of them."""
     found = [Program(name, "approximation", *pair) for name, pair in PAIRS.items()]
-    for name in IN_MODULES:
-        found.append(Program(name, "approximation", *PAIRS[name], form="module"))
-    for name in COMPILED:
-        found.append(Program(name, "approximation", *PAIRS[name], form="compiled"))
+    found += [Program(n, "approximation", *PAIRS[n], form="module") for n in IN_MODULES]
+    found += [Program(n, "approximation", *PAIRS[n], form="compiled") for n in COMPILED]
     for name in IN_BFLOAT16:
         reference, candidate, inputs = PAIRS[name]
         kernel = in_float32(candidate)
