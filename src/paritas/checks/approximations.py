@@ -72,9 +72,10 @@ WIDE = 4.0
 HIDDEN = 4.0
 # A candidate may overflow where the true value is above this share of the dtype's largest.
 NEAR_OVERFLOW = 0.25
-# The candidate's own rounding excuses a difference that is well below it in float64. Perturbed runs
-# can show more rounding than there is: this many times what there is, it is no excuse.
+# The candidate's own rounding excuses a difference that is well below it in float64.
 EXCUSED = 0.6
+# Perturbed runs can show more rounding than there is. A difference that is this many times what
+# there is on both sides is not rounding.
 SYSTEMATIC = 2.0
 # Where the reference itself is natively off by more than this share, it says little.
 LOST = 0.1
@@ -554,8 +555,6 @@ class _Judging:
             own = criterion.own_noise(value, arbiter)
             noise = dataclasses.replace(noise, own=own, reference=value)
         score = criterion.score(lifted, arbiter, noise).score
-        if also and _ratio(score) > 1 and _is_systematic(arbiter, lifted, mine):
-            return self._make(math.inf, item, score.index, "more than its own rounding")
         # Perturbed runs show noise that the reference's own error does not.
         if _ratio(score) > NEAR:
             noise = dataclasses.replace(noise, spread=about.spread(unit, FEW_RUNS))
@@ -565,6 +564,7 @@ class _Judging:
             f"in float64 off by {score.max_z:.3g} times the noise of {dtype_name(accuracy)}, "
             f"{rms:.3g} times on average"
         )
+        ratio = max(ratio, _systematic_units(arbiter, lifted, value, mine) / MOST_Z)
         made = self._make(ratio, item, score.index, how)
         return dataclasses.replace(made, factor=factor)
 
@@ -652,13 +652,20 @@ def _differ_below_normal(left: Tensor, right: Tensor, dtype: torch.dtype) -> Ten
     return (left - right).abs() < 2 * tiny
 
 
-def _is_systematic(arbiter: Tensor, lifted: Tensor, mine: Tensor) -> bool:
-    """Whether the candidate differs in float64 by more than its native run is rounded."""
-    if mine.numel() < _ENOUGH_ELEMENTS:
-        return False
-    rounding = (mine.to(arbiter.device).to(arbiter.dtype) - lifted).abs().square().mean().sqrt()
-    difference = (lifted - arbiter).abs().square().mean().sqrt()
-    return bool(difference > SYSTEMATIC * rounding)
+def _systematic_units(arbiter: Tensor, lifted: Tensor, value: Tensor, mine: Tensor) -> float:
+    """The difference in float64, in unit roundoffs; 0 if the sides are rounded as much natively."""
+    if value.numel() < _ENOUGH_ELEMENTS:
+        return 0.0
+
+    def root_mean_square(values: Tensor) -> float:
+        return float(values.abs().double().square().mean().sqrt())
+
+    ours, theirs = (side.to(arbiter.device).to(arbiter.dtype) for side in (value, mine))
+    rounding = max(root_mean_square(ours - arbiter), root_mean_square(theirs - lifted))
+    difference, size = root_mean_square(lifted - arbiter), root_mean_square(arbiter)
+    if not difference > SYSTEMATIC * rounding or size == 0:
+        return 0.0
+    return difference / (unit_roundoff(accuracy_of(value.dtype)) * size)
 
 
 def shared_factor(lifted: Tensor, arbiter: Tensor, dtype: torch.dtype) -> float | None:
