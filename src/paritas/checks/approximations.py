@@ -20,10 +20,11 @@ import msgspec
 import torch
 
 from paritas._torch.operators import Operator, checks_arguments
-from paritas.checks.failures import FailedPair, is_judging_only
+from paritas.checks.failures import is_judging_only
+from paritas.checks.places import find_place, wrong_findings
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.item_evidence import ItemEvidence
-from paritas.execution.observation import RunOptions, storage_address
+from paritas.execution.observation import RunOptions, input_tensors, storage_address
 from paritas.execution.similar_inputs import SimilarCase, SimilarInputs
 from paritas.execution.subject_runs import SubjectLift
 from paritas.execution.subjects import inspect_subject
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.checks.failures import FailedPair
     from paritas.checks.places import FailedCall, Place
     from paritas.execution.observation import Observation
     from paritas.execution.subject_runs import SubjectProgram
@@ -78,6 +80,9 @@ HIDDEN = 4.0
 NEAR_OVERFLOW = 0.25
 # The candidate's own rounding excuses a difference that is well below it in float64.
 EXCUSED = 0.6
+# Perturbed runs can show more rounding than there is. A difference that is this many times what
+# there is on both sides is not rounding.
+SYSTEMATIC = 2.0
 # Where the reference itself is natively off by more than this share, it says little.
 LOST = 0.1
 # Many devices and libraries make zeros of denormal float32 and bfloat16 numbers. Those of float16
@@ -85,6 +90,7 @@ LOST = 0.1
 MOST_DENORMAL = 1e-30
 _ENOUGH_ELEMENTS = 8
 _MOST_WEIGHTS = 8
+_MOST_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,13 +99,41 @@ class Settled:
 
     Attributes:
         verdict: the given one, the one of an approximation, or the given one with what shows it.
-        pair: the programs with inputs on which the difference is visible natively, if there are.
+        shown: what shows the difference, in words; empty if nothing does.
+        inputs: the inputs of the whole programs that show it, if there are.
         is_visible: it is visible on the given inputs, so that there is nothing to find out.
     """
 
     verdict: Verdict
-    pair: FailedPair | None = None
+    shown: str = ""
+    inputs: Inputs | None = None
     is_visible: bool = False
+
+
+def settle_and_locate(
+    call: FailedCall, verdict: Verdict, place: Place | None = None
+) -> tuple[Settled, Place | None]:
+    """Settle a verdict, and find where the difference starts if there is one.
+
+    What the whole program does not show, the place may: its inputs can be chosen.
+
+    Args:
+        call: the call that failed.
+        verdict: its verdict.
+        place: where earlier inputs have shown that it starts.
+    """
+    settled = settle_approximation(call, verdict, place)
+    if place is not None or not wrong_findings(settled.verdict):
+        return settled, place
+    place = find_place(call)
+    is_open = not settled.shown and not settled.is_visible
+    if place is not None and place.pair is not None and is_open:
+        settled = settle_approximation(call, verdict, place)
+    if place is not None and place.findings and settled.shown:
+        first, *others = place.findings
+        first = msgspec.structs.replace(first, reason=f"{first.reason}; {settled.shown}")
+        place = dataclasses.replace(place, findings=(first, *others))
+    return settled, place
 
 
 def settle_approximation(call: FailedCall, verdict: Verdict, place: Place | None = None) -> Settled:
@@ -155,20 +189,19 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
         return Settled(verdict, is_visible=True)
     native = _native_verdict(call, verdict.failures[0].item.inputs)
     if not native.passed:
-        return Settled(verdict, is_visible=True)
+        known = {finding.item for finding in verdict.failures}
+        others = [finding for finding in native.failures if finding.item not in known]
+        why = f"natively, {others[0].path} differs as well: {others[0].reason}" if others else ""
+        return Settled(_with_note(verdict, why) if why else verdict, is_visible=True)
     outcome = search.run()
     if outcome.reason:
         return Settled(_with_note(verdict, outcome.reason))
     if outcome.shown is None:
         return Settled(_as_approximation(native, verdict, outcome))
     shown = outcome.shown
-    failed = None
-    if not shown.weights:
-        programs = (call.reference.call, call.candidate.call)
-        if pair is not None:
-            programs = (pair.reference, pair.candidate)
-        failed = FailedPair(*programs, [shown.case.inputs])
-    return Settled(_with_evidence(verdict, shown), failed)
+    is_whole = pair is None and not shown.weights
+    inputs = shown.case.inputs if is_whole else None
+    return Settled(_with_evidence(verdict, shown), shown.words, inputs)
 
 
 def _is_visible_by_own_error(call: FailedCall, finding: Finding, *, sure: bool) -> bool:
@@ -231,6 +264,10 @@ def _native_verdict(call: FailedCall, number: int) -> Verdict:
         call.reference, call.candidate, call.inputs, call.config, number, call.tell, lifts=False
     )
     one.rng = call.rng
+    given = call.conditions
+    one.conditions = dataclasses.replace(
+        one.conditions, upstream=given.upstream, gradients=given.gradients
+    )
     return one.run()
 
 
@@ -303,7 +340,8 @@ class _Trial:
         item: the item of that figure.
         index: where in the item.
         how: the figure in words.
-        factor: the factor, less one, by which a result of few elements is off in float64.
+        factor: the factor, less one, by which all elements are off in float64; 0 if there is none,
+            None if it cannot be measured.
         is_native: the figure is that of the native run.
         is_weaker: visible, but only by the candidate's own rounding.
     """
@@ -314,7 +352,7 @@ class _Trial:
     item: Item
     index: tuple[int, ...] | None = None
     how: str = ""
-    factor: float = 0.0
+    factor: float | None = None
     is_native: bool = False
     is_weaker: bool = False
 
@@ -331,9 +369,8 @@ class _Trial:
     @property
     def words(self) -> str:
         """What shows it."""
-        if self.is_native:
-            return f"visible natively for {self.kind}: {self.how}"
-        return f"not as accurate as the reference for {self.kind}: {self.how}"
+        what = "visible natively" if self.is_native else "not as accurate as the reference"
+        return f"{what} for {self.kind}: {self.how}, with {_ranges(self.case.inputs)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -455,12 +492,17 @@ class _Search:
         )
 
     def _with_same_factor(self) -> _Trial | None:
-        """A trial of many whose results, too few to share a factor alone, are off by the same."""
-        off = [t for t in self.trials if abs(t.factor) > MOST_FACTOR * UNIT_F32]
-        for trial in off:
-            alike = [t for t in off if abs(t.factor / trial.factor - 1) < SAME_FACTOR]
-            if len(alike) >= _ENOUGH_ELEMENTS:
-                how = f"the result is off by one factor, {1 + trial.factor:.9g}"
+        """A trial whose results are off by one factor, which is that of most trials.
+
+        A wrong constant is a factor everywhere. An approximation has one where a function is a
+        straight line, and another error elsewhere.
+        """
+        measured = [(t, t.factor) for t in self.trials if t.factor is not None]
+        off = [(t, by) for t, by in measured if abs(by) > MOST_FACTOR * UNIT_F32]
+        for trial, factor in off:
+            alike = sum(abs(by / factor - 1) < SAME_FACTOR for _, by in off)
+            if alike >= _ENOUGH_ELEMENTS and 2 * alike > len(measured):
+                how = f"all values are off by one factor, {1 + factor:.9g}"
                 return dataclasses.replace(trial, how=how, is_native=False)
         return None
 
@@ -588,9 +630,11 @@ class _Judging:
         if arbiter is None or lifted is None:
             return self._make(math.inf, item, None, "it has no value in float64")
         mine = self.mine.value(item)
-        if mine is None or mine.shape != value.shape:
+        if mine is None:  # gradients that a compiled program has in float64 only
+            mine = lifted.to(value.dtype)
+        if mine.shape != value.shape:
             return self._make(math.inf, item, None, "the candidate has no such value")
-        factor = _shared_factor(lifted, arbiter, value.dtype)
+        factor = shared_factor(lifted, arbiter, value.dtype)
         arbiter, lifted = _as_native(arbiter, lifted, value, mine)
         if nonfinite_mismatch(arbiter, lifted) is not None:
             return self._make(math.inf, item, None, "one side is not finite")
@@ -610,14 +654,9 @@ class _Judging:
             f"in float64 off by {score.max_z:.3g} times the noise of {dtype_name(accuracy)}, "
             f"{rms:.3g} times on average"
         )
-        if abs(factor) > MOST_FACTOR * UNIT_F32:
-            ratio = max(ratio, abs(factor) / (MOST_FACTOR * UNIT_F32))
-            how = f"all values are off by one factor, {1 + factor:.9g}"
+        ratio = max(ratio, _systematic_units(arbiter, lifted, value, mine) / MOST_Z)
         made = self._make(ratio, item, score.index, how)
-        if value.numel() < _ENOUGH_ELEMENTS and float(arbiter.abs().min()) > 0:
-            few = float(((lifted - arbiter) / arbiter).abs().max())
-            made = dataclasses.replace(made, factor=few if math.isfinite(few) else 0.0)
-        return made
+        return dataclasses.replace(made, factor=factor)
 
     def _may_be_weaker(self) -> bool:
         """Whether the rounding of the candidate itself can be measured."""
@@ -670,7 +709,7 @@ def _as_native(
     """
     info = torch.finfo(value.dtype)
     outside = (arbiter.abs() > info.max) | ~torch.isfinite(value)
-    outside |= _both_denormal(arbiter, lifted, value.dtype)
+    outside |= _differ_below_normal(arbiter, lifted, value.dtype)
     own, native = (
         (side.to(arbiter.device).to(arbiter.dtype) - arbiter).abs() for side in (value, mine)
     )
@@ -692,30 +731,62 @@ def _without_edges(left: Tensor, right: Tensor, arbiter: Tensor | None) -> Tenso
         return right
     near = arbiter.abs() > torch.finfo(left.dtype).max * NEAR_OVERFLOW
     early = right.isinf() & near & (right.signbit() == arbiter.signbit())
-    return torch.where(early | _both_denormal(arbiter, right, left.dtype), left, right)
+    return torch.where(early | _differ_below_normal(arbiter, right, left.dtype), left, right)
 
 
-def _both_denormal(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Where both are denormal in a dtype that has hardly any use for such numbers."""
+def _differ_below_normal(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where two differ by a denormal number, in a dtype that has hardly any use for such."""
     tiny = torch.finfo(dtype).tiny
     if tiny > MOST_DENORMAL:
         return torch.zeros_like(left, dtype=torch.bool)
-    return (left.abs() < tiny) & (right.abs() < tiny)
+    return (left - right).abs() < 2 * tiny
 
 
-def _shared_factor(lifted: Tensor, arbiter: Tensor, dtype: torch.dtype) -> float:
-    """The factor, less one, that all elements share; 0 if they share none."""
-    if lifted.is_complex():
+def _systematic_units(arbiter: Tensor, lifted: Tensor, value: Tensor, mine: Tensor) -> float:
+    """The difference in float64, in unit roundoffs; 0 if the sides are rounded as much natively."""
+    if value.numel() < _ENOUGH_ELEMENTS:
         return 0.0
+
+    def root_mean_square(values: Tensor) -> float:
+        return float(values.abs().double().square().mean().sqrt())
+
+    ours, theirs = (side.to(arbiter.device).to(arbiter.dtype) for side in (value, mine))
+    rounding = max(root_mean_square(ours - arbiter), root_mean_square(theirs - lifted))
+    difference, size = root_mean_square(lifted - arbiter), root_mean_square(arbiter)
+    if not difference > SYSTEMATIC * rounding or size == 0:
+        return 0.0
+    return difference / (unit_roundoff(accuracy_of(value.dtype)) * size)
+
+
+def shared_factor(lifted: Tensor, arbiter: Tensor, dtype: torch.dtype) -> float | None:
+    """The factor, less one, that all elements share; 0 if they share none, None if all are zero.
+
+    Values that are all about one value share one, whatever is wrong.
+    """
+    if lifted.is_complex():
+        return None
     # Where numbers are denormal, each rounds by another factor.
     info, size = torch.finfo(dtype), arbiter.abs()
     usable = torch.isfinite(lifted) & (size > info.tiny) & (size < info.max)
     true = arbiter[usable].double()
-    if len(true.unique()) < _ENOUGH_ELEMENTS or true.abs().max() < WIDE * true.abs().min():
-        return 0.0
+    if not true.numel():
+        return None
+    is_narrow = len(true.unique()) < _ENOUGH_ELEMENTS or true.abs().max() < WIDE * true.abs().min()
+    if is_narrow and arbiter.numel() >= _ENOUGH_ELEMENTS:
+        return None
     shares = lifted[usable].double() / true - 1
     middle = float(shares.median())
     return middle if float((shares - middle).abs().max()) < SAME_FACTOR * abs(middle) else 0.0
+
+
+def _ranges(inputs: Inputs) -> str:
+    """The values of the first floating inputs, in words."""
+    tensors = [
+        (path, t) for path, t in input_tensors(inputs) if t.is_floating_point() and t.numel()
+    ]
+    ends = [(path, *(float(end) for end in t.detach().aminmax())) for path, t in tensors]
+    shown = [f"{path} from {low:.3g} to {high:.3g}" for path, low, high in ends[:_MOST_SHOWN]]
+    return ", ".join(shown) or "no floating inputs"
 
 
 def _ratio(score: Score) -> float:

@@ -20,10 +20,11 @@ import torch
 
 from paritas._torch.dynamo import backends_of, original_of, uncompiled
 from paritas._torch.tensors import is_out_of_memory
+from paritas.checks.approximations import settle_and_locate
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.cut_models import Rest, Side
 from paritas.checks.failures import Explainer, FailedPair
-from paritas.checks.places import add_place, find_place
+from paritas.checks.places import add_place
 from paritas.checks.verify import Verification, same_observation
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import ComposedNoise, Parked, Recorder, Shaken, bring_back
@@ -465,11 +466,14 @@ class _OneCheck:
             # Dynamo reads the gradients of all inputs; those of a block need not be leaves.
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
             verdict = one.run()
-            place = find_place(self._failed_call(one, verdict))
-            verdict = verdict if place is None else add_place(verdict, place)
+            settled, place = settle_and_locate(self._failed_call(one, verdict), verdict)
+            verdict = settled.verdict
+            if place is not None and not verdict.passed:
+                verdict = add_place(verdict, place)
         self._take(verdict, piece, names or {})
         if not verdict.passed and len(self.check.failed) == 0 and not names:
-            self.check.failed.append(FailedPair(*pair, [inputs]))
+            shown = [] if settled.inputs is None else [settled.inputs]
+            self.check.failed.append(FailedPair(*pair, [*shown, inputs]))
         if one.evidence is not None:
             self._add_gradients(reference, one.evidence.native[0])
         return one

@@ -321,7 +321,9 @@ class _Search:
         if regions is None:
             return None, None
         reference, candidate, tensors = regions
-        pair = FailedPair(reference, candidate, [Inputs(tuple(tensors))])
+        # Functions, as a user's: an object that can be called may be of another runtime.
+        functions = reference.__call__, candidate.__call__
+        pair = FailedPair(*functions, [Inputs(tuple(tensors))])
         try:
             found = judge_regions(item, reference, candidate, tensors, self.call.config.seed)
         except Exception:  # noqa: BLE001  (random numbers, custom functions: they cannot run alone)

@@ -14,7 +14,7 @@ from paritas._torch.dynamo import reuses_outputs, room_for_entries
 from paritas._torch.global_state import quietly
 from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
-from paritas.checks.approximations import settle_approximation
+from paritas.checks.approximations import settle_and_locate
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
 from paritas.checks.fitting import check_by, describe_shortage, verify_where_it_fits
@@ -22,7 +22,6 @@ from paritas.checks.places import (
     FailedCall,
     Place,
     add_place,
-    find_place,
     gather_places,
     wrong_findings,
 )
@@ -381,7 +380,7 @@ def _verify_whole(
     config, limits, around = limit_to_candidate(config, compiled_model)
     rng = RandomState.now()
     verdicts = []
-    shown: list[FailedPair] = []
+    shown: list[Inputs] = []
     place: Place | None = None
     try:
         with around:
@@ -390,14 +389,9 @@ def _verify_whole(
                 one = Verification(reference, candidate, given, config, number, tell)
                 verdict = one.run()
                 call = one.failed_call(verdict)
-                settled = settle_approximation(call, verdict, place)
-                if place is None and wrong_findings(settled.verdict):
-                    place = find_place(call)
-                    is_open = settled.pair is None and not settled.is_visible
-                    if place is not None and place.pair is not None and is_open:
-                        settled = settle_approximation(call, verdict, place)
+                settled, place = settle_and_locate(call, verdict, place)
                 verdicts.append(settled.verdict)
-                shown += [] if settled.pair is None else [settled.pair]
+                shown += [] if settled.inputs is None else [settled.inputs]
             verdict = Verdict.merge(verdicts)
             if place is not None and wrong_findings(verdict):
                 verdict = add_place(verdict, place)
@@ -407,8 +401,7 @@ def _verify_whole(
         verdict = msgspec.structs.replace(verdict, notes=(limits, *verdict.notes))
     if verdict.enabled and not verdict.passed:
         # Inputs that show the difference natively come first: a script is about them.
-        first = [given for pair in shown for given in pair.inputs]
-        remember_failed(verdict, [FailedPair(framework_model, compiled_model, [*first, *sets])])
+        remember_failed(verdict, [FailedPair(framework_model, compiled_model, [*shown, *sets])])
     return verdict
 
 

@@ -243,3 +243,98 @@ def test_a_plain_fault_of_a_large_program_with_decisions_is_not_measured_for_a_n
     assert verdict.status is Status.DIFFERENT
     assert not any("only an approximation was not found out" in note for note in verdict.notes)
     assert not any("looking for decisions" in text for text in said)
+
+
+def test_a_wrong_root_of_gelu_that_its_own_rounding_does_not_explain_is_different() -> None:
+    def candidate(x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.erf(x * 0.707107))
+
+    assert not check([normal(8, 32)], functional.gelu, candidate).passed
+
+
+def softplus_by_log1p(x: Tensor) -> Tensor:
+    size = torch.where(x < 0, -x, x)
+    return x.clamp(min=0) + torch.log1p(torch.exp(-size))
+
+
+class Inner(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Deep(nn.Module):
+    """More operators than a search over the whole program allows, with one function inside."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(14)])
+        self.inner = Inner(function)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x)) * 3
+            if number == 7:
+                x = self.inner(x * 100)
+        return x
+
+
+def test_a_wrong_eps_deep_inside_is_shown_at_the_place_where_it_starts() -> None:
+    def reference(x: Tensor) -> Tensor:
+        return functional.layer_norm(x, (32,), eps=1e-5)
+
+    def candidate(x: Tensor) -> Tensor:
+        d = x - x.mean(-1, keepdim=True)
+        return d * torch.rsqrt(d.square().mean(-1, keepdim=True) + 1e-6)
+
+    config = VerifyConfig(raise_on_mismatch=False, locate_seconds=600.0)
+    verdict = verify([normal(8, 32, seed=1)], Deep(reference), Deep(candidate), config)
+    assert verdict.status is Status.DIFFERENT
+    place = verdict.failures[0]
+    assert place.origin is not None
+    assert "; visible natively for inputs " in place.reason
+    assert ", with input[0] from " in place.reason
+    assert place.reason in str(verdict)
+    (pair,) = recall_failed(verdict)
+    assert len(pair.inputs) == 1  # type: ignore[union-attr]  # the place's are not the model's
+
+
+class Layer(nn.Module):
+    """A layer after a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(16, 16), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.function(x))
+
+
+def layers(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Layer(function) for _ in range(2)))
+
+
+@pytest.mark.parametrize(
+    ("candidate", "passes"),
+    [(softplus_by_log1p, True), (lambda x: softplus_by_log1p(x) * 1.00001, False)],
+    ids=["approximation", "factor"],
+)
+def test_an_approximation_is_settled_by_blocks_as_well(
+    candidate: Callable[[Tensor], Tensor], passes: bool
+) -> None:
+    verdict = verify(
+        [normal(4, 16) * 20],
+        layers(functional.softplus),
+        layers(candidate),
+        VerifyConfig(raise_on_mismatch=False, locate_seconds=600.0),
+        by="blocks",
+    )
+    assert verdict.passed is passes
+    assert any("float32, not beyond" in note for note in verdict.notes) is passes

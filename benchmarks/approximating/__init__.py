@@ -1,0 +1,1 @@
+"""Programs for `bench_approximations.py`: honest approximations, and wrong parameters."""
