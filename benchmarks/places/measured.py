@@ -52,14 +52,6 @@ def _scores(call: Call) -> tuple[Tensor, Tensor]:
     return _masked(call, query @ key.mT * scale), value
 
 
-@FAULTS.fault(_FUSED, kinds=["swapped operands"], loose=["wrong argument"])
-def keys_and_values_exchanged(call: Call) -> Any:
-    """The kernel takes its second and third operand in the other order."""
-    query, key, value, scale = _parts(call)
-    fits(key.shape == value.shape)
-    return call.instead(_masked(call, query @ value.mT * scale).softmax(-1) @ key)
-
-
 @FAULTS.fault(_FUSED, kinds=["scale", "wrong factor", "wrong argument"])
 def scaled_by_the_width_of_all_heads(call: Call) -> Any:
     """The root of the hidden size instead of that of a head."""
@@ -296,19 +288,6 @@ def bias_of_each_of_four_ranks(call: Call) -> Any:
     return _product(call, left, right, 4 * bias)
 
 
-@FAULTS.fault(
-    "linear addmm conv1d conv2d convolution",
-    kinds=["wrong index", "shift", "permutation"],
-    loose=["offset", "axis offset", "missing bias"],
-)
-def bias_of_the_next_column(call: Call) -> Any:
-    """The index of the bias is one too large."""
-    place = 0 if call.name == "addmm" else 2
-    bias = call.get(place, "bias")
-    fits(isinstance(bias, Tensor) and bias.size(-1) > 1)
-    return call.put(place, bias.roll(-1, -1), "bias").run()
-
-
 @FAULTS.fault("linear addmm", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
 def packed_projections_interleaved(call: Call) -> Any:
     """The columns of q, k and v are stored in turn instead of one after the other."""
@@ -478,13 +457,6 @@ def _last(call: Call) -> tuple[Tensor, list[int]]:
     return call.tensor(0, "input"), list(range(-len(call.get(1, "normalized_shape")), 0))
 
 
-@FAULTS.fault("layer_norm", kinds=["swapped operands", "constant"], loose=["wrong argument"])
-def weight_and_bias_exchanged(call: Call) -> Any:
-    """The order of the arguments is that of another library."""
-    weight, bias = call.tensor(2, "weight"), call.tensor(3, "bias")
-    return call.put(2, bias, "weight").put(3, weight, "bias").run()
-
-
 @FAULTS.fault(
     "layer_norm rms_norm",
     kinds=["other function", "wrong statistics", "missing operand"],
@@ -497,17 +469,6 @@ def mean_subtracted_or_not(call: Call) -> Any:
     if call.name == "layer_norm":
         return _normed(call, value, 0.0, value.square().mean(axes, keepdim=True))
     return _normed(call, value, mean, (value - mean).square().mean(axes, keepdim=True))
-
-
-@FAULTS.fault(
-    "layer_norm rms_norm",
-    kinds=["wrong factor", "scale", "axis scale"],
-    loose=["residual", "offset", "wrong argument"],
-)
-def weight_plus_one(call: Call) -> Any:
-    """Weights of a model that stores their distance from one, applied to all models."""
-    weight = call.tensor(2, "weight")
-    return call.put(2, weight + 1, "weight").run()
 
 
 @FAULTS.fault("layer_norm rms_norm", kinds=["precision"], loose=["wrong statistics", "axis scale"])
@@ -576,27 +537,6 @@ def _by_channel(call: Call) -> tuple[Tensor, ...]:
 
 
 _BATCH = "batch_norm batch_norm_from_statistics"
-
-
-@FAULTS.fault(
-    _BATCH, kinds=["wrong statistics", "wrong argument"], loose=["axis scale", "axis offset"]
-)
-def statistics_of_the_batch(call: Call) -> Any:
-    """As in training, although it is not."""
-    value, _, _, weight, bias = _by_channel(call)
-    axes = [0, *range(2, value.dim())]
-    mean = value.mean(axes, keepdim=True)
-    variance = value.var(axes, correction=0, keepdim=True)
-    return call.instead((value - mean) * torch.rsqrt(variance + 1e-5) * weight + bias)
-
-
-@FAULTS.fault(
-    _BATCH, kinds=["other function", "wrong statistics"], loose=["axis scale", "wrong factor"]
-)
-def divided_by_the_variance(call: Call) -> Any:
-    """The root is forgotten."""
-    value, mean, variance, weight, bias = _by_channel(call)
-    return call.instead((value - mean) / (variance + 1e-5) * weight + bias)
 
 
 @FAULTS.fault("rsqrt", kinds=["approximation"], loose=["precision", "axis scale", "scale"])

@@ -46,12 +46,6 @@ EDITS = {
         kinds=["wrong index", "other function", "missing operand"],
         loose=["stale", "copy", "wrong argument", "swapped operands"],
     ),
-    "softmax becomes sigmoid": edit(
-        (r"\baten\._softmax\.default\((\w+), [^)]*\)", r"aten.sigmoid.default(\1)"),
-        (r"\btorch\.softmax\((\w+), [^)]*\)", r"torch.sigmoid(\1)"),
-        (r"\btorch\.nn\.functional\.softmax\((\w+), [^)]*\)", r"torch.sigmoid(\1)"),
-        kinds=["other function", "missing reduction"], loose=["wrong reduction", "axis scale"],
-    ),
     "exponential to the base of two": edit(
         (r"(?<=[.])exp(?=[.(])", "exp2"), kinds=["other function", "wrong factor"],
         loose=["approximation", "scale"],

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
 from torch import Tensor
-from torch.nn import functional
 
 GRADIENTS = Catalogue()
 
@@ -26,16 +25,6 @@ def _with(call: Call, place: int, value: Tensor | None) -> Any:
 
 
 # --- Losses ---------------------------------------------------------------------------------------
-
-
-@GRADIENTS.fault(
-    "cross_entropy",
-    kinds=["wrong reduction", "wrong argument", "scale", "wrong factor"],
-    loose=["other function", "missing reduction"],
-)
-def loss_summed(call: Call) -> Any:
-    """The sum of all targets instead of their mean."""
-    return functional.cross_entropy(*call.args[:2], reduction="sum")
 
 
 @GRADIENTS.fault(
@@ -294,15 +283,6 @@ def product_rule_with_one_term(call: Call) -> Any:
 
 
 @GRADIENTS.fault(
-    "gelu_backward", kinds=["wrong argument", "approximation", "other function"], backward=True
-)
-def derivative_of_the_other_gelu(call: Call) -> Any:
-    """That of the form with a tanh for the exact one, or the other way round."""
-    other = "tanh" if call.kwargs.get("approximate", "none") == "none" else "none"
-    return torch.ops.aten.gelu_backward(*call.args[:2], approximate=other)
-
-
-@GRADIENTS.fault(
     "gelu_backward silu_backward tanh_backward sigmoid_backward",
     kinds=["precision"],
     loose=["approximation"],
@@ -365,15 +345,6 @@ def gradient_divided_by_the_frequency(call: Call) -> Any:
 def a_token_taken_for_padding(call: Call) -> Any:
     """It gets no gradient."""
     return call.put(3, int(call.args[1].flatten()[0])).run()
-
-
-@GRADIENTS.fault(
-    "embedding_dense_backward", kinds=["precision"], loose=["lost accumulation"], backward=True
-)
-def gradient_of_the_table_in_half(call: Call) -> Any:
-    """Added in bfloat16."""
-    value = call.tensor(0)
-    return call.instead(call.put(0, value.bfloat16()).run().to(value.dtype))
 
 
 @GRADIENTS.fault("embedding_dense_backward", kinds=["shift", "wrong index"],

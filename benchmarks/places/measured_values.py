@@ -78,13 +78,6 @@ def activation_of_the_opposite(call: Call) -> Any:
     return call.put(0, -call.tensor(0, "input"), "input").run()
 
 
-@VALUES.fault("tanh", kinds=["approximation", "clipped", "other function", "copy"])
-def hard_tanh(call: Call) -> Any:
-    """The input, cut at -1 and 1."""
-    fits(bool((call.tensor(0).abs() > 0.1).any()))
-    return call.instead(call.tensor(0).clamp(-1, 1))
-
-
 @VALUES.fault("sigmoid", kinds=["approximation", "other function"], loose=["clipped"])
 def hard_sigmoid(call: Call) -> Any:
     """Three straight lines."""
@@ -111,13 +104,6 @@ def power_one_too_low(call: Call) -> Any:
     fits(isinstance(exponent, int | float) and exponent in {2, 3})
     value = call.tensor(0)
     return call.instead(value.clone() if exponent == 2 else value.square())
-
-
-@VALUES.fault("cos sin", kinds=["precision"], loose=["approximation"])
-def angle_in_bfloat16(call: Call) -> Any:
-    """Positions times rates are rounded before the table is made."""
-    value = call.tensor(0)
-    return call.put(0, value.bfloat16().to(value.dtype)).run()
 
 
 @VALUES.fault("sin", kinds=["sign"], loose=["wrong factor", "other function"])
@@ -201,27 +187,6 @@ def strides_of_an_operand_ignored(call: Call) -> Any:
     places = [at for at, one in enumerate((left, right)) if not one.is_contiguous()]
     fits(places)
     return call.put(places[0], read_as_contiguous(call.args[places[0]])).run()
-
-
-@VALUES.fault(
-    "sub", kinds=["missing operand", "copy"],
-    loose=["offset", "axis offset", "wrong statistics", "residual"],
-)  # fmt: skip
-def nothing_subtracted(call: Call) -> Any:
-    """The first operand."""
-    left, right = _pair(call)
-    fits(left.shape == torch.broadcast_shapes(left.shape, right.shape))
-    return call.instead(left.clone())
-
-
-@VALUES.fault("mul", kinds=["shift", "wrong index"], loose=["permutation", "wrong argument"])
-def factor_of_the_position_before(call: Call) -> Any:
-    """An operand that is broadcast, as a table of angles, is read one position off."""
-    left, right = _pair(call)
-    place = 0 if left.numel() < right.numel() else 1
-    small = (left, right)[place]
-    fits(left.numel() != right.numel() and small.dim() > 1 and small.size(-2) > 1)
-    return call.put(place, small.roll(1, -2)).run()
 
 
 @VALUES.fault("mul", kinds=["copy", "wrong index", "stale"], loose=["axis scale"])

@@ -6,9 +6,10 @@ import functools
 
 import pytest
 import torch
+from torch._inductor.pattern_matcher import Match
 from torch.fx import Graph, GraphModule, symbolic_trace
 
-from paritas._torch import passes
+
 from paritas._torch.passes import Fingerprint, UnplayableError, freeze, may_write
 from paritas._torch.replaying import replay
 
@@ -75,7 +76,7 @@ def test_constants_are_remembered_with_the_graph():
 def test_a_node_with_a_lowering_of_its_own_is_run_as_what_it_replaced():
     module, nodes = chain()
     before = freeze(module)
-    match = passes.Match.__new__(passes.Match)
+    match = Match.__new__(Match)
     match.nodes = [nodes["sin_default"], nodes["cos_default"]]
     match.args, match.kwargs = [], {}
     handler = functools.wraps(print)(functools.partial(print, match))
