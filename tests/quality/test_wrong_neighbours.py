@@ -12,7 +12,7 @@ from quality.wrong_neighbours import NOT_VISIBLE, RIGHT, answers, entries
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 # Operators with several results, views, writes, random numbers, results that are no floats, and
 # shapes that depend on values.
-USUAL = ("chunk", "topk", "native_batch_norm", "T", "index_put", "bernoulli", "nonzero")
+USUAL = ("topk", "T", "index_put", "bernoulli", "nonzero")
 MOST_WRONG = 0.03
 # The workers of xdist share these.
 PARTS = 32

@@ -377,16 +377,16 @@ class SubjectLift:
         return self._graphs == 0 and bool(self.evidence.dtype_log())
 
 
-# Programs of one family that run the same code are captured once.
+# A candidate is captured once for all its verifications, and so are programs of one family that run
+# the same code.
 _COUNTING: weakref.WeakKeyDictionary[Any, dict[Any, CountingBackend]] = weakref.WeakKeyDictionary()
 
 
 def _counting_backend(candidate: Subject) -> CountingBackend:
-    if candidate.family is None:
-        return CountingBackend()
+    family = candidate.call if candidate.family is None else candidate.family
     original = original_of(candidate.call)
     code = getattr(original, "__code__", type(original))
-    return _COUNTING.setdefault(candidate.family, {}).setdefault(code, CountingBackend())
+    return _COUNTING.setdefault(family, {}).setdefault(code, CountingBackend())
 
 
 # --- The reference once more ----------------------------------------------------------------------
