@@ -196,6 +196,19 @@ def test_an_exception_of_the_compiled_code_is_the_programs_own_and_falls_back_if
     assert torch.equal(given, x.sin())
 
 
+def test_a_backend_that_compiles_no_other_graph_is_said_to() -> None:
+    def backend(graph: fx.GraphModule, _: list[Any]) -> Any:
+        if len(graph.graph.find_nodes(op="output")[0].args[0]) > 1 or len(graph.graph.nodes) < 5:
+            raise NotImplementedError("one output, and three operators at least")
+        return lambda *args: [result * 1.5 for result in graph(*args)]
+
+    guarded = guard(backend, on_mismatch="record")
+    torch.compile(lambda x: x.sin().cos().exp(), backend=guarded)(torch.randn(6))
+    (finding,) = [one for one in guarded.verdict().failures if one.origin is not None]
+    assert "parts of the graph could not be run, the first: NotImplementedError" in finding.reason
+    assert "one output, and three operators at least" in finding.reason
+
+
 def test_a_fault_that_is_not_seen_again_is_reported_for_the_whole_graph() -> None:
     calls = []
 

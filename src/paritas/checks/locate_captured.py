@@ -27,6 +27,7 @@ from paritas._torch.global_state import quietly
 from paritas._torch.graphs import UNINITIALISED, copy_graph, returned
 from paritas.checks.failures import Explainer, call_context, node_origin
 from paritas.checks.locate import clear_findings, first_clear_finding, origin_item
+from paritas.errors import in_one_line
 from paritas.execution.evidence import Evidence
 from paritas.execution.item_evidence import ItemEvidence
 from paritas.execution.node_gradients import BackwardNodes, NodeGradient
@@ -140,6 +141,15 @@ class _Search:
         self.graph = self.program.reference.graph
         self.calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
         self.outputs = len(returned(self.graph))
+        self.errors: list[str] = []
+
+    @contextlib.contextmanager
+    def _showing_nothing_if_it_fails(self) -> Iterator[None]:
+        """Code that raises is no place; if none is found, the finding says what was raised."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (a backend raises what it likes)
+            self.errors.append(in_one_line(error, 160))
 
     def finding(self) -> Finding:
         """The finding about the place."""
@@ -160,10 +170,9 @@ class _Search:
     @functools.cached_property
     def tapped(self) -> CompiledPart | None:
         """Code that returns every value; None if the backend cannot make it."""
-        try:
+        with self._showing_nothing_if_it_fails():  # the parts are compiled one by one then
             return self._compile(tap_captured(self.graph, self.taps, self.run))
-        except Exception:  # noqa: BLE001  (the parts are compiled one by one then)
-            return None
+        return None
 
     def _judge_nodes(self) -> Finding | None:
         """The first node that is wrong for the inputs that it got; None if none is."""
@@ -185,7 +194,7 @@ class _Search:
         """
         if self.tapped is None:
             return None
-        with contextlib.suppress(Exception):  # values that cannot be returned show nothing
+        with self._showing_nothing_if_it_fails():
             for _ in range(CALLS_OF_PART):
                 given, results = self.tapped.run()
                 if len(results) != self.outputs + len(self.taps):
@@ -218,7 +227,8 @@ class _Search:
                 call = NodeCall(reference, node, self.run, values)
                 yield from self._worst_of(originals[node.name], self._judge_node(call, own))
                 if not run.tensors() and call.inputs():
-                    values[node.name] = _try_once(call, run.value)
+                    ran = self._run_alone(call)  # most depend on shapes only
+                    values[node.name] = run.value if ran is None else ran[0]
             for changed in run.wrote:
                 values[changed] = self._own_value(changed, own, after=node.name)
 
@@ -245,11 +255,11 @@ class _Search:
         ]
         if not taps or _has_no_value(call.node):
             return []
-        try:
-            result, reads = call.once()
-        except Exception:  # noqa: BLE001  (a node that cannot run alone is not judged)
+        ran = self._run_alone(call)
+        if ran is None:
             return []
-        findings = []
+        result, reads = ran
+        findings: list[_JudgedNode] = []
         for tap in taps:
             expected = _item_at(reads[tap.node] if tap.after else result, tap.path)
             if not isinstance(expected, torch.Tensor):
@@ -259,6 +269,11 @@ class _Search:
             elif not _are_same(expected, own[tap]):
                 findings += self._judge_value(call, tap, own[tap])
         return findings
+
+    def _run_alone(self, call: NodeCall) -> tuple[Any, dict[str, Any]] | None:
+        with self._showing_nothing_if_it_fails():
+            return call.once()
+        return None
 
     def _judge_requires_grad(self, tap: Tap, own: Tensor) -> list[_JudgedNode]:
         needs = _item_at(self.run.nodes[tap.node].value, tap.path).requires_grad
@@ -338,10 +353,9 @@ class _Search:
         """The calls that seem to hand back wrong gradients, in the order of the graph."""
         if not self.suspect.gradients or not self.program.cotangents:
             return []
-        try:
+        wrong: list[Finding] = []
+        with self._showing_nothing_if_it_fails():  # the parts are compiled one by one then
             wrong = list(itertools.islice(self._wrong_gradients(), MOST_WRONG))
-        except Exception:  # noqa: BLE001  (the parts are compiled one by one then)
-            return []
         names = {finding.item.name for finding in clear_findings(wrong)}
         return [number for number, node in enumerate(self.calls) if node.name in names]
 
@@ -428,11 +442,10 @@ class _Search:
             worst = self._failure_of(self.tapped, [places[tap] for tap in taps])
             if worst is not None or self._shows_gradients:
                 return worst
-        try:
+        with self._showing_nothing_if_it_fails():
             code = self._compile(tap_captured(self.graph, taps, self.run))
-        except Exception:  # noqa: BLE001  (a part that cannot be compiled shows nothing)
-            return None
-        return self._failure_of(code, range(self.outputs, self.outputs + len(taps)))
+            return self._failure_of(code, range(self.outputs, self.outputs + len(taps)))
+        return None
 
     @functools.cached_property
     def _shows_gradients(self) -> bool:
@@ -472,7 +485,7 @@ class _Search:
             return None
         gradients = self.suspect.gradients
         names = {nth_output(position) for position in ends}
-        with contextlib.suppress(Exception):  # a part that fails alone shows nothing
+        with self._showing_nothing_if_it_fails():
             for _ in range(CALLS_OF_PART):
                 verdict = part.check(ends if gradients else None, diagnosed=diagnosed)
                 for finding in _wrong(verdict.failures):
@@ -514,11 +527,10 @@ class _Search:
         if any(isinstance(value, list | tuple) for value in values):
             return None  # no graph has such an input
         rng = run.rng or self.program.rng
-        try:
+        with self._showing_nothing_if_it_fails():
             code = self.suspect.compile_part(module, values, run.surroundings, rng)
-        except Exception:  # noqa: BLE001  (a node that cannot be compiled alone shows nothing)
-            return None
-        return self._failure_of(code, range(len(returned(module))), diagnosed=True)
+            return self._failure_of(code, range(len(returned(module))), diagnosed=True)
+        return None
 
     # --- Findings ---
 
@@ -549,13 +561,21 @@ class _Search:
 
     def _whole_graph(self) -> Finding:
         again = None
-        with contextlib.suppress(Exception):  # then it does not show the difference
+        with self._showing_nothing_if_it_fails():
             again = self._failure_of(self._compile(copy_graph(self.graph)), range(self.outputs))
         why = "the difference does not occur when the graph is compiled once more"
         if again is not None:
             why = f"no node and no part of the graph shows it; {again.reason}"
+        if self.errors:
+            why += f"; {self._what_was_raised()}"
         origin = Origin(kind=OriginKind.GRAPH, name=self.suspect.label)
         return self._about_whole_graph(why, Aspect.VALUE, origin)
+
+    def _what_was_raised(self) -> str:
+        count, first = len(self.errors), self.errors[0]
+        if count == 1:
+            return f"one part of the graph could not be run: {first}"
+        return f"{count} parts of the graph could not be run, the first: {first}"
 
     def _about_whole_graph(self, reason: str, aspect: Aspect, origin: Origin) -> Finding:
         about = _wrong(self.suspect.failures)[0]
@@ -569,14 +589,6 @@ class _Search:
             source=origin.source or None,
             origin=origin,
         )
-
-
-def _try_once(call: NodeCall, otherwise: Any) -> Any:
-    """The result of a node that gives no tensor; the reference's if it cannot run alone."""
-    try:
-        return call.once()[0]
-    except Exception:  # noqa: BLE001  (most depend on shapes only)
-        return otherwise
 
 
 def _has_no_value(node: Node) -> bool:
