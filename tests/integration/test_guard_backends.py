@@ -197,7 +197,7 @@ def test_an_exception_of_the_compiled_code_is_the_programs_own_and_falls_back_if
 
 
 def test_a_backend_that_compiles_no_other_graph_is_said_to() -> None:
-    def backend(graph: fx.GraphModule, _: list[Any]) -> Any:
+    def backend(graph: torch.fx.GraphModule, _: list[Any]) -> Any:
         if len(graph.graph.find_nodes(op="output")[0].args[0]) > 1 or len(graph.graph.nodes) < 5:
             raise NotImplementedError("one output, and three operators at least")
         return lambda *args: [result * 1.5 for result in graph(*args)]
