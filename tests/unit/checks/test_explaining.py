@@ -246,7 +246,7 @@ def _lose_a_summand(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..
 
 
 @pytest.mark.parametrize("locate", [True, False])
-def test_gradients_of_a_wrong_graph_state_no_kind(locate: bool) -> None:  # noqa: FBT001
+def test_gradients_of_a_wrong_graph_state_no_kind(locate: bool) -> None:
     guarded = paritas.guard(_lose_a_summand, on_mismatch="record", locate=locate)
     compiled = torch.compile(_OfTwoSummands(), backend=guarded)
     compiled(torch.randn(4, 6)).square().sum().backward()
@@ -272,7 +272,7 @@ def test_gradients_of_wrong_outputs_state_no_kind_and_of_right_outputs_they_do()
             return entering[0] / 2
 
     config = VerifyConfig(raise_on_mismatch=False, locate_seconds=0)
-    outputs_differ = verify([x], model, lambda x: model.first(x), config)
+    outputs_differ = verify([x], model, model.first, config)
     assert any("gradient" in finding.path for finding in outputs_differ.failures)
     assert not any("gradient" in path for path in _kinds(outputs_differ))
     gradients_differ = verify([x], wrong, lambda x: Halved.apply(wrong(x)), config)
