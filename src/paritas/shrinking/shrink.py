@@ -17,7 +17,14 @@ import torch
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
 from paritas.execution.time_limit import OutOfTime, TimeLimit
-from paritas.reports.scripts import Script, ScriptValues, WrittenScript, write
+from paritas.reports.scripts import (
+    Script,
+    ScriptValues,
+    WrittenScript,
+    import_text,
+    literal,
+    write,
+)
 from paritas.results.findings import Aspect, Diagnosis, Status
 from paritas.results.progress import Progress
 from paritas.results.report import Result
@@ -387,12 +394,12 @@ def _compile_call(program: FailingProgram, candidate: Candidate) -> str:
     backend = repr(candidate.backend)
     if ":" in candidate.backend:
         module, _, name = candidate.backend.partition(":")
-        backend = f"__import__('importlib').import_module({module!r}).{name}"
+        backend = import_text(module, name)
     words = ["program", f"backend={backend}"]
     if candidate.mode:
         words.append(f"mode={candidate.mode!r}")
     if candidate.options:
-        words.append(f"options={dict(candidate.options)!r}")
+        words.append(f"options={literal(dict(candidate.options))}")
     dynamic = True if program.dynamic else candidate.dynamic
     if dynamic is not None:
         words.append(f"dynamic={dynamic}")
