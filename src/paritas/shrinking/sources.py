@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from paritas._torch.dynamo import Backend
-    from paritas.results.findings import Verdict
+    from paritas.results.findings import Diagnosis, Verdict
 
 
 # --- The graphs that a compiler receives, with their real inputs ----------------------------------
@@ -220,11 +220,15 @@ def shrink_verdict(
     ).report
 
 
-def _places_of(verdict: Verdict) -> frozenset[str]:
-    """The nodes and the source lines where the failures start, as far as they are known."""
-    origins = [finding.origin for finding in verdict.failures if finding.origin is not None]
-    named = (name for origin in origins for name in (origin.name, origin.source, *origin.nodes))
-    return frozenset(name for name in named if name)
+def _places_of(verdict: Verdict) -> dict[str, Diagnosis | None]:
+    """The nodes and the source lines where the failures start, with what kind of wrong it is."""
+    return {
+        name: finding.diagnosis
+        for finding in reversed(verdict.failures)  # the first finding about a place counts
+        if (origin := finding.origin) is not None
+        for name in (origin.name, origin.source, *origin.nodes)
+        if name
+    }
 
 
 def _why_unknown(verdict: Verdict) -> str:

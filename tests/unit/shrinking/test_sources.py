@@ -106,6 +106,18 @@ def test_a_failing_guard_shrinks_to_the_wrong_operator(tmp_path, *, gradients: b
     assert result.what == f"different: value of {'gradient' if gradients else 'output'}"
 
 
+def test_a_wrong_gradient_whose_place_is_known_is_searched_as_a_gradient(tmp_path) -> None:
+    model = Model()
+    compiled = torch.compile(model, backend=WRONG_GRADIENT)
+    config = paritas.VerifyConfig(raise_on_mismatch=False, locate_seconds=60)
+    verdict = paritas.verify([torch.ones(2, 8)], model, compiled, config)
+    assert verdict.failures[0].origin is not None
+    result = verdict.shrink(outdir=tmp_path)
+    assert _calls(result) == ["torch.sin"]
+    assert result.what == "different: value of gradient"
+    assert result.queries <= 4
+
+
 def test_what_a_guard_keeps_is_what_came_before_the_call(tmp_path) -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         y = torch.sin(x)
