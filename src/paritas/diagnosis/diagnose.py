@@ -18,7 +18,7 @@ from paritas.diagnosis.patterns.operations import (
     propose_ties,
 )
 from paritas.diagnosis.patterns.precision import propose_precision, propose_rounded_inputs
-from paritas.diagnosis.patterns.predictions import propose_predictions
+from paritas.diagnosis.patterns.predictions import UndecidedError, propose_predictions
 from paritas.diagnosis.patterns.ranks import propose_collectives
 from paritas.diagnosis.patterns.reductions import (
     propose_norms,
@@ -87,7 +87,7 @@ _MORE = 0.01
 def propose_all(
     case: Case, *, enough: bool = False, proposers: Proposers = PROPOSERS
 ) -> list[Pattern]:
-    """All patterns that fit, with raw confidence, in no order.
+    """All patterns that fit, with raw confidence, in no order; none if the inputs decide nothing.
 
     Args:
         enough: stop as soon as no further proposer could give a pattern that ranks before those
@@ -103,7 +103,10 @@ def propose_all(
         )
         if enough and any(settled):
             break
-        found += propose(case)
+        try:
+            found += propose(case)
+        except UndecidedError:
+            return []
     return found
 
 

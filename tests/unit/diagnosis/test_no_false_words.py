@@ -186,3 +186,15 @@ def test_a_negated_operand_is_a_sign() -> None:
     found = diagnose(-A - B, A - B, context=call_context(aten.sub.Tensor, (A, B), {}))
     assert found.best is not None
     assert (found.best.kind, found.best.sentence) == ("sign", "self is negated")
+
+
+def test_a_factor_that_is_zero_everywhere_does_not_show_what_was_done_with_it() -> None:
+    # Left out, added, or one plus it: all give the other factor.
+    zeros = torch.zeros_like(A)
+    context = call_context(aten.mul.Tensor, (A, zeros), {})
+    found = diagnose(A * (1 + zeros), A * zeros, context=context)
+    assert found.patterns == ()
+    context = call_context(aten.mul.Tensor, (A, B), {})
+    found = diagnose(A.clone(), A * B, context=context)
+    assert found.best is not None
+    assert found.best.kind == "missing operand"
