@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from paritas._torch.global_state import quietly
 from paritas.diagnosis.boxes import MOST_ELEMENTS, cut_case
 from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
@@ -169,6 +170,7 @@ def _explained_share(pattern: Pattern) -> float:
 _LARGEST = 1 << 21
 
 
+@quietly()
 def diagnose(
     candidate: Tensor,
     reference: Tensor,

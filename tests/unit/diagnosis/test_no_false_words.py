@@ -198,3 +198,17 @@ def test_a_factor_that_is_zero_everywhere_does_not_show_what_was_done_with_it() 
     found = diagnose(A.clone(), A * B, context=context)
     assert found.best is not None
     assert found.best.kind == "missing operand"
+
+
+@pytest.mark.parametrize("operator", [aten.var.correction, aten.std.correction])
+def test_trying_mistakes_prints_no_warnings_of_torch(
+    operator: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x = A.reshape(-1)[:12].reshape(6, 1, 2)
+    right = operator(x, [2])
+    torch.set_warn_always(True)
+    try:
+        diagnose(1.7 * right, right, context=call_context(operator, (x, [2]), {}))
+    finally:
+        torch.set_warn_always(False)
+    assert capfd.readouterr().err == ""

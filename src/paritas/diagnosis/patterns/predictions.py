@@ -436,9 +436,7 @@ def _is_decided(predictor: _Predictor, best: list[Reproduction], chosen: Reprodu
         other = dataclasses.replace(predictor, call=predictor.call.with_floating(varied))
     except _UNUSABLE:
         return True
-    numbers = [
-        other.value(one.place, one.variation.change, wide=True) for one in (chosen, *rivals)
-    ]
+    numbers = [other.value(one.place, one.variation.change, wide=True) for one in (chosen, *rivals)]
     known = [widen(one) for one in numbers if one is not None]
     return all(torch.allclose(known[0], one, rtol=_CLOSE, equal_nan=True) for one in known[1:])
 
