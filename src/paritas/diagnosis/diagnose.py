@@ -115,8 +115,11 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     """The patterns that fit, best first, without those that explain no more than a simpler one."""
     kept: list[Pattern] = []
     found = propose_all(case, enough=True, proposers=proposers)
-    if any(_reproduces_all(pattern) for pattern in found):
+    explained = {pattern.kind for pattern in found if _reproduces_all(pattern)}
+    if explained:
         found = [pattern for pattern in found if pattern.kind not in _SEEN_IN_VALUES]
+    if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
+        found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
     for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)

@@ -212,3 +212,17 @@ def test_trying_mistakes_prints_no_warnings_of_torch(
     finally:
         torch.set_warn_always(False)
     assert capfd.readouterr().err == ""
+
+
+def test_nothing_that_is_added_to_zeros_is_said_of_the_operator_and_not_of_the_zeros() -> None:
+    zeros, rows = torch.zeros(6, 5), torch.randn(2, 5)
+    added = (zeros, 0, torch.tensor([1, 4]), rows)
+    context = call_context(aten.index_add.default, added, {})
+    found = diagnose(zeros.clone(), aten.index_add.default(*added), context=context)
+    assert found.best is not None
+    assert found.best.sentence == "nothing is added"
+    written = (zeros + 1, [torch.tensor([1, 4])], rows)
+    context = call_context(aten.index_put.default, written, {})
+    found = diagnose(zeros + 1, aten.index_put.default(*written), context=context)
+    assert found.best is not None
+    assert found.best.sentence == "nothing is written"
