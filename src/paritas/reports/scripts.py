@@ -93,7 +93,8 @@ def _plain_text(value: complex | str | None) -> str:
         return f"complex{literal((value.real, value.imag))}"
     # A subclass, as of NumPy, may write itself differently.
     kinds = (bool, int, float, complex, str, type(None))
-    return next(kind for kind in kinds if isinstance(value, kind)).__repr__(value)
+    plain: Any = next(kind for kind in kinds if isinstance(value, kind))
+    return str(plain.__repr__(value))
 
 
 def _object_text(value: Any) -> str:
