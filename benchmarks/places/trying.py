@@ -238,10 +238,8 @@ def _line(source: str) -> str:
 
 
 def try_shrink(subject: Subject, planted: Planted, seconds: float) -> dict:
-    """`Verdict.shrink` within a limit; the script is run once more, by itself."""
+    """`Verdict.shrink` within a limit, after `verify`; the script is run once more, by itself."""
     config = paritas.VerifyConfig(raise_on_mismatch=False)
-    if hasattr(config, "locate_seconds"):
-        config.locate_seconds = 0
     verdict = paritas.verify(subject.inputs, subject.model, planted.candidate(), config)
     if verdict.passed:
         return {"outcome": "passes", "status": str(verdict.status)}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import paritas
 from integration.dump_making import Making, values
 from paritas.cli import main
 from paritas.shrinking import shrink as shrinking
@@ -204,6 +205,23 @@ def test_an_interruption_keeps_the_operator_as_small_as_it_is(
 def test_the_diagnosis_is_in_the_table_and_the_report_of_compare(compared):
     assert SCALED in (compared / "comparison.csv").read_text()
     assert SCALED in (compared / "report.html").read_text()
+
+
+def test_rows_that_only_inherit_an_error_state_no_kind(net):
+    for name, factor in (("golden", 2.0), ("mine", 3.0)):
+        making, x = Making(net / name), values(4, 8)
+        y = factor * x
+        making.call("a/mul", [x, 2.0], y, op="aten.mul.Tensor", module="a")
+        making.call("b/neg", [y], -y, op="aten.neg.default", module="b")
+        making.close()
+    rows = paritas.compare(net / "mine", net / "golden").rows
+    made = {row.op: row for row in rows if row.side == "output"}
+    mul, neg = made["aten.mul.Tensor"], made["aten.neg.default"]
+    assert (mul.made, neg.made) == ("here", "before")
+    first, result = mul.detail.diagnosis, neg.detail.diagnosis
+    assert first.patterns
+    assert result.where is not None
+    assert result.patterns == ()
 
 
 def test_dumps_that_agree_have_nothing_to_shrink(net):

@@ -5,6 +5,8 @@ They name themselves as `quality.faulty_backends:function`, so that a script fin
 
 from __future__ import annotations
 
+import enum
+import functools
 import time
 from typing import Any
 
@@ -19,6 +21,38 @@ def backend(name: str) -> str:
 def sin_as_cos(graph: fx.GraphModule, inputs: list[Any]) -> Any:
     _swap(graph, torch.sin, torch.cos)
     return graph.forward
+
+
+def changed_by_options(graph: fx.GraphModule, inputs: list[Any], *, options: Any) -> Any:
+    """What is wrong is a function in its options, as a custom pass of Inductor is."""
+    options["passes"]["after"](graph)
+    return graph.forward
+
+
+class InPlaceOf:
+    """A pass that is an object."""
+
+    def __call__(self, graph: fx.GraphModule) -> None:
+        _swap(graph, torch.sin, torch.cos)
+
+
+def swap_sin(graph: fx.GraphModule, function: Any = torch.cos) -> None:
+    _swap(graph, torch.sin, function)
+
+
+IN_PLACE_OF_SIN = InPlaceOf()
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+def sin_as(graph: fx.GraphModule, inputs: list[Any], function: Any) -> Any:
+    _swap(graph, torch.sin, function)
+    return graph.forward
+
+
+SIN_AS = functools.partial(sin_as, function=torch.cos)
 
 
 def sin_as_cos_of_more_than_it(graph: fx.GraphModule, inputs: list[Any]) -> Any:

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from paritas._torch.dynamo import draws_like_eager
-from paritas.checks.failures import Explainer, likely_mixups
+from paritas.checks.failures import Explainer, likely_mixups, state_kinds_at_starts
 from paritas.errors import chain_of_causes, in_one_line
 from paritas.execution.evidence import NoiseNotYetMeasured
 from paritas.execution.held_values import MISSING
@@ -114,7 +114,7 @@ class CollectedFindings:
             unmatched=tuple(self.unmatched),
         )
         return Verdict(
-            findings=tuple(self.findings),
+            findings=state_kinds_at_starts(self.findings),
             coverage=coverage,
             notes=tuple(dict.fromkeys(self.notes)),
             strict=strict,

@@ -28,6 +28,7 @@ from paritas.results.findings import (
     PatternKind,
     Status,
 )
+from paritas.results.items import ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -89,6 +90,10 @@ def is_judging_only() -> bool:
     return _judges_only.get()
 
 
+# A graph or process, an option, a set of inputs, a step.
+_Run = tuple[str, str, int, int]
+
+
 @dataclasses.dataclass
 class Explainer:
     """Diagnoses failing values, up to a number and a time.
@@ -97,6 +102,7 @@ class Explainer:
         left: how many more values are diagnosed.
         seconds: the time left.
         notes: that the limit was reached, or that a diagnosis failed.
+        wrong_runs: those with a wrong output, from which their gradients result.
         pictured: whether it has drawn a value already. A picture takes more room than all else in
             a finding, so only what one operator computed is always drawn.
     """
@@ -104,6 +110,7 @@ class Explainer:
     left: int = MOST_EXPLAINED
     seconds: float = MOST_SECONDS
     notes: list[str] = dataclasses.field(default_factory=list)
+    wrong_runs: set[_Run] = dataclasses.field(default_factory=set)
     pictured: bool = False
 
     def explain(
@@ -132,15 +139,24 @@ class Explainer:
         evidence: JudgeEvidence,
         context: Context | None,
     ) -> Finding:
+        from paritas.diagnosis.case import Context
+
+        if is_wrong_output(finding):
+            self.wrong_runs.add(_run_of(finding))
         if not _can_be_diagnosed(reference, candidate):
             return finding
+        known = context or Context()
+        follows = finding.item.kind.is_gradient and _run_of(finding) in self.wrong_runs
+        is_result = follows and not known.operator
         if self.left <= 0 or self.seconds <= 0:
-            self._note("only the first failing values were diagnosed")
+            if not is_result:
+                self._note("only the first failing values were diagnosed")
             return finding
         self.left -= 1
         began = time.monotonic()
         try:
-            found = _diagnose_value(finding, reference, candidate, evidence, context)
+            known = dataclasses.replace(known, is_result=is_result)
+            found = _diagnose_value(finding, reference, candidate, evidence, known)
             picture = self._draw(finding, (reference, candidate), evidence, context, found)
         except Exception as error:  # noqa: BLE001  (a diagnosis is an extra: the verdict stands)
             self._note(f"{finding.path} was not diagnosed: {type(error).__name__}: {error}"[:200])
@@ -178,15 +194,39 @@ class Explainer:
             self.notes.append(words)
 
 
-def without_kind(finding: Finding) -> Finding:
-    """A finding that only results from another one: where it is wrong, but not what kind it is.
+# A kind is stated where a difference may start: at the place that was found, or, if none was, at
+# wrong values that nothing else explains. What results from another wrong value has none: a summand
+# that is lost leaves zeros in one gradient, a factor in the next one and a sign in a third.
 
-    The kind is stated at the place where the difference starts.
-    """
+
+def without_kind(finding: Finding) -> Finding:
+    """A finding that only results from another one: where it is wrong, but not what kind it is."""
     if finding.diagnosis is None or not finding.diagnosis.patterns:
         return finding
     where = Diagnosis(where=finding.diagnosis.where) if finding.diagnosis.where else None
     return msgspec.structs.replace(finding, diagnosis=where)
+
+
+def state_kinds_at_starts(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings, without kinds of gradients where the outputs of the run are wrong already."""
+    wrong = {_run_of(finding) for finding in findings if is_wrong_output(finding)}
+    return tuple(
+        without_kind(finding)
+        if finding.item.kind.is_gradient and _run_of(finding) in wrong
+        else finding
+        for finding in findings
+    )
+
+
+def _run_of(finding: Finding) -> _Run:
+    item = finding.item
+    return item.place, item.option, item.inputs, item.step
+
+
+def is_wrong_output(finding: Finding) -> bool:
+    """Whether the value of an output is wrong, which makes gradients wrong."""
+    is_value = finding.aspect is Aspect.VALUE and finding.item.kind is ItemKind.OUTPUT
+    return is_value and finding.status in _WRONG
 
 
 def _can_be_diagnosed(reference: Any, candidate: Any) -> bool:
@@ -199,13 +239,11 @@ def _diagnose_value(
     reference: Tensor,
     candidate: Tensor,
     evidence: JudgeEvidence,
-    context: Context | None,
+    known: Context,
 ) -> Diagnosis:
-    from paritas.diagnosis.case import Context
     from paritas.diagnosis.diagnose import diagnose
 
     arbiter = evidence.arbiter()
-    known = context or Context()
     above = _diagnose_lifted(finding, arbiter, evidence, known)
     if above is not None and above.patterns:
         return above

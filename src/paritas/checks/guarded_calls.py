@@ -19,6 +19,7 @@ from paritas.checks.failures import (
     gradient_call,
     likely_mixups,
     remember_failed,
+    without_kind,
 )
 from paritas.checks.guard_settings import GuardSettings, Schedule, check_deadline
 from paritas.errors import MismatchError, ParityWarning, in_one_line
@@ -659,7 +660,7 @@ def caused_by(places: list[Finding], verdict: Verdict) -> Verdict:
     """The verdict with the first place, if one was found, as the cause of all that is wrong."""
     cause = next((place.path for place in places if place.status in _WRONG), None)
     findings = [
-        msgspec.structs.replace(finding, cause=cause)
+        without_kind(msgspec.structs.replace(finding, cause=cause))
         if cause is not None and finding.status in _WRONG
         else finding
         for finding in verdict.findings

@@ -23,7 +23,7 @@ from paritas._torch.graphs import (
     placeholders,
     returned,
 )
-from paritas.checks.failures import MOST_EXPLAINED
+from paritas.checks.failures import MOST_EXPLAINED, is_wrong_output, without_kind
 from paritas.checks.gradient_watch import GradientWatch
 from paritas.checks.guard_settings import check_deadline
 from paritas.checks.guarded_calls import (
@@ -449,6 +449,7 @@ class GuardedCapture(GuardedCode):
         self._backward: GuardedCode | None = None
         self._given_away: list[weakref.ref[Tensor]] = []
         self._located: dict[bool, list[Finding]] = {}
+        self._outputs_fail = False
 
     @classmethod
     def of(
@@ -653,6 +654,10 @@ class GuardedCapture(GuardedCode):
     ) -> Verdict:
         # What rounding decides fails under strict, and has no place.
         differs = any(f.status in {Status.DIFFERENT, Status.DEGRADED} for f in verdict.failures)
+        self._outputs_fail |= any(map(is_wrong_output, verdict.findings))
+        if gradients and self._outputs_fail:
+            findings = tuple(map(without_kind, verdict.findings))
+            verdict = msgspec.structs.replace(verdict, findings=findings)
         if not differs or not self.settings.locate or runs.native[0].error is not None:
             return verdict
         if gradients and self._located.get(False):  # wrong values give wrong gradients

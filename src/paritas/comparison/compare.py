@@ -149,6 +149,7 @@ class DetailRequest:
 
     Attributes:
         fails: whether to diagnose it.
+        is_result: it was computed from a row that is wrong already.
         operator: the operator that made it wrong; empty if that may be far from it.
         given: the operator's golden inputs.
     """
@@ -156,6 +157,7 @@ class DetailRequest:
     sources: Sources
     pair: Pair
     fails: bool
+    is_result: bool
     operator: str
     given: tuple[Operand, ...]
 
@@ -254,7 +256,7 @@ def _diagnose(
             # Only a sample of a large tensor is diagnosed, and the inputs do not belong to it.
             given = () if reference.numel() > MOST_ELEMENTS else request.given
             inputs = tuple(operand.read(read) for operand in given)
-            context = Context(operator=request.operator, inputs=inputs)
+            context = Context(operator=request.operator, inputs=inputs, is_result=request.is_result)
             found = diagnose(candidate, reference, context=context)
     except Exception:  # noqa: BLE001  (the row is complete without a diagnosis)
         return None
@@ -567,6 +569,7 @@ def _request_details(
         sources,
         table.pairs[row.index],
         fails=fails,
+        is_result=row.made == "before" and bool(row.sources),
         operator=row.op if is_operator else "",
         given=known if len(known) == len(given) else (),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import operator
 import re
 from typing import TYPE_CHECKING, Any
@@ -72,8 +73,11 @@ class Step:
         """The result with other arguments.
 
         Raises:
-            ValueError: nothing checks whether the operator can take them: it might end the process.
+            ValueError: nothing checks whether the operator can take them: it might end the process;
+                or it would print a warning to stderr, which nothing can hide.
         """
+        if changes and not _leaves_freedom({**self.values, **changes}):
+            raise ValueError(f"{self.traits.name} has no degrees of freedom left")
         if not is_scout() and not checks_arguments(self.operator):
             for argument, value in changes.items():
                 if not _is_alike(self.values.get(argument), value):
@@ -290,6 +294,17 @@ class _Changer(DispatchMode):
         changed = self.change(Step(func, bind_arguments(func, args, kwargs)))
         check_alike(tensors_of(func(*args, **kwargs)), tensors_of(changed))
         return changed
+
+
+def _leaves_freedom(values: Mapping[str, Any]) -> bool:
+    """Whether a variance is of more elements than its correction; also if it is no variance."""
+    tensor, dims = values.get("self"), values.get("dim")
+    if not {"correction", "unbiased"} & values.keys() or not isinstance(tensor, torch.Tensor):
+        return True
+    correction = values.get("correction", values.get("unbiased"))
+    dims = [dims] if isinstance(dims, int) else dims or range(tensor.dim())
+    number = math.prod(tensor.shape[dim] for dim in dims)
+    return number > (1 if correction is None else correction)
 
 
 def _is_alike(value: Any, other: Any) -> bool:

@@ -67,6 +67,8 @@ class Context:
         draws: whether the value depends on random numbers that the program draws. An operator that
             is known decides by itself.
         call: the call that computed the tensor, if it can be repeated.
+        is_result: whether it is computed from a value that is wrong already. What kind it is, is
+            stated there.
     """
 
     operator: str = ""
@@ -88,6 +90,7 @@ class Context:
     lifted_agrees: bool | None = None
     draws: bool = False
     call: LiveCall | None = None
+    is_result: bool = False
 
     @property
     def ranks(self) -> int:

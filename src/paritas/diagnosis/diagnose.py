@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from paritas._torch.global_state import quietly
 from paritas.diagnosis.boxes import MOST_ELEMENTS, cut_case
 from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
@@ -18,7 +19,7 @@ from paritas.diagnosis.patterns.operations import (
     propose_ties,
 )
 from paritas.diagnosis.patterns.precision import propose_precision, propose_rounded_inputs
-from paritas.diagnosis.patterns.predictions import propose_predictions
+from paritas.diagnosis.patterns.predictions import UndecidedError, propose_predictions
 from paritas.diagnosis.patterns.ranks import propose_collectives
 from paritas.diagnosis.patterns.reductions import (
     propose_norms,
@@ -87,7 +88,7 @@ _MORE = 0.01
 def propose_all(
     case: Case, *, enough: bool = False, proposers: Proposers = PROPOSERS
 ) -> list[Pattern]:
-    """All patterns that fit, with raw confidence, in no order.
+    """All patterns that fit, with raw confidence, in no order; none if the inputs decide nothing.
 
     Args:
         enough: stop as soon as no further proposer could give a pattern that ranks before those
@@ -103,7 +104,10 @@ def propose_all(
         )
         if enough and any(settled):
             break
-        found += propose(case)
+        try:
+            found += propose(case)
+        except UndecidedError:
+            return []
     return found
 
 
@@ -111,8 +115,11 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     """The patterns that fit, best first, without those that explain no more than a simpler one."""
     kept: list[Pattern] = []
     found = propose_all(case, enough=True, proposers=proposers)
-    if any(_reproduces_all(pattern) for pattern in found):
+    explained = {pattern.kind for pattern in found if _reproduces_all(pattern)}
+    if explained:
         found = [pattern for pattern in found if pattern.kind not in _SEEN_IN_VALUES]
+    if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
+        found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
     for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)
@@ -166,6 +173,7 @@ def _explained_share(pattern: Pattern) -> float:
 _LARGEST = 1 << 21
 
 
+@quietly()
 def diagnose(
     candidate: Tensor,
     reference: Tensor,
@@ -194,6 +202,8 @@ def diagnose(
         return Diagnosis()
     # In a large tensor, patterns are looked for in the part that is most wrong.
     where = find_region(case, survey)
+    if case.context.is_result:
+        return Diagnosis(where=where)
     at_output = not case.context.operator
     if survey.is_one_box:
         patterns, note = _rank_apart(case, at_output=at_output)

@@ -177,6 +177,7 @@ def _index_token(span: IndexSpan, size: int) -> str:
 _DENSE = 0.95
 _FEW = 3
 _PLAINLY = 0.5
+_MOST = 0.8
 _UNEVEN_Z = 8.0
 
 
@@ -195,7 +196,7 @@ def describe_region(place: WrongPlace, case: Case) -> Region:
     phrase = _phrase(place, case)
     indexed = index_text(place) or ("[...]" if place.kind == "everywhere" else "")
     amount = _describe_amount(number, size)
-    if place.kind == "everywhere" and number < _PLAINLY * place.marks.total:
+    if _is_thin(place):
         amount += " by more than the limit, the others by less"
     notes = [amount, *_notes(place)]
     mostly = "mostly " if place.kind == "mostly" else ""
@@ -209,6 +210,11 @@ def describe_region(place: WrongPlace, case: Case) -> Region:
     )
 
 
+def _is_thin(place: WrongPlace) -> bool:
+    """Whether everything is wrong, but most of it by less than its limit."""
+    return place.kind == "everywhere" and place.marks.number < _PLAINLY * place.marks.total
+
+
 def _limiting_axes(place: WrongPlace) -> tuple[int, ...]:
     if place.kind not in {"region", "mostly"} or place.found.kind != "product":
         return ()
@@ -218,13 +224,12 @@ def _limiting_axes(place: WrongPlace) -> tuple[int, ...]:
 def _phrase(place: WrongPlace, case: Case) -> str:
     match place.kind:
         case "everywhere":
-            return (
-                "everywhere except where the reference is zero"
-                if place.marks.hides
-                else "everywhere"
-            )
+            if place.marks.hides:
+                return "everywhere except where the reference is zero"
+            is_most = place.marks.number >= _MOST * place.marks.size
+            return "everywhere" if is_most or _is_thin(place) else "all over the tensor"
         case "scatter":
-            return f"scattered without a pattern{_unevenness(place, case)}"
+            return f"scattered{_unevenness(place, case)}"
         case "nonfinite":
             side = "reference" if place.any_finite else "candidate"
             return f"only where the {side} is not finite"

@@ -8,9 +8,13 @@ are stored in a file beside the script.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
+import enum
+import functools
 import importlib.util
 import math
+import operator
 import os
 import subprocess
 import sys
@@ -59,18 +63,16 @@ _FILE_DTYPES = {
 
 
 def literal(value: Any) -> str:
-    """The source code of a plain value.
+    """The source code of a plain value, or of an object that has a name in a module.
 
     Raises:
         NoScriptError: it cannot be written as code.
     """
     match value:
-        case float() if not math.isfinite(value):
-            return f'float("{value}")'
-        case complex() if not (math.isfinite(value.real) and math.isfinite(value.imag)):
-            return f"complex{literal((value.real, value.imag))}"
+        case enum.Enum():
+            return f"{literal(type(value))}({literal(value.value)})"
         case None | bool() | int() | float() | complex() | str():
-            return repr(value)
+            return _plain_text(value)
         case torch.dtype() | torch.layout() | torch.memory_format():
             return str(value)
         case torch.device():
@@ -81,7 +83,56 @@ def literal(value: Any) -> str:
             return sequence_text(value, map(literal, value))
         case dict():
             return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
+    return _object_text(value)
+
+
+def _plain_text(value: complex | str | None) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if isinstance(value, complex) and not (math.isfinite(value.real) and math.isfinite(value.imag)):
+        return f"complex{literal((value.real, value.imag))}"
+    # A subclass, as of NumPy, may write itself differently.
+    kinds = (bool, int, float, complex, str, type(None))
+    plain: Any = next(kind for kind in kinds if isinstance(value, kind))
+    return str(plain.__repr__(value))
+
+
+def _object_text(value: Any) -> str:
+    named = find_name(value)
+    if named is not None:
+        return import_text(*named)
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}({literal(sorted(value, key=repr))})"
+    if isinstance(value, functools.partial):
+        words = [literal(one) for one in (value.func, *value.args)]
+        words += [f"{name}={literal(given)}" for name, given in value.keywords.items()]
+        return f"__import__('functools').partial({', '.join(words)})"
     raise NoScriptError(f"an argument of type {type(value).__name__} cannot be written as code")
+
+
+def find_name(value: Any) -> tuple[str, str] | None:
+    """The module and the name by which another process can import an object; None if it cannot.
+
+    An object that does not know its name has one if a variable of its module holds it.
+    """
+    home = getattr(value, "__module__", None)
+    if isinstance(value, functools.partial):
+        home = getattr(value.func, "__module__", None)
+    module = sys.modules.get(home) if isinstance(home, str) else None
+    if module is None or home == "__main__":
+        return None
+    name = str(getattr(value, "__qualname__", ""))
+    with contextlib.suppress(AttributeError):
+        if name and "<" not in name and operator.attrgetter(name)(module) is value:
+            return module.__name__, name
+    names = (name for name, held in vars(module).items() if held is value)
+    name = next(names, "")
+    return (module.__name__, name) if name else None
+
+
+def import_text(module: str, name: str) -> str:
+    """The source code that imports an object of a module."""
+    return f"__import__('importlib').import_module({module!r}).{name}"
 
 
 def sequence_text(like: list[Any] | tuple[Any, ...], items: Iterable[str]) -> str:

@@ -303,7 +303,7 @@ def _detached(value: Any) -> Any:
 # and only if that finds nothing, the program is reduced piece by piece.
 
 # The numbers of neighbours to try together.
-_SIZES = (1, 2, 3, 5)
+SIZES = (1, 2, 3, 5)
 # How many suspicious parts are confirmed one by one.
 _CONFIRMED = 3
 # Neighbourhoods overlap: they may hold this many times the calls of the program in total.
@@ -328,17 +328,16 @@ def wrong_part(
     program: FailingProgram,
     wanted: FailureSignature,
     places: Collection[str] = (),
-    *,
-    alone: bool = False,
+    sizes: Sequence[int] = SIZES,
 ) -> FailingProgram | None:
     """A few neighbouring calls that show the failure on their own, if there are any.
 
     Args:
         places: source lines or names of calls that are tried first.
-        alone: try single calls only.
+        sizes: how many neighbours to try together; if it is empty, only the calls at the places
+            are tried.
     """
-    reduction = _NodeReduction(oracle, program, wanted, places)
-    return reduction.small_part(_SIZES[:1] if alone else _SIZES)
+    return _NodeReduction(oracle, program, wanted, places).small_part(sizes)
 
 
 class _NodeReduction:
@@ -360,7 +359,10 @@ class _NodeReduction:
         self.frugal = program if needed else dataclasses.replace(program, gradients=False)
         self.base = self.frugal
 
-    def small_part(self, sizes: Sequence[int] = _SIZES) -> FailingProgram | None:
+    def small_part(self, sizes: Sequence[int] = SIZES) -> FailingProgram | None:
+        part = self._at_places()
+        if part is not None:
+            return part
         for size in sizes:
             if size > 1 and size >= len(self.calls):
                 break
@@ -374,17 +376,32 @@ class _NodeReduction:
                     return self._one_by_one(found)
         return None
 
+    def _at_places(self) -> FailingProgram | None:
+        """The calls that were named as places, each alone, or with those like it before it."""
+        for node in [node for node in self.calls if node.name in self.places][:_CONFIRMED]:
+            part = self._part_of_either([node])
+            if part is not None:
+                return part
+            alike = self._alike_until(node)
+            if alike is not None:
+                return self._one_by_one(alike)
+        return None
+
     def _by_position(self) -> list[Node] | None:
         """Calls of one operator, if the compiler gets one of them wrong, such as every second.
 
         All calls are compiled side by side, in the program's order and also if they are alike.
         """
-        for suspect in self._suspects([[node] for node in self.calls])[:_CONFIRMED]:
-            last = self.calls.index(suspect[0])
-            alike = [node for node in self.calls[: last + 1] if node.target == suspect[0].target]
-            if len(alike) > 1 and self._part_of_either(alike) is not None:
-                return alike
-        return None
+        suspects = self._suspects([[node] for node in self.calls])[:_CONFIRMED]
+        found = (self._alike_until(suspect[0]) for suspect in suspects)
+        return next((alike for alike in found if alike is not None), None)
+
+    def _alike_until(self, node: Node) -> list[Node] | None:
+        """A call and all calls of its operator before it, if together they show the failure."""
+        before = self.calls[: self.calls.index(node) + 1]
+        alike = [one for one in before if one.target == node.target]
+        shows = len(alike) > 1 and self._part_of_either(alike) is not None
+        return alike if shows else None
 
     def whole(self) -> FailingProgram:
         if self._part_of_either(self.calls) is None:
@@ -394,7 +411,7 @@ class _NodeReduction:
     def _together(self, size: int) -> list[Node] | None:
         """The first part of `size` neighbours that shows the failure on its own."""
         unique: dict[str, list[Node]] = {}
-        for near in _neighbourhoods(self.calls, size):
+        for near in sorted(_neighbourhoods(self.calls, size), key=self._is_remote):
             key = repr([_call_key(node, self.recorded) for node in near])
             unique.setdefault(key, near)
         if len(unique) * size > _REPEATED * len(self.calls):
@@ -412,7 +429,8 @@ class _NodeReduction:
 
     def _is_remote(self, part: list[Node]) -> bool:
         """Whether none of the calls is at a place where the failure was seen to start."""
-        return not any({node.name, provenance(node).source} & set(self.places) for node in part)
+        places = set(self.places)
+        return not places or not any({n.name, provenance(n).source} & places for n in part)
 
     def _elements(self, part: list[Node]) -> int:
         return sum(_count_elements(self.recorded.made.get(node)) for node in part)

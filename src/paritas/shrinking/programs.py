@@ -202,11 +202,13 @@ def same_failure(
 def signature_of(verdict: Verdict) -> tuple[FailureSignature, Diagnosis | None] | None:
     """The signature and diagnosis of a verdict's first failure, or None if it passed.
 
-    Outputs come before gradients, because a wrong output makes gradients wrong too.
+    Outputs come before gradients, because a wrong output makes gradients wrong too. A place is not
+    a result: what is wrong there may be a gradient.
     """
     if verdict.passed:
         return None
-    found = [(_finding_signature(finding), finding) for finding in verdict.failures]
+    results = [one for one in verdict.failures if one.origin is None]
+    found = [(_finding_signature(finding), finding) for finding in results or verdict.failures]
     if not found:
         nothing = FailureSignature(status=verdict.status, aspect=Aspect.HARNESS, role=EXCEPTION)
         return nothing, None

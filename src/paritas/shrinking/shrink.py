@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import keyword
 import platform
 import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,12 +19,20 @@ import torch
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
 from paritas.execution.time_limit import OutOfTime, TimeLimit
-from paritas.reports.scripts import Script, ScriptValues, WrittenScript, write
+from paritas.reports.scripts import (
+    Script,
+    ScriptValues,
+    WrittenScript,
+    import_text,
+    literal,
+    write,
+)
 from paritas.results.findings import Aspect, Diagnosis, Status
 from paritas.results.progress import Progress
 from paritas.results.report import Result
 from paritas.results.wording import counted
 from paritas.shrinking.nodes import (
+    SIZES,
     drop_outputs,
     inline_bodies,
     reduce_nodes,
@@ -41,7 +51,7 @@ from paritas.shrinking.programs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
     from torch.fx import Node
@@ -387,12 +397,12 @@ def _compile_call(program: FailingProgram, candidate: Candidate) -> str:
     backend = repr(candidate.backend)
     if ":" in candidate.backend:
         module, _, name = candidate.backend.partition(":")
-        backend = f"__import__('importlib').import_module({module!r}).{name}"
+        backend = import_text(module, name)
     words = ["program", f"backend={backend}"]
     if candidate.mode:
         words.append(f"mode={candidate.mode!r}")
     if candidate.options:
-        words.append(f"options={dict(candidate.options)!r}")
+        words.append(f"options={literal(dict(candidate.options))}")
     dynamic = True if program.dynamic else candidate.dynamic
     if dynamic is not None:
         words.append(f"dynamic={dynamic}")
@@ -478,7 +488,7 @@ def shrink(
     candidate: Candidate | None = None,
     *,
     signature: FailureSignature | None = None,
-    places: Collection[str] = (),
+    places: Mapping[str, Diagnosis | None] = MappingProxyType({}),
     limit: TimeLimit | None = None,
     outdir: str | Path | None = None,
     on_progress: Callable[[str], None] | None = None,
@@ -490,7 +500,8 @@ def shrink(
         candidate: how it is compiled.
         signature: of the failure, if a verdict already has it: then a part may be tried before the
             whole program is compiled again.
-        places: source lines or nodes where the failure was seen to start; they are tried first.
+        places: source lines or nodes where the failure was seen to start, with what kind of wrong
+            it is there; they are tried first.
         limit: the time limit, 120 seconds by default; when it is over, the best result so far is
             written.
         outdir: the folder for the script; a new folder by default.
@@ -552,7 +563,7 @@ class _Shrinking:
         self,
         programs: list[FailingProgram],
         known: FailureSignature | None,
-        places: Collection[str],
+        places: Mapping[str, Diagnosis | None],
     ) -> Shrunk:
         if not programs:
             raise NothingFailsError(
@@ -596,7 +607,7 @@ class _Shrinking:
         self,
         programs: list[FailingProgram],
         known: FailureSignature | None,
-        places: Collection[str],
+        places: Mapping[str, Diagnosis | None],
     ) -> None:
         if not self._find_part(programs, known, places):
             self._find_failing(programs)
@@ -607,29 +618,32 @@ class _Shrinking:
         self,
         programs: list[FailingProgram],
         known: FailureSignature | None,
-        places: Collection[str],
+        places: Mapping[str, Diagnosis | None],
     ) -> bool:
         """Find the first program of which a small part shows the failure by itself.
 
         That compiles less than the program does. If the failure is not known, only single calls
-        are tried.
+        are tried. The places are tried in all programs first.
         """
         if known is not None and known.role == EXCEPTION:
             return False
         likely = _LIKELY if known is None else (known,)
-        for program in programs:
+        sizes = SIZES[:1] if known is None else SIZES
+        for some, program in itertools.product([(), sizes] if places else [sizes], programs):
             self.original = self.best = program
             opened = with_bodies_inlined(program)
-            self._show(f"trying the {len(program.calls)} operator calls one by one")
+            one_by_one = f"trying the {len(program.calls)} operator calls one by one"
+            self._show(one_by_one if some else "trying the place where it starts")
             for wanted in likely:
                 if wanted.role == GRADIENT and not program.gradients:
                     continue
-                alone = known is None
-                part = wrong_part(self.oracle, opened, wanted, places, alone=alone)
+                part = wrong_part(self.oracle, opened, wanted, places, some)
                 if part is not None:
-                    sizes = f"{_describe_size(program)} -> {_describe_size(part)}"
-                    self.steps.append(f"wrong on its own: {sizes}")
+                    smaller = f"{_describe_size(program)} -> {_describe_size(part)}"
+                    self.steps.append(f"wrong on its own: {smaller}")
                     self.best, self.wanted = part, wanted
+                    kinds = [places[node.name] for node in part.calls if node.name in places]
+                    self.diagnosis = next(iter(kinds), None)
                     self._write(run=False)
                     return True
         return False
@@ -677,7 +691,8 @@ class _Shrinking:
     def _reduce_inputs(self) -> None:
         answer = self.oracle.ask(self.best, explains=True)
         self.wanted = answer.signature or self.wanted
-        self.diagnosis = answer.diagnosis or self.diagnosis
+        if self.diagnosis is None or (answer.diagnosis is not None and answer.diagnosis.patterns):
+            self.diagnosis = answer.diagnosis
         self._step("fewer outputs", drop_outputs)
         self._step("smaller shapes", reduce_shapes)
         self._step("simpler values", reduce_values)

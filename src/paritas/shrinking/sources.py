@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +24,7 @@ from paritas.execution.running import running_subject
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import input_sets, inspect_subject
 from paritas.execution.time_limit import TimeLimit
+from paritas.reports.scripts import NoScriptError, find_name, literal
 from paritas.results.findings import Status
 from paritas.results.progress import shows_progress
 from paritas.shrinking.programs import Candidate, FailingProgram, fresh_copy, signature_of
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from paritas._torch.dynamo import Backend
-    from paritas.results.findings import Verdict
+    from paritas.results.findings import Diagnosis, Verdict
 
 
 # --- The graphs that a compiler receives, with their real inputs ----------------------------------
@@ -221,11 +220,15 @@ def shrink_verdict(
     ).report
 
 
-def _places_of(verdict: Verdict) -> frozenset[str]:
-    """The nodes and the source lines where the failures start, as far as they are known."""
-    origins = [finding.origin for finding in verdict.failures if finding.origin is not None]
-    named = (name for origin in origins for name in (origin.name, origin.source, *origin.nodes))
-    return frozenset(name for name in named if name)
+def _places_of(verdict: Verdict) -> dict[str, Diagnosis | None]:
+    """The nodes and the source lines where the failures start, with what kind of wrong it is."""
+    return {
+        name: finding.diagnosis
+        for finding in reversed(verdict.failures)  # the first finding about a place counts
+        if (origin := finding.origin) is not None
+        for name in (origin.name, origin.source, *origin.nodes)
+        if name
+    }
 
 
 def _why_unknown(verdict: Verdict) -> str:
@@ -288,30 +291,34 @@ def candidate_of(
     """
     if backend.is_inductor:
         options = backend.inductor_options(dict(given or {}))
+        _check_options(options)
         return Candidate("inductor", options=options, dynamic=dynamic, setup=setup)
     asked = {**backend.settings, **(given or {})}
     options, mode = asked.get("options") or {}, asked.get("mode")
     function = backend.function
     home = str(getattr(function, "__module__", ""))
+    _check_options(options)
     if is_registered(backend.name, function):
         own = home.partition(".")[0] in {"torch", "functorch", _MAIN, ""}
         first = () if own else (f"import {home}",)
         statements = tuple(dict.fromkeys((*setup, *first)))
         return Candidate(backend.name, mode, options, dynamic, statements)
-    name = str(getattr(function, "__qualname__", ""))
-    if not _is_importable(home, name, function):
+    named = find_name(function)
+    if named is None:
         raise UsageError(
             f"the backend {backend.name!r} cannot be imported by name (module {home!r}), so a "
             "script cannot call it; define it as a function at the top level of a module"
         )
-    return Candidate(f"{home}:{name}", mode, options, dynamic, setup)
+    return Candidate(":".join(named), mode, options, dynamic, setup)
 
 
-def _is_importable(home: str, name: str, function: Any) -> bool:
-    if home in {"", _MAIN} or not name or "<" in name:
-        return False
-    try:
-        found = operator.attrgetter(name)(importlib.import_module(home))
-    except (ImportError, AttributeError):
-        return False
-    return found is function
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse an option that no script could pass, before the search."""
+    for name, value in options.items():
+        try:
+            literal(value)
+        except NoScriptError:
+            raise UsageError(
+                f"the compiler option {name!r} is {value!r:.160}, which a script can neither write "
+                "as code nor import by name; define it at the top level of a module"
+            ) from None

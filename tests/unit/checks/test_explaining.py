@@ -220,6 +220,74 @@ def test_a_finding_that_results_from_another_keeps_where_and_loses_the_kind() ->
     assert without_kind(_failing(0)) == _failing(0)
 
 
+def _kinds(verdict: Verdict) -> dict[str, str]:
+    best = {f.path: f.diagnosis and f.diagnosis.best for f in verdict.failures}
+    return {path: str(pattern.kind) for path, pattern in best.items() if pattern}
+
+
+class _OfTwoSummands(torch.nn.Module):
+    """Without the second summand, the gradients of the second layer are zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 5), torch.nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply both to the same input."""
+        return self.first(x) + self.second(x)
+
+
+def _lose_a_summand(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+    graph = copy.deepcopy(graph)
+    (node,) = [node for node in graph.graph.nodes if "add" in str(node.target)]
+    node.replace_all_uses_with(node.args[0])
+    graph.recompile()
+    return graph.forward
+
+
+@pytest.mark.parametrize("locate", [True, False])
+def test_gradients_of_a_wrong_graph_state_no_kind(locate: bool) -> None:
+    guarded = paritas.guard(_lose_a_summand, on_mismatch="record", locate=locate)
+    compiled = torch.compile(_OfTwoSummands(), backend=guarded)
+    compiled(torch.randn(4, 6)).square().sum().backward()
+    verdict = guarded.verdict()
+    of_second = next(f for f in verdict.failures if "second" in f.path)
+    assert of_second.diagnosis is not None
+    assert of_second.diagnosis.patterns == ()
+    assert not any("gradient" in path for path in _kinds(verdict))
+
+
+def test_gradients_of_wrong_outputs_state_no_kind_and_of_right_outputs_they_do() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 6)
+    model, wrong = _OfTwoSummands(), torch.nn.Linear(6, 5)
+
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(_: object, y: Tensor) -> Tensor:
+            return y.clone()
+
+        @staticmethod
+        def backward(_: object, *entering: Tensor) -> Tensor:
+            return entering[0] / 2
+
+    config = VerifyConfig(raise_on_mismatch=False, locate_seconds=0)
+    outputs_differ = verify([x], model, model.first, config)
+    assert any("gradient" in finding.path for finding in outputs_differ.failures)
+    assert not any("gradient" in path for path in _kinds(outputs_differ))
+    gradients_differ = verify([x], wrong, lambda x: Halved.apply(wrong(x)), config)
+    assert set(_kinds(gradients_differ).values()) == {"scale"}
+
+
+def test_gradients_that_only_result_from_wrong_outputs_need_no_note() -> None:
+    explainer = Explainer(left=1)
+    values = torch.arange(1.0, 9.0)
+    explainer.explain([_failing(0)], values, 2 * values)
+    gradient = Finding(path="gradient of w", aspect=Aspect.VALUE, status=Status.DIFFERENT)
+    assert explainer.explain([gradient], values, 2 * values) == [gradient]
+    assert explainer.notes == []
+
+
 def _failing(number: int) -> Finding:
     return Finding(path=f"output[{number}]", aspect=Aspect.VALUE, status=Status.DIFFERENT)
 
@@ -283,21 +351,18 @@ def _relu_and_one(x: Tensor) -> Tensor:
     return torch.relu(x) + 1
 
 
-TOLD = (
-    "1 is added (reproduces 100 % of the elements within the noise); everywhere (100 % of the "
-    "elements)"
-)
-
-
-def test_a_guard_says_it_of_the_graph_and_of_the_operator_that_it_starts_at() -> None:
+def test_a_guard_says_it_of_the_operator_that_it_starts_at_and_not_of_its_results() -> None:
     torch.compiler.reset()
     guard = paritas.guard(_wrong_relu, on_mismatch="record")
     torch.manual_seed(0)
     torch.compile(lambda x: torch.relu(x * 2), backend=guard)(torch.randn(8, 16))
     found = {finding.path: finding.diagnosis for finding in guard.verdict().failures}
     assert {path: told.sentence if told else "" for path, told in found.items()} == {
-        "graph 0: node relu": TOLD,
-        "graph 0: output[0]": TOLD,
+        "graph 0: node relu": (
+            "1 is added (reproduces 100 % of the elements within the noise); everywhere (100 % of "
+            "the elements)"
+        ),
+        "graph 0: output[0]": "everywhere (100 % of the elements)",
     }
 
 

@@ -186,3 +186,43 @@ def test_a_negated_operand_is_a_sign() -> None:
     found = diagnose(-A - B, A - B, context=call_context(aten.sub.Tensor, (A, B), {}))
     assert found.best is not None
     assert (found.best.kind, found.best.sentence) == ("sign", "self is negated")
+
+
+def test_a_factor_that_is_zero_everywhere_does_not_show_what_was_done_with_it() -> None:
+    # Left out, added, or one plus it: all give the other factor.
+    zeros = torch.zeros_like(A)
+    context = call_context(aten.mul.Tensor, (A, zeros), {})
+    found = diagnose(A * (1 + zeros), A * zeros, context=context)
+    assert found.patterns == ()
+    context = call_context(aten.mul.Tensor, (A, B), {})
+    found = diagnose(A.clone(), A * B, context=context)
+    assert found.best is not None
+    assert found.best.kind == "missing operand"
+
+
+@pytest.mark.parametrize("operator", [aten.var.correction, aten.std.correction])
+def test_trying_mistakes_prints_no_warnings_of_torch(
+    operator: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x = A.reshape(-1)[:12].reshape(6, 1, 2)
+    right = operator(x, [2])
+    torch.set_warn_always(True)
+    try:
+        diagnose(1.7 * right, right, context=call_context(operator, (x, [2]), {}))
+    finally:
+        torch.set_warn_always(False)
+    assert capfd.readouterr().err == ""
+
+
+def test_nothing_that_is_added_to_zeros_is_said_of_the_operator_and_not_of_the_zeros() -> None:
+    zeros, rows = torch.zeros(6, 5), torch.randn(2, 5)
+    added = (zeros, 0, torch.tensor([1, 4]), rows)
+    context = call_context(aten.index_add.default, added, {})
+    found = diagnose(zeros.clone(), aten.index_add.default(*added), context=context)
+    assert found.best is not None
+    assert found.best.sentence == "nothing is added"
+    written = (zeros + 1, [torch.tensor([1, 4])], rows)
+    context = call_context(aten.index_put.default, written, {})
+    found = diagnose(zeros + 1, aten.index_put.default(*written), context=context)
+    assert found.best is not None
+    assert found.best.sentence == "nothing is written"

@@ -196,3 +196,21 @@ def test_a_tensor_of_one_element_is_wrong_everywhere() -> None:
     region = find_region(Case(torch.tensor(2.0), torch.tensor(1.0)))
     assert region is not None
     assert (region.kind, region.share) == ("everywhere", 1.0)
+
+
+def test_wrong_elements_among_many_equal_ones_are_all_over_the_tensor_not_everywhere() -> None:
+    # Whole numbers of which many are equal by chance, in another order.
+    draw = torch.Generator().manual_seed(0)
+    right, candidate = (torch.randint(0, 3, (40, 50), generator=draw) for _ in range(2))
+    region = find_region(Case(candidate, right))
+    assert region is not None
+    assert region.kind == "everywhere"
+    assert region.sentence == "all over the tensor (66 % of the elements)"
+
+
+def test_scattered_elements_are_not_said_to_be_without_a_pattern_that_is_then_described() -> None:
+    draw = torch.Generator().manual_seed(0)
+    often = torch.where(torch.arange(30) < 15, 0.05, 0.4)
+    wrong = torch.rand(40, 30, generator=draw) < often
+    region = region_of((40, 30), wrong)
+    assert region.sentence.startswith("scattered, in some columns more than in others (")

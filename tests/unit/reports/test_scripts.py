@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+import http
+import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from paritas.reports.scripts import SHOWN, Script, WrittenScript
+from paritas.reports.scripts import SHOWN, NoScriptError, Script, WrittenScript, literal
 
 
 @pytest.mark.parametrize(
@@ -46,3 +52,38 @@ def test_a_script_finds_modules_that_lie_where_the_user_s_program_does(tmp_path,
     elsewhere = text_of(Path("/somewhere/repro.py"), lines)
     assert f"sys.path.append(str({str(tmp_path.resolve())!r}))" in elsewhere
     assert "sys.path" not in text_of(tmp_path / "repro.py", ["import numpy", "import gone_module"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, (2.5, None)], "b": {"c": frozenset({"x", "y"})}},
+        {3, 1},
+        json.dumps,
+        collections.OrderedDict,
+        functools.partial(int, base=2),
+        http.HTTPStatus.OK,
+        re.IGNORECASE | re.MULTILINE,
+        float("inf"),
+    ],
+    ids=str,
+)
+def test_what_has_a_name_or_plain_parts_is_written_as_code(value):
+    again = eval(literal(value))
+    if isinstance(value, functools.partial):
+        again, value = again("101"), 5
+    assert again == value
+
+
+def test_numbers_of_numpy_are_written_as_plain_numbers():
+    assert literal([np.float64(0.5), np.str_("a")]) == "[0.5, 'a']"
+
+
+class _Unnamed:
+    pass
+
+
+@pytest.mark.parametrize("value", [lambda: 0, _Unnamed(), functools.partial(lambda: 0)], ids=repr)
+def test_what_no_other_process_could_import_is_refused(value):
+    with pytest.raises(NoScriptError, match="cannot be written as code"):
+        literal([value])

@@ -5,7 +5,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paritas.errors import UsageError
 from paritas.execution.time_limit import TimeLimit
-from paritas.results.findings import Aspect, Status
+from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
 from paritas.shrinking.programs import Candidate, FailureSignature, Oracle
 from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
@@ -165,9 +165,21 @@ def test_a_query_that_takes_longer_than_the_limit_is_stopped(tmp_path):
 
 def test_calls_at_the_place_where_it_starts_are_tried_first(tmp_path):
     # A small batch of calls is compiled first, and the last layer's is not among the smallest.
-    result = shrunk(Model(9), [torch.randn(4, 8)], "sin_as_cos", tmp_path, places={"sin_8"})
+    kind = Diagnosis(patterns=(Pattern(kind="other function", confidence=1, sentence="a cosine"),))
+    places = {"sin_8": kind}
+    result = shrunk(Model(9), [torch.randn(4, 8)], "sin_as_cos", tmp_path, places=places)
     assert targets(result) == [torch.sin]
-    assert result.report.queries <= 6
+    assert result.program.calls[0].name == "sin_8"
+    assert result.report.queries <= 4
+    assert result.report.diagnosis == kind
+
+
+def test_of_a_pass_that_counts_calls_those_before_the_place_are_tried(tmp_path):
+    known = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
+    more = {"places": {"sin_2": None}, "signature": known}
+    result = shrunk(Model(6), [torch.randn(4, 8)], "third_sin_as_cos", tmp_path, **more)
+    assert targets(result) == [torch.sin] * 3
+    assert result.report.queries <= 11
 
 
 def test_best_so_far_is_kept_on_interrupt(tmp_path):

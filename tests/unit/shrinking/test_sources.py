@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
+import runpy
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,6 +106,18 @@ def test_a_failing_guard_shrinks_to_the_wrong_operator(tmp_path, *, gradients: b
     assert result.what == f"different: value of {'gradient' if gradients else 'output'}"
 
 
+def test_a_wrong_gradient_whose_place_is_known_is_searched_as_a_gradient(tmp_path) -> None:
+    model = Model()
+    compiled = torch.compile(model, backend=WRONG_GRADIENT)
+    config = paritas.VerifyConfig(raise_on_mismatch=False, locate_seconds=60)
+    verdict = paritas.verify([torch.ones(2, 8)], model, compiled, config)
+    assert verdict.failures[0].origin is not None
+    result = verdict.shrink(outdir=tmp_path)
+    assert _calls(result) == ["torch.sin"]
+    assert result.what == "different: value of gradient"
+    assert result.queries <= 4
+
+
 def test_what_a_guard_keeps_is_what_came_before_the_call(tmp_path) -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         y = torch.sin(x)
@@ -140,6 +154,47 @@ def test_a_backend_that_no_script_could_import_is_refused() -> None:
     verdict = paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
     with pytest.raises(UsageError, match="define it as a function at the top level of a module"):
         verdict.shrink()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        faulty_backends.swap_sin,
+        functools.partial(faulty_backends.swap_sin, function=torch.tan),
+        faulty_backends.IN_PLACE_OF_SIN,
+    ],
+    ids=["function", "partial", "object"],
+)
+def test_a_script_imports_what_the_options_of_the_compiler_hold(tmp_path, wrong: object) -> None:
+    model = Model()
+    options = {"passes": {"after": wrong, "level": faulty_backends.Level.HIGH}}
+    compiled = torch.compile(model, backend=faulty_backends.changed_by_options, options=options)
+    verdict = paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
+    result = verdict.shrink(outdir=tmp_path)
+    assert _calls(result) == ["torch.sin"]
+    script = runpy.run_path(result.script)
+    assert script["main"]() == 1
+
+
+def test_an_option_that_no_script_could_import_is_refused_by_name() -> None:
+    def local(graph: torch.fx.GraphModule) -> None:
+        faulty_backends.swap_sin(graph)
+
+    model, options = Model(), {"passes": {"after": local}}
+    compiled = torch.compile(model, backend=faulty_backends.changed_by_options, options=options)
+    verdict = paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
+    with pytest.raises(
+        UsageError, match=r"the compiler option 'passes' is .*local.*top level"
+    ):
+        verdict.shrink()
+
+
+def test_a_backend_that_is_a_variable_of_a_module_is_imported(tmp_path) -> None:
+    model = Model()
+    compiled = torch.compile(model, backend=faulty_backends.SIN_AS)
+    verdict = paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
+    result = verdict.shrink(outdir=tmp_path)
+    assert runpy.run_path(result.script)["main"]() == 1
 
 
 def test_a_verdict_that_is_gone_keeps_nothing_alive() -> None:

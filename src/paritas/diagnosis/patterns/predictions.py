@@ -82,6 +82,10 @@ _FEWEST_IN_PART = 4
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
 
+class UndecidedError(Exception):
+    """Mistakes of several kinds give the candidate on these inputs only, so none can be stated."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Reproduction:
     """A mistake that reproduces the candidate.
@@ -101,7 +105,11 @@ class Reproduction:
 
 
 def propose_predictions(case: Case) -> list[Pattern]:
-    """What the operator would give with a mistake; many kinds."""
+    """What the operator would give with a mistake; many kinds.
+
+    Raises:
+        UndecidedError: different mistakes give the same on these inputs.
+    """
     call = case.context.call
     if call is None or not case.is_beyond_noise or case.given.is_complex():
         return []
@@ -122,6 +130,8 @@ def propose_predictions(case: Case) -> list[Pattern]:
     chosen = min(best, key=_preference)
     if any(_is_rival(one, chosen) for one in best):
         return []
+    if not _is_decided(prediction, best, chosen):
+        raise UndecidedError
     weight = chosen.weight.charged(cost=math.log2(1 + tried))
     if weight is None:
         return []
@@ -409,6 +419,35 @@ def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
     unit = 2 * max(least, _LEAST_SCATTER**2)
     limit = least + _LESS_LIKELY * unit / count
     return [one for one in found if one.scatter <= limit]
+
+
+def _is_decided(predictor: _Predictor, best: list[Reproduction], chosen: Reproduction) -> bool:
+    """Whether mistakes of other kinds with the same numbers are the same mistake.
+
+    If a factor is zero everywhere, nobody can see whether it was left out, or added instead. Then
+    they are asked again with operands that vary.
+    """
+    rivals = [one for one in best if one.variation.kind is not chosen.variation.kind]
+    given = predictor.call.floating
+    varied = [_vary(one) if _is_constant(one) else one for one in given]
+    if not rivals or all(one is other for one, other in zip(given, varied, strict=True)):
+        return True
+    try:
+        other = dataclasses.replace(predictor, call=predictor.call.with_floating(varied))
+    except _UNUSABLE:
+        return True
+    numbers = [other.value(one.place, one.variation.change, wide=True) for one in (chosen, *rivals)]
+    known = [widen(one) for one in numbers if one is not None]
+    return all(torch.allclose(known[0], one, rtol=_CLOSE, equal_nan=True) for one in known[1:])
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    return tensor.numel() > 1 and bool((tensor == tensor.reshape(-1)[0]).all())
+
+
+def _vary(tensor: Tensor) -> Tensor:
+    steps = torch.linspace(0.25, 0.75, tensor.numel(), dtype=torch.float64)
+    return tensor + steps.reshape(tensor.shape).to(tensor)
 
 
 def _preference(one: Reproduction) -> tuple[bool, int]:

@@ -387,15 +387,17 @@ def _running_variations(step: Step) -> Iterator[Variation]:
 
 # --- Scattered sums -------------------------------------------------------------------------------
 
-_SCATTERS = frozenset({"embedding_dense_backward", "index_add", "scatter_add", "index_put"})
+_WRITES = frozenset({"index_copy", "index_put", "scatter", "select_scatter", "slice_scatter"})
+_SCATTERS = frozenset({"embedding_dense_backward", "index_add", "scatter_add", *_WRITES})
 
 
 def _scatter_variations(step: Step) -> Iterator[Variation]:
     if step.name != "embedding_dense_backward":
-        said = "nothing is added"
+        adds = step.values.get("accumulate", step.name not in _WRITES)
+        said = f"nothing is {'added' if adds else 'written'}"
         yield Variation(PatternKind.MISSING_OPERAND, said, _unchanged)
-    if step.name == "index_put":
-        return  # its flag says it
+    if step.name in _WRITES:
+        return  # whether they add up, a flag says
     for said, last in (
         ("rows with the same index are not added up: the last one wins", True),
         ("rows with the same index are not added up: the first one wins", False),
