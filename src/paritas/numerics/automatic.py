@@ -22,7 +22,7 @@ from paritas.numerics.criterion import (
 )
 from paritas.numerics.gates import ALL_GATES, OWN_RMS, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
-from paritas.numerics.pooling import NO_NOISE, Pooled, populations
+from paritas.numerics.pooling import NO_NOISE, Pooled, pool, populations
 from paritas.numerics.whole_error import WholeNoise, whole_error, whole_jumps
 from paritas.results.findings import Score, Status
 from paritas.results.items import Metrics
@@ -222,12 +222,35 @@ def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutc
     passed = scored.score.passed and mismatch is None
     if passed and (Gate.SCALED_OWN_ERROR in case.gates or evidence.spread(unit, 1) is None):
         return _RunOutcome(scored, passed=True)
+    if not passed and mismatch is None and _has_vanished(case):
+        rest = _score_vanished(lifted, arbiter, scaled, evidence)
+        if rest is not None and rest.score.passed:
+            return _RunOutcome(rest, passed=True)
     measured = dataclasses.replace(
         scaled, factor=LIFTED_SLACK if exact_inside else 1.0, source="perturbed float64 runs"
     )
     return _judge_with_spread(
         lifted, arbiter, measured, mismatch, unit, evidence, scored, is_lifted=True
     )
+
+
+def _score_vanished(
+    lifted: Tensor, arbiter: Tensor, scaled: Noise, evidence: JudgeEvidence
+) -> Scored | None:
+    """Score what float64 leaves of a value that has vanished, by the noise of a native run.
+
+    Rounding leaves few different numbers there, and often exactly 0: the reference's own error and
+    the runs in float64 may show no noise by chance. A perturbed native run rounds more finely.
+    """
+    spread = None if evidence.unit is None else evidence.spread(evidence.unit, 1)
+    if spread is None or evidence.unit is None or spread.shape != arbiter.shape:
+        return None
+    truth = real_view(arbiter)
+    if arbiter.is_complex():
+        spread = spread.unsqueeze(-1).expand_as(truth)
+    own = pool(spread, truth, criterion.rms(spread)).times(scaled.unit / evidence.unit)
+    noise = dataclasses.replace(scaled, own=own, source="a perturbed run, scaled to float64")
+    return criterion.score(lifted, arbiter, noise)
 
 
 def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None) -> _RunOutcome:
@@ -320,8 +343,21 @@ def _native_slack(case: _FloatCase, above: _RunOutcome | None) -> float:
     """The factor of the native run's noise."""
     if case.arbiter is None:
         return 2.0  # the reference is itself off by as much as the candidate may be
-    vanished = criterion.rms(case.arbiter) < VANISHED * case.own.whole
-    return VANISHED_SLACK if above is not None and vanished else 1.0
+    return VANISHED_SLACK if above is not None and _has_vanished(case) else 1.0
+
+
+def _has_vanished(case: _FloatCase) -> bool:
+    """Whether the arbiter is mere rounding: far smaller than the error of the native run.
+
+    Chance may leave exactly 0 of such a value, which shows no error. Perturbed runs do.
+    """
+    if case.arbiter is None:
+        return False
+    noise, size = case.own.whole, criterion.rms(case.arbiter)
+    if not bool(case.reference.any()) and case.evidence.unit is not None:
+        spread = case.evidence.spread(case.evidence.unit, 1)
+        noise = noise if spread is None else max(noise, criterion.rms(spread))
+    return size < VANISHED * noise
 
 
 def _has_spread(evidence: JudgeEvidence) -> bool:
