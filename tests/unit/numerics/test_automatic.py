@@ -551,6 +551,45 @@ def test_of_a_sum_that_cancels_other_noise_may_be_left_in_every_run(numel):
             assert judge_floats(*pair, program).status is Status.DIFFERENT, seed
 
 
+# --- a reference that gives other bits in every run -----------------------------------------------
+
+
+class Racing(Program):
+    """A program in which a few elements, others in every run, err far more than by rounding."""
+
+    def __init__(self):
+        super().__init__(TRUTH, TRUTH, spread=SPREAD)
+        self.seed = 0
+        self.made = []
+
+    def run(self, times=1.0):
+        self.seed += 1
+        chosen, error = values(2, *TRUTH.shape, seed=self.seed)
+        return (TRUTH + times * 1e3 * SPREAD * error.clamp(-2, 2) * (chosen > 2)).float()
+
+    def repeats(self, runs):
+        while len(self.made) < runs:
+            self.made.append(self.run())
+        return self.made[:runs]
+
+
+def test_a_copy_of_a_reference_that_races_is_equivalent_and_what_errs_more_is_not():
+    for _ in range(20):
+        program = Racing()
+        assert judge_floats(program.run(), program.run(), program).status is Status.EQUIVALENT
+        assert len(program.made) <= 3
+    assert judge_floats(program.run(), program.run(times=4.0), program).status is Status.DEGRADED
+    wrong = program.run() + 600 * SPREAD.float()  # less than the worst element, but everywhere
+    assert judge_floats(program.run(), wrong, program).status is Status.DEGRADED
+
+
+def test_a_reference_that_does_not_race_is_run_once_more_at_most():
+    program = Racing()
+    program.repeats = lambda runs: program.made.append(runs) or []
+    assert judge_floats(program.run(), program.run(), program).status is Status.DEGRADED
+    assert program.made == [1]
+
+
 # --- decisions ------------------------------------------------------------------------------------
 
 
