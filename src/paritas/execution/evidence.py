@@ -393,7 +393,7 @@ class Evidence(Generic[P_co]):
             is_same = all(same_value(*pair) for pair in kept.values())
             values = {} if is_same and not demand.repeats else kept
             demand.repeats.append({key: moved for key, (_, moved) in values.items()})
-        found = [run.get((call, item)) for run in demand.repeats]
+        found: list[Any] = [run.get((call, item)) for run in demand.repeats]
         return [value.detach() for value in found if is_inexact(value)]
 
     def jumps(
