@@ -595,6 +595,19 @@ def test_a_reference_with_more_noise_than_rounding_explains_is_still_judged() ->
     assert wrong.status is Status.DIFFERENT
 
 
+def test_a_copy_of_a_reference_with_more_noise_than_rounding_explains_is_equivalent() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(32, 32)]
+    verdict = verdict_on(inputs, rounds_some_values_badly, rounds_some_values_badly)
+    assert verdict.status is Status.EQUIVALENT, str(verdict)
+
+    def worse(x: torch.Tensor) -> torch.Tensor:
+        exact = (x + 1000) - 1000
+        return exact + 8 * (rounds_some_values_badly(x) - exact)
+
+    assert verdict_on(inputs, rounds_some_values_badly, worse).status is not Status.EQUIVALENT
+
+
 def test_a_noisy_reference_that_the_candidate_has_changed_is_unverified(monkeypatch: Any) -> None:
     def candidate(x: torch.Tensor) -> torch.Tensor:
         monkeypatch.setattr(

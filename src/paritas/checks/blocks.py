@@ -654,7 +654,7 @@ def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> boo
         return False
     if not value.shape == alone.shape == true.shape:
         return False
-    apart = criterion.relative_rms(value.to(true.dtype) - alone, true)
+    apart = criterion.relative_rms(value.detach().to(true.dtype) - alone.detach(), true)
     return apart <= OWN_ERRORS * criterion.relative_rms(alone - true, true)
 
 

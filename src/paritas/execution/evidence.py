@@ -163,6 +163,7 @@ class Demand:
         at_second: gradients of gradients are judged now, and perturbed runs compute them.
         spreads: unit roundoff -> sums over the runs so far.
         jumps: the same for pairs of runs, for the effect of decisions.
+        repeats: what further native runs gave for items that need it.
     """
 
     def __init__(self, *, settles: bool = True) -> None:
@@ -173,6 +174,7 @@ class Demand:
         self.at_second = False
         self.spreads: dict[float, _Spread] = {}
         self.jumps: dict[float, _Pairs] = {}
+        self.repeats: list[dict[tuple[int, Item], Any]] = []
 
     def settle(self, call: int, item: Item) -> None:
         """Note that an item needs no more evidence."""
@@ -197,6 +199,7 @@ class Demand:
     def _forget_runs(self) -> None:
         self.spreads.clear()
         self.jumps.clear()
+        self.repeats.clear()
 
 
 @final
@@ -370,6 +373,28 @@ class Evidence(Generic[P_co]):
                 if spread.is_native:
                     whole = whole_error(run, value) if isinstance(run, torch.Tensor) else None
                     spread.whole.setdefault(key, []).append(whole)
+
+    def repeats(
+        self, call: int, item: Item, runs: int, demand: Demand | None = None
+    ) -> list[Tensor]:
+        """One item in further native runs; empty if the first of them changes nothing at all."""
+        demand = demand or self.everything
+        while len(demand.repeats) < runs and not (demand.repeats and not demand.repeats[0]):
+            self.tell(f"running the reference once more, run {len(demand.repeats) + 1}")
+            seen = self.run(RunOptions(second=demand.at_second))
+            if not is_usable(seen, "the reference, run again,", self.notes, weakens=False):
+                return []
+            kept = {
+                (number, one): (known, self.complete(moved, one))
+                for number, (still, moved) in enumerate(zip(self.native, seen, strict=False))
+                for one, known in still.items()
+                if (number, one) not in demand.settled and is_inexact(known)
+            }
+            is_same = all(same_value(*pair) for pair in kept.values())
+            values = {} if is_same and not demand.repeats else kept
+            demand.repeats.append({key: moved for key, (_, moved) in values.items()})
+        found: list[Any] = [run.get((call, item)) for run in demand.repeats]
+        return [value.detach() for value in found if is_inexact(value)]
 
     def jumps(
         self, unit: float, call: int, item: Item, pairs: int, demand: Demand | None = None

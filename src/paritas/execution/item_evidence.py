@@ -184,6 +184,12 @@ class ItemEvidence:
             )
         return mine
 
+    def repeats(self, runs: int) -> list[Tensor]:
+        """The item in further native runs of the reference, if its bits change."""
+        if self.in_float64:
+            return []
+        return self.evidence.repeats(self.call, self.item, runs, self._demand)
+
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """The effect of decisions that rounding can flip; for several programs, the largest."""
         mine = self.evidence.jumps(unit, self.call, self.item, pairs, self._demand)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ from paritas.numerics.criterion import (
 )
 from paritas.numerics.gates import ALL_GATES, OWN_RMS, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
-from paritas.numerics.pooling import NO_NOISE, Pooled, populations
+from paritas.numerics.pooling import NO_NOISE, Pooled, pool, populations
 from paritas.numerics.whole_error import WholeNoise, whole_error, whole_jumps
 from paritas.results.findings import Score, Status
 from paritas.results.items import Metrics
@@ -61,6 +62,9 @@ BLIND_SHARE = 2.0**-6
 # measure it per element; a value that passes by the spread of either, or of the most, passes. A
 # tie, which falls either way in every run, is missed by the most with a probability of 2^-12.
 FEW_RUNS, MOST_RUNS = 3, 12
+# A candidate may be this many times as far from the truth as the worst run of a reference that
+# gives other bits in every run: twice its error is not a loss that anyone should look into.
+REPEATED = 2.0
 # A tie moves at most this share of the elements over the limit.
 SPARSE = 0.05
 # Pairs of runs that measure what decisions move: two to see whether anything moves, then one by one
@@ -159,6 +163,8 @@ def judge_floats(
     native = _judge_native(case, metrics, above)
     if native.passed:
         native = _judge_whole(case, native, above)
+    if not native.passed and metrics.nonfinite_mismatches == 0:
+        native = _judge_by_repeats(case, native)
     status, reason = _conclude(native, above, evidence)
     return Judgement(
         status=status,
@@ -222,12 +228,35 @@ def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutc
     passed = scored.score.passed and mismatch is None
     if passed and (Gate.SCALED_OWN_ERROR in case.gates or evidence.spread(unit, 1) is None):
         return _RunOutcome(scored, passed=True)
+    if not passed and mismatch is None and _has_vanished(case):
+        rest = _score_vanished(lifted, arbiter, scaled, evidence)
+        if rest is not None and rest.score.passed:
+            return _RunOutcome(rest, passed=True)
     measured = dataclasses.replace(
         scaled, factor=LIFTED_SLACK if exact_inside else 1.0, source="perturbed float64 runs"
     )
     return _judge_with_spread(
         lifted, arbiter, measured, mismatch, unit, evidence, scored, is_lifted=True
     )
+
+
+def _score_vanished(
+    lifted: Tensor, arbiter: Tensor, scaled: Noise, evidence: JudgeEvidence
+) -> Scored | None:
+    """Score what float64 leaves of a value that has vanished, by the noise of a native run.
+
+    Rounding leaves few different numbers there, and often exactly 0: the reference's own error and
+    the runs in float64 may show no noise by chance. A perturbed native run rounds more finely.
+    """
+    spread = None if evidence.unit is None else evidence.spread(evidence.unit, 1)
+    if spread is None or evidence.unit is None or spread.shape != arbiter.shape:
+        return None
+    truth = real_view(arbiter)
+    if arbiter.is_complex():
+        spread = spread.unsqueeze(-1).expand_as(truth)
+    own = pool(spread, truth, criterion.rms(spread)).times(scaled.unit / evidence.unit)
+    noise = dataclasses.replace(scaled, own=own, source="a perturbed run, scaled to float64")
+    return criterion.score(lifted, arbiter, noise)
 
 
 def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None) -> _RunOutcome:
@@ -320,8 +349,21 @@ def _native_slack(case: _FloatCase, above: _RunOutcome | None) -> float:
     """The factor of the native run's noise."""
     if case.arbiter is None:
         return 2.0  # the reference is itself off by as much as the candidate may be
-    vanished = criterion.rms(case.arbiter) < VANISHED * case.own.whole
-    return VANISHED_SLACK if above is not None and vanished else 1.0
+    return VANISHED_SLACK if above is not None and _has_vanished(case) else 1.0
+
+
+def _has_vanished(case: _FloatCase) -> bool:
+    """Whether the arbiter is mere rounding: far smaller than the error of the native run.
+
+    Chance may leave exactly 0 of such a value, which shows no error. Perturbed runs do.
+    """
+    if case.arbiter is None:
+        return False
+    noise, size = case.own.whole, criterion.rms(case.arbiter)
+    if not bool(case.reference.any()) and case.evidence.unit is not None:
+        spread = case.evidence.spread(case.evidence.unit, 1)
+        noise = noise if spread is None else max(noise, criterion.rms(spread))
+    return size < VANISHED * noise
 
 
 def _has_spread(evidence: JudgeEvidence) -> bool:
@@ -500,6 +542,44 @@ def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | No
     if excess.worst <= 1:
         return outcome
     return dataclasses.replace(outcome, passed=False, reason=noise.reason(found, excess))
+
+
+def _judge_by_repeats(case: _FloatCase, outcome: _RunOutcome) -> _RunOutcome:
+    """Judge by further native runs of a reference that gives other bits in each of them.
+
+    Perturbed runs do not foresee what atomic additions and races do. A right candidate is one more
+    run of such a reference: it may be as far from the truth as the worst of them, by every figure.
+    """
+    if not case.evidence.repeats(1):
+        return outcome
+    reference, candidate = case.reference, case.candidate
+    truth = reference if case.arbiter is None else case.arbiter
+    dtypes = reference.dtype, candidate.dtype
+    noise = Noise(
+        unit=max(map(criterion.unit_roundoff, dtypes)),
+        step=max(map(criterion.smallest_step, dtypes)),
+        spread=outcome.spread,
+        source="further runs of the reference, which gives other bits in each",
+    )
+    scored, figures = _distances(candidate, truth, noise)
+    worst = [0.0] * len(figures)
+    for runs in range(1, MOST_RUNS + 1):
+        repeats = case.evidence.repeats(runs)
+        if len(repeats) < runs or repeats[-1].shape != reference.shape:
+            break  # it always gives the same bits
+        worst = list(map(max, worst, _distances(repeats[-1], truth, noise)[1]))
+        if all(mine <= REPEATED * most for mine, most in zip(figures, worst, strict=True)):
+            return _RunOutcome(scored, passed=True, spread=outcome.spread)
+    return outcome
+
+
+def _distances(value: Tensor, truth: Tensor, noise: Noise) -> tuple[Scored, list[float]]:
+    """How far a value is from the truth: at worst, typically, in one slice, and as a whole."""
+    scored, whole = criterion.score(value, truth, noise), whole_error(value, truth)
+    score = scored.score
+    share = (score.slice_z or 0.0) / (score.slice_limit or 1.0)
+    sizes = [math.inf, math.inf] if whole is None else [whole.size, abs(whole.factor)]
+    return scored, [score.max_z, score.rms_z, share, *sizes]
 
 
 def _whole_noise(case: _FloatCase, arbiter: Tensor, above: _RunOutcome | None) -> WholeNoise | None:

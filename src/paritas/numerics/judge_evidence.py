@@ -56,6 +56,10 @@ class JudgeEvidence(Protocol):
         """The errors of these runs as a whole; empty if unknown."""
         ...
 
+    def repeats(self, runs: int) -> list[Tensor]:
+        """The value in `runs` more native runs of the reference; empty if its bits never change."""
+        ...
+
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """How far decisions within rounding of size `unit`, and nothing else, move each element.
 
@@ -124,6 +128,10 @@ class NoEvidence:
     def whole_errors(self, unit: float) -> tuple[WholeError, ...]:
         """No program, so no runs."""
         return ()
+
+    def repeats(self, runs: int) -> list[Tensor]:
+        """No program, so no runs."""
+        return []
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """No program, so no decisions."""

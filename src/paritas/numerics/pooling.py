@@ -7,6 +7,10 @@ further only where these are few. The mean of absolute values is used, not of sq
 a thousand times larger has one small value in a thousand, with a thousand times the noise, so that
 what it adds to the mean of the small ones stays bounded.
 
+A value that is smaller than its noise has no magnitude of its own: where a sum cancels, chance
+decides whether 1e-15, 1e-18 or exactly 0 is left. If few elements are like it, it is pooled with
+the others of its population that are all noise.
+
 A typical value, where one is needed, is that of the *population* of an element: values without a
 gap of many octaves between them. A mask of -1e30, or a few massive activations, are a population of
 their own, and so are the values beside them.
@@ -122,22 +126,47 @@ def _pool_samples(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
     counts = torch.bincount(classes, minlength=CLASSES)
     # Divided first: a sum of the largest numbers would overflow.
     totals = torch.bincount(classes, noise.abs() / truth.numel(), minlength=CLASSES)
-    means = _mean_around(totals * truth.numel(), counts.double()) * _MEAN_TO_RMS
-    return Pooled(whole, means, _rms_by_population(noise.abs(), classes, counts)[1])
+    totals *= truth.numel()
+    means, is_known = _mean_around(totals, counts.double())
+    for below, mean in _group_noise(totals, counts, magnitudes):
+        few = below[~is_known[below]]
+        means[few] = means[few].clamp(min=mean)
+    by_population = _rms_by_population(noise.abs(), classes, counts)[1]
+    return Pooled(whole, means * _MEAN_TO_RMS, by_population)
 
 
-def _mean_around(totals: Tensor, counts: Tensor) -> Tensor:
-    """The mean for each class, over as few classes around it as have enough elements."""
+def _group_noise(
+    totals: Tensor, counts: Tensor, magnitudes: Magnitudes
+) -> Iterator[tuple[Tensor, float]]:
+    """The classes of each population whose values are smaller than their noise, and its mean.
+
+    Zeros belong to the smallest population.
+    """
+    groups = list(_group_octaves(counts))
+    for group in groups:
+        below = torch.tensor(group[::-1] if group is not groups[-1] else [0, *group[::-1]])
+        # For each class, the mean over it and those below it: one large error is not typical.
+        means = totals[below].cumsum(0) / counts[below].cumsum(0).clamp(min=1)
+        is_noise = magnitudes.classes(means) > below
+        if bool(is_noise.any()):
+            last = int(is_noise.nonzero()[-1])
+            yield below[: last + 1], float(means[last])
+
+
+def _mean_around(totals: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean for each class, over as few classes around it as have enough elements.
+
+    Also whether there are enough in the farthest of these.
+    """
     means = torch.zeros_like(totals)
     is_known = torch.zeros_like(totals, dtype=torch.bool)
     for reach in _REACHES:
         around = _sum_around(counts, reach)
         mean = _sum_around(totals, reach) / around.clamp(min=1)
-        is_last = reach == _REACHES[-1]
-        is_new = ~is_known & ((around > 0) if is_last else (around >= _ENOUGH))
+        is_new = ~is_known & (around >= _ENOUGH)
         means[is_new] = mean[is_new]
         is_known |= is_new
-    return means
+    return torch.where(is_known | (around == 0), means, mean), is_known
 
 
 def _sum_around(numbers: Tensor, reach: int) -> Tensor:

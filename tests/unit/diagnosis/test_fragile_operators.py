@@ -84,7 +84,7 @@ def noisy(right: Tensor) -> Tensor:
 
 def test_verify_returns_its_verdict_if_every_other_argument_ends_the_process() -> None:
     config = paritas.VerifyConfig(
-        raise_on_mismatch=False, verify_gradients=False, locate_seconds=60
+        raise_on_mismatch=False, verify_gradients=False, locate_seconds=600
     )
     verdict = paritas.verify([X], program, torch.compile(program, backend=spoiling), config)
     assert verdict.status is Status.DIFFERENT

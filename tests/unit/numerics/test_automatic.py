@@ -499,6 +499,97 @@ def test_two_values_that_are_noise_around_zero_are_equivalent():
     assert judgement.status is Status.EQUIVALENT
 
 
+class Cancels(NoEvidence):
+    """A copy of a program that adds in another order in every run, where the sum cancels.
+
+    Sums of numbers of one size are multiples of their last bit, so that some are exactly 0.
+    """
+
+    unit = UNIT_F32
+    is_smooth = True
+
+    def __init__(self, numel, seed, fault=0.0):
+        self._numel, self._draws = numel, torch.Generator().manual_seed(seed)
+        self._arbiter = self.sum_in_any_order(UNIT_F64)
+        self._lifted = self.sum_in_any_order(UNIT_F64) + fault
+        self._runs = {}
+
+    def sum_in_any_order(self, unit):
+        return torch.randn(self._numel, generator=self._draws).mul(2).round().double() * unit
+
+    def arbiter(self):
+        return self._arbiter
+
+    def lifted(self):
+        return self._lifted
+
+    def spread(self, unit, runs):
+        made = self._runs.setdefault(unit, [])
+        while len(made) < runs:
+            # A perturbed run computes in float64.
+            fine = torch.randn(self._numel, generator=self._draws).double() * 2 * unit
+            made.append(fine if unit > UNIT_F64 else self.sum_in_any_order(unit))
+        return torch.stack([run - self._arbiter for run in made]).square().mean(dim=0).sqrt()
+
+    def runs_made(self, unit):
+        return len(self._runs.get(unit, ()))
+
+    def jumps(self, unit, pairs):
+        return Jumps(torch.zeros(self._numel), torch.zeros(self._numel, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("numel", [1, 2, 32])
+def test_of_a_sum_that_cancels_other_noise_may_be_left_in_every_run(numel):
+    for seed in range(60):
+        program = Cancels(numel, seed)
+        pair = (program.sum_in_any_order(UNIT_F32).float() for _ in range(2))
+        status = judge_floats(*pair, program).status
+        assert status in {Status.IDENTICAL, Status.EQUIVALENT}, seed
+        program = Cancels(numel, seed, fault=3e-4 * UNIT_F32)
+        pair = [program.sum_in_any_order(UNIT_F32).float() for _ in range(2)]
+        if not torch.equal(*pair):
+            assert judge_floats(*pair, program).status is Status.DIFFERENT, seed
+
+
+# --- a reference that gives other bits in every run -----------------------------------------------
+
+
+class Racing(Program):
+    """A program in which a few elements, others in every run, err far more than by rounding."""
+
+    def __init__(self):
+        super().__init__(TRUTH, TRUTH, spread=SPREAD)
+        self.seed = 0
+        self.made = []
+
+    def run(self, times=1.0):
+        self.seed += 1
+        chosen, error = values(2, *TRUTH.shape, seed=self.seed)
+        return (TRUTH + times * 1e3 * SPREAD * error.clamp(-2, 2) * (chosen > 2)).float()
+
+    def repeats(self, runs):
+        while len(self.made) < runs:
+            self.made.append(self.run())
+        return self.made[:runs]
+
+
+def test_a_copy_of_a_reference_that_races_is_equivalent_and_what_errs_more_is_not():
+    for _ in range(20):
+        program = Racing()
+        assert judge_floats(program.run(), program.run(), program).status is Status.EQUIVALENT
+        assert len(program.made) <= 3
+    assert judge_floats(program.run(), program.run(times=4.0), program).status is Status.DEGRADED
+    wrong = program.run() + 600 * SPREAD.float()  # less than the worst element, but everywhere
+    assert judge_floats(program.run(), wrong, program).status is Status.DEGRADED
+
+
+def test_a_reference_that_does_not_race_is_run_once_more_at_most():
+    program = Racing()
+    program.repeats = lambda runs: program.made.append(runs) or []
+    assert judge_floats(program.run(), program.run(), program).status is Status.DEGRADED
+    assert program.made == [1]
+
+
 # --- decisions ------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,29 @@ def test_zeros_belong_to_the_smallest_values():
     assert populations(torch.zeros(4)).least == 0.0
 
 
+@pytest.mark.parametrize("left", [0.0, 1e-24])
+def test_where_a_sum_cancels_chance_decides_what_is_left_and_the_noise_is_that_of_the_others(left):
+    truth, noise = 1e-15 * values(32), 1e-6 * values(32, seed=1)
+    truth[7], noise[7] = left, 0.0
+    assert float(pooled(noise, truth)[7]) == pytest.approx(1e-6, rel=0.5)
+
+
+def test_zeros_among_values_that_do_not_cancel_have_the_noise_of_zeros():
+    truth, noise = values(32, 32), 1e-6 * values(32, 32, seed=1)
+    truth[0, :9] = noise[0, :9] = 0.0
+    noise[1, 1] = 2 * truth[1, 1]  # of one element, a decision
+    assert not bool(pooled(noise, truth)[0, :9].any())
+
+
+def test_zeros_are_not_pooled_with_noise_far_above_the_smallest_values():
+    truth, noise = 1e-6 * values(64, 64), 1e-13 * values(64, 64, seed=1)
+    truth[0], noise[0] = 1e-2 * values(64, seed=2), 1e-2 * values(64, seed=3)
+    truth[1, :5] = noise[1, :5] = 0.0
+    found = pooled(noise, truth)
+    assert float(found[1:].max()) < 1e-12
+    assert not bool(found[1, :5].any())
+
+
 def test_a_large_value_that_no_sample_meets_is_a_population_of_its_own():
     truth = values(4 * MOST_SAMPLE)
     truth[1] = 1e30
