@@ -147,3 +147,22 @@ def test_whoever_does_the_work_the_rows_are_the_same(dumps, executor, jobs, monk
     found = paritas.compare(dumps.faulty, dumps.fx, executor=executor, jobs=jobs)
     expected = paritas.compare(dumps.faulty, dumps.fx, jobs=1)
     assert found.rows == expected.rows
+
+
+def test_a_diagnosis_that_fails_is_reported_in_its_row(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ArithmeticError("no memory for it")
+
+    monkeypatch.setattr("paritas.diagnosis.diagnose.diagnose", fail)
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with paritas.capture(tmp_path / "golden"):
+        model(x)
+    with torch.no_grad():
+        model.bias += 1
+    with paritas.capture(tmp_path / "my"):
+        model(x)
+    table = paritas.compare(tmp_path / "my", tmp_path / "golden")
+    (wrong,) = [row for row in table.rows if row.status is Status.DIFFERENT]
+    assert wrong.detail.diagnosis.sentence == (
+        "it was not diagnosed: ArithmeticError: no memory for it"
+    )

@@ -399,8 +399,9 @@ def test_a_symbol_says_the_number_it_had_and_its_range():
 
 def test_values_are_foretold_without_touching_the_module():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    found = graphs.predict_values(torch.fx.symbolic_trace(model), [torch.ones(2, 3)])
+    found, reasons = graphs.predict_values(torch.fx.symbolic_trace(model), [torch.ones(2, 3)])
     assert [tuple(value.shape) for value in found.values()] == [(2, 3), (2, 4), (2, 4)]
+    assert not reasons
     assert int(model[1].num_batches_tracked) == 0
     assert model[1].running_mean.tolist() == [0.0] * 4
 

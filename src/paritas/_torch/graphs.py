@@ -25,7 +25,7 @@ from torch.fx.graph import CodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
 from paritas._torch.operators import Traits, traits
-from paritas.errors import UnsupportedTorchError
+from paritas.errors import UnsupportedTorchError, in_one_line
 from paritas.results.items import Item, ItemKind, input_of, nth_output
 
 if TYPE_CHECKING:
@@ -592,10 +592,15 @@ def symbol_ranges(program: ExportedProgram) -> dict[str, tuple[int | None, int |
     }
 
 
-def predict_values(module: GraphModule, inputs: Sequence[Any]) -> dict[Node, Any]:
+def predict_values(
+    module: GraphModule, inputs: Sequence[Any]
+) -> tuple[dict[Node, Any], dict[Node, str]]:
     """The results of each node of a graph on such inputs: shapes and dtypes, no values.
 
-    Nodes that fail, and those that depend on them, are left out. The module is not changed.
+    The module is not changed.
+
+    Returns:
+        The results, and for each node that fails or depends on one that does, the reason.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -611,7 +616,7 @@ def predict_values(module: GraphModule, inputs: Sequence[Any]) -> dict[Node, Any
     found = _ShapeInterpreter(module, hollow)
     with mode:
         found.run(*[hollow(one) for one in inputs])
-    return found.values
+    return found.values, found.reasons
 
 
 class _ShapeInterpreter(Interpreter):
@@ -621,13 +626,19 @@ class _ShapeInterpreter(Interpreter):
         super().__init__(module, garbage_collect_values=False)
         self._hollow = functools.cache(hollow)
         self.values: dict[Node, Any] = {}
+        self.reasons: dict[Node, str] = {}
 
     def run_node(self, n: Node) -> Any:
-        if n.op == "output" or any(one not in self.values for one in n.all_input_nodes):
+        failed = next((one for one in n.all_input_nodes if one in self.reasons), None)
+        if n.op == "output":
+            return None
+        if failed is not None:
+            self.reasons[n] = f"it depends on {failed.name}"
             return None
         try:
             self.values[n] = super().run_node(n)
-        except Exception:  # noqa: BLE001  (reported as a call with unknown shapes)
+        except Exception as error:  # noqa: BLE001  (the caller reports it with the call)
+            self.reasons[n] = f"on fake tensors it raises {in_one_line(error, 160)}"
             return None
         return self.values[n]
 

@@ -331,7 +331,9 @@ class _Search:
         return Item(ItemKind.NODE, name, graph=self.suspect.label)
 
     def _origin(self, node: Node) -> Origin:
-        return node_origin(node, self._failing_outputs())
+        origin = node_origin(node, self._failing_outputs())
+        # A wrong gradient goes back to the inputs, not on to the results.
+        return msgspec.structs.replace(origin, chain=()) if self.suspect.gradients else origin
 
     def _failing_outputs(self) -> list[Node]:
         """The nodes of the outputs that fail."""

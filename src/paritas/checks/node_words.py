@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
-# A longer chain is shortened in the middle.
-MOST_IN_CHAIN = 8
 # Longer values of arguments are cut.
 MOST_LETTERS = 60
 _LEFT_OUT = "..."
@@ -39,7 +37,7 @@ def find_chain(node: Node, ends: Collection[Node] = ()) -> tuple[str, ...]:
         current = waiting.popleft()
         is_end = current in ends if ends else any(user.op == "output" for user in current.users)
         if is_end:
-            return _shorten(_name_steps(came_from, current))
+            return tuple(_name_steps(came_from, current))
         for user in current.users:
             if user not in came_from and user.op != "output":
                 came_from[user] = current
@@ -56,13 +54,6 @@ def _name_steps(came_from: dict[Node, Node | None], end: Node) -> list[str]:
             names.append(name)
         current = came_from[current]
     return names[::-1]
-
-
-def _shorten(names: list[str]) -> tuple[str, ...]:
-    if len(names) <= MOST_IN_CHAIN:
-        return tuple(names)
-    first = MOST_IN_CHAIN // 2
-    return (*names[:first], _LEFT_OUT, *names[first + 1 - MOST_IN_CHAIN :])
 
 
 # --- Its arguments --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.operators import traits
@@ -382,7 +383,8 @@ _MOST_NAMED = 3
 
 
 def _call_names(operations: Sequence[Operation]) -> str:
-    names = [call_name(one) for one in operations]
+    times = Counter(call_name(one) for one in operations)
+    names = [name if count == 1 else f"{name} ({count} times)" for name, count in times.items()]
     if len(names) > _MOST_NAMED:
         more = counted(len(names) - _MOST_NAMED, "other operator")
         return f"{', '.join(names[:_MOST_NAMED])} and {more}"
@@ -390,8 +392,6 @@ def _call_names(operations: Sequence[Operation]) -> str:
 
 
 # --- Origins --------------------------------------------------------------------------------------
-
-_MOST_LINKS = 8
 
 
 def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
@@ -411,8 +411,8 @@ def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
     line = next(filter(None, map(_line_of, sites)), NOWHERE)
     function = spot.candidate.function if spot.candidate is not None else ""
     operator = function or forward.name
-    native = find_twin(named, run.trace, natives[side].trace)
-    shown = (named, run.trace) if native is None else (native, natives[side].trace)
+    native = find_twin(forward, run.trace, natives[side].trace)
+    shown = (forward, run.trace) if native is None else (native, natives[side].trace)
     return Origin(
         kind=OriginKind.NODE,
         name=f"{module}/{operator}" if module else operator,
@@ -475,13 +475,9 @@ def _chain(spot: Spot) -> Iterator[str]:
     for operation in spot.parting.candidate.operations:
         if operation.index > start:
             names.setdefault(operation.module or operation.name)
-    links = list(names)
-    if len(links) > _MOST_LINKS:
-        half = _MOST_LINKS // 2
-        left_out = counted(len(links) - _MOST_LINKS, "more place")
-        links = [*links[:half], f"({left_out})", *links[-half:]]
-    yield from links
-    yield from (one.item.text for one in spot.parting.wrong[:_MOST_LINKS])
+    yield from names
+    if wrong := [one.item.text for one in spot.parting.wrong]:
+        yield wrong[0] if len(wrong) == 1 else f"{wrong[0]} and {len(wrong) - 1} more"
 
 
 def find_twin(operation: Operation, trace: Trace, other: Trace) -> Operation | None:

@@ -126,17 +126,19 @@ class TrialJudge:
         native = self._native()
         if native.ratio > 1:
             return self.trial()
-        return max(native, self._lifted((), measures=False), key=lambda trial: trial.ratio)
+        return max(native, self._worst_lifted((), measures=False), key=lambda trial: trial.ratio)
 
     def trial(self) -> Trial:
         """The largest figure of the native values and of the difference in float64."""
         native = self._native()
-        lifted = self._lifted(())
+        lifted = self._worst_lifted(())
         worst = max(native, lifted, key=lambda trial: trial.ratio)
         worst = dataclasses.replace(worst, factor=lifted.factor)
         if worst.ratio <= 1 or not self._may_be_weaker():
             return worst
-        is_excused = self._passes_with_own_noise() and self._lifted((self._own(),)).ratio <= EXCUSED
+        is_excused = (
+            self._passes_with_own_noise() and self._worst_lifted((self._own(),)).ratio <= EXCUSED
+        )
         return dataclasses.replace(worst, is_weaker=is_excused)
 
     def _make(self, ratio: float, item: Item, index: Any, how: str) -> Trial:
@@ -153,13 +155,15 @@ class TrialJudge:
         score, item = max(scores, key=lambda pair: pair[0].excess)
         return self._make(min(score.excess, 1.0), item, score.index, "")
 
-    def _lifted(self, also: Sequence[Evidence[SubjectProgram]], *, measures: bool = True) -> Trial:
+    def _worst_lifted(
+        self, also: Sequence[Evidence[SubjectProgram]], *, measures: bool = True
+    ) -> Trial:
         """The largest difference in float64, as a multiple of what the native noise allows."""
-        found = [self._make(0.0, Item(), None, "")]
+        trials = [self._make(0.0, Item(), None, "")]
         for item, value in self.evidence.native[0].items():
             if is_inexact(value):
-                found.append(self._lifted_item(item, value, tuple(also), measures=measures))
-        return max(found, key=lambda trial: trial.ratio)
+                trials.append(self._lifted_item(item, value, tuple(also), measures=measures))
+        return max(trials, key=lambda trial: trial.ratio)
 
     def _lifted_item(
         self,

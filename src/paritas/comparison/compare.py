@@ -25,7 +25,7 @@ from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rules import Rules, align_steps
 from paritas.comparison.table import Table, resolve
 from paritas.dumps.completeness import find_losses, list_problems
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.executors import (
     Failed,
     executor_of,
@@ -36,7 +36,7 @@ from paritas.execution.executors import (
 from paritas.files.trees import local_copy
 from paritas.numerics.pair_figures import mismatch_detail
 from paritas.results.comparisons import Comparison, Divergence, DumpFacts
-from paritas.results.findings import Aspect, Coverage, Status
+from paritas.results.findings import Aspect, Coverage, Diagnosis, Status
 from paritas.results.progress import Progress, shows_progress
 from paritas.results.wording import counted
 from paritas.settings import own_version
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from paritas.files.records import Record, Site
     from paritas.numerics.requirements import Requirement
     from paritas.results.comparisons import ComparisonRow, Detail
-    from paritas.results.findings import Diagnosis
 
     _Key = tuple[str, str | None]
 
@@ -245,7 +244,7 @@ def _measure_detail(request: DetailRequest) -> Detail | None:
 def _diagnose(
     request: DetailRequest, reference: Tensor, candidate: Tensor, read: Callable[[Record], Tensor]
 ) -> Diagnosis | None:
-    """What kind of wrong it is, or None if unknown."""
+    """What kind of wrong it is, or why that is not known; None if there is nothing to say."""
     from paritas.diagnosis.boxes import MOST_ELEMENTS
     from paritas.diagnosis.case import Context
     from paritas.diagnosis.diagnose import diagnose
@@ -258,8 +257,8 @@ def _diagnose(
             inputs = tuple(operand.read(read) for operand in given)
             context = Context(operator=request.operator, inputs=inputs, is_result=request.is_result)
             found = diagnose(candidate, reference, context=context)
-    except Exception:  # noqa: BLE001  (the row is complete without a diagnosis)
-        return None
+    except Exception as error:  # noqa: BLE001  (the row stands; the note in it reports it)
+        return Diagnosis(note=f"it was not diagnosed: {in_one_line(error, 200)}")
     return found if found.where is not None or found.patterns else None
 
 

@@ -308,7 +308,7 @@ def exported_programs() -> None:
 
     expect("whether relu is an operator", is_operator(ATEN.relu.default))
     graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 4)))
-    shapes = [tuple(value.shape) for value in predict_values(graph, [torch.ones(2, 3)]).values()]
+    shapes = [tuple(one.shape) for one in predict_values(graph, [torch.ones(2, 3)])[0].values()]
     expect("predicted shapes", shapes, [(2, 3), (2, 4)])
     length = torch.export.Dim("length", min=3, max=64)
     program = torch.export.export(

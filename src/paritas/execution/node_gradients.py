@@ -170,8 +170,8 @@ class NodeGradient(NodeProgram):
         leaf = reads[self.source] = reads[self.source].detach().requires_grad_()
 
         def differentiate() -> Any:
-            found = dict(tensors_in(self.call.call(reads)))
-            results = [found[path] for path in self.arrived]
+            returned = dict(tensors_in(self.call.call(reads)))
+            results = [returned[path] for path in self.arrived]
             pairs = [pair for pair in zip(results, given, strict=True) if pair[0].requires_grad]
             ends = [one for one, _ in pairs]
             (gradient,) = torch.autograd.grad(ends, [leaf], [one for _, one in pairs])

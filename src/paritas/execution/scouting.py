@@ -167,10 +167,10 @@ class _Child:
     def has_ended(self) -> bool:
         """Whether it has; its status is left for `end`."""
         try:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            exit_state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # the program ignores the ends of its children
             return True
-        return found is not None
+        return exit_state is not None
 
     def end(self) -> str:
         """End it, and say how it ended."""

@@ -264,11 +264,11 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None) -> Gra
             "pass sample inputs with it"
         )
     whole = with_modules_inlined(module)
-    found: dict[Node, Any] = {}
+    reader = _FxReader(whole, {}, {}, Symbols({}))
     if inputs is not None:
         names = [node.name for node in whole.graph.find_nodes(op="placeholder")]
-        found = predict_values(whole, [inputs.get(name) for name in names])
-    reader = _FxReader(whole, found, {}, Symbols({}))
+        given = [inputs.get(name) for name in names]
+        reader.found, reader.unpredicted = predict_values(whole, given)
     reader.read()
     return reader.graph(type(module).__name__, "fx", reader.state)
 
@@ -286,6 +286,7 @@ class _FxReader:
     values: dict[str, TensorValue] = dataclasses.field(default_factory=dict)
     state: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     made: dict[Node, Any] = dataclasses.field(default_factory=dict)
+    unpredicted: Mapping[Node, str] = dataclasses.field(default_factory=dict)
 
     @property
     def seen(self) -> set[str]:
@@ -379,7 +380,8 @@ class _FxReader:
         name, function, obstacle = self._called(node)
         idle = UNPACKS if apart else idle_reason(name, outputs)
         if made is UNKNOWN and not apart and not computes_no_tensor(name):
-            idle, obstacle = "", "its shapes are unknown; pass sample inputs with the graph"
+            why = self.unpredicted.get(node, "pass sample inputs with the graph")
+            idle, obstacle = "", f"its shapes are unknown: {why}"
         source, code = source_of(node.meta.get("stack_trace") or "")
         call = GraphCall(
             position=len(self.calls),

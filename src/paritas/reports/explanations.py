@@ -114,8 +114,9 @@ def choose_cause(verdict: Verdict, wanted: str) -> Cause:
     if wanted.isascii() and wanted.isdigit():
         if 1 <= int(wanted) <= len(causes):
             return causes[int(wanted) - 1]
-        there = f"1 to {len(causes)}" if causes else "none: nothing fails"
-        raise UsageError(f"--finding {wanted!r}: there is no such number; there are {there}")
+        numbers = f"the numbers are 1 to {len(causes)}" if len(causes) > 1 else "the only one is 1"
+        there = numbers if causes else "nothing fails"
+        raise UsageError(f"--finding {wanted!r}: there is no such number; {there}")
     for cause in [*causes, *map(Cause, verdict.findings)]:
         if cause.start.path == wanted:
             return cause
@@ -195,7 +196,7 @@ def next_steps(verdict: Verdict, *, script: str = "", shrink: str = "") -> list[
         steps.append(f"run the script that shows it: python {script}")
     elif shrink:
         steps.append(f"make the smallest script that shows it: {shrink}")
-    else:
+    elif any(not cause.is_located or _is_of_a_part(cause) for cause in causes):
         steps.append(
             "make the smallest script that shows it: paritas shrink package.module:factory, "
             "or verdict.shrink() in Python"

@@ -32,6 +32,7 @@ from paritas.results.power_reports import (
 from paritas.results.wording import (
     MOST_SHOWN,
     cause_lines,
+    counted,
     deciding_excess,
     deciding_figure,
     deciding_score,
@@ -72,6 +73,8 @@ MOST_ROWS = {
     Status.DEGRADED: 24,
     Status.DIFFERENT: 24,
 }
+# So many rows for what results from a place that is known; the place says how many there are.
+MOST_RESULTS = 3
 FINDING_COLUMNS = ("status", "item", "value", "off by", "worst / allowed")
 FIXED_COLUMNS = 2  # the others are dropped if all their cells are empty
 FINDING_LEGEND = (
@@ -122,13 +125,19 @@ def findings_table(verdict: Verdict) -> Table:
     The rest are counted.
     """
     rows: list[tuple[Text, ...]] = []
+    causes = [cause for cause in group_causes(verdict.failures) if cause.is_located]
+    results = {id(finding) for cause in causes for finding in cause.results}
     for status in sorted(Status, key=lambda status: -status.gravity):
         found = [finding for finding in verdict.findings if finding.status is status]
-        found.sort(key=lambda finding: not is_located(finding))
-        shown, folded = _fold_findings(status, found)
-        rows += [finding_cells(finding) for finding in shown]
+        found.sort(key=lambda finding: (not is_located(finding), id(finding) in results))
+        ends = [finding for finding in found if id(finding) in results]
+        shown, folded = _fold_findings(status, found[: len(found) - len(ends)])
+        rows += [finding_cells(finding) for finding in (*shown, *ends[:MOST_RESULTS])]
         if folded:
             more = f"{folded} more items" if shown else f"{folded} items"
+            rows.append((_status_text(status), Text(more), Text(), Text(), Text()))
+        if left := ends[MOST_RESULTS:]:
+            more = f"{counted(len(left), 'more item')}, as a result"
             rows.append((_status_text(status), Text(more), Text(), Text(), Text()))
     table = small_table()
     filled = [

@@ -236,7 +236,8 @@ def chain_words(origin: Origin) -> str:
     chain = origin.chain
     if len(chain) > MOST_SHOWN:
         half = MOST_SHOWN // 2
-        chain = (*chain[:half], f"({len(chain) - 2 * half} more)", *chain[-half:])
+        left_out = counted(len(chain) - 2 * half, "more place")
+        chain = (*chain[:half], f"({left_out})", *chain[-half:])
     return " -> ".join(chain)
 
 

@@ -393,6 +393,27 @@ def test_a_wrong_backward_is_located_in_the_function() -> None:
     assert origin.source == f"{line_with('# here: backward')}, in backward"
 
 
+def test_an_operator_of_the_backward_pass_is_shown_as_the_call_that_it_belongs_to() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(20, 8)
+            self.head = nn.Linear(8, 20, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.tanh(self.embed(ids)))
+
+    model = Tied()
+    candidate = copy.deepcopy(model)
+    candidate.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    (finding,) = find_place([torch.tensor([[1, 2, 3]])], model, candidate).findings
+    assert "leaves out aten.add.Tensor of the backward pass" in finding.reason
+    origin = origin_of(finding)
+    assert origin.operator == "aten.embedding.default"
+    assert origin.arguments == ("weight: float32 [20, 8]", "indices: int64 [1, 3]")
+
+
 def test_a_gradient_that_is_cut_off_is_located() -> None:
     class Cut(Block):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

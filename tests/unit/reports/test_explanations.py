@@ -29,6 +29,7 @@ from paritas.results.findings import (
     Verdict,
 )
 from paritas.results.items import Item, ItemKind, gradient, nth_output, output
+from paritas.results.wording import chain_words
 
 
 def located():
@@ -166,6 +167,24 @@ def test_a_script_that_was_written_is_named():
     ]
 
 
+def test_no_script_is_promised_for_a_program_that_was_not_compiled():
+    assert next_steps(verdict_of(*results(1), located())) == []
+    compiled = msgspec.structs.replace(
+        located(), item=Item(ItemKind.NODE, "softmax", graph="graph 0")
+    )
+    (step,) = next_steps(verdict_of(compiled))
+    assert "verdict.shrink()" in step
+
+
+def test_a_long_chain_is_shortened_once():
+    places = [f"layers.{number}" for number in range(30)]
+    origin = Origin(kind=OriginKind.NODE, name="add", chain=(*places, "output and 2 more"))
+    assert chain_words(origin) == (
+        "layers.0 -> layers.1 -> layers.2 -> layers.3 -> layers.4 -> (21 more places) -> "
+        "layers.26 -> layers.27 -> layers.28 -> layers.29 -> output and 2 more"
+    )
+
+
 def test_of_many_causes_the_first_are_explained_and_the_others_numbered():
     found = [
         Finding(item=nth_output(n), aspect=Aspect.VALUE, status=Status.DIFFERENT) for n in range(20)
@@ -189,7 +208,7 @@ def test_a_finding_is_chosen_by_number_or_path():
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ("7", "--finding '7': there is no such number; there are 1 to 1"),
+        ("7", "--finding '7': there is no such number; the only one is 1"),
         ("node sotfmax", "no finding has this path; did you mean 'node softmax'"),
     ],
 )

@@ -126,6 +126,29 @@ def test_rows_are_never_dropped_without_a_count(status):
     assert rows[-1].split() == [status.value, "5", "more", "items"]
 
 
+def test_what_results_from_a_known_place_has_few_rows_and_a_count():
+    place = finding(
+        "node softmax",
+        Status.DIFFERENT,
+        origin=Origin(kind=OriginKind.NODE, name="softmax"),
+    )
+    ends = [finding(f"item{i}", Status.DIFFERENT, cause="node softmax") for i in range(20)]
+    apart = finding("apart", Status.DIFFERENT)
+    rows = [
+        line.split(maxsplit=1)[1]
+        for line in printed(verdict_of(*ends, apart, place))
+        if line.startswith("different  ")
+    ]
+    assert rows == [
+        "node softmax",
+        "apart",
+        "item0",
+        "item1",
+        "item2",
+        "17 more items, as a result",
+    ]
+
+
 def test_of_many_equivalent_items_those_nearest_to_their_limits_are_shown():
     count = MOST_ROWS[Status.EQUIVALENT] + 5
     found = (floats(f"item{i}.", Status.EQUIVALENT, native=score(6 + i / 4)) for i in range(count))

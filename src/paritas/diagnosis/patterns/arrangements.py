@@ -258,12 +258,21 @@ def _flipped_twice(case: Case, probe: Probe) -> Iterator[Pattern | None]:
         )
 
 
-def _reordered(case: Case, axis: int, source: Tensor, sentence: str, cost: float) -> Pattern | None:
+def _reordered(
+    case: Case,
+    axis: int,
+    source: Tensor,
+    sentence: str,
+    cost: float,
+    *,
+    kind: PatternKind = PatternKind.PERMUTATION,
+    detail: str = "",
+) -> Pattern | None:
     return supported_pattern(
         case,
         case.right.index_select(axis, source),
-        PatternKind.PERMUTATION,
-        f"{sentence} along {axis_name(case.context, axis, len(case.shape))}",
+        kind,
+        f"{sentence} along {axis_name(case.context, axis, len(case.shape))}{detail}",
         cost=cost,
         noise=case.allowed.index_select(axis, source),
         evidence={"axis": axis},
@@ -295,15 +304,9 @@ def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
     # What was copied is still in its own place.
     places = moved.nonzero().flatten().tolist()
     listed = enumerated((f"{int(source[one])} at {one}" for one in places), _NAMED)
-    name = axis_name(case.context, axis, len(case.shape))
-    return supported_pattern(
-        case,
-        case.right.index_select(axis, source),
-        PatternKind.COPY,
-        f"copied from another place along {name}: slice {listed}",
-        cost=cost,
-        noise=case.allowed.index_select(axis, source),
-        evidence={"axis": axis},
+    said = "copied from another place"
+    return _reordered(
+        case, axis, source, said, cost, kind=PatternKind.COPY, detail=f": slice {listed}"
     )
 
 
