@@ -9,6 +9,7 @@ value instead: the place is where that removes the difference.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ from paritas.checks.partings import (
     spot_without_joint,
 )
 from paritas.checks.places import Place
-from paritas.checks.region_programs import Region, judge_regions
+from paritas.checks.region_programs import Region, fill_arguments, judge_regions
+from paritas.checks.trace_calls import functions_of, operations_of, wrong_modules
 from paritas.checks.trace_matching import Joint, KnownValues, find_joints, plain_name
 from paritas.checks.traced_runs import (
     SAME_IN_FLOAT64,
@@ -39,6 +41,7 @@ from paritas.checks.traced_runs import (
     WrongItem,
     kept_tensors,
 )
+from paritas.diagnosis.calls import LiveCall
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
@@ -53,13 +56,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.checks.places import FailedCall
-    from paritas.recording.traces import Operation
+    from paritas.recording.traces import Operation, Trace, TracedCall
 
 # More independent faults than this are not looked for.
 _MOST_PLACES = 4
 _MOST_ROUNDS = 8
 # How many pairs of a wrong and a right value are tried for one place.
 _MOST_TRIES = 12
+# How many modules with a wrong result are tried for one place.
+_MOST_MODULES = 3
 # A place that computes more than this may have a smaller one inside; so many are tried.
 _SMALL = 3.0
 _MOST_INSIDE = 8
@@ -210,25 +215,57 @@ class _Search:
         if cut is not None:
             return cut, None
         joints = find_joints(ours, theirs, parting.classes, parting.known)
-        found = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
+        module = self._find_module(parting, instead, rounding)
+        if module is None:
+            found = self._find_joined(parting, joints, instead, rounding)
+        else:
+            its, mine, found = module
+            functions = functions_of(
+                parting.theirs.trace,
+                operations_of(parting.theirs.trace, its, found.joint.reference),
+            )
+            if len(functions) > 1:
+                inside = [one for one in joints if one.candidate in mine and one.reference in its]
+                nearer = self._find_joined(parting, inside, instead, rounding)
+                module, found = (None, nearer) if nearer else (module, found)
         if found is None:
             return spot_without_joint(parting, ours, theirs), None
-        joint = found.joint
-        if joint.size > _SMALL:
-            inside = [
-                one
-                for one in joints
-                if one.size < joint.size
-                and one.candidate.index in ours.before[joint.candidate.index]
-                and one.reference.index in theirs.before[joint.reference.index]
-            ]
-            inside.sort(key=lambda one: one.size)
-            nearer = self._first_that_joins(parting, inside[:_MOST_INSIDE], instead, rounding)
-            found = nearer or found
         instead.update(found.instead)
-        spot = name_spot(parting, ours, theirs, found.joint)
+        calls = None if module is None else module[:2]
+        spot = name_spot(parting, ours, theirs, found.joint, calls)
         # What is written through a view does not reach the value that stands for it.
-        return spot, None if traits(found.joint.candidate.func).view else found.left
+        is_lost = _is_written_later(parting.mine.trace, found.joint)
+        return spot, None if is_lost else found.left
+
+    def _find_module(
+        self, parting: Parting, instead: Instead, rounding: float
+    ) -> tuple[TracedCall, TracedCall, _Joined] | None:
+        """The first module with right inputs whose right result removes a difference."""
+        for its, mine, joint in itertools.islice(wrong_modules(parting), _MOST_MODULES):
+            found = self._first_that_joins(parting, [joint], instead, rounding)
+            if found is not None:
+                return its, mine, found
+        return None
+
+    def _find_joined(
+        self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
+    ) -> _Joined | None:
+        """The likeliest of some pairs of values, or one inside of what it computes."""
+        ours, theirs = parting.candidate, parting.reference
+        found = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
+        if found is None or found.joint.size <= _SMALL:
+            return found
+        joint = found.joint
+        inside = [
+            one
+            for one in joints
+            if one.size < joint.size
+            and one.candidate.index in ours.before[joint.candidate.index]
+            and one.reference.index in theirs.before[joint.reference.index]
+        ]
+        inside.sort(key=lambda one: one.size)
+        nearer = self._first_that_joins(parting, inside[:_MOST_INSIDE], instead, rounding)
+        return nearer or found
 
     def _first_that_joins(
         self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
@@ -364,7 +401,23 @@ class _Search:
             fixed = {index: kept[index] for index, one in border.items() if one is None}
             result = twins[end.index].outputs[slot]
             made.append(Region(list(twins.values()), result, given, fixed))
-        return made[0], made[1], tensors
+        call = self._live_call(spot, native=native)
+        return dataclasses.replace(made[0], call=call), made[1], tensors
+
+    def _live_call(self, spot: Spot, *, native: bool) -> LiveCall | None:
+        """The reference's call of a function at a place, with its arguments."""
+        call, trace = spot.call, spot.parting.theirs.trace
+        if call is None:
+            return None
+        run = self._natives[0] if native else spot.parting.theirs
+        number = next(place for place, one in enumerate(trace.calls) if one is call)
+        twin = run.trace.calls[number] if number < len(run.trace.calls) else None
+        if twin is None or twin.target is not call.target:
+            return None
+        kept = kept_tensors(self.sides, self.call.reference, run, set(twin.inputs))
+        if len(kept) < len(set(twin.inputs)):
+            return None
+        return LiveCall(twin.target, *fill_arguments(twin, kept))
 
     def _twins(
         self, operations: Sequence[Operation], run: TracedRun, side: int
@@ -375,6 +428,22 @@ class _Search:
             return {one.index: one for one in operations}
         twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
         return {index: twin for index, twin in twins if twin is not None}
+
+
+def _is_written_later(trace: Trace, joint: Joint) -> bool:
+    """Whether the result of a view is written to after it was made."""
+    if not traits(joint.candidate.func).view:
+        return False
+    views = {joint.candidate.outputs[joint.slots[0]]}
+    for operation in trace.operations[joint.candidate.index + 1 :]:
+        if views.isdisjoint(operation.inputs):
+            continue
+        kind = traits(operation.func)
+        if kind.mutates:
+            return True
+        if kind.view:
+            views.update(operation.outputs)
+    return False
 
 
 def _make_parting(
