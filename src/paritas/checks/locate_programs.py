@@ -31,7 +31,12 @@ from paritas.checks.partings import (
 )
 from paritas.checks.places import Place
 from paritas.checks.region_programs import Region, fill_arguments, judge_regions
-from paritas.checks.trace_calls import functions_of, operations_of, wrong_modules
+from paritas.checks.trace_calls import (
+    functions_of,
+    operations_of,
+    wrong_lines,
+    wrong_modules,
+)
 from paritas.checks.trace_matching import Joint, KnownValues, find_joints, plain_name
 from paritas.checks.traced_runs import (
     SAME_IN_FLOAT64,
@@ -63,8 +68,8 @@ _MOST_PLACES = 4
 _MOST_ROUNDS = 8
 # How many pairs of a wrong and a right value are tried for one place.
 _MOST_TRIES = 12
-# How many modules with a wrong result are tried for one place.
-_MOST_MODULES = 3
+# How many calls with a wrong result are tried for one place.
+_MOST_CALLS = 3
 # A place that computes more than this may have a smaller one inside; so many are tried.
 _SMALL = 3.0
 _MOST_INSIDE = 8
@@ -215,36 +220,47 @@ class _Search:
         if cut is not None:
             return cut, None
         joints = find_joints(ours, theirs, parting.classes, parting.known)
-        module = self._find_module(parting, instead, rounding)
-        if module is None:
-            found = self._find_joined(parting, joints, instead, rounding)
-        else:
-            its, mine, found = module
-            functions = functions_of(
-                parting.theirs.trace,
-                operations_of(parting.theirs.trace, its, found.joint.reference),
-            )
-            if len(functions) > 1:
-                inside = [one for one in joints if one.candidate in mine and one.reference in its]
-                nearer = self._find_joined(parting, inside, instead, rounding)
-                module, found = (None, nearer) if nearer else (module, found)
+        calls, found = self._find_called(parting, joints, instead, rounding)
         if found is None:
             return spot_without_joint(parting, ours, theirs), None
         instead.update(found.instead)
-        calls = None if module is None else module[:2]
         spot = name_spot(parting, ours, theirs, found.joint, calls)
         # What is written through a view does not reach the value that stands for it.
         is_lost = _is_written_later(parting.mine.trace, found.joint)
         return spot, None if is_lost else found.left
 
-    def _find_module(
-        self, parting: Parting, instead: Instead, rounding: float
-    ) -> tuple[TracedCall, TracedCall, _Joined] | None:
-        """The first module with right inputs whose right result removes a difference."""
-        for its, mine, joint in itertools.islice(wrong_modules(parting), _MOST_MODULES):
+    def _find_called(
+        self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
+    ) -> tuple[tuple[TracedCall, TracedCall] | None, _Joined | None]:
+        """The calls that should give the same, if these are known, and the values that should."""
+        whole = self._first_call(wrong_modules(parting), parting, instead, rounding)
+        if whole is not None:
+            (its, mine), found = whole
+            trace = parting.theirs.trace
+            operations = operations_of(trace, its, found.joint.reference)
+            if len(functions_of(trace, operations)) == 1:
+                return whole
+            joints = [one for one in joints if one.candidate in mine and one.reference in its]
+        lines = self._first_call(wrong_lines(parting), parting, instead, rounding)
+        if lines is not None:
+            return lines
+        joined = self._find_joined(parting, joints, instead, rounding)
+        if joined is None:
+            return whole or (None, None)
+        return None, joined
+
+    def _first_call(
+        self,
+        calls: Iterator[tuple[TracedCall, TracedCall, Joint]],
+        parting: Parting,
+        instead: Instead,
+        rounding: float,
+    ) -> tuple[tuple[TracedCall, TracedCall], _Joined] | None:
+        """The first of some calls whose right result removes a difference."""
+        for its, mine, joint in itertools.islice(calls, _MOST_CALLS):
             found = self._first_that_joins(parting, [joint], instead, rounding)
             if found is not None:
-                return its, mine, found
+                return (its, mine), found
         return None
 
     def _find_joined(

@@ -60,14 +60,33 @@ class Parting:
 
     @property
     def reference(self) -> OwnPart:
-        """What only the reference computes."""
-        present = set(self.classes)
+        """What only the reference computes; what leads to no wrong result counts for nothing."""
+        present = {self.classes[index] for index in self._needed()}
         own = {
             value.index
             for value, number in zip(self.theirs.trace.values, self.known.classes, strict=True)
             if number not in present and value.figures is not None
         }
         return OwnPart.behind("reference", self.theirs.trace, self.ends[0], own)
+
+    def _needed(self) -> set[int]:
+        """The values of the candidate that lead to the wrong results."""
+        trace = self.mine.trace
+        needed = set(self.ends[1])
+        todo = list(needed)
+        while todo:
+            index = todo.pop()
+            more: set[int] = set()
+            for maker in trace.values[index].makers:
+                operation = trace.operations[maker]
+                more.update(operation.inputs, operation.outputs)
+            if not more and self.classes[index] is not None:
+                # Autograd may hand out a result as another tensor.
+                own = self.classes[index]
+                more = {place for place, number in enumerate(self.classes) if number == own}
+            todo += more - needed
+            needed |= more
+        return needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +238,9 @@ def name_spot(
         mine, its = ours.region(joint.candidate), theirs.region(joint.reference)
     else:
         its = operations_of(trace, calls[0], joint.reference)
-        mine = operations_of(parting.mine.trace, calls[1], joint.candidate)
+        reads = {parting.known.classes[index] for index in calls[0].inputs}
+        given = [place for place, number in enumerate(parting.classes) if number in reads]
+        mine = operations_of(parting.mine.trace, calls[1], joint.candidate, given)
     functions = functions_of(trace, its)
     call = functions[0] if len(functions) == 1 else None
     if call is not None and calls is None:  # all of it: what it reads is known on both sides
@@ -259,7 +280,7 @@ def _compare_regions(
     Args:
         call: the reference's only call of a function there.
     """
-    left, right = ([one for one in side if not one.only_moves] for side in (theirs, mine))
+    left, right = ([one for one in side if one.computes] for side in (theirs, mine))
     pairs = [(theirs, mine)]
     if left or right:
         pairs.insert(0, (left, right))

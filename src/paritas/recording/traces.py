@@ -179,6 +179,7 @@ class ValueRef:
     index: int
 
 
+_UNSET = ("empty", "new_empty")
 _COPIES = {"_to_copy", "clone", "copy", "lift_fresh", "_unsafe_view"}
 
 
@@ -224,6 +225,11 @@ class Operation:
         """Whether it is a view or a copy, perhaps to another dtype."""
         kind = traits(self.func)
         return kind.view or kind.name in _COPIES
+
+    @property
+    def computes(self) -> bool:
+        """Whether it neither only moves values nor only makes memory for some."""
+        return not (self.only_moves or traits(self.func).name.startswith(_UNSET))
 
 
 @dataclasses.dataclass(slots=True)
@@ -292,7 +298,6 @@ class OutOfTimeError(Exception):
 
 # The frames between the program and paritas: what called them is not the program.
 _BELOW_PROGRAM = frozenset({"_observe_call", "_engine_run_backward"})
-_UNSET = ("empty", "new_empty")
 
 
 @dataclasses.dataclass(slots=True)
@@ -450,8 +455,9 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         if time.monotonic() > self._deadline:
             raise OutOfTimeError
         operations = self.trace.operations
-        with unseen():
-            self._note_calls()
+        if not in_backward():
+            with unseen():
+                self._note_calls()
         self._read, self._written = {}, written_tensors(func, args, kwargs)
         read: list[int] = []
 
