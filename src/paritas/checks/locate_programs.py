@@ -69,7 +69,7 @@ _MOST_ROUNDS = 8
 # How many pairs of a wrong and a right value are tried for one place.
 _MOST_TRIES = 12
 # How many calls with a wrong result are tried for one place.
-_MOST_CALLS = 3
+_MOST_CALLS = 4
 # A place that computes more than this may have a smaller one inside; so many are tried.
 _SMALL = 3.0
 _MOST_INSIDE = 8

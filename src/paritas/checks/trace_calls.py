@@ -133,36 +133,57 @@ def function_name(call: TracedCall | None) -> str:
 
 # --- Lines of the candidate -----------------------------------------------------------------------
 
+# How many operators are looked at; a model that differs everywhere has hundreds.
+_MOST_FIRST = 8
+
 def wrong_lines(parting: Parting) -> Iterator[tuple[TracedCall, TracedCall, Joint]]:
     """The reference's calls of functions that the first wrong lines of the candidate stand for.
 
     What the candidate inserts belongs to the call that it is on one line with: `linear(x) * 2` is a
     wrong `linear`, and so is the function of a user that a graph calls instead of it. The lines
-    are those that were running at the first wrong operator, the innermost first. The call of the
+    are those that were running at a first wrong operator, the innermost first. The call of the
     reference has a result of the same shape, and the same operators compute with it later.
 
     Yields:
         The reference's call, the candidate's operators of that line as a call, and the results
         that should be equal.
     """
-    part = parting.candidate
-    first = next((one for one in part.operations if not one.is_backward), None)
-    if first is None:
-        return
     readers = _Readers(parting.theirs.trace, parting.ends[0]), _Readers(
         parting.mine.trace, parting.ends[1]
     )
     own, met = parting.reference.own, set[tuple[int, int]]()
-    for depth in range(len(first.frames), 0, -1):
-        lines = _operators_on(parting.mine.trace, first, depth)
-        result = _only_result(parting, lines)
-        if result is None:
-            continue
-        for call, joint in _calls_like(parting, lines, result, own, readers):
-            pair = joint.candidate.index, joint.reference.index
-            if pair not in met:
-                met.add(pair)
-                yield call, lines, joint
+    for first in _first_wrong(parting):
+        for depth in range(len(first.frames), 0, -1):
+            lines = _operators_on(parting.mine.trace, first, depth)
+            result = _only_result(parting, lines)
+            if result is None:
+                continue
+            for call, joint in _calls_like(parting, lines, result, own, readers):
+                pair = joint.candidate.index, joint.reference.index
+                if pair not in met:
+                    met.add(pair)
+                    yield call, lines, joint
+
+
+def _first_wrong(parting: Parting) -> list[Operation]:
+    """The candidate's operators that compute a number that the reference lacks from right ones.
+
+    Integers and truth values do not count: how a mask is made is nobody's business.
+    """
+    part, values = parting.candidate, parting.mine.trace.values
+
+    def is_own(index: int) -> bool:
+        figures = values[index].figures
+        return index in part.own and figures is not None and not figures.is_exact
+
+    found = [
+        one
+        for one in part.operations
+        if not one.is_backward
+        and any(map(is_own, one.outputs))
+        and not any(map(is_own, one.inputs))
+    ]
+    return found[:_MOST_FIRST]
 
 
 def _operators_on(trace: Trace, first: Operation, depth: int) -> TracedCall:
@@ -181,11 +202,13 @@ def _only_result(parting: Parting, lines: TracedCall) -> tuple[Operation, int] |
     trace = parting.mine.trace
     read = {index for one in trace.operations[lines.stop :] for index in one.inputs}
     read.update(parting.ends[1])
+    own = {index for one in parting.candidate.operations for index in one.outputs
+           if parting.classes[index] is None}  # fmt: skip
     results = [
         (one, slot)
         for one in trace.operations[lines.start : lines.stop]
         for slot, index in enumerate(one.outputs)
-        if index in read and parting.classes[index] is None and index in parting.candidate.own
+        if index in read and index in own
     ]
     return results[0] if len(results) == 1 else None
 
