@@ -416,7 +416,8 @@ class _Search:
             given = {index: places[one] for index, one in border.items() if one is not None}
             fixed = {index: kept[index] for index, one in border.items() if one is None}
             result = twins[end.index].outputs[slot]
-            made.append(Region(list(twins.values()), result, given, fixed))
+            strides = {index: kept[index].stride() for index in given}
+            made.append(Region(list(twins.values()), result, given, fixed, strides=strides))
         call = self._live_call(spot, native=native)
         return dataclasses.replace(made[0], call=call), made[1], tensors
 

@@ -41,6 +41,8 @@ class Region:
         given: for each value that it reads from outside, the place of the argument.
         fixed: the values it reads that are not arguments.
         call: the call of a function of torch that these operators are, if it is one.
+        strides: of the values that it reads from outside, in its own run: what is contiguous on one
+            side may be a transposed view on the other, and not every operator takes that.
     """
 
     operations: Sequence[Operation]
@@ -48,6 +50,7 @@ class Region:
     given: Mapping[int, int]
     fixed: Mapping[int, Tensor]
     call: LiveCall | None = None
+    strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Call the operators."""
@@ -57,7 +60,10 @@ class Region:
         self, tensors: Sequence[Tensor], operations: Sequence[Operation]
     ) -> dict[int, Any]:
         """The values after some of the operators."""
-        values: dict[int, Any] = {index: tensors[place] for index, place in self.given.items()}
+        values: dict[int, Any] = {
+            index: _lay_out(tensors[place], self.strides.get(index))
+            for index, place in self.given.items()
+        }
         values |= self.fixed
         for operation in operations:
             args, kwargs = fill_arguments(operation, values)
@@ -89,6 +95,15 @@ class Region:
             return lambda: program(*copies)
 
         return Evidence(ValueProgram(prepare, tensors), seed=seed)
+
+
+def _lay_out(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """A tensor with these strides, if it can have them."""
+    if strides is None or tensor.stride() == strides or len(strides) != tensor.dim():
+        return tensor
+    other = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    fills_memory = other.untyped_storage().nbytes() == other.numel() * other.element_size()
+    return other.copy_(tensor) if fills_memory else tensor
 
 
 def fill_arguments(

@@ -1,8 +1,8 @@
-"""The calls of two matched programs: which module goes wrong, and which call an operator is part of.
+"""The calls of two matched programs: which one goes wrong, and what stands for it.
 
 An operator that only the candidate calls means little to a reader. The place is a call of the
-reference whose inputs the candidate has and whose result it lacks: of a module that both sides call,
-or of a function of torch, such as `linear`, however many operators it consists of.
+reference whose inputs the candidate has and whose result it lacks: of a module that both sides
+call, or of a function of torch, such as `linear`, however many operators it consists of.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def wrong_modules(parting: Parting) -> Iterator[tuple[TracedCall, TracedCall, Jo
     mine = dict(_module_calls(parting.mine.trace))
     calls = [(key, call) for key, call in _module_calls(parting.theirs.trace) if key[0]]
     # A module returns before the one that calls it, perhaps after the same operator.
-    for key, call in sorted(reversed(calls), key=lambda one: one[1].stop):
+    calls.reverse()
+    for key, call in sorted(calls, key=lambda one: one[1].stop):
         other = mine.get(key)
         if other is None or not call.inputs or len(call.outputs) != len(other.outputs):
             continue
@@ -136,6 +137,7 @@ def function_name(call: TracedCall | None) -> str:
 # How many operators are looked at; a model that differs everywhere has hundreds.
 _MOST_FIRST = 8
 
+
 def wrong_lines(parting: Parting) -> Iterator[tuple[TracedCall, TracedCall, Joint]]:
     """The reference's calls of functions that the first wrong lines of the candidate stand for.
 
@@ -148,8 +150,9 @@ def wrong_lines(parting: Parting) -> Iterator[tuple[TracedCall, TracedCall, Join
         The reference's call, the candidate's operators of that line as a call, and the results
         that should be equal.
     """
-    readers = _Readers(parting.theirs.trace, parting.ends[0]), _Readers(
-        parting.mine.trace, parting.ends[1]
+    readers = (
+        _Readers(parting.theirs.trace, parting.ends[0]),
+        _Readers(parting.mine.trace, parting.ends[1]),
     )
     own, met = parting.reference.own, set[tuple[int, int]]()
     for first in _first_wrong(parting):
