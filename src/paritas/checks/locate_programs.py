@@ -233,6 +233,7 @@ class _Search:
         self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
     ) -> tuple[tuple[TracedCall, TracedCall] | None, _Joined | None]:
         """The calls that should give the same, if these are known, and the values that should."""
+        called = wrong_lines(parting)
         whole = self._first_call(wrong_modules(parting), parting, instead, rounding)
         if whole is not None:
             (its, mine), found = whole
@@ -241,7 +242,8 @@ class _Search:
             if len(functions_of(trace, operations)) == 1:
                 return whole
             joints = [one for one in joints if one.candidate in mine and one.reference in its]
-        lines = self._first_call(wrong_lines(parting), parting, instead, rounding)
+            called = (one for one in called if one[2].candidate in mine and one[2].reference in its)
+        lines = self._first_call(called, parting, instead, rounding)
         if lines is not None:
             return lines
         joined = self._find_joined(parting, joints, instead, rounding)

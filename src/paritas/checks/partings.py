@@ -260,8 +260,8 @@ def name_spot(
 
 
 def _with_whole_call(
-    trace: Trace, call: TracedCall, region: Sequence[Operation], end: Operation
-) -> Sequence[Operation]:
+    trace: Trace, call: TracedCall, region: list[Operation], end: Operation
+) -> list[Operation]:
     """The operators of a region, and all of a call that gives its result."""
     if end not in call:
         return region
