@@ -9,6 +9,7 @@ value instead: the place is where that removes the difference.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -29,7 +30,13 @@ from paritas.checks.partings import (
     spot_without_joint,
 )
 from paritas.checks.places import Place
-from paritas.checks.region_programs import Region, judge_regions
+from paritas.checks.region_programs import Region, fill_arguments, judge_regions
+from paritas.checks.trace_calls import (
+    functions_of,
+    operations_of,
+    wrong_lines,
+    wrong_modules,
+)
 from paritas.checks.trace_matching import Joint, KnownValues, find_joints, plain_name
 from paritas.checks.traced_runs import (
     SAME_IN_FLOAT64,
@@ -39,6 +46,7 @@ from paritas.checks.traced_runs import (
     WrongItem,
     kept_tensors,
 )
+from paritas.diagnosis.calls import LiveCall
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
@@ -53,13 +61,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.checks.places import FailedCall
-    from paritas.recording.traces import Operation
+    from paritas.recording.traces import Operation, Trace, TracedCall
 
 # More independent faults than this are not looked for.
 _MOST_PLACES = 4
 _MOST_ROUNDS = 8
 # How many pairs of a wrong and a right value are tried for one place.
 _MOST_TRIES = 12
+# How many calls with a wrong result are tried for one place.
+_MOST_CALLS = 4
 # A place that computes more than this may have a smaller one inside; so many are tried.
 _SMALL = 3.0
 _MOST_INSIDE = 8
@@ -210,25 +220,70 @@ class _Search:
         if cut is not None:
             return cut, None
         joints = find_joints(ours, theirs, parting.classes, parting.known)
-        found = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
+        calls, found = self._find_called(parting, joints, instead, rounding)
         if found is None:
             return spot_without_joint(parting, ours, theirs), None
-        joint = found.joint
-        if joint.size > _SMALL:
-            inside = [
-                one
-                for one in joints
-                if one.size < joint.size
-                and one.candidate.index in ours.before[joint.candidate.index]
-                and one.reference.index in theirs.before[joint.reference.index]
-            ]
-            inside.sort(key=lambda one: one.size)
-            nearer = self._first_that_joins(parting, inside[:_MOST_INSIDE], instead, rounding)
-            found = nearer or found
         instead.update(found.instead)
-        spot = name_spot(parting, ours, theirs, found.joint)
+        spot = name_spot(parting, ours, theirs, found.joint, calls)
         # What is written through a view does not reach the value that stands for it.
-        return spot, None if traits(found.joint.candidate.func).view else found.left
+        is_lost = _is_written_later(parting.mine.trace, found.joint)
+        return spot, None if is_lost else found.left
+
+    def _find_called(
+        self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
+    ) -> tuple[tuple[TracedCall, TracedCall] | None, _Joined | None]:
+        """The calls that should give the same, if these are known, and the values that should."""
+        called = wrong_lines(parting)
+        whole = self._first_call(wrong_modules(parting), parting, instead, rounding)
+        if whole is not None:
+            (its, mine), found = whole
+            trace = parting.theirs.trace
+            operations = operations_of(trace, its, found.joint.reference)
+            if len(functions_of(trace, operations)) == 1:
+                return whole
+            joints = [one for one in joints if one.candidate in mine and one.reference in its]
+            called = (one for one in called if one[2].candidate in mine and one[2].reference in its)
+        lines = self._first_call(called, parting, instead, rounding)
+        if lines is not None:
+            return lines
+        joined = self._find_joined(parting, joints, instead, rounding)
+        if joined is None:
+            return whole or (None, None)
+        return None, joined
+
+    def _first_call(
+        self,
+        calls: Iterator[tuple[TracedCall, TracedCall, Joint]],
+        parting: Parting,
+        instead: Instead,
+        rounding: float,
+    ) -> tuple[tuple[TracedCall, TracedCall], _Joined] | None:
+        """The first of some calls whose right result removes a difference."""
+        for its, mine, joint in itertools.islice(calls, _MOST_CALLS):
+            found = self._first_that_joins(parting, [joint], instead, rounding)
+            if found is not None:
+                return (its, mine), found
+        return None
+
+    def _find_joined(
+        self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
+    ) -> _Joined | None:
+        """The likeliest of some pairs of values, or one inside of what it computes."""
+        ours, theirs = parting.candidate, parting.reference
+        found = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
+        if found is None or found.joint.size <= _SMALL:
+            return found
+        joint = found.joint
+        inside = [
+            one
+            for one in joints
+            if one.size < joint.size
+            and one.candidate.index in ours.before[joint.candidate.index]
+            and one.reference.index in theirs.before[joint.reference.index]
+        ]
+        inside.sort(key=lambda one: one.size)
+        nearer = self._first_that_joins(parting, inside[:_MOST_INSIDE], instead, rounding)
+        return nearer or found
 
     def _first_that_joins(
         self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
@@ -363,8 +418,25 @@ class _Search:
             given = {index: places[one] for index, one in border.items() if one is not None}
             fixed = {index: kept[index] for index, one in border.items() if one is None}
             result = twins[end.index].outputs[slot]
-            made.append(Region(list(twins.values()), result, given, fixed))
-        return made[0], made[1], tensors
+            strides = {index: kept[index].stride() for index in given}
+            made.append(Region(list(twins.values()), result, given, fixed, strides=strides))
+        call = self._live_call(spot, native=native)
+        return dataclasses.replace(made[0], call=call), made[1], tensors
+
+    def _live_call(self, spot: Spot, *, native: bool) -> LiveCall | None:
+        """The reference's call of a function at a place, with its arguments."""
+        call, trace = spot.call, spot.parting.theirs.trace
+        if call is None:
+            return None
+        run = self._natives[0] if native else spot.parting.theirs
+        number = next(place for place, one in enumerate(trace.calls) if one is call)
+        twin = run.trace.calls[number] if number < len(run.trace.calls) else None
+        if twin is None or twin.target is not call.target:
+            return None
+        kept = kept_tensors(self.sides, self.call.reference, run, set(twin.inputs))
+        if len(kept) < len(set(twin.inputs)):
+            return None
+        return LiveCall(twin.target, *fill_arguments(twin, kept))
 
     def _twins(
         self, operations: Sequence[Operation], run: TracedRun, side: int
@@ -375,6 +447,22 @@ class _Search:
             return {one.index: one for one in operations}
         twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
         return {index: twin for index, twin in twins if twin is not None}
+
+
+def _is_written_later(trace: Trace, joint: Joint) -> bool:
+    """Whether the result of a view is written to after it was made."""
+    if not traits(joint.candidate.func).view:
+        return False
+    views = {joint.candidate.outputs[joint.slots[0]]}
+    for operation in trace.operations[joint.candidate.index + 1 :]:
+        if views.isdisjoint(operation.inputs):
+            continue
+        kind = traits(operation.func)
+        if kind.mutates:
+            return True
+        if kind.view:
+            views.update(operation.outputs)
+    return False
 
 
 def _make_parting(

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.operators import traits
+from paritas.checks.trace_calls import function_of, functions_of, operations_of, title_of
 from paritas.checks.trace_matching import (
     Joint,
     KnownValues,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from paritas.checks.traced_runs import TracedRun, WrongItem
-    from paritas.recording.traces import Operation, Trace
+    from paritas.recording.traces import Operation, Trace, TracedCall
 
 # --- Two runs that part ---------------------------------------------------------------------------
 
@@ -60,14 +61,33 @@ class Parting:
 
     @property
     def reference(self) -> OwnPart:
-        """What only the reference computes."""
-        present = set(self.classes)
+        """What only the reference computes; what leads to no wrong result counts for nothing."""
+        present = {self.classes[index] for index in self._needed()}
         own = {
             value.index
             for value, number in zip(self.theirs.trace.values, self.known.classes, strict=True)
             if number not in present and value.figures is not None
         }
         return OwnPart.behind("reference", self.theirs.trace, self.ends[0], own)
+
+    def _needed(self) -> set[int]:
+        """The values of the candidate that lead to the wrong results."""
+        trace = self.mine.trace
+        needed = set(self.ends[1])
+        todo = list(needed)
+        while todo:
+            index = todo.pop()
+            more: set[int] = set()
+            for maker in trace.values[index].makers:
+                operation = trace.operations[maker]
+                more.update(operation.inputs, operation.outputs)
+            if not more and self.classes[index] is not None:
+                # Autograd may hand out a result as another tensor.
+                own = self.classes[index]
+                more = {place for place, number in enumerate(self.classes) if number == own}
+            todo += more - needed
+            needed |= more
+        return needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +104,7 @@ class Spot:
         parting: the runs.
         is_missing: whether the candidate does not call the reference's operator at all.
         leaf: a value of the candidate from outside, such as a parameter, that causes it.
+        call: the reference's call of a function of torch that is wrong as a whole, if it is one.
     """
 
     words: str
@@ -94,6 +115,7 @@ class Spot:
     parting: Parting
     is_missing: bool = False
     leaf: int | None = None
+    call: TracedCall | None = None
 
     @property
     def is_random(self) -> bool:
@@ -119,7 +141,7 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
         reads = {parting.classes[index] for index in first.inputs}
         if reads & right:
             words = f"the candidate applies {call_name(first)} to the right value"
-            found = _with_twin(parting, _Difference(words, None, first))
+            found = _with_twin(parting, _Difference(words, None, first, is_extra=True))
             return Spot(found.words, found.reference, first, ((), [first]), None, parting)
     if theirs.operations and not ours.operations:
         first = theirs.first[0] if theirs.first else theirs.operations[0]
@@ -200,10 +222,31 @@ def spot_of_cut(parting: Parting, theirs: OwnPart) -> Spot | None:
 # --- What is different in two regions -------------------------------------------------------------
 
 
-def name_spot(parting: Parting, ours: OwnPart, theirs: OwnPart, joint: Joint) -> Spot:
-    """The place between the last equal values and two that should be equal."""
-    mine, its = ours.region(joint.candidate), theirs.region(joint.reference)
-    found = _compare_regions(parting, its, mine)
+def name_spot(
+    parting: Parting,
+    ours: OwnPart,
+    theirs: OwnPart,
+    joint: Joint,
+    calls: tuple[TracedCall, TracedCall] | None = None,
+) -> Spot:
+    """The place between the last equal values and two that should be equal.
+
+    Args:
+        calls: of one module on both sides, if these two values are its results.
+    """
+    trace = parting.theirs.trace
+    if calls is None:
+        mine, its = ours.region(joint.candidate), theirs.region(joint.reference)
+    else:
+        its = operations_of(trace, calls[0], joint.reference)
+        reads = {parting.known.classes[index] for index in calls[0].inputs}
+        given = [place for place, number in enumerate(parting.classes) if number in reads]
+        mine = operations_of(parting.mine.trace, calls[1], joint.candidate, given)
+    functions = functions_of(trace, its)
+    call = functions[0] if len(functions) == 1 else None
+    if call is not None and calls is None:  # all of it: what it reads is known on both sides
+        its = _with_whole_call(trace, call, its, joint.reference)
+    found = _compare_regions(parting, its, mine, call)
     return Spot(
         found.words,
         found.reference,
@@ -213,19 +256,37 @@ def name_spot(parting: Parting, ours: OwnPart, theirs: OwnPart, joint: Joint) ->
         parting,
         found.is_missing,
         found.leaf,
+        call,
     )
 
 
+def _with_whole_call(
+    trace: Trace, call: TracedCall, region: list[Operation], end: Operation
+) -> list[Operation]:
+    """The operators of a region, and all of a call that gives its result."""
+    if end not in call:
+        return region
+    whole = {one.index: one for one in (*operations_of(trace, call, end), *region)}
+    return [whole[index] for index in sorted(whole)]
+
+
 def _compare_regions(
-    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+    parting: Parting,
+    theirs: Sequence[Operation],
+    mine: Sequence[Operation],
+    call: TracedCall | None,
 ) -> _Difference:
-    """What differs in two regions: what computes, or else views and copies."""
-    left, right = ([one for one in side if not one.only_moves] for side in (theirs, mine))
+    """What differs in two regions: what computes, or else views and copies.
+
+    Args:
+        call: the reference's only call of a function there.
+    """
+    left, right = ([one for one in side if one.computes] for side in (theirs, mine))
     pairs = [(theirs, mine)]
     if left or right:
         pairs.insert(0, (left, right))
     for its, own in pairs:
-        difference = _compare_names(its, own, mine[-1]) or _compare_calls(parting, its, own)
+        difference = _compare_names(its, own, mine[-1], call) or _compare_calls(parting, its, own)
         if difference is not None:
             return _with_twin(parting, difference)
     for operation in mine:
@@ -245,13 +306,18 @@ def _compare_regions(
 
 @dataclasses.dataclass(frozen=True)
 class _Difference:
-    """What differs, and the operators of both sides where it does."""
+    """What differs, and the operators of both sides where it does.
+
+    Attributes:
+        is_extra: whether only the candidate calls its operator.
+    """
 
     words: str
     reference: Operation | None
     candidate: Operation | None
     is_missing: bool = False
     leaf: int | None = None
+    is_extra: bool = False
 
 
 def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
@@ -260,10 +326,10 @@ def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
     A factor of 1 gives a value that both sides have, and so it is in no region.
     """
     extra = difference.candidate
-    if difference.reference is not None or extra is None:
+    if not difference.is_extra or extra is None:
         return difference
     reads = [parting.classes[index] for index in extra.inputs]
-    for operation in parting.theirs.trace.operations if None not in reads else ():
+    for operation in parting.theirs.trace.operations if reads and None not in reads else ():
         others = [parting.known.classes[index] for index in operation.inputs]
         if reads == others and plain_name(operation) == plain_name(extra):
             words = f"the candidate calls {_describe_settings(operation, extra)}"
@@ -272,11 +338,15 @@ def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
 
 
 def _compare_names(
-    left: Sequence[Operation], right: Sequence[Operation], last: Operation
+    left: Sequence[Operation],
+    right: Sequence[Operation],
+    last: Operation,
+    call: TracedCall | None,
 ) -> _Difference | None:
     """Which operators only one side calls; None if both call the same.
 
-    `last` is the candidate's operator that needs the result, if it calls none of these.
+    `last` is the candidate's operator that needs the result, if it calls none of these; `call` is
+    the reference's only call of a function.
     """
     blocks = _unequal_blocks(*([plain_name(one) for one in side] for side in (left, right)))
     if not blocks:
@@ -288,15 +358,23 @@ def _compare_names(
         needs = right[min(first, len(right) - 1)] if right else last
         return _Difference(words, left[start], needs, is_missing=True)
     if kinds == {"insert"}:
+        before = "before" if left and start < len(left) else "after"
         words = f"the candidate also calls {_call_names(right[first:stop])}"
-        return _Difference(words, None, right[first])
+        if not left:
+            return _Difference(words, None, right[first], is_extra=True)
+        return _Difference(
+            f"{words} {before} it", left[min(start, len(left) - 1)], right[first], is_extra=True
+        )
     _, start, end, first, stop = next(
         (block for block in blocks if block[0] == "replace"), blocks[0]
     )
     reference, candidate = left[min(start, len(left) - 1)], right[min(first, len(right) - 1)]
+    right_names = _call_names(left[start:end] or [reference])
+    if call is not None:
+        right_names = title_of(call, reference).removesuffix(".default")
     words = (
         f"the candidate calls {_call_names(right[first:stop] or [candidate])} where the reference "
-        f"calls {_call_names(left[start:end] or [reference])}"
+        f"calls {right_names}"
     )
     return _Difference(words, reference, candidate)
 
@@ -410,7 +488,10 @@ def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
     module = next((one.module for one in (named, *sites) if one is not None and one.module), "")
     line = next(filter(None, map(_line_of, sites)), NOWHERE)
     function = spot.candidate.function if spot.candidate is not None else ""
-    operator = function or forward.name
+    # What is called with other arguments on both sides has the same name on both.
+    is_same = spot.candidate is not None and spot.candidate.func is named.func
+    own = function_of(run.trace, named) if side == 0 and not is_same else None
+    operator = function or title_of(own, forward)
     native = find_twin(forward, run.trace, natives[side].trace)
     shown = (forward, run.trace) if native is None else (native, natives[side].trace)
     return Origin(

@@ -17,13 +17,14 @@ from paritas.execution.program import VALUE, ValueProgram
 from paritas.execution.saved_state import Copier
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.judge import Checks, check_pair
-from paritas.recording.traces import Operation, ValueRef
+from paritas.recording.traces import Operation, TracedCall, ValueRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Context
     from paritas.execution.observation import RunOptions
     from paritas.results.findings import Finding
@@ -39,12 +40,17 @@ class Region:
         result: the value that it returns.
         given: for each value that it reads from outside, the place of the argument.
         fixed: the values it reads that are not arguments.
+        call: the call of a function of torch that these operators are, if it is one.
+        strides: of the values that it reads from outside, in its own run: what is contiguous on one
+            side may be a transposed view on the other, and not every operator takes that.
     """
 
     operations: Sequence[Operation]
     result: int
     given: Mapping[int, int]
     fixed: Mapping[int, Tensor]
+    call: LiveCall | None = None
+    strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Call the operators."""
@@ -54,7 +60,10 @@ class Region:
         self, tensors: Sequence[Tensor], operations: Sequence[Operation]
     ) -> dict[int, Any]:
         """The values after some of the operators."""
-        values: dict[int, Any] = {index: tensors[place] for index, place in self.given.items()}
+        values: dict[int, Any] = {
+            index: _lay_out(tensors[place], self.strides.get(index))
+            for index, place in self.given.items()
+        }
         values |= self.fixed
         for operation in operations:
             args, kwargs = fill_arguments(operation, values)
@@ -65,10 +74,12 @@ class Region:
         return values
 
     def context(self, tensors: Sequence[Tensor]) -> Context | None:
-        """What is known about its result, if one operator computes it, of views or not."""
+        """What is known about its result: the call that computes it."""
+        if self.call is not None:
+            return call_context(self.call.target, self.call.args, self.call.kwargs)
         *before, last = self.operations
         if not all(traits(operation.func).view for operation in before):
-            return None
+            return call_context(self.__call__, tensors, {})
         with torch.no_grad():
             values = self._compute(tensors, before)
         return call_context(last.func, *fill_arguments(last, values))
@@ -86,10 +97,19 @@ class Region:
         return Evidence(ValueProgram(prepare, tensors), seed=seed)
 
 
+def _lay_out(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """A tensor with these strides, if it can have them."""
+    if strides is None or tensor.stride() == strides or len(strides) != tensor.dim():
+        return tensor
+    other = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    fills_memory = other.untyped_storage().nbytes() == other.numel() * other.element_size()
+    return other.copy_(tensor) if fills_memory else tensor
+
+
 def fill_arguments(
-    operation: Operation, values: Mapping[int, Any]
+    operation: Operation | TracedCall, values: Mapping[int, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of an operator, with values for its tensors."""
+    """The arguments of an operator or a function, with values for its tensors."""
 
     def fill(value: Any) -> Any:
         if isinstance(value, ValueRef):

@@ -76,6 +76,22 @@ def user_line(above: int = 1, within: Collection[str] = ()) -> UserLine:
     return NOWHERE
 
 
+def user_frames(above: int = 1, within: Collection[str] = ()) -> tuple[tuple[str, int, str], ...]:
+    """The running lines that belong neither to torch nor to paritas, the outermost first.
+
+    Each is a file, a number and a function, as `format_line` takes them. Arguments as of
+    `user_line`.
+    """
+    frame = sys._getframe(above)  # noqa: SLF001  (a whole traceback takes a hundred times as long)
+    frames = []
+    while frame is not None and frame.f_code.co_name not in within:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            frames.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(reversed(frames))
+
+
 @functools.cache
 def is_user_file(file: str) -> bool:
     """Whether a file belongs neither to torch nor to paritas."""

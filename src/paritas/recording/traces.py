@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from paritas._torch.operators import map_tensors, traits
 from paritas._torch.watching import (
@@ -29,7 +30,14 @@ from paritas._torch.watching import (
 )
 from paritas.execution.observation import storage_address as _address
 from paritas.numerics.sketch import signs_from
-from paritas.recording.module_calls import NOWHERE, ModuleNames, UserLine, user_line
+from paritas.recording.module_calls import (
+    NOWHERE,
+    ModuleNames,
+    UserLine,
+    format_line,
+    result_values,
+    user_frames,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -171,6 +179,7 @@ class ValueRef:
     index: int
 
 
+_UNSET = ("empty", "new_empty")
 _COPIES = {"_to_copy", "clone", "copy", "lift_fresh", "_unsafe_view"}
 
 
@@ -185,6 +194,7 @@ class Operation:
         outputs: the values it gave or wrote to.
         module: the path of the running module; "" for the outermost one.
         line: the user's line; that of the forward pass for an operator of the backward pass.
+        frames: the user's lines that were running, the outermost first.
         is_backward: whether the backward pass called it.
         forward: the operator of the forward pass whose gradient it computes, if known.
         function: the user's autograd function whose backward pass called it, or "".
@@ -199,6 +209,7 @@ class Operation:
     outputs: tuple[int, ...] = ()
     module: str = ""
     line: UserLine = NOWHERE
+    frames: tuple[Any, ...] = ()
     is_backward: bool = False
     forward: int | None = None
     function: str = ""
@@ -215,13 +226,49 @@ class Operation:
         kind = traits(self.func)
         return kind.view or kind.name in _COPIES
 
+    @property
+    def computes(self) -> bool:
+        """Whether it neither only moves values nor only makes memory for some."""
+        return not (self.only_moves or traits(self.func).name.startswith(_UNSET))
+
+
+@dataclasses.dataclass(slots=True)
+class TracedCall:
+    """A call that the program makes of a function of torch, or of a module, in the forward pass.
+
+    Functions that a function of torch calls are not listed.
+
+    Attributes:
+        target: the function or the module.
+        path: of the module; None for a function.
+        args: its arguments, with a `ValueRef` for each tensor.
+        inputs: the values among its arguments.
+        start: its first operator.
+        stop: the operator after its last one.
+        outputs: the values that it returned.
+    """
+
+    target: Any
+    path: str | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: tuple[int, ...]
+    start: int
+    stop: int = -1
+    outputs: tuple[int, ...] = ()
+
+    def __contains__(self, operation: Operation) -> bool:
+        """Whether it called an operator."""
+        return self.start <= operation.index < self.stop
+
 
 @dataclasses.dataclass
 class Trace:
-    """The operators of a run in order, and their values."""
+    """The operators of a run in order, their values, and the calls that they belong to."""
 
     operations: list[Operation] = dataclasses.field(default_factory=list)
     values: list[TracedValue] = dataclasses.field(default_factory=list)
+    calls: list[TracedCall] = dataclasses.field(default_factory=list)
 
     def outputs_of(self, operation: Operation) -> Iterator[TracedValue]:
         """The values that an operator gave."""
@@ -251,7 +298,36 @@ class OutOfTimeError(Exception):
 
 # The frames between the program and paritas: what called them is not the program.
 _BELOW_PROGRAM = frozenset({"_observe_call", "_engine_run_backward"})
-_UNSET = ("empty", "new_empty")
+
+
+@dataclasses.dataclass(slots=True)
+class _RunningCall:
+    """A call that has not returned; `traced` once it has an operator."""
+
+    target: Any
+    path: str | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    traced: TracedCall | None = None
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Routes the program's calls of torch's functions through another function."""
+
+    def __init__(
+        self, around: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+    ) -> None:
+        super().__init__()
+        self._around = around
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self._around(func, args, kwargs or {})
 
 
 class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
@@ -289,6 +365,8 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         self._like = like
         self._names = ModuleNames()
         self._modules: list[str] = []
+        # The calls that are running; they are part of the trace from their first operator on.
+        self._running: list[_RunningCall] = []
         self._nodes: dict[int, int] = {}
         # A tensor is known by its place in memory; what is written there makes it another value.
         self._known: dict[tuple[Any, ...], int] = {}
@@ -302,6 +380,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
         self._stack.callback(watch_module_calls(self._around))
+        self._stack.enter_context(_FunctionWatch(self._around_function))
         self._stack.enter_context(OperatorWatch(self))
         return self
 
@@ -317,11 +396,55 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     ) -> Any:
         is_root = not self._modules and not in_backward()
         named = self._names.of_root(module) if is_root else self._names.of(module)
-        self._modules.append("" if is_root and not named.prefix else named.path)
+        path = "" if is_root and not named.prefix else named.path
+        self._modules.append(path)
         try:
-            return call(*args, **kwargs)
+            return self._call(_RunningCall(module, path, args, kwargs), call)
         finally:
             self._modules.pop()
+
+    def _around_function(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return self._call(_RunningCall(function, None, args, kwargs), function)
+
+    def _call(self, running: _RunningCall, call: Callable[..., Any]) -> Any:
+        """Make a call, and note what it returns if it has operators."""
+        if in_backward():
+            return call(*running.args, **running.kwargs)
+        self._running.append(running)
+        try:
+            result = call(*running.args, **running.kwargs)
+        finally:
+            self._running.pop()
+        traced = running.traced
+        if traced is not None:
+            with unseen():
+                tensors = [one for _, one in result_values(result) if isinstance(one, torch.Tensor)]
+                traced.outputs = tuple(map(self._value_of, tensors))
+            traced.stop = len(self.trace.operations)
+        return result
+
+    def _note_calls(self) -> None:
+        """Note what the running calls read, before their first operator can write to it."""
+        for running in self._running:
+            if running.traced is not None:
+                continue
+            read: list[int] = []
+
+            def refer(tensor: Tensor, read: list[int] = read) -> ValueRef:
+                read.append(self._value_of(tensor))
+                return ValueRef(read[-1])
+
+            running.traced = TracedCall(
+                running.target,
+                running.path,
+                map_tensors(running.args, refer),
+                {name: map_tensors(value, refer) for name, value in running.kwargs.items()},
+                tuple(read),
+                len(self.trace.operations),
+            )
+            self.trace.calls.append(running.traced)
 
     def listens(self) -> bool:
         """Every operator is recorded."""
@@ -332,6 +455,9 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         if time.monotonic() > self._deadline:
             raise OutOfTimeError
         operations = self.trace.operations
+        if not in_backward():
+            with unseen():
+                self._note_calls()
         self._read, self._written = {}, written_tensors(func, args, kwargs)
         read: list[int] = []
 
@@ -365,7 +491,8 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     def _note_place(self, operation: Operation) -> None:
         """Note where an operator is called."""
         operation.is_backward = in_backward()
-        operation.line = user_line(above=2, within=_BELOW_PROGRAM)
+        operation.frames = user_frames(above=2, within=_BELOW_PROGRAM)
+        operation.line = format_line(*operation.frames[-1]) if operation.frames else NOWHERE
         if not operation.is_backward:
             node = upcoming_node()
             if node >= 0:

@@ -179,7 +179,8 @@ def test_a_loss_of_precision_is_found_natively() -> None:
         [draw(64, 256)], lambda x: x.sin().sum(-1), lambda x: x.sin().bfloat16().float().sum(-1)
     )
     (finding,) = place.findings
-    assert origin_of(finding).operator == "aten._to_copy.default"
+    assert origin_of(finding).operator == "aten.sum.dim_IntList"
+    assert "the candidate also calls aten._to_copy and aten._to_copy before it" in finding.reason
 
 
 def test_a_wrong_slice_that_is_written_to_is_one_place() -> None:
@@ -281,7 +282,8 @@ def test_a_wrong_layer_of_the_same_structure_has_its_path() -> None:
     (finding,) = find_place([draw(2, 4, WIDTH)], model, candidate).findings
     origin = origin_of(finding)
     assert origin.module == "blocks.1.up"
-    assert origin.operator == "aten.mul.Tensor"
+    assert origin.operator == "aten.linear"
+    assert "the candidate also calls aten.mul.Tensor after it" in finding.reason
     assert origin.source == f"{line_with('# here: linear')}, in forward"
     assert "blocks.2.down" in origin.chain
 
