@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import gc
@@ -155,6 +156,31 @@ def pytest_collection_finish() -> None:
         # `torch.manual_seed` describes its stack for each kind of device that is not here.
         for devices in (torch.cuda, torch.xpu, torch.mtia):
             devices.manual_seed_all = lambda _: None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked `one_in(n)`, run one of each n, always the same.
+
+    Of the first n the first, of the next n the last, and so on: every n-th would always have the
+    same dtype where there are n of them. After all other choices, so that a case that is asked for
+    by its name is run.
+    """
+    if WHOLE:
+        return
+    seen: collections.Counter[str] = collections.Counter()
+    left_out = []
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            (n,), test = mark.args, item.nodeid.partition("[")[0]
+            number, seen[test] = seen[test], seen[test] + 1
+            if (number + number // n) % n:
+                left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        dropped = set(left_out)
+        items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture

@@ -97,6 +97,7 @@ SEVERAL: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_wrong_neighbour_of_an_operator_with_several_outputs_is_named(name: str) -> None:
     def program(x: Tensor) -> Tensor:
@@ -183,6 +184,7 @@ def of_expanded(x: Tensor) -> Tensor:
     return torch.relu(x[:1].expand(4, -1).t()[2:] * 2).flatten()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("program", "name"),
     [

@@ -51,6 +51,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_a_right_plan_passes_in_every_dtype(name, dtype, model, batch):
     plan, split = PLANS[name]
@@ -81,6 +82,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_located_and_explained(fault, model, batch):
     module, pattern = FAULTS[fault]

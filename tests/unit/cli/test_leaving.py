@@ -159,6 +159,7 @@ with streams.reporting():
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("closes", "out", "err"),
     [

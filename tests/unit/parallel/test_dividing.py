@@ -73,6 +73,7 @@ def hybrid(model, mesh):
     fully_shard(model, mesh=mesh["dp", "tp"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("plan", "mesh", "reason"),
     [
@@ -95,6 +96,7 @@ def test_an_axis_along_which_nothing_is_divided_is_unverified(model, plan, mesh,
     assert all(finding.status.passes() for finding in verdict.findings[1:])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("plan", "mesh", "split"),
     [
