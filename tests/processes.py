@@ -342,7 +342,8 @@ def _begin(
     code = _ended(threading._shutdown) or code
     code = _ended(atexit._run_exitfuncs) or code
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if not stream.closed:
+            stream.flush()
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
