@@ -25,6 +25,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 import processes
+from diagnosing import without_diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -254,11 +255,10 @@ def scalar_kernels() -> Iterator[None]:
 
 
 @pytest.fixture
-def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what kind of wrong it is, which takes as long as finding that it is."""
-    from paritas.checks.failures import Explainer
-
-    monkeypatch.setattr(Explainer, "_explained", lambda _, finding, *others: finding)
+def undiagnosed() -> Iterator[None]:
+    """Leave out what kind of wrong it is."""
+    with without_diagnosis():
+        yield
 
 
 def _build_quickly(config: pytest.Config) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-import processes
 from paritas.cli import main
 from paritas.execution import time_limit
 from paritas.kernels.called import CalledCandidate
@@ -226,8 +227,15 @@ def test_a_task_whose_inputs_are_not_made_in_time_is_unverified(tmp_path: Path) 
     hangs = RELU.replace("    return [", "    import time; time.sleep(600)\n    return [")
     (tmp_path / "task.py").write_text(hangs)
     (tmp_path / "candidate.py").write_text(RELU)
-    asked = ["task.py", "candidate.py", "--seconds", "1", "--json", "j"]
-    done = processes.run("-m", "paritas", "kernel", *asked, cwd=tmp_path)
+    command = [sys.executable, "-m", "paritas", "kernel", "task.py", "candidate.py"]
+    done = subprocess.run(
+        [*command, "--seconds", "1", "--json", "j"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "the time limit was reached while making the inputs" in " ".join(done.stdout.split())
     assert json.loads((tmp_path / "j").read_bytes())["rows"][0]["status"] == "unverified"

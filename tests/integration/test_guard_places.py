@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
+from diagnosing import without_diagnosis
 from paritas import guard
 from paritas.checks.failures import node_origin
 from paritas.results.findings import Aspect, Finding, OriginKind, PatternKind
@@ -78,7 +79,8 @@ def place(program: Callable[..., Any], backend: Any, *args: Tensor) -> Finding:
 
 
 def named(program: Callable[..., Any], backend: Any, *args: Tensor) -> tuple[str, str]:
-    origin = place(program, backend, *args).origin
+    with without_diagnosis():
+        origin = place(program, backend, *args).origin
     assert origin is not None
     return origin.kind.value, origin.operator
 

@@ -210,12 +210,6 @@ def test_the_newest_heading_of_the_changelog_is_the_version_or_still_to_be_relea
 
 USE = """
 import json
-import sys
-import paritas.torchair_dump
-
-# To load it takes a second, and only a program that compiles needs it.
-assert "torch._inductor.lowering" not in sys.modules
-
 import torch
 import paritas
 from paritas.dumps.reading import Dump

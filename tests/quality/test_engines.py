@@ -102,7 +102,6 @@ def faulty(fault, settings, seed=0):
     return model, engine, {"step 100": older}
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fault", "kind", "sampling", "settings"), FAULTS, ids=lambda one: str(one)[:40]
 )
@@ -217,7 +216,6 @@ CHECKPOINTS = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_faulty_checkpoint_is_named_and_nothing_else_is(name):
     if name in {"heads", "rope base"} and not WHOLE:
