@@ -114,7 +114,6 @@ def verdict_on(graph: GraphModule, mutant: GraphModule, x: Tensor, *, gradients:
     return verify([x], graph, mutant, config)
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
 def test_every_visible_fault_is_found(family: str, dtype: torch.dtype) -> None:
@@ -127,7 +126,6 @@ def test_every_visible_fault_is_found(family: str, dtype: torch.dtype) -> None:
     assert not missed
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=str)
 def test_no_benign_change_alarms(family: str, dtype: torch.dtype) -> None:
     graph, x = exported(family, dtype)
