@@ -26,6 +26,7 @@ from hypothesis.internal.conjecture import providers
 
 import processes
 from diagnosing import without_diagnosis
+from sampling import is_run
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -161,11 +162,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked `one_in(n)`, run one of each n, always the same.
+    """Of the cases of a test that is marked `one_in(n)`, run one of each n.
 
-    Of the first n the first, of the next n the last, and so on: every n-th would always have the
-    same dtype where there are n of them. After all other choices, so that a case that is asked for
-    by its name is run.
+    After all other choices, so that a case that is asked for by its name is run.
     """
     if WHOLE:
         return
@@ -176,7 +175,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if mark is not None:
             (n,), test = mark.args, item.nodeid.partition("[")[0]
             number, seen[test] = seen[test], seen[test] + 1
-            if (number + number // n) % n:
+            if not is_run(number, n):
                 left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
