@@ -249,7 +249,6 @@ RIGHT = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "program"), [(n, p) for n, all_ in RIGHT.items() for p in all_])
 def test_a_right_backend_is_silent(name: str, program: Callable[..., Tensor]) -> None:
     def run(function: Callable[..., Tensor]) -> list[Tensor]:

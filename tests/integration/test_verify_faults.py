@@ -238,7 +238,6 @@ class Runtime:
         return [torch.from_numpy(narrow @ self.weight.T * self.factor)]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("factor", "noise", "reason"),
     [

@@ -51,7 +51,6 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_a_right_plan_passes_in_every_dtype(name, dtype, model, batch):
     plan, split = PLANS[name]

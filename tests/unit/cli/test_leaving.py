@@ -159,7 +159,6 @@ with streams.reporting():
 """
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("closes", "out", "err"),
     [

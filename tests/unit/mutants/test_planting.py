@@ -98,7 +98,6 @@ def test_the_kinds_are_numbered_from_one_to_forty_two():
     assert all(name == kind.name for name, kind in MUTATIONS.items())
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_every_kind_of_fault_changes_a_program(mutation):
     bands = []

@@ -96,7 +96,6 @@ def test_an_axis_along_which_nothing_is_divided_is_unverified(model, plan, mesh,
     assert all(finding.status.passes() for finding in verdict.findings[1:])
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("plan", "mesh", "split"),
     [

@@ -32,7 +32,6 @@ def measured(program, *given, runs=200):
     return (squares / runs).sqrt()
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "program",
     [
