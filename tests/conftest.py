@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import gc
@@ -24,6 +25,8 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 import processes
+from diagnosing import without_diagnosis
+from sampling import is_run
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -157,6 +160,29 @@ def pytest_collection_finish() -> None:
             devices.manual_seed_all = lambda _: None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked `one_in(n)`, run one of each n.
+
+    After all other choices, so that a case that is asked for by its name is run.
+    """
+    if WHOLE:
+        return
+    seen: collections.Counter[str] = collections.Counter()
+    left_out = []
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            (n,), test = mark.args, item.nodeid.partition("[")[0]
+            number, seen[test] = seen[test], seen[test] + 1
+            if not is_run(number, n):
+                left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        dropped = set(left_out)
+        items[:] = [item for item in items if item not in dropped]
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """Let SIGINT interrupt this process and those it starts.
@@ -228,11 +254,10 @@ def scalar_kernels() -> Iterator[None]:
 
 
 @pytest.fixture
-def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what kind of wrong it is, which takes as long as finding that it is."""
-    from paritas.checks.failures import Explainer
-
-    monkeypatch.setattr(Explainer, "_explained", lambda _, finding, *others: finding)
+def undiagnosed() -> Iterator[None]:
+    """Leave out what kind of wrong it is."""
+    with without_diagnosis():
+        yield
 
 
 def _build_quickly(config: pytest.Config) -> None:

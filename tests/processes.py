@@ -334,15 +334,18 @@ def _begin(
     for target, end in enumerate(ends, 1):
         os.dup2(end, target)
         os.close(end)
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    # As python makes them: to close one leaves its descriptor open.
+    how = {"mode": "w", "encoding": "utf-8", "buffering": 1, "closefd": False}
+    sys.stdout = sys.__stdout__ = open(1, **how)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, **how)  # noqa: SIM115
     _take_over(environment, folder)
     code = _ended(lambda: _run(arguments))
     # As the interpreter does it, in its order.
     code = _ended(threading._shutdown) or code
     code = _ended(atexit._run_exitfuncs) or code
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if not stream.closed:
+            stream.flush()
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

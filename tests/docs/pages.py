@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import os
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 import types
@@ -23,6 +21,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+import processes
 from paritas.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -133,10 +132,7 @@ def run_session(session):
 def run_command(words):
     """Exit code and stdout of a command of a page."""
     if words[0] == "python":
-        # As a user runs it: its own folder and what is installed are on its path, nothing else.
-        plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        command = [sys.executable, *words[1:]]
-        ended = subprocess.run(command, env=plain, capture_output=True, text=True, check=False)
+        ended = processes.run(*words[1:])
         return ended.returncode, ended.stdout
     assert words[0] == "paritas", words
     result = CliRunner().invoke(main, words[1:])

@@ -206,6 +206,7 @@ SMALL = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     [

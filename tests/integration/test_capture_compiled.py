@@ -53,6 +53,7 @@ def _afresh():
     torch.compiler.reset()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("level", ["module", "both"])
 @pytest.mark.parametrize("how", [wrapped, by_method, inside])
 @pytest.mark.parametrize("when", ["before", "while", "both times"])

@@ -76,6 +76,7 @@ def run(model, x, mode):
     return [*tensors, *gradients, *model.buffers(), torch.get_rng_state()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("level", ["module", "both"])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -455,8 +455,7 @@ def test_a_fault_before_a_script_replaces_itself_is_reported_and_is_the_exit_cod
 @pytest.mark.slow
 def test_a_script_that_closes_its_streams_keeps_its_report_and_its_code():
     write("closing.py", TRAIN + "sys.stdout.close()\nsys.stderr.close()\n")
-    command = [sys.executable, "-m", "paritas", "run", "closing.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 4
-    assert done.stderr.splitlines()[-1].startswith("identical: ")
+    code, out, err = paritas_in_a_process("closing.py")
+    assert code == 0, err
+    assert len(out.splitlines()) == 4
+    assert err.splitlines()[-1].startswith("identical: ")

@@ -59,6 +59,7 @@ def run(*arguments):
 # --- single bytes of every layout -----------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_values_that_a_changed_byte_leaves_identical_are_the_same(layout, tmp_path):
     counts, wrong = experiment(layout, tmp_path, FLIPS)

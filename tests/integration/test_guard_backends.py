@@ -18,6 +18,7 @@ from paritas import MismatchError, ParityWarning, Status, guard
 from quality.guard_program_table import disagreements
 
 pytestmark = [
+    pytest.mark.usefixtures("undiagnosed"),
     # What TorchScript says of itself, and of what Dynamo gives it.
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The TorchScript type system"),

@@ -13,6 +13,8 @@ from torch.fx import GraphModule, Interpreter
 from integration.odd_backends import backend_that
 from paritas import MismatchError, Verdict, guard
 
+pytestmark = pytest.mark.usefixtures("undiagnosed")
+
 Program = Callable[[Tensor, Tensor], Sequence[Tensor]]
 Use = Callable[..., None]
 

@@ -54,6 +54,7 @@ LIKE_OTHERS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")  # what torch warns of is not the matter here
 @pytest.mark.parametrize("name", [*RIGHT, *(LIKE_OTHERS if WHOLE else [])])
 def test_the_passes_over_a_correct_program_are_passed_over(name):
@@ -95,6 +96,7 @@ def both_branches_draw(x):
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("function", "shapes", "settings"),
     [

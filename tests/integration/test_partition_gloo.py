@@ -105,6 +105,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PAIRS)
 def test_processes_and_one_process_give_the_same_verdict(name):
     operator, recipe, right = PAIRS[name]

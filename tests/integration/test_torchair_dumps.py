@@ -81,6 +81,7 @@ def compare(my, golden, output, *options):
 # --- a dump of selected tokens or layers ----------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("given", "why", "compared"),
     [

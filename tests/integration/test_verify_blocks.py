@@ -133,6 +133,7 @@ def spoil_residual(made):
     layer.forward = lambda x, mask, rope: type(layer).forward(layer, x, mask, rope) - x
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "spoil", [spoil_norm, spoil_expert, spoil_buffer, spoil_rope, spoil_residual]
 )
@@ -144,6 +145,7 @@ def test_a_fault_in_one_block_is_found_in_that_block(spoil, undiagnosed):
     assert failing(verdict) - {""} == {"layers.1"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "overridden",
     [

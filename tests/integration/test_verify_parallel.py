@@ -81,6 +81,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_located_and_explained(fault, model, batch):
     module, pattern = FAULTS[fault]

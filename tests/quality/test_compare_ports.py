@@ -70,6 +70,7 @@ def role(name):
     return ".".join(ROLES.get(part, part) for part in name.split("."))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("level", ["module", "both"])
 @pytest.mark.parametrize("eps", [EPS, WRONG])
 def test_modules_of_other_layers_and_roles_are_not_paired(dumps, level, eps):

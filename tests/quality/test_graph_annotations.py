@@ -24,6 +24,7 @@ def test_there_are_enough_kinds_of_them():
     assert len({planted.kind for planted in [*SPLITS, *MISFITS]}) >= 45
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("planted", [*SPLITS, *MISFITS], ids=names)
@@ -38,6 +39,7 @@ def test_a_wrong_annotation_is_reported_with_its_source_line(planted, dtype):
     assert {finding.source for finding in report.verdict.failures} == {"block.py:30"}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("planted", RIGHT, ids=names)
 def test_its_right_twin_raises_nothing(planted, dtype):
@@ -46,6 +48,7 @@ def test_its_right_twin_raises_nothing(planted, dtype):
     assert result.options
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("planted", RIGHT, ids=names)
 def test_the_library_claims_nothing_wrong_of_the_same_calls(planted):
     settings = GraphSettings(seed=0, options="library", ranks=(2, 3))

@@ -98,6 +98,7 @@ def assert_correct(name: str) -> Any:
     return result
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [name for name in USUAL if name not in UNGUARDED])
 def test_a_correct_program_is_silent_and_computes_what_eager_computes(name: str) -> None:
     assert_correct(name)
@@ -107,6 +108,7 @@ def test_a_correct_program_is_silent_and_computes_what_eager_computes(name: str)
 WRONG_IN_EAGER = {"checkpointed_dropout", "checkpointed_dropout_with_random_numbers_of_eager"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -123,6 +125,7 @@ def test_a_correct_program_is_silent_under_a_backend_whose_code_autograd_records
     assert not disagreements(expected, result)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", USUAL_FAULTS)
 def test_a_fault_is_found_and_named(name: str) -> None:

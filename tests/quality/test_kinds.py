@@ -27,6 +27,7 @@ def cases(table, what):
 
 
 # With gradients all is compared that is compared without them.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "gradients", [True, False] if WHOLE else [True], ids=lambda given: "with gradients" * given
 )
@@ -37,6 +38,7 @@ def test_a_tensor_of_the_same_kind_and_content_passes(reference, twin, gradients
     assert verdict.passed, str(verdict)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(("reference", "wrong"), cases(KINDS, "wrong"))
 def test_a_tensor_of_another_kind_or_content_does_not_pass(reference, wrong):
@@ -59,12 +61,14 @@ def test_judge_does_not_pass_other_tensors_either(reference, wrong):
     assert not judge(reference(x), wrong(x))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("reference", "twin"), cases(STRUCTURES, "twins"))
 def test_the_same_structure_and_content_passes(reference, twin):
     verdict = verify([kinds_of_structures.example()], reference, twin, QUIET)
     assert verdict.passed, str(verdict)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(("reference", "wrong"), cases(STRUCTURES, "wrong"))
 def test_another_structure_or_content_is_different(reference, wrong):

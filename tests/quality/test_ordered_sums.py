@@ -116,6 +116,7 @@ def test_adding_in_order_is_right(name: str) -> None:
     assert status(name, in_order) is Status.EQUIVALENT
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("add", [in_bfloat16, in_float16])

@@ -107,6 +107,7 @@ def test_the_usual_names_are_names_of_the_corpus():
     assert len(faults) == len(FAULTS) >= 16
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "dtype"), PLANS)
 def test_a_right_plan_raises_no_alarm(case, dtype):

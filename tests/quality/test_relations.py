@@ -95,6 +95,7 @@ UNPLACED = {KEEP, CROP, REORDER, PREFIX}
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(("kind", "module", "fault", "relation"), CASES if WHOLE else CASES[::18])
 def test_a_planted_fault_is_found_by_its_relation(

@@ -23,6 +23,7 @@ def missed(chosen: list[Any]) -> tuple[list[str], int]:
     return [words for answer, words in counted if answer != RIGHT], len(counted)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.filterwarnings("ignore")
 def test_the_wrong_node_beside_an_operator_is_named() -> None:
     wrong, seen = missed(entries(USUAL.__contains__))

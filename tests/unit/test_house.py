@@ -10,7 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import paritas
+from sampling import is_run
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -249,3 +252,14 @@ def test_what_people_read_is_never_read_back_and_findings_are_made_of_items():
                 read.append(f"{name}:{node.lineno}: the words {node.value!r} of an item")
     assert not read, "\n".join(["ask the item, the status or a field instead:", *read])
     assert not made, f"Finding(path=...) is for what older versions wrote; give an item: {made}"
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_sample_has_one_case_of_each_n_and_not_always_the_same_one(n):
+    chosen = [number for number in range(n * n) if is_run(number, n)]
+    assert chosen[0] == 0
+    assert [number // n for number in chosen] == [*range(n)]
+    assert {number % n for number in chosen} == {*range(n)}

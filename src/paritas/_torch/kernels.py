@@ -336,6 +336,7 @@ def _fused_step(func: OpOverload, *args: Any, **options: Any) -> Any:
 _KNOWN_KERNELS: dict[tuple[OpOverload, str], bool] = {}
 
 
+@functools.cache
 def _replacement(func: OpOverload) -> Callable[..., Any] | None:
     """A function for an operator whose own kernels do not compute in float64, if it is known."""
     if func in GROUPED:
@@ -373,6 +374,7 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
     return func if _KNOWN_KERNELS[key] else decomposition
 
 
+@functools.cache
 def _functional_form(func: OpOverload) -> OpOverload | None:
     """The functional form of an in-place operator, such as `relu` for `relu_`."""
     namespace, _, name = func._schema.name.partition("::")
@@ -384,10 +386,16 @@ def _functional_form(func: OpOverload) -> OpOverload | None:
 
 
 def _is_elementwise(func: OpOverload, tensors: list[Tensor]) -> bool:
+    same = all(t.shape == tensors[0].shape and t.dtype is torch.float64 for t in tensors)
+    return same and _returns_one_new_tensor(func)
+
+
+@functools.cache
+def _returns_one_new_tensor(func: OpOverload) -> bool:
+    """Whether it does so and draws no random numbers."""
     returns = func._schema.returns
     single = len(returns) == 1 and returns[0].alias_info is None
-    same = all(t.shape == tensors[0].shape and t.dtype is torch.float64 for t in tensors)
-    return single and same and torch.Tag.nondeterministic_seeded not in func.tags
+    return single and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def _agrees_with_decomposition(

@@ -190,6 +190,7 @@ def test_integers_stay_in_range_if_an_operator_does_not_check_them(
         return functional.embedding_bag(indices, weight, mode="sum")
 
     monkeypatch.setattr(approximations, "SimilarInputs", Watched)
+    monkeypatch.setattr(approximations, "STEPS", 0)  # these only follow what was tried before
     check(
         [normal(40, 16), torch.arange(32).square().reshape(8, 4) % 8],
         lambda weight, indices: total(weight, indices).exp(),
@@ -327,8 +328,9 @@ def layers(function: Callable[[Tensor], Tensor]) -> nn.Module:
     ids=["approximation", "factor"],
 )
 def test_an_approximation_is_settled_by_blocks_as_well(
-    candidate: Callable[[Tensor], Tensor], passes: bool
+    candidate: Callable[[Tensor], Tensor], passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(approximations, "STEPS", 4)  # how to search is not what this is about
     verdict = verify(
         [normal(4, 8) * 20],
         layers(functional.softplus),

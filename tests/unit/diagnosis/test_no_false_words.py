@@ -162,6 +162,7 @@ SLOW = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "fault",
     [name for name in FAULTS if WHOLE or name not in SLOW],

@@ -58,6 +58,7 @@ def diagnosed(candidate: Tensor, function: Callable[..., Any], *args: Any, **kwa
 CAUSAL = torch.ones(12, 12, dtype=torch.bool).tril()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "words", "candidate", "function", "args", "kwargs"),
     [

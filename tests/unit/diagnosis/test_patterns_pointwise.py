@@ -32,6 +32,7 @@ def quantised(weight: Tensor, most: float, group: int) -> Tensor:
     return ((groups / scale).round() * scale).reshape(weight.shape)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "sentence", "candidate", "call"),
     [

@@ -77,6 +77,7 @@ conv = aten.convolution.default
 CONV = (IMAGE, KERNEL, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "sentence", "candidate", "call"),
     [
@@ -247,6 +248,7 @@ def test_a_diagnosis_leaves_the_modules_buffers_as_they_are() -> None:
     assert torch.equal(module.running_mean, before)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("call", "size"),
     [

@@ -52,6 +52,7 @@ def cast(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(one.to(dtype) if isinstance(one, Tensor) else one for one in args)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [BF16, HALF])
 @pytest.mark.parametrize("name", CALLS)
 def test_an_operator_computed_in_half_precision_is_run_so_again(
@@ -65,6 +66,7 @@ def test_an_operator_computed_in_half_precision_is_run_so_again(
     assert best.evidence["bit for bit"] == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "words"), [(BF16, "bfloat16"), (HALF, "tf32 or float16")])
 @pytest.mark.parametrize(
     ("name", "place"),

@@ -30,6 +30,7 @@ MASK = torch.arange(40) > 30
 GROUPS = normal(4, 8, 5, 5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "sentence", "candidate", "call"),
     [

@@ -80,6 +80,7 @@ LAYER = (F.layer_norm, X, [12], WEIGHT, BIAS)
 RMS = (rms_norm, X, WEIGHT)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "candidate", "call"),
     [

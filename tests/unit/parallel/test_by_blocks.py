@@ -43,6 +43,7 @@ def two_axes(model, mesh):
     fully_shard(model, mesh=mesh["dp"])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("plan", "mesh", "split"),
     [

@@ -73,6 +73,7 @@ def hybrid(model, mesh):
     fully_shard(model, mesh=mesh["dp", "tp"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("plan", "mesh", "reason"),
     [

@@ -42,6 +42,7 @@ def assembled(pieces):
     )
 
 
+@pytest.mark.one_in(2)
 @both_teams
 @pytest.mark.parametrize("name", ["tensor", "fsdp", "ddp"])
 def test_ranks_come_to_what_one_device_does(name, team):
