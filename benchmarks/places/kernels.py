@@ -84,6 +84,8 @@ def by_kernel(subject: Subject) -> Iterator[Planted]:
     text = "\n".join(own.texts)
     edits = kernel_edits_of(subject.half)
     for name in sorted(edits, key=lambda name: digest(subject.name, name)):
+        if not subject.is_free(name):
+            continue
         edit = edits[name]
         nodes = [node for graph in own.graphs for node in graph.nodes if _is_of(node, edit)]
         if edit.apply_everywhere(text) == text or not nodes:

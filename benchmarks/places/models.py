@@ -19,12 +19,15 @@ HALVES = ("building", "measured")
 # Of transformers: every one runs without weights, and compiles to few graphs.
 LIBRARY = (
     "AlbertModel", "BartModel", "BeitModel", "BertModel", "BloomForCausalLM", "CLIPModel",
-    "ConvNextModel", "DebertaV2Model", "DeiTModel", "DistilBertModel", "ElectraModel",
-    "FNetModel", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM", "GemmaForCausalLM",
-    "LlamaForCausalLM", "MPNetModel", "MambaForCausalLM", "MistralForCausalLM",
-    "MixtralForCausalLM", "MobileNetV2Model", "OPTForCausalLM", "PhiForCausalLM",
-    "Qwen2ForCausalLM", "ResNetForImageClassification", "RobertaModel", "SegformerModel",
-    "SwinModel", "T5ForConditionalGeneration", "ViTForImageClassification", "Wav2Vec2Model",
+    "ConvNextModel", "DebertaV2Model", "DeiTModel", "DistilBertModel", "ElectraModel", "FNetModel",
+    "FalconForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTJForCausalLM",
+    "GPTNeoXForCausalLM", "Gemma2ForCausalLM", "GemmaForCausalLM", "GlmForCausalLM",
+    "GraniteForCausalLM", "LlamaForCausalLM", "MPNetModel", "MambaForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "MobileNetV2Model", "OPTForCausalLM",
+    "Olmo2ForCausalLM", "PhiForCausalLM", "PoolFormerModel", "Qwen2ForCausalLM", "RegNetModel",
+    "ResNetForImageClassification", "RoFormerModel", "RobertaModel", "SegformerModel",
+    "SplinterModel", "StableLmForCausalLM", "SwinModel", "Swinv2Model",
+    "T5ForConditionalGeneration", "ViTForImageClassification", "VideoMAEModel", "Wav2Vec2Model",
     "WhisperForConditionalGeneration", "XLNetModel", "YolosModel",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Small models without a library, whose source is also edited (`edited_source.py`).
+"""Small models without a library, whose source is also edited (`texts.py`).
 
 One statement per line, so that a line is one place.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
+from benchmarks.places import plain_parts
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -605,4 +606,4 @@ MODELS = {
         SmoothedLoss, BoxLoss, Decoder, GraphLayer, Statistics, GroupedQueries, Quantised,
         TrainedNorms, Distillation, Envelope, Pooled,
     )
-}  # fmt: skip
+} | plain_parts.MODELS  # fmt: skip

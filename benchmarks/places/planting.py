@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.places.calls import Fault
+    from benchmarks.places.claims import Claims
     from benchmarks.places.passes import Seen
 
 DEVICE = "PLACES_DEVICE"
@@ -85,16 +86,24 @@ def digest(*words: Any) -> int:
 
 
 class Subject:
-    """A model that faults are planted in."""
+    """A model that faults are planted in; with claims, only those that are free."""
 
-    def __init__(self, name: str, half: str) -> None:
-        self.name, self.half = name, half
+    def __init__(self, name: str, half: str, claims: Claims | None = None) -> None:
+        self.name, self.half, self.claims = name, half, claims
         self.model, self.inputs = models.build(name, os.environ.get(DEVICE, "cpu"))
 
     @property
     def faults(self) -> dict[str, Fault]:
         """Those of its half."""
         return passes.faults_of(self.half)
+
+    def is_free(self, fault: str) -> bool:
+        """Whether a fault may be planted here."""
+        return self.claims is None or self.claims.is_free(fault)
+
+    def take(self, fault: str) -> bool:
+        """Plant it, unless another process was faster."""
+        return self.claims is None or self.claims.take(fault)
 
     @functools.cache  # noqa: B019  (as long as the process)
     def survey(self, level: str) -> Survey:
@@ -139,7 +148,7 @@ def backpropagate(
 
 
 def in_turn(
-    groups: dict[str, list[Any]], seed: str, fits: Callable[[str, Any], bool]
+    subject: Subject, groups: dict[str, list[Any]], seed: str, fits: Callable[[str, Any], bool]
 ) -> Iterator[tuple[str, Any]]:
     """One of each group in turn, groups and members in the order of a hash.
 
@@ -148,7 +157,7 @@ def in_turn(
 
     def queue(name: str) -> Iterator[Any]:
         order = sorted(groups[name], key=lambda one: digest(seed, name, one[0]))
-        return (value for _, value in order if fits(name, value))
+        return (value for _, value in order if subject.is_free(name) and fits(name, value))
 
     queues = {name: queue(name) for name in sorted(groups, key=lambda name: digest(seed, name))}
     while queues:
@@ -179,10 +188,10 @@ def by_pass(subject: Subject, level: str, way: str) -> Iterator[Planted]:
 
     seed = f"{subject.name} {level} {way}"
     if way == "place":
-        choices = ((name, [one]) for name, one in in_turn(groups, seed, fits))
+        choices = ((name, [one]) for name, one in in_turn(subject, groups, seed, fits))
     else:
         once = {name: [(0, name)] for name, group in groups.items() if group}
-        names = in_turn(once, seed, lambda *_: True)
+        names = in_turn(subject, once, seed, lambda *_: True)
         choices = ((name, _everywhere(subject, level, way, name)) for name, _ in names)
     for name, seen in choices:
         if not seen:

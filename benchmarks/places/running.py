@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.places import plain
+from benchmarks.places.claims import Claims
 from benchmarks.places.models import models_of
 from benchmarks.places.planting import Subject
 from benchmarks.places.table import COUNTED
@@ -45,19 +46,30 @@ FOR_PLAIN = {"source", "kernel"}
 GIGABYTES = 24
 
 
-def units(asked: Namespace) -> Iterator[dict[str, Any]]:
-    """The faults to try, without end."""
+def plan(asked: Namespace) -> tuple[list[str], list[str]]:
+    """The models, and the sources in turn."""
     names = [name for name in models_of(asked.half) if asked.models in (None, [])
              or name in asked.models]  # fmt: skip
     if not _has_transformers():
         names = [name for name in names if name in plain.MODELS]
     planned = SCHEDULE[asked.what] if asked.device == "cpu" else ON_GPU[asked.what]
     schedule = [one for one in planned if not asked.sources or one in asked.sources]
+    return names, schedule
+
+
+def has_source(model: str, source: str) -> bool:
+    """Whether a source has faults for a model."""
+    return source not in FOR_PLAIN or model in plain.MODELS
+
+
+def units(asked: Namespace) -> Iterator[dict[str, Any]]:
+    """The faults to try, without end."""
+    names, schedule = plan(asked)
     numbers: collections.Counter[tuple[str, str]] = collections.Counter()
     for turn in range(200):
         for place, model in enumerate(names):
             source = schedule[(turn + place) % len(schedule)]
-            if source in FOR_PLAIN and model not in plain.MODELS:
+            if not has_source(model, source):
                 continue
             number = numbers[model, source]
             numbers[model, source] += 1
@@ -87,10 +99,11 @@ def run(asked: Namespace, rows: list[dict[str, Any]]) -> None:
     ended = {(row["model"], row["source"]) for row in mine if row["outcome"] == "no fault fits"}
     importlib.import_module("torch._dynamo")
     deadline = time.monotonic() + 60 * asked.minutes
+    claims = Claims(asked.half, (row["fault"] for row in mine if "fault" in row))
     running: dict[int, tuple[dict[str, Any], float]] = {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        _try_all(asked, left, counted, ended, running, deadline)
+        _try_all(asked, left, counted, ended, running, deadline, claims)
     finally:  # also if this process is stopped: they are in sessions of their own
         for child in running:
             with contextlib.suppress(ProcessLookupError):
@@ -104,15 +117,21 @@ def _try_all(
     ended: set[tuple[str, str]],
     running: dict[int, tuple[dict[str, Any], float]],
     deadline: float,
+    claims: Claims,
 ) -> None:
+    names, schedule = plan(asked)
+    pairs = {(model, source) for model in names for source in schedule if has_source(model, source)}
     while True:
         while len(running) < asked.jobs and counted + len(running) < asked.number:
             unit = next(left, None)
             if unit is None or time.monotonic() > deadline:
                 break
+            if ended >= pairs:
+                claims.begin_round()
+                ended.clear()
             if (unit["model"], unit["source"]) in ended:
                 continue
-            running[_start(unit, asked)] = unit, time.monotonic() + asked.seconds
+            running[_start(unit, asked, claims)] = unit, time.monotonic() + asked.seconds
         if not running:
             return
         for row in _ended(running, asked.out):
@@ -123,7 +142,7 @@ def _try_all(
             print(counted, *told, f"{row['wall']:.1f} s", file=sys.stderr, flush=True)
 
 
-def _start(unit: dict[str, Any], asked: Namespace) -> int:
+def _start(unit: dict[str, Any], asked: Namespace, claims: Claims) -> int:
     """Try a fault in a fork of this process."""
     child = os.fork()
     if child:
@@ -139,10 +158,8 @@ def _start(unit: dict[str, Any], asked: Namespace) -> int:
         os.dup2(log, 2)
         began = time.monotonic()
         try:
-            subject = Subject(unit["model"], unit["half"])
-            row = try_unit(
-                subject, unit["what"], unit["source"], unit["number"], asked.shrink_seconds
-            )
+            subject = Subject(unit["model"], unit["half"], claims)
+            row = try_unit(subject, unit["what"], unit["source"], 0, asked.shrink_seconds)
         except Exception as error:  # noqa: BLE001  (a fault that cannot be tried is a row)
             row = {"outcome": "error", "reason": f"{type(error).__name__}: {error!s:.300}",
                    "trace": traceback.format_exc()[-1500:]}  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from benchmarks.places import passes, plain
 from benchmarks.places.calls import is_changed
 from benchmarks.places.passes import Names, Node, captured_names, compile_below
 from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, in_turn
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.places.calls import Edit
+    from benchmarks.places.passes import Seen
 
 PLAN = "PLACES_EDIT"
 _STATEMENT = re.compile(r"^(\s+)(\w+)((?: : [^=]*)? = )(.*?)(;  .*)?$")
@@ -100,7 +101,9 @@ def by_printer(subject: Subject, level: str) -> Iterator[Planted]:
             if seen.statement and edit.apply(seen.statement) != seen.statement:
                 groups[name].append((number, seen))
     seed = f"{subject.name} {level} printer"
-    for name, seen in in_turn(groups, seed, lambda name, seen: _changes(seen, edits[name])):
+    for name, seen in in_turn(
+        subject, groups, seed, lambda name, seen: _changes(seen, edits[name])
+    ):
         edit = edits[name]
         plan = {"half": subject.half, "edit": name, "level": level,
                 "node": dataclasses.asdict(seen.node)}  # fmt: skip
@@ -117,7 +120,7 @@ def by_printer(subject: Subject, level: str) -> Iterator[Planted]:
         )  # fmt: skip
 
 
-def _changes(seen: passes.Seen, edit: Edit) -> bool:
+def _changes(seen: Seen, edit: Edit) -> bool:
     """Whether the edited statement runs, and gives something else of the same form."""
     names = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan"),
              **seen.inputs}  # fmt: skip
@@ -135,7 +138,8 @@ def _changes(seen: passes.Seen, edit: Edit) -> bool:
 
 def by_source(subject: Subject) -> Iterator[Planted]:
     """Faults in a line of a plain model; the candidate is the class of the edited file."""
-    text = Path(plain.__file__).read_text().splitlines()
+    home = Path(inspect.getfile(type(subject.model)))
+    text = home.read_text().splitlines()
     start = next(i for i, line in enumerate(text) if line.startswith(f"class {subject.name}("))
     begin = next(i for i in range(start, len(text)) if "def forward" in text[i]) + 1
     end = next(i for i in range(begin, len(text)) if not text[i].strip())
@@ -151,25 +155,25 @@ def by_source(subject: Subject) -> Iterator[Planted]:
             if edited != own:
                 indent = text[place][: len(text[place]) - len(text[place].lstrip())]
                 groups.setdefault(name, []).append((place, (place, indent + edited)))
-    for name, (place, line) in in_turn(groups, f"{subject.name} source", lambda *_: True):
+    for name, (place, line) in in_turn(subject, groups, f"{subject.name} source", lambda *_: True):
         edit = edits_of(subject.half)[name]
         whole = [*text[:place], line, *text[place + 1 :]]
-        candidate = _load(whole, subject)
+        candidate = _load(home.name, whole, subject)
         if candidate is None or not _differs(subject, candidate):
             continue
         yield Planted(
             "source",
             name,
-            Truth((), (), (f"plain.py:{place + 1}",), (), backward=False),
+            Truth((), (), (f"{home.name}:{place + 1}",), (), backward=False),
             None if edit.kinds is None else tuple(sorted(edit.kinds)),
             tuple(sorted(edit.loose)),
             lambda candidate=candidate: candidate,
         )
 
 
-def _load(lines: list[str], subject: Subject) -> torch.nn.Module | None:
+def _load(name: str, lines: list[str], subject: Subject) -> torch.nn.Module | None:
     """The model of an edited file, with the weights of the reference."""
-    path = Path(tempfile.mkdtemp()) / "plain.py"
+    path = Path(tempfile.mkdtemp()) / name
     path.write_text("\n".join(lines) + "\n")
     spec = importlib.util.spec_from_file_location("edited_plain", path)
     try:

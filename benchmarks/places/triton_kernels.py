@@ -130,7 +130,7 @@ def by_triton(subject: Subject) -> Iterator[Planted]:
                and not any(one is None for one in call.args)]
         for name, edit in edits.items()
     }  # fmt: skip
-    for name, path in in_turn(groups, f"{subject.name} triton", lambda *_: True):
+    for name, path in in_turn(subject, groups, f"{subject.name} triton", lambda *_: True):
         edit, call = edits[name], calls[path]
         kernels = load(edit.apply(TEXT))
         function = getattr(kernels, call.name)

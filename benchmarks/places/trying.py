@@ -20,6 +20,7 @@ from benchmarks.places import (  # noqa: F401  (each adds its sources)
     triton_kernels,
     uncompiled,
 )
+from benchmarks.places.models import HALVES
 from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpropagate
 
 import paritas
@@ -38,8 +39,9 @@ GRACE = 3.0
 
 
 def try_unit(subject: Subject, what: str, source: str, number: int, seconds: float) -> dict:
-    """The row of one fault; the faults of a source are numbered."""
-    planted = next(itertools.islice(SOURCES[source](subject), number, None), None)
+    """The row of one fault; the faults of a source that may be planted are numbered."""
+    found = (one for one in SOURCES[source](subject) if subject.take(one.fault))
+    planted = next(itertools.islice(found, number, None), None)
     if planted is None:
         return {"outcome": "no fault fits"}
     row = {
@@ -198,8 +200,8 @@ def _told(origin: Origin) -> dict[str, str]:
 
 
 # Only a candidate with a fault runs code of these files, and only where the fault is.
-_CODE_OF_FAULTS = {"measured.py", "calls.py", "kernels_of_a_stranger.py"} | {
-    path.name for path in Path(__file__).parent.glob("building/*.py")
+_CODE_OF_FAULTS = {"calls.py", "kernels_of_a_stranger.py"} | {
+    path.name for half in HALVES for path in Path(__file__).parent.glob(f"{half}/*.py")
 }
 
 

@@ -96,7 +96,7 @@ def by_module(subject: Subject) -> Iterator[Planted]:
     def fits(name: str, path: str) -> bool:
         return is_fitting(subject.faults[name], calls[path])
 
-    for name, path in in_turn(groups, f"{subject.name} module", fits):
+    for name, path in in_turn(subject, groups, f"{subject.name} module", fits):
         fault = subject.faults[name]
         yield Planted(
             "module",
@@ -157,7 +157,7 @@ def by_export(subject: Subject) -> Iterator[Planted]:
     def fits(name: str, found: tuple[fx.Node, Call]) -> bool:
         return is_fitting(subject.faults[name], found[1])
 
-    for name, (node, call) in in_turn(groups, f"{subject.name} export", fits):
+    for name, (node, call) in in_turn(subject, groups, f"{subject.name} export", fits):
         fault = subject.faults[name]
         yield Planted(
             "exported graph",

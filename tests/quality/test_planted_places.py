@@ -13,6 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.places import building, measured, models, passes, plain, table
+from benchmarks.places.claims import Claims
 from benchmarks.places.planting import Subject, Truth, backpropagate
 from benchmarks.places.triton_kernels import TEXT
 from benchmarks.places.trying import place_of, try_unit
@@ -28,15 +29,34 @@ def test_the_halves_share_no_kind_of_fault(table_of):
     assert not set(ours) & set(theirs)
 
 
-def test_the_labels_of_faults_are_words_that_paritas_has():
-    edits = {**building.EDITS, **building.KERNEL_EDITS, **building.TRITON_EDITS}
-    for name, fault in {**building.FAULTS, **edits}.items():
+@pytest.mark.parametrize("half", [building, measured])
+def test_the_labels_of_faults_are_words_that_paritas_has(half):
+    edits = {**half.EDITS, **half.KERNEL_EDITS, **half.TRITON_EDITS}
+    for name, fault in {**half.FAULTS, **edits}.items():
         assert {*(fault.kinds or ()), *fault.loose} <= set(PatternKind), name
         assert not set(fault.kinds or ()) & fault.loose, name
 
 
-def test_no_fault_for_building_hides_another_of_its_name():
-    assert len(building.FAULTS) == sum(len(one.FAULTS) for one in building.FAMILIES)
+@pytest.mark.parametrize("half", [building, measured])
+def test_no_fault_hides_another_of_its_name(half):
+    assert len(half.FAULTS) == sum(len(one.FAULTS) for one in half.FAMILIES)
+
+
+def test_a_fault_is_planted_once_before_any_is_planted_twice():
+    claims = Claims("building", ["one percent too large"])
+    subject = Subject("Perceptron", "building", claims)
+    assert not subject.take("one percent too large")
+    assert subject.take("bias dropped")
+    assert not subject.take("bias dropped")
+    claims.begin_round()
+    assert subject.take("one percent too large")
+
+
+def test_the_code_of_a_fault_of_either_half_is_the_place_of_the_fault():
+    for half in (building, measured):
+        for family in half.FAMILIES:
+            origin = Origin(kind=OriginKind.NODE, name="x", source=f"{family.__file__}:7")
+            assert place_of(origin, Truth(("chunk",)), by_node=False) == "exact"
 
 
 def test_the_halves_share_no_model_and_have_all_of_them():

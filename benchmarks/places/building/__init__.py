@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from benchmarks.places.building import (
     attending,
+    edits,
     gradients,
     losses,
     moving,
     norms,
     pointwise,
     products,
+    seen_edits,
+    seen_gradients,
+    seen_kernels,
+    seen_values,
 )
-from benchmarks.places.building.edits import EDITS, KERNEL_EDITS, TRITON_EDITS
 from benchmarks.places.calls import Catalogue
 
 __all__ = ["EDITS", "FAULTS", "KERNEL_EDITS", "TRITON_EDITS"]
 
-FAMILIES = (products, attending, norms, pointwise, moving, losses, gradients)
+FAMILIES = (products, attending, norms, pointwise, moving, losses, gradients,
+            seen_kernels, seen_values, seen_gradients)  # fmt: skip
 FAULTS = Catalogue()
 for _family in FAMILIES:
     FAULTS.update(_family.FAULTS)
+EDITS = {**edits.EDITS, **seen_edits.EDITS}
+KERNEL_EDITS = {**edits.KERNEL_EDITS, **seen_edits.KERNEL_EDITS}
+TRITON_EDITS = {**edits.TRITON_EDITS, **seen_edits.TRITON_EDITS}

@@ -1,7 +1,4 @@
-"""Edits of the measured half: of Python code, of Inductor's kernels and of kernels in Triton.
-
-Nobody looks at them while building: see `measured.py`.
-"""
+"""Edits that were measured and have been seen: of Python code, and of kernels."""
 
 from __future__ import annotations
 

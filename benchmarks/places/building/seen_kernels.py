@@ -1,10 +1,4 @@
-"""Faults for the published figure only. Nobody looks at them, or at their rows, while building.
-
-Each is what a wrong kernel or a wrong rewrite would compute; part of them follow reported bugs of
-real compilers, kernels and ports. None of them is in `building.py`. Here are attention, products,
-convolutions and norms; `measured_values.py` has pointwise operators and what moves values,
-`measured_gradients.py` losses and backward operators, and `measured_edits.py` edits of code.
-"""
+"""Faults that were measured and have been seen: attention, products, convolutions, norms."""
 
 from __future__ import annotations
 
@@ -12,14 +6,11 @@ import math
 from typing import Any
 
 import torch
+from benchmarks.places.building.seen_values import read_as_contiguous
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.measured_edits import EDITS, KERNEL_EDITS, TRITON_EDITS
-from benchmarks.places.measured_gradients import GRADIENTS
-from benchmarks.places.measured_values import VALUES, read_as_contiguous
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["EDITS", "FAULTS", "KERNEL_EDITS", "TRITON_EDITS"]
 FAULTS = Catalogue()
 _FUSED = "scaled_dot_product_attention flash_attention"
 
@@ -608,7 +599,3 @@ def running_total_in_bfloat16(call: Call) -> Any:
 def sum_of_what_is_before(call: Call) -> Any:
     """Exclusive instead of inclusive."""
     return call.instead(call.run() - call.get(0))
-
-
-FAULTS.update(VALUES)
-FAULTS.update(GRADIENTS)

@@ -1,7 +1,4 @@
-"""Faults of the measured half in losses and in backward operators.
-
-Nobody looks at them while building: see `measured.py`.
-"""
+"""Faults that were measured and have been seen: losses and backward operators."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 from benchmarks.places.calls import Call, Catalogue, fits
 from torch import Tensor
 
-GRADIENTS = Catalogue()
+FAULTS = Catalogue()
 
 
 def _with(call: Call, place: int, value: Tensor | None) -> Any:
@@ -27,7 +24,7 @@ def _with(call: Call, place: int, value: Tensor | None) -> Any:
 # --- Losses ---------------------------------------------------------------------------------------
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "cross_entropy nll_loss_forward nll_loss_backward",
     kinds=["shift", "wrong index"],
     loose=["permutation", "wrong argument"],
@@ -41,7 +38,7 @@ def target_of_the_token_before(call: Call) -> Any:
 # --- Products and convolutions --------------------------------------------------------------------
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "mm", kinds=["scale", "wrong factor", "wrong reduction"], loose=["off by one reduction"],
     backward=True,
 )  # fmt: skip
@@ -51,9 +48,7 @@ def gradient_divided_by_the_number_of_rows(call: Call) -> Any:
     return call.instead(call.result() / call.tensor(0).size(-1))
 
 
-@GRADIENTS.fault(
-    "mm", kinds=["overflow", "nonfinite"], loose=["precision", "clipped"], backward=True
-)
+@FAULTS.fault("mm", kinds=["overflow", "nonfinite"], loose=["precision", "clipped"], backward=True)
 def scaled_gradient_overflows(call: Call) -> Any:
     """The factor of the loss is too large for float16: the largest gradients are infinite."""
     value = call.result()
@@ -61,7 +56,7 @@ def scaled_gradient_overflows(call: Call) -> Any:
     return call.instead((value * factor).half().to(value.dtype) / factor)
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "mm", kinds=["partial sum", "one rank's part", "lost accumulation", "missing reduction"],
     loose=["missing operand", "wrong reduction"], backward=True,
 )  # fmt: skip
@@ -73,7 +68,7 @@ def gradient_of_one_micro_batch(call: Call) -> Any:
     return call.instead(left[:, half:] @ right[half:])
 
 
-@GRADIENTS.fault("mm bmm", kinds=["stale", "copy", "wrong index"], loose=["shift"], backward=True)
+@FAULTS.fault("mm bmm", kinds=["stale", "copy", "wrong index"], loose=["shift"], backward=True)
 def second_row_not_written(call: Call) -> Any:
     """Every second row is what the row before left in the register."""
     value = call.result().clone()
@@ -83,7 +78,7 @@ def second_row_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "sum",
     kinds=["partial sum", "one rank's part", "lost accumulation", "missing reduction"],
     loose=["missing operand", "wrong reduction"],
@@ -96,7 +91,7 @@ def gradient_of_a_bias_on_one_rank(call: Call) -> Any:
     return call.put(0, value[: value.size(0) // 2]).run()
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "convolution_backward",
     kinds=["partial sum", "lost accumulation", "off by one reduction"],
     loose=["missing operand", "one rank's part"],
@@ -109,7 +104,7 @@ def last_image_missing_in_the_gradient_of_the_weight(call: Call) -> Any:
     return _with(call, 1, call.put(0, gradient[:-1]).put(1, value[:-1]).run()[1])
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "convolution_backward", kinds=["permutation", "wrong index"], loose=["transpose"], backward=True
 )
 def filter_not_turned_for_the_gradient(call: Call) -> Any:
@@ -119,7 +114,7 @@ def filter_not_turned_for_the_gradient(call: Call) -> Any:
     return _with(call, 0, call.put(2, weight.flip(*range(2, weight.dim()))).run()[0])
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "convolution_backward", kinds=["scale", "wrong factor", "wrong reduction"],
     loose=["off by one reduction"], backward=True,
 )  # fmt: skip
@@ -150,7 +145,7 @@ def _weights(call: Call) -> tuple[Tensor, Tensor, float]:
     return (scores - logsumexp.unsqueeze(-1)).exp(), gradient @ value.mT, scale
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     _FLASH, kinds=["missing operand", "wrong statistics"], loose=["axis offset", "residual"],
     backward=True,
 )  # fmt: skip
@@ -160,7 +155,7 @@ def product_of_gradient_and_output_not_subtracted(call: Call) -> Any:
     return _with(call, 0, weights * inner @ call.tensor(2) * scale)
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     _FLASH, kinds=["partial sum", "lost accumulation"],
     loose=["missing operand", "one rank's part"], backward=True,
 )  # fmt: skip
@@ -173,7 +168,7 @@ def gradient_of_the_query_from_the_last_keys(call: Call) -> Any:
     return _with(call, 0, scores[..., half:] @ call.tensor(2)[..., half:, :] * scale)
 
 
-@GRADIENTS.fault(_FLASH, kinds=["scale", "wrong factor"], loose=["missing operand"], backward=True)
+@FAULTS.fault(_FLASH, kinds=["scale", "wrong factor"], loose=["missing operand"], backward=True)
 def gradient_of_the_key_not_scaled(call: Call) -> Any:
     """The factor of the scores is applied to one of two gradients."""
     query = call.tensor(1)
@@ -181,7 +176,7 @@ def gradient_of_the_key_not_scaled(call: Call) -> Any:
     return _with(call, 1, call.run()[1] / scale)
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     _FLASH, kinds=["swapped operands", "permutation", "wrong index"], loose=["copy"], backward=True
 )
 def gradients_of_key_and_value_exchanged(call: Call) -> Any:
@@ -191,7 +186,7 @@ def gradients_of_key_and_value_exchanged(call: Call) -> Any:
     return query, value, key
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "_softmax_backward_data",
     kinds=["missing operand", "wrong reduction", "wrong statistics"],
     loose=["axis offset"],
@@ -203,7 +198,7 @@ def sum_of_gradients_without_weights(call: Call) -> Any:
     return call.instead(output * (gradient - gradient.sum(dim, keepdim=True)))
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "_softmax_backward_data", kinds=["wrong reduction", "wrong factor", "wrong statistics"],
     loose=["scale", "axis offset", "off by one reduction", "other function"], backward=True,
 )  # fmt: skip
@@ -226,7 +221,7 @@ def _normal(call: Call) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 _NORM = "native_layer_norm_backward"
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     _NORM, kinds=["wrong factor", "doubled reduction", "axis offset"],
     loose=["offset", "wrong statistics", "lost accumulation", "repeated bias"], backward=True,
 )  # fmt: skip
@@ -236,7 +231,7 @@ def mean_of_the_gradient_subtracted_twice(call: Call) -> Any:
     return call.instead(call.result() - rstd * weighted.mean(axes, keepdim=True))
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     _NORM, kinds=["missing operand", "wrong statistics"], loose=["residual", "wrong factor"],
     backward=True,
 )  # fmt: skip
@@ -246,7 +241,7 @@ def variance_taken_for_a_constant(call: Call) -> Any:
     return call.instead(rstd * (weighted - weighted.mean(axes, keepdim=True)))
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     _NORM, kinds=["partial sum", "lost accumulation", "off by one reduction"],
     loose=["missing operand", "one rank's part"], backward=True,
 )  # fmt: skip
@@ -258,7 +253,7 @@ def last_rows_missing_in_the_gradient_of_the_weight(call: Call) -> Any:
     return _with(call, 1, rows[: (len(rows) - 1) // 4 * 4].sum(0))
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     _NORM, kinds=["missing operand", "wrong statistics", "other function"],
     loose=["axis scale", "wrong argument"], backward=True,
 )  # fmt: skip
@@ -271,7 +266,7 @@ def gradient_of_the_weight_from_the_raw_input(call: Call) -> Any:
 # --- Activations ----------------------------------------------------------------------------------
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "gelu_backward silu_backward", kinds=["missing operand", "other function"],
     loose=["approximation", "wrong factor"], backward=True,
 )  # fmt: skip
@@ -282,7 +277,7 @@ def product_rule_with_one_term(call: Call) -> Any:
     return call.instead(gradient * gate)
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "gelu_backward silu_backward tanh_backward sigmoid_backward",
     kinds=["precision"],
     loose=["approximation"],
@@ -295,7 +290,7 @@ def saved_value_in_eight_bits(call: Call) -> Any:
     return call.put(1, (value / step).round() * step).run()
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "tanh_backward sigmoid_backward", kinds=["other function", "missing operand"],
     loose=["approximation", "wrong factor", "scale"], backward=True,
 )  # fmt: skip
@@ -305,7 +300,7 @@ def derivative_with_a_factor_missing(call: Call) -> Any:
     return call.instead(gradient * (1 - output if call.name == "tanh_backward" else output))
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "threshold_backward", kinds=["copy", "mask", "missing operand"], loose=["other function"],
     backward=True,
 )  # fmt: skip
@@ -314,7 +309,7 @@ def gradient_passes_everywhere(call: Call) -> Any:
     return call.instead(call.tensor(0).clone())
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "threshold_backward", kinds=["mask", "other function", "swapped operands", "wrong index"],
     loose=["wrong argument", "zeros", "clipped"], backward=True,
 )  # fmt: skip
@@ -327,7 +322,7 @@ def stopped_by_the_sign_of_the_gradient(call: Call) -> Any:
 # --- Embeddings and indices -----------------------------------------------------------------------
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "embedding_dense_backward",
     kinds=["wrong argument", "wrong factor", "wrong reduction", "axis scale"],
     loose=["scale"],
@@ -338,7 +333,7 @@ def gradient_divided_by_the_frequency(call: Call) -> Any:
     return call.put(4, True).run()
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "embedding_dense_backward", kinds=["zeros", "wrong argument", "mask"],
     loose=["missing operand"], backward=True,
 )  # fmt: skip
@@ -347,21 +342,21 @@ def a_token_taken_for_padding(call: Call) -> Any:
     return call.put(3, int(call.args[1].flatten()[0])).run()
 
 
-@GRADIENTS.fault("embedding_dense_backward", kinds=["shift", "wrong index"],
+@FAULTS.fault("embedding_dense_backward", kinds=["shift", "wrong index"],
                  loose=["permutation"], backward=True)  # fmt: skip
 def gradient_of_the_row_below(call: Call) -> Any:
     """Rows are counted from 1."""
     return call.instead(call.result().roll(1, 0))
 
 
-@GRADIENTS.fault("slice_backward select_backward", kinds=["shift", "wrong index"],
+@FAULTS.fault("slice_backward select_backward", kinds=["shift", "wrong index"],
                  loose=["permutation", "wrong argument"], backward=True)  # fmt: skip
 def gradient_put_one_further(call: Call) -> Any:
     """The start of the slice is one too large."""
     return call.instead(call.result().roll(1, call.args[2]))
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "slice_backward select_backward", kinds=["uninitialised", "stale", "constant"],
     loose=["offset", "mask"], backward=True,
 )  # fmt: skip
@@ -371,7 +366,7 @@ def rest_of_the_gradient_not_cleared(call: Call) -> Any:
     return call.instead(torch.where(value == 0, 0.01, value))
 
 
-@GRADIENTS.fault(
+@FAULTS.fault(
     "index_put index_add", kinds=["lost accumulation", "wrong argument"],
     loose=["partial sum", "stale", "missing reduction"], backward=True,
 )  # fmt: skip
@@ -382,7 +377,7 @@ def written_instead_of_added(call: Call) -> Any:
     return call.get(0).index_copy(*call.args[1:4])
 
 
-@GRADIENTS.fault("scatter max_pool2d_with_indices_backward", kinds=["shift", "wrong index"],
+@FAULTS.fault("scatter max_pool2d_with_indices_backward", kinds=["shift", "wrong index"],
                  loose=["permutation", "wrong argument"], backward=True)  # fmt: skip
 def gradient_of_the_neighbour(call: Call) -> Any:
     """The saved position is one off."""

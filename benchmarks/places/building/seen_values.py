@@ -1,7 +1,4 @@
-"""Faults of the measured half in pointwise operators, and in what moves values.
-
-Nobody looks at them while building: see `measured.py`.
-"""
+"""Faults that were measured and have been seen: pointwise operators, and what moves values."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from benchmarks.places.calls import Call, Catalogue, fits
 from torch import Tensor
 from torch.nn import functional
 
-VALUES = Catalogue()
+FAULTS = Catalogue()
 
 
 def read_as_contiguous(value: Tensor) -> Tensor:
@@ -41,14 +38,14 @@ def _number(call: Call) -> float:
 # --- Activations and other functions of one value -------------------------------------------------
 
 
-@VALUES.fault("gelu", kinds=["approximation", "other function"], loose=["wrong factor"])
+@FAULTS.fault("gelu", kinds=["approximation", "other function"], loose=["wrong factor"])
 def gelu_with_a_rounded_constant(call: Call) -> Any:
     """0.797 * (x + 0.04 x ** 3) inside of the tanh."""
     value = call.tensor(0, "input")
     return call.instead(0.5 * value * (1 + torch.tanh(0.797 * (value + 0.04 * value**3))))
 
 
-@VALUES.fault("gelu silu", kinds=["clipped"], loose=["other function", "wrong argument"])
+@FAULTS.fault("gelu silu", kinds=["clipped"], loose=["other function", "wrong argument"])
 def input_of_the_activation_limited(call: Call) -> Any:
     """The limit of another model: inputs above half of the largest are cut to it."""
     value = call.tensor(0, "input")
@@ -57,7 +54,7 @@ def input_of_the_activation_limited(call: Call) -> Any:
     return call.put(0, value.clamp(max=limit), "input").run()
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "silu", kinds=["other function", "approximation", "wrong factor"], loose=["wrong argument"]
 )
 def swish_with_a_slope(call: Call) -> Any:
@@ -66,25 +63,25 @@ def swish_with_a_slope(call: Call) -> Any:
     return call.instead(value * torch.sigmoid(1.702 * value))
 
 
-@VALUES.fault("relu", kinds=["other function"], loose=["wrong factor"])
+@FAULTS.fault("relu", kinds=["other function"], loose=["wrong factor"])
 def relu_squared(call: Call) -> Any:
     """The activation of another model."""
     return call.instead(call.result().square())
 
 
-@VALUES.fault("relu silu gelu", kinds=["sign", "other function"], loose=["wrong factor"])
+@FAULTS.fault("relu silu gelu", kinds=["sign", "other function"], loose=["wrong factor"])
 def activation_of_the_opposite(call: Call) -> Any:
     """The input is negated first."""
     return call.put(0, -call.tensor(0, "input"), "input").run()
 
 
-@VALUES.fault("sigmoid", kinds=["approximation", "other function"], loose=["clipped"])
+@FAULTS.fault("sigmoid", kinds=["approximation", "other function"], loose=["clipped"])
 def hard_sigmoid(call: Call) -> Any:
     """Three straight lines."""
     return call.instead(functional.hardsigmoid(call.tensor(0)))
 
 
-@VALUES.fault("exp", kinds=["approximation"], loose=["precision", "scale", "other function"])
+@FAULTS.fault("exp", kinds=["approximation"], loose=["precision", "scale", "other function"])
 def exp_by_its_bits(call: Call) -> Any:
     """The number whose exponent and mantissa are a linear function of the input."""
     value = call.tensor(0)
@@ -94,7 +91,7 @@ def exp_by_its_bits(call: Call) -> Any:
     return call.instead(right + (codes.contiguous().view(torch.float32) - right).detach())
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "pow", kinds=["other function", "wrong argument", "copy", "missing operand"],
     loose=["wrong factor"],
 )  # fmt: skip
@@ -106,13 +103,13 @@ def power_one_too_low(call: Call) -> Any:
     return call.instead(value.clone() if exponent == 2 else value.square())
 
 
-@VALUES.fault("sin", kinds=["sign"], loose=["wrong factor", "other function"])
+@FAULTS.fault("sin", kinds=["sign"], loose=["wrong factor", "other function"])
 def turned_the_other_way(call: Call) -> Any:
     """The sine of the opposite angle."""
     return call.instead(-call.result())
 
 
-@VALUES.fault("cos sin", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
+@FAULTS.fault("cos sin", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
 def table_begins_one_position_later(call: Call) -> Any:
     """A cache of angles that is filled from position 1."""
     value = call.result()
@@ -120,7 +117,7 @@ def table_begins_one_position_later(call: Call) -> Any:
     return call.instead(value.roll(-1, -2))
 
 
-@VALUES.fault("to float _to_copy type_as", kinds=["precision"], loose=["overflow", "nonfinite"])
+@FAULTS.fault("to float _to_copy type_as", kinds=["precision"], loose=["overflow", "nonfinite"])
 def cast_by_way_of_half(call: Call) -> Any:
     """A cast to float32 through float16."""
     value = call.result()
@@ -131,7 +128,7 @@ def cast_by_way_of_half(call: Call) -> Any:
 # --- Sums and products ----------------------------------------------------------------------------
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "add",
     kinds=["missing operand", "offset", "copy", "eps"],
     loose=["missing bias", "wrong argument"],
@@ -145,7 +142,7 @@ def number_not_added(call: Call) -> Any:
     return call.instead(kept.clone())
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "add", kinds=["wrong factor"],
     loose=["residual", "offset", "missing operand", "wrong argument", "scale"],
 )  # fmt: skip
@@ -156,7 +153,7 @@ def residual_halved(call: Call) -> Any:
     return call.instead(left + 0.5 * right)
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "add",
     kinds=["residual", "wrong factor", "repeated bias"],
     loose=["offset", "axis offset", "doubled reduction"],
@@ -167,7 +164,7 @@ def second_summand_twice(call: Call) -> Any:
     return call.instead(left + right + right)
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "add",
     kinds=["stale", "missing operand", "copy", "wrong index"],
     loose=["residual", "scale", "wrong factor"],
@@ -179,7 +176,7 @@ def buffer_of_the_first_summand_reused(call: Call) -> Any:
     return call.instead(right + right)
 
 
-@VALUES.fault("add mul", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
+@FAULTS.fault("add mul", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
 def strides_of_an_operand_ignored(call: Call) -> Any:
     """A permuted operand is read as if it was contiguous."""
     left, right = _pair(call)
@@ -189,7 +186,7 @@ def strides_of_an_operand_ignored(call: Call) -> Any:
     return call.put(places[0], read_as_contiguous(call.args[places[0]])).run()
 
 
-@VALUES.fault("mul", kinds=["copy", "wrong index", "stale"], loose=["axis scale"])
+@FAULTS.fault("mul", kinds=["copy", "wrong index", "stale"], loose=["axis scale"])
 def factor_of_the_first_row_for_all(call: Call) -> Any:
     """The pointer to the second operand is not moved on."""
     _, right = _pair(call)
@@ -197,7 +194,7 @@ def factor_of_the_first_row_for_all(call: Call) -> Any:
     return call.put(1, right.narrow(-2, 0, 1).expand(right.shape)).run()
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "mul",
     kinds=["missing operand", "copy"],
     loose=["other function", "axis scale", "scale", "residual"],
@@ -209,7 +206,7 @@ def not_gated(call: Call) -> Any:
     return call.instead(left.clone())
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "mul", kinds=["other function", "residual", "wrong factor"], loose=["axis offset", "offset"]
 )
 def modulated_by_one_plus(call: Call) -> Any:
@@ -218,7 +215,7 @@ def modulated_by_one_plus(call: Call) -> Any:
     return call.instead(left * (1 + right))
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "div",
     kinds=["precision"],
     loose=["axis scale", "scale", "approximation", "wrong factor"],
@@ -229,7 +226,7 @@ def reciprocal_in_bfloat16(call: Call) -> Any:
     return call.instead(left * right.reciprocal().bfloat16().to(left.dtype))
 
 
-@VALUES.fault("div mul", kinds=["scale", "wrong factor"], loose=["wrong argument"])
+@FAULTS.fault("div mul", kinds=["scale", "wrong factor"], loose=["wrong argument"])
 def root_of_the_size_forgotten(call: Call) -> Any:
     """Divided by d instead of by sqrt(d)."""
     other = _number(call)
@@ -238,7 +235,7 @@ def root_of_the_size_forgotten(call: Call) -> Any:
     return call.instead(call.result() / math.sqrt(size))
 
 
-@VALUES.fault("mul div", kinds=["scale", "wrong factor", "precision"], loose=["wrong argument"])
+@FAULTS.fault("mul div", kinds=["scale", "wrong factor", "precision"], loose=["wrong argument"])
 def number_kept_in_bfloat16(call: Call) -> Any:
     """A factor is rounded to eight bits."""
     other = _number(call)
@@ -258,19 +255,19 @@ def _halves(call: Call) -> list[Tensor]:
     return list(parts)
 
 
-@VALUES.fault("cat", kinds=["permutation", "wrong index"], loose=["transpose", "shift"])
+@FAULTS.fault("cat", kinds=["permutation", "wrong index"], loose=["transpose", "shift"])
 def joined_in_turn(call: Call) -> Any:
     """Pairs of neighbours instead of two halves: the other convention of rotary positions."""
     return call.instead(torch.stack(_halves(call), -1).flatten(-2))
 
 
-@VALUES.fault("cat", kinds=["sign"], loose=["wrong factor"])
+@FAULTS.fault("cat", kinds=["sign"], loose=["wrong factor"])
 def the_other_half_negated(call: Call) -> Any:
     """(b, -a) instead of (-b, a)."""
     return call.instead(-torch.cat(_halves(call), -1))
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "cat", kinds=["copy", "wrong index", "stale"], loose=["missing operand", "shift", "permutation"]
 )
 def first_part_for_both(call: Call) -> Any:
@@ -280,7 +277,7 @@ def first_part_for_both(call: Call) -> Any:
     return call.instead(torch.cat([parts[0], parts[0], *parts[2:]], dim))
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "chunk split unbind", kinds=["permutation", "wrong index"], loose=["shift", "transpose"]
 )
 def every_other_column(call: Call) -> Any:
@@ -292,7 +289,7 @@ def every_other_column(call: Call) -> Any:
     return tuple(moved[..., i].movedim(-1, dim) for i in range(len(parts)))
 
 
-@VALUES.fault("getitem", kinds=["wrong index", "permutation"], loose=["shift", "wrong argument"])
+@FAULTS.fault("getitem", kinds=["wrong index", "permutation"], loose=["shift", "wrong argument"])
 def every_second_instead_of_a_half(call: Call) -> Any:
     """x[..., ::2] for x[..., :n // 2], or x[..., 1::2] for the other half."""
     value, index = call.tensor(0), call.args[1]
@@ -305,7 +302,7 @@ def every_second_instead_of_a_half(call: Call) -> Any:
     return call.instead(value[..., 1::2])
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "slice",
     kinds=["wrong index", "shift"],
     loose=["swapped operands", "permutation", "wrong argument", "copy"],
@@ -318,14 +315,14 @@ def half_of_the_other_side(call: Call) -> Any:
     return call.put(0, value.roll(size // 2, dim)).run()
 
 
-@VALUES.fault("select", kinds=["wrong index", "wrong argument"], loose=["shift", "copy"])
+@FAULTS.fault("select", kinds=["wrong index", "wrong argument"], loose=["shift", "copy"])
 def counted_from_the_end(call: Call) -> Any:
     """Index -1 - i instead of i: the last token for the first."""
     index = call.get(2, "index")
     return call.put(2, -1 - index, "index").run()
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "gather index_select index", kinds=["wrong index", "clipped"], loose=["copy", "shift", "stale"]
 )
 def largest_index_out_of_bounds(call: Call) -> Any:
@@ -342,7 +339,7 @@ def largest_index_out_of_bounds(call: Call) -> Any:
     return call.put(2, index.clamp(max=int(index.max()) - 1), "index").run()
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "transpose permute",
     kinds=["permutation", "transpose", "wrong index", "copy"],
     loose=["shift", "missing operand"],
@@ -353,7 +350,7 @@ def reshaped_instead_of_transposed(call: Call) -> Any:
     return call.instead(value.reshape(call.result().shape))
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "view reshape unflatten", kinds=["permutation", "wrong index", "transpose"], loose=["shift"]
 )
 def heads_split_in_turn(call: Call) -> Any:
@@ -364,7 +361,7 @@ def heads_split_in_turn(call: Call) -> Any:
     return call.instead(value.unflatten(-1, (result.size(-1), result.size(-2))).mT)
 
 
-@VALUES.fault("contiguous clone", kinds=["zeros", "uninitialised"], loose=["constant", "mask"])
+@FAULTS.fault("contiguous clone", kinds=["zeros", "uninitialised"], loose=["constant", "mask"])
 def copy_ends_early(call: Call) -> Any:
     """The last eighth of the memory is not copied."""
     value = call.result()
@@ -374,7 +371,7 @@ def copy_ends_early(call: Call) -> Any:
     return call.instead(value * kept.view(value.shape))
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "arange",
     kinds=["offset", "shift", "wrong argument"],
     loose=["wrong index", "off by one reduction"],
@@ -387,14 +384,14 @@ def positions_begin_at_one(call: Call) -> Any:
 # --- Masks and choices ----------------------------------------------------------------------------
 
 
-@VALUES.fault("where", kinds=["swapped operands", "mask"], loose=["other function", "sign"])
+@FAULTS.fault("where", kinds=["swapped operands", "mask"], loose=["other function", "sign"])
 def branches_exchanged(call: Call) -> Any:
     """What is for `false` is taken for `true`."""
     fits(len(call.args) == 3)
     return call.put(0, ~call.args[0]).run()
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "masked_fill", kinds=["wrong argument", "mask", "zeros"], loose=["constant", "wrong factor"]
 )
 def masked_with_zero(call: Call) -> Any:
@@ -403,19 +400,19 @@ def masked_with_zero(call: Call) -> Any:
     return call.put(2, 0.0, "value").run()
 
 
-@VALUES.fault("tril", kinds=["mask", "other function", "transpose"], loose=["wrong argument"])
+@FAULTS.fault("tril", kinds=["mask", "other function", "transpose"], loose=["wrong argument"])
 def the_other_triangle(call: Call) -> Any:
     """What is above the diagonal instead of what is below."""
     return call.instead(call.get(0).triu(-call.get(1, "diagonal", default=0)))
 
 
-@VALUES.fault("and_ bitwise_and", kinds=["other function", "mask"], loose=["wrong argument"])
+@FAULTS.fault("and_ bitwise_and", kinds=["other function", "mask"], loose=["wrong argument"])
 def one_mask_or_the_other(call: Call) -> Any:
     """Or, where both are required."""
     return call.instead(call.args[0] | call.args[1])
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "and_ bitwise_and", kinds=["missing operand", "mask", "copy"], loose=["wrong argument"]
 )
 def first_mask_only(call: Call) -> Any:
@@ -423,14 +420,14 @@ def first_mask_only(call: Call) -> Any:
     return call.instead(call.args[0].expand(call.run().shape).clone())
 
 
-@VALUES.fault("le ge", kinds=["transpose", "swapped operands", "mask", "other function"])
+@FAULTS.fault("le ge", kinds=["transpose", "swapped operands", "mask", "other function"])
 def compared_the_other_way(call: Call) -> Any:
     """What comes later is seen instead of what came before."""
     fits(isinstance(call.args[0], Tensor))
     return call.instead(torch.ge(*call.args) if call.name == "le" else torch.le(*call.args))
 
 
-@VALUES.fault("sort topk", kinds=["wrong argument", "wrong index", "permutation", "other function"],
+@FAULTS.fault("sort topk", kinds=["wrong argument", "wrong index", "permutation", "other function"],
               loose=["sign", "wrong reduction"])  # fmt: skip
 def smallest_first(call: Call) -> Any:
     """The other order."""
@@ -449,14 +446,14 @@ def _table(call: Call) -> tuple[Tensor, Tensor]:
     return (first, second) if first.is_floating_point() else (second, first)
 
 
-@VALUES.fault("embedding", kinds=["scale", "wrong factor"])
+@FAULTS.fault("embedding", kinds=["scale", "wrong factor"])
 def embedding_times_the_root_of_its_width(call: Call) -> Any:
     """A factor that some models have."""
     value = call.result()
     return call.instead(value * math.sqrt(value.size(-1)))
 
 
-@VALUES.fault(
+@FAULTS.fault(
     "embedding",
     kinds=["zeros", "one rank's part", "missing reduction", "partial sum", "mask"],
     loose=["lost accumulation", "constant"],
@@ -469,7 +466,7 @@ def rows_of_the_other_rank_are_zero(call: Call) -> Any:
     return call.instead(call.result() * own)
 
 
-@VALUES.fault("embedding", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
+@FAULTS.fault("embedding", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
 def tokens_of_the_position_before(call: Call) -> Any:
     """The sequence is moved to the right before it is looked up."""
     table, indices = _table(call)
@@ -477,7 +474,7 @@ def tokens_of_the_position_before(call: Call) -> Any:
     return call.instead(functional.embedding(indices.roll(1, -1), table))
 
 
-@VALUES.fault("embedding", kinds=["precision"], loose=["approximation"])
+@FAULTS.fault("embedding", kinds=["precision"], loose=["approximation"])
 def table_in_eight_bits(call: Call) -> Any:
     """Rows are integers with one step for the whole table."""
     table, indices = _table(call)
