@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.patterns.attention import deduced_attention, is_attention
+from paritas.diagnosis.patterns.operands import solved_operands
 from paritas.diagnosis.patterns.terms import solved_terms
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
@@ -51,6 +52,7 @@ def deduced_variations(
     if is_attention(step):
         yield from deduced_attention(step, predict, given)
     yield from solved_terms(step, predict, given, part)
+    yield from solved_operands(step, predict, given)
     yield from _slices_read(step, predict, given)
 
 
