@@ -15,7 +15,7 @@ from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def deduced_variations(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor, part: Tensor
+    step: Step,
+    predict: Callable[[Variation], Tensor | None],
+    given: Tensor,
+    part: Tensor,
+    around: Sequence[Tensor] = (),
 ) -> Iterator[Variation]:
     """The operator with the mistakes that its result shows.
 
@@ -31,6 +35,7 @@ def deduced_variations(
         predict: the value in question if the operator is computed so.
         given: the candidate, in float64.
         part: where it is wrong.
+        around: the arguments of the call that the operator is a part of.
     """
     if step.name in _TABLES:
         said = "other rows are read than the indices say"
@@ -52,7 +57,7 @@ def deduced_variations(
     if is_attention(step):
         yield from deduced_attention(step, predict, given)
     yield from solved_terms(step, predict, given, part)
-    yield from solved_operands(step, predict, given)
+    yield from solved_operands(step, predict, given, around)
     yield from _slices_read(step, predict, given)
 
 

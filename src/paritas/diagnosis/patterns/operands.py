@@ -9,26 +9,27 @@ operand. Where the result does not determine an operand, its tiles are the unkno
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.attention import is_attention, weights_and_values
 from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.places import describe_places
-from paritas.diagnosis.patterns.sums import PRODUCTS
+from paritas.diagnosis.patterns.sums import PRODUCTS, orders_of_terms
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
     from paritas.diagnosis.calls import Step
 
-Predict = "Callable[[Variation], Tensor | None]"
 # Larger results and operands are not solved for.
 _MOST_ELEMENTS = 1 << 18
 _MOST_TERMS = 512
@@ -56,14 +57,19 @@ class _Result:
 
 
 def solved_operands(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+    step: Step,
+    predict: Callable[[Variation], Tensor | None],
+    given: Tensor,
+    around: Sequence[Tensor] = (),
 ) -> Iterator[Variation]:
     """The operator with another operand, which gives the candidate.
 
     Args:
         predict: the value in question if the operator is computed so.
         given: the candidate, in float64.
+        around: other tensors that might have been read.
     """
+    yield from _rearranged_operands(step)
     if not _is_solvable(step) or given.numel() > _MOST_ELEMENTS:
         return
     result = _result_of(predict, given)
@@ -72,8 +78,8 @@ def solved_operands(
     if any(True for _ in _slices_of(result.given, result.right)):
         return  # the result is right, but at other places
     for reading in _readings(result):
-        yield from reading.variations()
-    if step.name in PRODUCTS:
+        yield from reading.variations(around)
+    if step.name in PRODUCTS or is_attention(step):
         yield from _tile_variations(result)
 
 
@@ -83,7 +89,8 @@ _SUMS = frozenset({"add", "sub", "mul", "div"})
 def _is_solvable(step: Step) -> bool:
     if step.name in _SUMS:
         return isinstance(step.values.get("other"), torch.Tensor)
-    return step.name in PRODUCTS or step.name == "convolution"
+    is_forward = is_attention(step) and "grad_out" not in step.values
+    return step.name in PRODUCTS or step.name == "convolution" or is_forward
 
 
 # --- The result of one of several operators -------------------------------------------------------
@@ -97,17 +104,21 @@ def _result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> 
         seen.append(step)
         return step.run()
 
+    def first(value: Any) -> Tensor:
+        value = value if isinstance(value, torch.Tensor) else value[0]
+        return value  # type: ignore[no-any-return]
+
     def shown(make: Callable[[Tensor], Tensor]) -> Tensor | None:
         def change(step: Step) -> Any:
-            right = step.run()
-            return make(right.double()).to(right.dtype)
+            right = first(step.run())
+            return step.with_first(make(right.double()).to(right.dtype))
 
         return predict(Variation(PatternKind.WRONG_INDEX, "", change))
 
     if predict(Variation(PatternKind.WRONG_INDEX, "", look)) is None or not seen:
         return None
-    right = seen[0].run()
-    if not isinstance(right, torch.Tensor) or right.numel() != given.numel():
+    right = first(seen[0].run())
+    if right.numel() != given.numel():
         return None
     numbers = torch.arange(right.numel(), dtype=torch.float64, device=right.device)
     parts = [
@@ -159,11 +170,16 @@ class _Reading:
     own: Callable[[Step], Tensor]
     is_bias: bool = False
 
-    def variations(self) -> Iterator[Variation]:
-        """The operator with what was read, if that is known by name."""
+    def variations(self, around: Sequence[Tensor]) -> Iterator[Variation]:
+        """The operator with what was read, if that is known by name.
+
+        Args:
+            around: other tensors that might have been read.
+        """
         if _is_near(self.value, self.operand):
             return  # it is something else that is wrong
-        for variations in (self._moved, self._replaced, self._scaled, self._bent):
+        foreign = partial(self._foreign, around)
+        for variations in (self._moved, self._replaced, foreign, self._scaled, self._bent):
             found = list(variations())
             yield from found
             if found:
@@ -189,6 +205,17 @@ class _Reading:
                 change = partial(_with_other, reading=self, name=name)
                 yield Variation(PatternKind.MISSING_OPERAND, said, change)
                 return
+
+    def _foreign(self, around: Sequence[Tensor]) -> Iterator[Variation]:
+        for number, other in enumerate(around):
+            for turned in (other, other.mT) if other.dim() > 1 else (other,):
+                is_alike = turned.shape == self.value.shape
+                if is_alike and _is_near(self.value, _wide(turned)):
+                    said = f"{self.name} is never read: tensor {number} of the call is used"
+                    yield self._variation(
+                        PatternKind.MISSING_OPERAND, f"{said} in its place", partial(_instead, turned)
+                    )
+                    return
 
     def _scaled(self) -> Iterator[Variation]:
         size = float(self.operand.square().sum())
@@ -234,6 +261,10 @@ def _with_other(step: Step, reading: _Reading, name: str) -> Any:
     return reading.put(step, step.values[name])
 
 
+def _instead(other: Tensor, value: Tensor) -> Tensor:
+    return other.to(value)
+
+
 def _selected(value: Tensor, axis: int, source: Tensor) -> Tensor:
     return value.index_select(axis, source.to(value.device))
 
@@ -256,6 +287,8 @@ def _readings(result: _Result) -> Iterator[_Reading]:
         yield from _summands(result)
     elif step.name in PRODUCTS:
         yield from _factors(result)
+    elif is_attention(step):
+        yield from _values(result)
     else:
         yield from _kernels(result)
 
@@ -326,6 +359,22 @@ def _factors(result: _Result) -> Iterator[_Reading]:
     ):
         if value is not None:
             yield _reading(step, name, value if name == right else value.mT)
+
+
+def _values(result: _Result) -> Iterator[_Reading]:
+    """The values of attention, if no heads share them."""
+    weights, value = _attention_product(result.step)
+    if value.shape != result.step.values["value"].shape or weights.shape[-1] > _MOST_TERMS:
+        return
+    read = _solution(weights, result.given.reshape(*weights.shape[:-1], -1))
+    if read is not None:
+        yield _reading(result.step, "value", read)
+
+
+def _attention_product(step: Step) -> tuple[Tensor, Tensor]:
+    """The weights and the values whose product is the result."""
+    weights, value = weights_and_values(step)
+    return _wide(weights), _wide(value)
 
 
 def _product_given(result: _Result) -> Tensor | None:
@@ -481,15 +530,22 @@ _WHOLE = 1e-3
 def _tile_variations(result: _Result) -> Iterator[Variation]:
     """A matrix product whose tiles along the summed axis are multiplied by other tiles."""
     step, product = result.step, _product_given(result)
-    left, right = PRODUCTS[step.name]
-    a, b = _wide(step.values[left]), _wide(step.values[right])
+    if is_attention(step):
+        left, right = "", "value"
+        a, b = _attention_product(step)
+        if b.shape != step.values["value"].shape:
+            return  # shared by heads
+    else:
+        left, right = PRODUCTS[step.name]
+        a, b = _wide(step.values[left]), _wide(step.values[right])
     if product is None or product.shape != (a @ b).shape:
         return
     length = a.shape[-1]
     for size in _tile_sizes(length):
         weights = _solve_tiles(a, b, product, size)
         if weights is not None:
-            yield from _describe_tiles(step, weights, size, length)
+            change = partial(_with_tiles, name=right, weights=weights, size=size)
+            yield from _describe_tiles((left, right), change, size, length)
             return
 
 
@@ -527,10 +583,16 @@ def _solve_tiles(a: Tensor, b: Tensor, product: Tensor, size: int) -> Tensor | N
     return whole if is_exact and is_whole else None
 
 
-def _describe_tiles(step: Step, weights: Tensor, size: int, length: int) -> Iterator[Variation]:
-    """The product with these tiles, in words: rows are tiles of the first factor."""
-    left, right = PRODUCTS[step.name]
-    change = partial(_with_tiles, weights=weights, size=size)
+def _describe_tiles(
+    names: tuple[str, str], change: partial[Any], size: int, length: int
+) -> Iterator[Variation]:
+    """The product with these tiles, in words: rows are tiles of the first factor.
+
+    Args:
+        names: the factors.
+        change: the product, with the weights of all pairs of tiles.
+    """
+    weights: Tensor = change.keywords["weights"]
     count = len(weights)
     own = torch.diag(weights)
     is_own = bool((weights == torch.diag(own)).all())
@@ -550,8 +612,8 @@ def _describe_tiles(step: Step, weights: Tensor, size: int, length: int) -> Iter
             kind, said = PatternKind.DOUBLED_REDUCTION, f"{_numbers(often)} {tiles} count too often"
         yield Variation(kind, said, change)
         return
-    for name, table in ((left, weights), (right, weights.T)):
-        if bool(((table == 0) | (table == 1)).all()) and bool((table.sum(0) == 1).all()):
+    for name, table in zip(names, (weights, weights.T), strict=True):
+        if name and bool(((table == 0) | (table == 1)).all()) and bool((table.sum(0) == 1).all()):
             kind, words = describe_places(table.argmax(0))
             said = f"tiles of {size} along the summed axis of {name} are those of other places"
             yield Variation(kind, f"{said}: {words}", change)
@@ -562,12 +624,77 @@ def _numbers(places: Tensor) -> str:
     return f"number {', '.join(map(str, places.tolist()))}"
 
 
-def _with_tiles(step: Step, weights: Tensor, size: int) -> Any:
-    """The product with each tile of the first factor replaced by what multiplies the second's."""
-    left, _ = PRODUCTS[step.name]
-    a = step.values[left]
-    count, length = len(weights), a.shape[-1]
-    tiles = torch.nn.functional.pad(a, (0, count * size - length))
-    tiles = tiles.reshape(*a.shape[:-1], count, size)
-    mixed = torch.einsum("...is,ij->...js", tiles, weights.to(a))
-    return step.run(**{left: mixed.reshape(*a.shape[:-1], -1)[..., :length]})
+def _with_tiles(step: Step, name: str, weights: Tensor, size: int) -> Any:
+    """The product with each tile of the second factor replaced by what multiplies the first's."""
+    b = step.values[name]
+    count, length = len(weights), b.shape[-2]
+    tiles = torch.nn.functional.pad(b, (0, 0, 0, count * size - length))
+    tiles = tiles.reshape(*b.shape[:-2], count, size, b.shape[-1])
+    mixed = torch.einsum("ij,...jsn->...isn", weights.to(b), tiles)
+    return step.run(**{name: mixed.reshape(*b.shape[:-2], count * size, -1)[..., :length, :]})
+
+
+# --- Operands in other orders that the result does not determine ----------------------------------
+
+_MOST_AXES = 4
+
+
+def _rearranged_operands(step: Step) -> Iterator[Variation]:
+    """The memory of an operand read as if its axes were in another order; other tiles of it."""
+    operands = {name: one for name, one in step.values.items() if _is_operand(one)}
+    if len(operands) < 2:  # noqa: PLR2004
+        return  # it is the result that is read elsewhere
+    for name, value in operands.items():
+        long = [axis for axis, size in enumerate(value.shape) if size > 1]
+        if not 2 <= len(long) <= _MOST_AXES or value.numel() > _MOST_ELEMENTS:  # noqa: PLR2004
+            continue
+        for first, second in itertools.combinations(long, 2):
+            said = f"the memory of {name} is read with axes {first} and {second} in the other order"
+            for back in (False, True):
+                change = partial(_reread, name=name, axes=(first, second), back=back)
+                yield Variation(PatternKind.PERMUTATION, said, change)
+    if is_attention(step):
+        for name in ("query", "key", "value"):
+            yield from _other_tiles(name, -2, step.values[name].shape[-2])
+            yield from _other_orders(name, step.values[name].shape[-1])
+
+
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+def _reread(step: Step, name: str, axes: tuple[int, int], *, back: bool) -> Any:
+    value = step.values[name]
+    swapped = value.transpose(*axes)
+    read = value.reshape(swapped.shape).transpose(*axes) if back else swapped.reshape(value.shape)
+    return step.run(**{name: read})
+
+
+_FEW_TILES = 8
+
+
+def _other_tiles(name: str, axis: int, length: int) -> Iterator[Variation]:
+    """One tile, or each of them, that is not loaded: the one before is used again."""
+    for size in _tile_sizes(length):
+        count = -(-length // size)
+        if count > _FEW_TILES:
+            continue
+        for place in (*range(1, count), None):
+            source = torch.arange(length)
+            late = source >= size if place is None else source // size == place
+            source = torch.where(late, source - size, source)
+            which = "each tile" if place is None else f"tile {place} of {count}"
+            said = f"{which} of {size} along axis {axis} of {name} is not loaded"
+            change = partial(_with_slices, name=name, axis=axis, source=source)
+            yield Variation(PatternKind.STALE, f"{said}: the one before is used again", change)
+
+
+def _other_orders(name: str, width: int) -> Iterator[Variation]:
+    for words, order in orders_of_terms(width):
+        said = f"{name} has another order along its last axis: {words}"
+        change = partial(_with_slices, name=name, axis=-1, source=order)
+        yield Variation(PatternKind.PERMUTATION, said, change)
+
+
+def _with_slices(step: Step, name: str, axis: int, source: Tensor) -> Any:
+    return step.run(**{name: _selected(step.values[name], axis, source)})
