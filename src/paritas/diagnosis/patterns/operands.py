@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.case import unravel
 from paritas.diagnosis.patterns.attention import is_attention, weights_and_values
 from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.places import describe_places
@@ -566,7 +567,7 @@ def _solve_tiles(a: Tensor, b: Tensor, product: Tensor, size: int) -> Tensor | N
     chosen = torch.arange(product.numel())
     if len(chosen) > most:
         chosen = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(0))[:most]
-    at = torch.unravel_index(chosen, product.shape)
+    at = unravel(chosen, product.shape)
     more = count * size - length
     rows = torch.nn.functional.pad(a[(*at[:-1],)], (0, more)).reshape(-1, count, size)
     columns = torch.nn.functional.pad(b.mT[(*at[:-2], at[-1])], (0, more)).reshape(-1, count, size)
