@@ -90,7 +90,6 @@ class Tape:
                 known |= zip(map(_key, later.results), results, strict=True)
         return [known.get(_key(one), one) for one in self.outputs]
 
-
     def reaching(self, output: int) -> set[int]:
         """The places of the operators that an output depends on."""
         needed, places = {_key(self.outputs[output])}, set()

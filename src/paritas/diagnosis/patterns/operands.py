@@ -36,6 +36,9 @@ _MOST_ELEMENTS = 1 << 18
 _MOST_TERMS = 512
 # Matrices with a larger condition number hide what was multiplied by them.
 _MOST_CONDITION = 1e7
+# What is multiplied by less than this share of the largest factor is not seen.
+_UNSEEN = 1e-6
+_WHOLE_PLACE = 1e-6
 # What is found at random may be this near, as a share of the values.
 _BY_CHANCE = 0.02
 # A match of values that is not better than this is none, whatever its chance.
@@ -131,16 +134,19 @@ def _result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> 
         return None
     none, one, counted = (part.reshape(-1) for part in parts if part is not None)
     slope = one - none
-    if not bool((slope != 0).all()):
+    # What is multiplied by zero later on is not seen: it counts as right.
+    seen_here = slope.abs() > _UNSEEN * float(slope.abs().max())
+    if 2 * int(seen_here.sum()) < len(slope):
         return None
-    places = (counted - none) / slope
+    places = ((counted - none) / slope)[seen_here]
     whole = places.round().long()
-    if float((places - whole).abs().max()) > 1e-6 * max(1, len(whole)):
+    is_place = (places - whole).abs() <= _WHOLE_PLACE * max(1, right.numel())
+    if not bool(is_place.all()) or len(torch.unique(whole)) < len(whole):
         return None
-    if not torch.equal(whole.sort().values, torch.arange(len(whole))):
+    if bool((whole < 0).any() | (whole >= right.numel()).any()):
         return None
-    flat = torch.empty_like(none)
-    flat[whole] = (given.reshape(-1) - none) / slope
+    flat = right.detach().cpu().double().reshape(-1).clone()
+    flat[whole] = ((given.reshape(-1) - none) / slope)[seen_here]
     if not bool(torch.isfinite(flat).all() and torch.isfinite(right).all()):
         return None
     return _Result(seen[0], flat.reshape(right.shape), right.detach().cpu().double())
@@ -194,14 +200,24 @@ class _Reading:
             return
         source = _elements_of(self.value, self.operand)
         if source is None:
+            yield from self._moved_with_signs()
             return
         kind, words = _describe_elements(source.reshape(self.value.shape), self.operand)
         said = f"{self.name} is read from other places: {words}"
         yield self._variation(kind, said, partial(_taken, source=source))
 
+    def _moved_with_signs(self) -> Iterator[Variation]:
+        source = _elements_of(self.value.abs(), self.operand.abs())
+        if source is None or torch.equal(source, torch.arange(len(source))):
+            return
+        taken = self.operand.reshape(-1)[source].reshape(self.value.shape)
+        signs = self.value.sign() * taken.sign()
+        said = f"{self.name} is read from other places, with other signs"
+        yield self._variation(PatternKind.WRONG_INDEX, said, partial(_signed, source, signs))
+
     def _replaced(self) -> Iterator[Variation]:
         for name, other in self.others.items():
-            if other.shape == self.value.shape and _is_near(self.value, other):
+            if _is_broadcast(other, self.value) and _is_near(self.value, other):
                 said = f"{self.name} is never read: {name} is used in its place"
                 change = partial(_with_other, reading=self, name=name)
                 yield Variation(PatternKind.MISSING_OPERAND, said, change)
@@ -210,11 +226,12 @@ class _Reading:
     def _foreign(self, around: Sequence[Tensor]) -> Iterator[Variation]:
         for number, other in enumerate(around):
             for turned in (other, other.mT) if other.dim() > 1 else (other,):
-                is_alike = turned.shape == self.value.shape
-                if is_alike and _is_near(self.value, _wide(turned)):
+                if _is_broadcast(turned, self.value) and _is_near(self.value, _wide(turned)):
                     said = f"{self.name} is never read: tensor {number} of the call is used"
                     yield self._variation(
-                        PatternKind.MISSING_OPERAND, f"{said} in its place", partial(_instead, turned)
+                        PatternKind.MISSING_OPERAND,
+                        f"{said} in its place",
+                        partial(_instead, turned),
                     )
                     return
 
@@ -263,15 +280,25 @@ def _with_other(step: Step, reading: _Reading, name: str) -> Any:
 
 
 def _instead(other: Tensor, value: Tensor) -> Tensor:
-    return other.to(value)
+    return other.to(value).expand_as(value)
 
 
 def _selected(value: Tensor, axis: int, source: Tensor) -> Tensor:
     return value.index_select(axis, source.to(value.device))
 
 
+def _signed(source: Tensor, signs: Tensor, value: Tensor) -> Tensor:
+    return _taken(value, source) * signs.to(value)
+
+
 def _taken(value: Tensor, source: Tensor) -> Tensor:
     return value.reshape(-1)[source.to(value.device)].reshape(value.shape)
+
+
+def _is_broadcast(other: Tensor, value: Tensor) -> bool:
+    """Whether it may be read in the place of a value, as it is or along further axes."""
+    sizes = zip(reversed(other.shape), reversed(value.shape), strict=False)
+    return 0 < other.dim() <= value.dim() and all(one in (1, size) for one, size in sizes)
 
 
 def _is_near(value: Tensor, other: Tensor) -> bool:
@@ -316,9 +343,7 @@ def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> 
         if isinstance(one, torch.Tensor) and one.is_floating_point() and key != name
     }
     own = partial(_own, name=name, shape=value.shape)
-    return _Reading(
-        name, value, _wide(own(step)), operands, partial(_put, name=name), own, is_bias
-    )
+    return _Reading(name, value, _wide(own(step)), operands, partial(_put, name=name), own, is_bias)
 
 
 def _summands(result: _Result) -> Iterator[_Reading]:
@@ -338,8 +363,11 @@ def _summands(result: _Result) -> Iterator[_Reading]:
     else:
         return
     for name, value in zip(("other", "self"), solved[::-1], strict=True):
-        if bool(torch.isfinite(value).all()):
-            yield _reading(step, name, value)
+        # Where it is multiplied by zero, it may be anything.
+        finite = torch.isfinite(value)
+        if bool(finite.any()):
+            own = _wide(step.values[name]).expand_as(value)
+            yield _reading(step, name, torch.where(finite, value, own))
 
 
 def _factors(result: _Result) -> Iterator[_Reading]:
@@ -510,7 +538,8 @@ def _describe_elements(source: Tensor, operand: Tensor) -> tuple[PatternKind, st
                 return PatternKind.TRANSPOSE, f"{words} are swapped"
             others = swapped.reshape(operand.shape), numbers.reshape(swapped.shape)
             if any(
-                torch.equal(flat[one], read) for one in (others[0], others[1].transpose(first, second))
+                torch.equal(flat[one], read)
+                for one in (others[0], others[1].transpose(first, second))
             ):
                 return PatternKind.PERMUTATION, f"its memory has {words} in the other order"
     moved = int((source.reshape(-1) != torch.arange(source.numel())).sum())
@@ -654,6 +683,11 @@ def _rearranged_operands(step: Step) -> Iterator[Variation]:
             for back in (False, True):
                 change = partial(_reread, name=name, axes=(first, second), back=back)
                 yield Variation(PatternKind.PERMUTATION, said, change)
+    for name in PRODUCTS.get(step.name, ()):
+        for word in _BENDING:
+            said = f"{word} of {name} is used instead of {name}"
+            change = partial(_with_bent, name=name, function=UNARY[word])
+            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
     if is_attention(step):
         for name in ("query", "key", "value"):
             yield from _other_tiles(name, -2, step.values[name].shape[-2])
@@ -669,6 +703,10 @@ def _reread(step: Step, name: str, axes: tuple[int, int], *, back: bool) -> Any:
     swapped = value.transpose(*axes)
     read = value.reshape(swapped.shape).transpose(*axes) if back else swapped.reshape(value.shape)
     return step.run(**{name: read})
+
+
+def _with_bent(step: Step, name: str, function: Callable[[Tensor], Tensor]) -> Any:
+    return step.run(**{name: function(step.values[name])})
 
 
 _FEW_TILES = 8

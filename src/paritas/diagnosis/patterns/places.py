@@ -29,5 +29,8 @@ def describe_places(source: torch.Tensor) -> tuple[PatternKind, str]:
     if bool((by < 0).all()) and len(torch.unique(by)) == 1 and not bool(moved[source[moved]].any()):
         first = int(moved.nonzero()[0])
         some = f"slices {first} to {first + int(moved.sum()) - 1}"
-        return PatternKind.STALE, f"{some} are not loaded, those {-int(by[0])} before are used again"
+        return (
+            PatternKind.STALE,
+            f"{some} are not loaded, those {-int(by[0])} before are used again",
+        )
     return PatternKind.WRONG_INDEX, describe_order(source)

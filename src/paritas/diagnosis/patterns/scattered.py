@@ -17,17 +17,28 @@ if TYPE_CHECKING:
 
     from paritas.diagnosis.calls import Step
 
+# The indices and the rows of operators that add rows up.
+_ROWS = {
+    "embedding_dense_backward": ("indices", "grad_output"),
+    "index_add": ("index", "source"),
+}
 _MOST_ROWS = 512
 _NEAR = 1e-6
 
 
 def scattered_rows(step: Step, given: Tensor) -> Iterator[Variation]:
-    """The backward pass of an embedding with the indices that give the candidate."""
-    if step.name != "embedding_dense_backward" or step.values["padding_idx"] >= 0:
+    """A sum of rows by their indices, with the indices that give the candidate."""
+    names = _ROWS.get(step.name)
+    if names is None or step.values.get("padding_idx", -1) >= 0:
         return
-    indices, grad = step.values["indices"], step.values["grad_output"]
+    if step.values.get("dim", 0) != 0 or step.values.get("alpha", 1) != 1:
+        return
+    indices, grad = (step.values[name] for name in names)
     rows = grad.detach().cpu().double().reshape(indices.numel(), -1)
-    count = step.values["num_weights"]
+    into = step.values.get("self")
+    count = step.values["num_weights"] if into is None else len(into)
+    if into is not None and into.numel() == given.numel():
+        given = given.reshape(into.shape) - into.detach().cpu().double()
     if not 1 < len(rows) <= _MOST_ROWS or given.numel() != count * rows.shape[1]:
         return
     places = _places_of(rows, given.reshape(count, -1))
@@ -44,10 +55,11 @@ def scattered_rows(step: Step, given: Tensor) -> Iterator[Variation]:
 
 
 def _added_to(step: Step, places: Tensor) -> Any:
-    indices, grad = step.values["indices"], step.values["grad_output"]
+    names = _ROWS[step.name]
+    indices, grad = (step.values[name] for name in names)
     places = places.to(indices.device).reshape(indices.shape)
-    kept = grad * (places >= 0).unsqueeze(-1)
-    return step.run(indices=places.clamp(min=0).to(indices.dtype), grad_output=kept)
+    used = (places >= 0).reshape(*places.shape, *[1] * (grad.dim() - places.dim()))
+    return step.run(**{names[0]: places.clamp(min=0).to(indices.dtype), names[1]: grad * used})
 
 
 def _places_of(rows: Tensor, sums: Tensor) -> Tensor | None:
@@ -78,7 +90,10 @@ def _peeled(rows: Tensor, sums: Tensor) -> Tensor | None:
         wide = limit * rows.shape[1]
         for some in (
             [(int(one),) for one in ((alone - number).abs() <= wide).nonzero()],
-            [(int(first[one]), int(second[one])) for one in ((both - number).abs() <= wide).nonzero()],
+            [
+                (int(first[one]), int(second[one]))
+                for one in ((both - number).abs() <= wide).nonzero()
+            ],
         ):
             fitting = [
                 one for one in some if float((rows[list(one)].sum(0) - target).abs().max()) <= limit
