@@ -81,9 +81,9 @@ def solved_operands(
         return
     if any(True for _ in _slices_of(result.given, result.right)):
         return  # the result is right, but at other places
-    for reading in _readings(result):
-        yield from reading.variations(around)
-    if step.name in PRODUCTS or is_attention(step):
+    found = [one for reading in _readings(result) for one in reading.variations(around)]
+    yield from found
+    if not found and (step.name in PRODUCTS or is_attention(step)):
         yield from _tile_variations(result)
 
 
@@ -109,8 +109,8 @@ def _result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> 
         return step.run()
 
     def first(value: Any) -> Tensor:
-        value = value if isinstance(value, torch.Tensor) else value[0]
-        return value  # type: ignore[no-any-return]
+        one: Tensor = value if isinstance(value, torch.Tensor) else value[0]
+        return one
 
     def shown(make: Callable[[Tensor], Tensor]) -> Tensor | None:
         def change(step: Step) -> Any:
@@ -166,7 +166,8 @@ class _Reading:
         others: the other operands that might have been read, by name.
         put: the operator with something else in the operand's place.
         own: the operand as it is in the program, in the shape of the values.
-        is_bias: it is added to the result.
+        is_term: it is added to the rest of the result.
+        is_bias: and it is a bias.
     """
 
     name: str
@@ -175,6 +176,7 @@ class _Reading:
     others: dict[str, Tensor]
     put: Callable[[Step, Tensor], Any]
     own: Callable[[Step], Tensor]
+    is_term: bool = False
     is_bias: bool = False
 
     def variations(self, around: Sequence[Tensor]) -> Iterator[Variation]:
@@ -236,6 +238,8 @@ class _Reading:
                     return
 
     def _scaled(self) -> Iterator[Variation]:
+        if not self.is_term:
+            return  # it is the result that is scaled
         size = float(self.operand.square().sum())
         factor = float((self.value * self.operand).sum()) / size if size else 0.0
         near = float(f"{factor:.6g}")
@@ -343,7 +347,9 @@ def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> 
         if isinstance(one, torch.Tensor) and one.is_floating_point() and key != name
     }
     own = partial(_own, name=name, shape=value.shape)
-    return _Reading(name, value, _wide(own(step)), operands, partial(_put, name=name), own, is_bias)
+    is_term = is_bias or step.name in ("add", "sub")
+    put = partial(_put, name=name)
+    return _Reading(name, value, _wide(own(step)), operands, put, own, is_term, is_bias)
 
 
 def _summands(result: _Result) -> Iterator[_Reading]:
@@ -377,7 +383,7 @@ def _factors(result: _Result) -> Iterator[_Reading]:
     product = _product_given(result)
     if product is None:
         return
-    if "beta" in step.values and step.values["beta"]:
+    if step.values.get("beta"):
         alpha, beta = (float(step.values[name]) for name in ("alpha", "beta"))
         yield _reading(step, "self", (result.given - alpha * (a @ b)) / beta, is_bias=True)
     if a.shape[-1] > _MOST_TERMS:
@@ -439,6 +445,7 @@ def _kernels(result: _Result) -> Iterator[_Reading]:
             *("the bias", result.given - without, bias, {}),
             put=_with_added,
             own=partial(_as_channels, shape=without.shape),
+            is_term=True,
             is_bias=True,
         )
     if values["transposed"] or values["groups"] != 1 or values["input"].dim() not in (3, 4):

@@ -237,8 +237,7 @@ class _Predictor:
         """How many mistakes were tried, and those that reproduce the candidate."""
         until = _now() + _MOST_SECONDS
         tried, found = self._try_all(self._variations(), until)
-        # A sum of terms that were shifted by one is a sum that lacks one: its terms say so.
-        if any(one.variation.kind is not PatternKind.SHIFT for one in found):
+        if found:
             return tried, found
         for place, step in self.steps:
             with contextlib.suppress(FatalAttemptError):
