@@ -200,13 +200,13 @@ class _Reading:
             said = f"{self.name} is read from other places along axis {axis}: {words}"
             yield self._variation(kind, said, partial(_selected, axis=axis, source=source))
             return
-        source = _elements_of(self.value, self.operand)
-        if source is None:
+        elements = _elements_of(self.value, self.operand)
+        if elements is None:
             yield from self._moved_with_signs()
             return
-        kind, words = _describe_elements(source.reshape(self.value.shape), self.operand)
+        kind, words = _describe_elements(elements.reshape(self.value.shape), self.operand)
         said = f"{self.name} is read from other places: {words}"
-        yield self._variation(kind, said, partial(_taken, source=source))
+        yield self._variation(kind, said, partial(_taken, source=elements))
 
     def _moved_with_signs(self) -> Iterator[Variation]:
         source = _elements_of(self.value.abs(), self.operand.abs())
@@ -475,11 +475,11 @@ def _windows(step: Step) -> Tensor:
     """The elements of the input that each element of the result depends on, in rows."""
     x, weight = _wide(step.values["input"]), step.values["weight"]
     two = x.dim() == 4  # noqa: PLR2004
-    settings = {
-        name: list(step.values[name]) if two else [given, *step.values[name]]
+    settings: dict[str, tuple[int, ...]] = {
+        name: tuple(step.values[name]) if two else (given, *step.values[name])
         for name, given in (("stride", 1), ("padding", 0), ("dilation", 1))
     }
-    size = list(weight.shape[2:]) if two else [1, *weight.shape[2:]]
+    size = tuple(weight.shape[2:]) if two else (1, *weight.shape[2:])
     columns = torch.nn.functional.unfold(x if two else x.unsqueeze(2), size, **settings)
     return columns.mT.reshape(-1, columns.shape[1])
 

@@ -70,9 +70,10 @@ def _other_strides(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     for strides in itertools.product(*steps):
         if list(strides) == [own[axis] for axis in axes]:
             continue
-        taken = sum(probe.at[axis] * step for axis, step in zip(axes, strides, strict=True))
-        inside = taken < len(flat)  # type: ignore[operator]
-        if not bool(inside.all()) or not probe.meets(flat[taken], allowed[taken]):
+        taken = torch.zeros_like(probe.flat)
+        for axis, step in zip(axes, strides, strict=True):
+            taken = taken + probe.at[axis] * step
+        if not bool((taken < len(flat)).all()) or not probe.meets(flat[taken], allowed[taken]):
             continue
         source = torch.zeros(case.shape, dtype=torch.long)
         for axis, step in zip(axes, strides, strict=True):
