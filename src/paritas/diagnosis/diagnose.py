@@ -20,7 +20,7 @@ from paritas.diagnosis.patterns.operations import (
 from paritas.diagnosis.patterns.precision import propose_precision, propose_rounded_inputs
 from paritas.diagnosis.patterns.predictions import propose_predictions
 from paritas.diagnosis.patterns.ranks import propose_collectives
-from paritas.diagnosis.patterns.readings import propose_readings
+from paritas.diagnosis.patterns.readings import propose_lanes, propose_readings
 from paritas.diagnosis.patterns.reductions import (
     propose_norms,
     propose_partial_sums,
@@ -66,8 +66,8 @@ PROPOSERS: Proposers = (
     *ACROSS_RANKS,
     (propose_constants, PatternKind.ZEROS),
     (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
-    (propose_readings, PatternKind.WRONG_INDEX),
     (propose_signs, PatternKind.SIGN),
+    (propose_lanes, PatternKind.COPY),
     (propose_rounded_inputs, PatternKind.SCALE),
     (propose_scales, PatternKind.SCALE),
     (propose_offsets, PatternKind.OFFSET),
@@ -106,6 +106,8 @@ def propose_all(
         if enough and any(settled):
             break
         found += propose(case)
+    if not found and proposers is PROPOSERS:
+        found += propose_readings(case)
     return found
 
 

@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, str, Any]] = {
         lambda: diagnosed(LEFT + RIGHT.permute(2, 0, 1).reshape(2, 5, 7), torch.add, LEFT, RIGHT),
     ),
     "bias along rows": (
-        "transpose",
+        "wrong axis",
         "self is read from other places",
         lambda: diagnosed(
             normal_bias()[:, None] + SQUARE @ SQUARE, torch.addmm, normal_bias(), SQUARE, SQUARE

@@ -166,8 +166,7 @@ class _Reading:
         others: the other operands that might have been read, by name.
         put: the operator with something else in the operand's place.
         own: the operand as it is in the program, in the shape of the values.
-        is_term: it is added to the rest of the result.
-        is_bias: and it is a bias.
+        is_bias: it is added to the rest of the result.
     """
 
     name: str
@@ -176,7 +175,6 @@ class _Reading:
     others: dict[str, Tensor]
     put: Callable[[Step, Tensor], Any]
     own: Callable[[Step], Tensor]
-    is_term: bool = False
     is_bias: bool = False
 
     def variations(self, around: Sequence[Tensor]) -> Iterator[Variation]:
@@ -238,8 +236,8 @@ class _Reading:
                     return
 
     def _scaled(self) -> Iterator[Variation]:
-        if not self.is_term:
-            return  # it is the result that is scaled
+        if not self.is_bias:
+            return  # it is the result that is scaled, or a factor of the operator is another one
         size = float(self.operand.square().sum())
         factor = float((self.value * self.operand).sum()) / size if size else 0.0
         near = float(f"{factor:.6g}")
@@ -347,9 +345,8 @@ def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> 
         if isinstance(one, torch.Tensor) and one.is_floating_point() and key != name
     }
     own = partial(_own, name=name, shape=value.shape)
-    is_term = is_bias or step.name in ("add", "sub")
     put = partial(_put, name=name)
-    return _Reading(name, value, _wide(own(step)), operands, put, own, is_term, is_bias)
+    return _Reading(name, value, _wide(own(step)), operands, put, own, is_bias)
 
 
 def _summands(result: _Result) -> Iterator[_Reading]:
@@ -445,7 +442,6 @@ def _kernels(result: _Result) -> Iterator[_Reading]:
             *("the bias", result.given - without, bias, {}),
             put=_with_added,
             own=partial(_as_channels, shape=without.shape),
-            is_term=True,
             is_bias=True,
         )
     if values["transposed"] or values["groups"] != 1 or values["input"].dim() not in (3, 4):
@@ -532,8 +528,21 @@ def _elements_of(value: Tensor, operand: Tensor) -> Tensor | None:
     return torch.where(is_own, own, source)
 
 
+def _only_axis(value: Tensor) -> int | None:
+    """The axis along which a tensor that was broadcast differs; None if there are several."""
+    axes = [
+        axis
+        for axis, size in enumerate(value.shape)
+        if size > 1 and not bool((value == value.narrow(axis, 0, 1)).all())
+    ]
+    return axes[0] if len(axes) == 1 else None
+
+
 def _describe_elements(source: Tensor, operand: Tensor) -> tuple[PatternKind, str]:
     """What the places of the elements have in common."""
+    own, other = (_only_axis(one) for one in (operand, operand.reshape(-1)[source]))
+    if own is not None and other is not None and own != other:
+        return PatternKind.WRONG_AXIS, f"it lies along axis {other} instead of axis {own}"
     numbers = torch.arange(operand.numel()).reshape(operand.shape)
     flat = operand.reshape(-1)
     read = flat[source]

@@ -23,19 +23,32 @@ if TYPE_CHECKING:
 _MOST_PLACES = 3
 _FEWEST = 8
 _MOST_ELEMENTS = 1 << 20
+# Operators that move values and are no views.
+_MOVING = frozenset({"clone", "copy", "cat", "stack", "index", "index_select", "repeat", "roll"})
 # Values that occur more than once do not say where they come from.
 _DISTINCT = 0.9
 
 
+def propose_lanes(case: Case) -> list[Pattern]:
+    """`copy`: one lane for many."""
+    return first_supported(_repeated_lanes(case, Probe(case))) if _is_readable(case) else []
+
+
 def propose_readings(case: Case) -> list[Pattern]:
-    """`copy`: one lane for many; `wrong index`: rows that are longer or shorter in memory."""
-    if not case.is_beyond_noise or not case.shape or case.given.is_complex():
+    """`wrong index`: rows that are longer or shorter in memory, other elements of an input.
+
+    A shift or a transpose is one, too: only for what has no other name.
+    """
+    if not _is_readable(case):
         return []
-    if case.is_exact or int(case.wrong.sum()) < _FEWEST:
-        return []
-    probe = Probe(case)
-    searches = (_repeated_lanes(case, probe), _other_strides(case, probe), _other_elements(case))
+    searches = (_other_strides(case, Probe(case)), _other_elements(case))
     return first_supported(itertools.chain(*searches))
+
+
+def _is_readable(case: Case) -> bool:
+    if not case.is_beyond_noise or not case.shape or case.given.is_complex():
+        return False
+    return not case.is_exact and int(case.wrong.sum()) >= _FEWEST
 
 
 def _repeated_lanes(case: Case, probe: Probe) -> Iterator[Pattern | None]:
@@ -95,7 +108,11 @@ def _other_strides(case: Case, probe: Probe) -> Iterator[Pattern | None]:
 
 
 def _other_elements(case: Case) -> Iterator[Pattern | None]:
-    """Other elements of the input of an operator that only moves values."""
+    """Other elements of the input of operators that only move values."""
+    call = case.context.call
+    steps = () if call is None else call.steps
+    if not steps or not all(one.traits.view or one.name in _MOVING for _, one in steps):
+        return
     for number, value in enumerate(case.context.inputs):
         pool = widen(value).reshape(-1)
         if not value.is_floating_point() or not 1 < len(pool) <= _MOST_ELEMENTS:
