@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # A call of more operators than this is a program, not an operator.
 MOST_STEPS = 14
+# A call of more than this is not run again to find those that one of its results depends on.
+MOST_OPERATORS = 40
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
 # The place of the call itself, if it is the call of an operator.
@@ -132,21 +134,38 @@ class LiveCall:
         return can_scout(tensors_of([self.args, list(self.kwargs.values()), list(state.values())]))
 
     @functools.cached_property
+    def may_be_changed(self) -> bool:
+        """Whether it is short, draws nothing, and may be called otherwise in this process."""
+        known = [step for step in self._recorded if step is not None]
+        if not is_scout() and any(_TRUSTING.search(step.traits.name) for step in known):
+            return False
+        working = [step for step in known if not step.traits.view]
+        draws = any(step.traits.random and step.values.get("dropout_p") != 0.0 for step in working)
+        return not draws and len(working) <= MOST_OPERATORS
+
+    @functools.cached_property
     def steps(self) -> tuple[tuple[int, Step], ...]:
+        """Its operators that compute something: see `steps_towards`."""
+        return self.steps_towards(None)
+
+    def steps_towards(self, output: int | None) -> tuple[tuple[int, Step], ...]:
         """Its operators that compute something, each with its place among all operators.
 
         The call of an operator that consists of others comes first. Empty if there are too many, or
         if one draws random numbers, or must not be called otherwise in this process.
+
+        Args:
+            output: only those that this one of its tensors depends on, as far as that is known.
         """
+        if not self.may_be_changed:
+            return ()
         known = [(place, step) for place, step in enumerate(self._recorded) if step is not None]
+        if output is not None and self._tape is not None:
+            needed = self._tape.reaching(output)
+            known = [(place, step) for place, step in known if self._wide_place(place) in needed]
         # Views matter only where nothing else is done.
         working = [(place, step) for place, step in known if not step.traits.view] or known
-        if not is_scout() and any(_TRUSTING.search(step.traits.name) for _, step in known):
-            return ()
-        draws = any(
-            step.traits.random and step.values.get("dropout_p") != 0.0 for _, step in working
-        )
-        if draws or len(working) > MOST_STEPS:
+        if len(working) > MOST_STEPS:
             return ()
         is_composite = [step.operator for _, step in working] != [self.target]
         if isinstance(self.target, Operator) and is_composite:
@@ -193,7 +212,8 @@ class LiveCall:
             whole = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
             run = functools.partial(self._run, contextlib.nullcontext(), wide=wide, target=whole)
         else:
-            run = functools.partial(self._run, _Changer(place, change), wide=wide)
+            at = self._wide_place(place) if wide and change is not None else place
+            run = functools.partial(self._run, _Changer(at, change), wide=wide)
         return attempt_apart(run, keep=False)
 
     def _run(
@@ -220,6 +240,24 @@ class LiveCall:
     def _tape(self) -> Tape | None:
         return Tape.record(functools.partial(self._run, wide=True))
 
+    def _wide_place(self, place: int) -> int:
+        """The place of an operator among those of the run in float64."""
+        return self._wide_places.get(place, place)
+
+    @functools.cached_property
+    def _wide_places(self) -> dict[int, int]:
+        """That run may have further operators, such as casts; empty if it has the same."""
+        if self._tape is None:
+            return {}
+        wide = iter(enumerate(entry.operator for entry in self._tape.entries))
+        places: dict[int, int] = {}
+        for place, step in enumerate(self._recorded):
+            at = next((at for at, one in wide if step is None or one is step.operator), None)
+            if at is None:
+                return {}
+            places[place] = at
+        return places
+
     def _replay(self, place: int, change: Callable[[Step], Any]) -> list[Tensor]:
         tape = self._tape
         if tape is None:
@@ -229,7 +267,8 @@ class LiveCall:
             return change(Step(operator, bind_arguments(operator, args, kwargs)))
 
         with torch.no_grad():
-            return tape.results(place, compute, lambda one: is_scout() or checks_arguments(one))
+            at = self._wide_place(place)
+            return tape.results(at, compute, lambda one: is_scout() or checks_arguments(one))
 
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:

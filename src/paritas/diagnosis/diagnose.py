@@ -21,6 +21,7 @@ from paritas.diagnosis.patterns.operations import (
 from paritas.diagnosis.patterns.precision import propose_precision, propose_rounded_inputs
 from paritas.diagnosis.patterns.predictions import UndecidedError, propose_predictions
 from paritas.diagnosis.patterns.ranks import propose_collectives
+from paritas.diagnosis.patterns.readings import propose_lanes, propose_readings
 from paritas.diagnosis.patterns.reductions import (
     propose_norms,
     propose_partial_sums,
@@ -67,6 +68,7 @@ PROPOSERS: Proposers = (
     (propose_constants, PatternKind.ZEROS),
     (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
     (propose_signs, PatternKind.SIGN),
+    (propose_lanes, PatternKind.COPY),
     (propose_rounded_inputs, PatternKind.SCALE),
     (propose_scales, PatternKind.SCALE),
     (propose_offsets, PatternKind.OFFSET),
@@ -108,6 +110,8 @@ def propose_all(
             found += propose(case)
         except UndecidedError:
             return []
+    if not found and proposers is PROPOSERS:
+        found += propose_readings(case)
     return found
 
 

@@ -90,6 +90,17 @@ class Tape:
                 known |= zip(map(_key, later.results), results, strict=True)
         return [known.get(_key(one), one) for one in self.outputs]
 
+    def reaching(self, output: int) -> set[int]:
+        """The places of the operators that an output depends on."""
+        needed, places = {_key(self.outputs[output])}, set()
+        for place in reversed(range(len(self.entries))):
+            entry = self.entries[place]
+            if any(_key(one) in needed for one in entry.results):
+                places.add(place)
+                given = tensors_of([entry.args, list(entry.kwargs.values())])
+                needed |= {_key(one) for one in given}
+        return places
+
 
 class _TapeMode(DispatchMode):
     """Records every operator."""
@@ -100,6 +111,8 @@ class _TapeMode(DispatchMode):
         self.is_complete = True
         self.written: set[int] = set()
         self._made: dict[int, set[_Key]] = {}
+        # Tensors from outside: a view of them may be made before they are used again.
+        self._outside: set[_Key] = set()
 
     def __torch_dispatch__(
         self,
@@ -110,6 +123,7 @@ class _TapeMode(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = tensors_of([args, list(kwargs.values())])
+        self._outside |= {_key(one) for one in given if _storage(one) not in self._made}
         fits = isinstance(func, Operator) and not any(map(self._is_lost, given))
         kept = args, kwargs
         if fits and traits(func).mutates:
@@ -129,7 +143,7 @@ class _TapeMode(DispatchMode):
     def _is_lost(self, tensor: Tensor) -> bool:
         """Whether it has changed, or is a part of an earlier result that no operator took."""
         known = self._made.get(_storage(tensor))
-        is_part = known is not None and _key(tensor) not in known
+        is_part = known is not None and _key(tensor) not in known | self._outside
         return is_part or _storage(tensor) in self.written
 
 

@@ -128,6 +128,13 @@ def _gradients(step: Step, parts: _Parts, *, subtracted: bool = True, factor: An
     return tuple(shaped)
 
 
+def weights_and_values(step: Step) -> tuple[Tensor, Tensor]:
+    """What softmax gives, and the values of each head: their product is the result."""
+    causal = step.values.get("is_causal") is True
+    parts = _parts_of(step, diagonal=0 if causal else None)
+    return parts.weights, parts.value
+
+
 def mask_of(step: Step) -> Tensor | None:
     """The mask that the operator was given."""
     mask = step.values.get("attn_mask", step.values.get("attn_bias"))

@@ -24,6 +24,7 @@ def convolution_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of convolutions, and of their gradients."""
     yield from _kernel_variations(step)
     if step.name == "convolution_backward":
+        yield from _gradient_variations(step)
         return
     if step.values["transposed"]:
         yield from _cut_elsewhere(step)
@@ -55,6 +56,24 @@ def _kernel_variations(step: Step) -> Iterator[Variation]:
         said = "the kernel's input and output channels are swapped"
         change = partial(_with_weight, alter=lambda one: one.transpose(0, 1))
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, change)
+
+
+def _gradient_variations(step: Step) -> Iterator[Variation]:
+    """Without the first or last places of the gradient."""
+    grad = step.values["grad_output"]
+    for axis in range(2, grad.dim()):
+        for first, last in left_out(grad.shape[axis]):
+            some = f"{words_of(first, last)} of the {grad.shape[axis]} places along axis {axis}"
+            change = partial(_with_places, axis=axis, first=first, last=last)
+            yield Variation(PatternKind.PARTIAL_SUM, f"{some} of the gradient are left out", change)
+
+
+def _with_places(step: Step, axis: int, first: int, last: int) -> Any:
+    grad = step.values["grad_output"]
+    kept = torch.zeros_like(grad)
+    size = grad.shape[axis] - first - last
+    kept.narrow(axis, first, size).copy_(grad.narrow(axis, first, size))
+    return step.run(grad_output=kept)
 
 
 def _flipped(value: Tensor, axes: list[int]) -> Tensor:

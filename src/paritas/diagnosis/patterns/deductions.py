@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.patterns.attention import deduced_attention, is_attention
+from paritas.diagnosis.patterns.operands import solved_operands
+from paritas.diagnosis.patterns.scattered import scattered_rows
 from paritas.diagnosis.patterns.terms import solved_terms
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def deduced_variations(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor, part: Tensor
+    step: Step,
+    predict: Callable[[Variation], Tensor | None],
+    given: Tensor,
+    part: Tensor,
+    around: Sequence[Tensor] = (),
 ) -> Iterator[Variation]:
     """The operator with the mistakes that its result shows.
 
@@ -30,6 +36,7 @@ def deduced_variations(
         predict: the value in question if the operator is computed so.
         given: the candidate, in float64.
         part: where it is wrong.
+        around: the arguments of the call that the operator is a part of.
     """
     if step.name in _TABLES:
         said = "other rows are read than the indices say"
@@ -51,6 +58,8 @@ def deduced_variations(
     if is_attention(step):
         yield from deduced_attention(step, predict, given)
     yield from solved_terms(step, predict, given, part)
+    yield from scattered_rows(step, given)
+    yield from solved_operands(step, predict, given, around)
     yield from _slices_read(step, predict, given)
 
 

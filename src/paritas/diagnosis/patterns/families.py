@@ -35,7 +35,7 @@ def family_variations(step: Step) -> Iterator[Variation]:
     yield from norm_variations(step)
     if name in ("convolution", "convolution_backward"):
         yield from convolution_variations(step)
-    if name in ("topk", "constant_pad_nd") or name.startswith("upsample"):
+    if name in ("topk", "constant_pad_nd", "glu") or name.startswith("upsample"):
         yield from layout_variations(step)
     yield from loss_variations(step)
     if name == "native_layer_norm_backward":

@@ -150,7 +150,7 @@ def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
         kind = PatternKind.PARTIAL_SUM
         yield kind, f"the last {count} of {size} elements are left out", every[:-count]
         yield kind, f"the first {count} of {size} elements are left out", every[count:]
-    for stride in (2, 4):
+    for stride in sorted({2, 4, *(one for one in range(3, 9) if size % one == 0)}):
         for start in range(stride if stride < size else 0):
             said = f"only every element number {start} of {stride} counts"
             yield PatternKind.PARTIAL_SUM, said, every[start::stride]

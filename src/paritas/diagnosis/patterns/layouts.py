@@ -20,7 +20,20 @@ _MODES = {1: ("nearest", "linear"), 2: ("nearest", "bilinear", "bicubic", "area"
 
 def layout_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of operators that pad, resize or select."""
-    if step.name == "topk":
+    if step.name == "glu":
+        size = step.values["self"].shape[step.values["dim"]]
+        half = torch.arange(size) % (size // 2)
+        for kind, said, order in (
+            (
+                PatternKind.SWAPPED_OPERANDS,
+                "the halves are exchanged",
+                torch.arange(size).roll(size // 2),
+            ),
+            (PatternKind.COPY, "the first half is used for both", half),
+            (PatternKind.COPY, "the second half is used for both", half + size // 2),
+        ):
+            yield Variation(kind, said, partial(_with_order, order=order))
+    elif step.name == "topk":
         said = "the largest is skipped"
         yield Variation(PatternKind.SHIFT, said, _without_first)
     elif step.name == "constant_pad_nd":
@@ -39,6 +52,11 @@ def layout_variations(step: Step) -> Iterator[Variation]:
                 said = f"it is resized by {mode!r}{' between corners' if corners else ''}"
                 change = partial(_resized, mode=mode, corners=corners)
                 yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _with_order(step: Step, order: torch.Tensor) -> Any:
+    x = step.values["self"]
+    return step.run(self=x.index_select(step.values["dim"], order.to(x.device)))
 
 
 def _without_first(step: Step) -> Any:

@@ -140,8 +140,8 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if equal is not None:
         evidence["bit for bit"] = round(equal, 4)
     sentence = chosen.variation.sentence
-    if len(prediction.call.steps) > 1:
-        steps = prediction.call.steps
+    steps = prediction.steps
+    if len(steps) > 1:
         step = next(step for place, step in steps if place == chosen.place)
         sentence = f"in {step.operator}: {sentence}"
     if chosen.in_part:
@@ -211,18 +211,24 @@ class _Predictor:
     def of(cls, case: Case, call: LiveCall) -> _Predictor | None:
         """None if the call, without a mistake, does not give the right values."""
         try:
-            plain = call.results(wide=True) if call.steps else []
+            plain = call.results(wide=True) if call.may_be_changed else []
         except _UNUSABLE:
             return None
         for output, value in enumerate(plain):
             fits = tuple(value.shape) == case.shape and not value.is_complex()
             if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
-                return cls(case, call, output)
+                found = cls(case, call, output)
+                return found if found.steps else None
         return None
+
+    @functools.cached_property
+    def steps(self) -> tuple[tuple[int, Step], ...]:
+        """The operators that the value depends on."""
+        return self.call.steps_towards(self.output)
 
     def equivalent(self) -> _Predictor | None:
         """The same with one operator instead of several, if it is known."""
-        if len(self.call.steps) < 2:  # noqa: PLR2004
+        if len(self.steps) < 2:  # noqa: PLR2004
             return None
         made = (_Predictor.of(self.case, one) for one in equivalent_calls(self.call))
         return next((one for one in made if one is not None), None)
@@ -243,7 +249,7 @@ class _Predictor:
         tried, found = self._try_all(self._variations(), until)
         if found:
             return tried, found
-        for place, step in self.call.steps:
+        for place, step in self.steps:
             with contextlib.suppress(FatalAttemptError):
                 deduce = functools.partial(self._deductions, place, step, until)
                 deductions = attempt_apart(deduce)
@@ -251,11 +257,11 @@ class _Predictor:
                 found += filter(None, deductions)
         if found:
             return tried, found
-        more, found = self._try_all(inner_mistakes(self.call.steps), until)
+        more, found = self._try_all(inner_mistakes(self.steps), until)
         tried += more
         if found:
             return tried, found
-        for place, unknown in inner_numbers(self.call.steps):
+        for place, unknown in inner_numbers(self.steps):
             if _now() > until:
                 break
             tried += 1
@@ -360,7 +366,9 @@ class _Predictor:
             return None if is_late else self._prediction(place, variation)
 
         found = []
-        for variation in deduced_variations(step, predict, self.case.given, part):
+        for variation in deduced_variations(
+            step, predict, self.case.given, part, self.call.floating
+        ):
             prediction = predict(variation)
             if prediction is not None:
                 found.append(self._reproduction(place, variation, prediction, parameters=1))
@@ -390,7 +398,7 @@ class _Predictor:
         return None
 
     def _variations(self) -> Iterator[tuple[int, Variation]]:
-        for place, step in self.call.steps:
+        for place, step in self.steps:
             # In turns, because the time may not suffice for all.
             turns = itertools.zip_longest(family_variations(step), argument_variations(step))
             for variation in itertools.chain.from_iterable(turns):

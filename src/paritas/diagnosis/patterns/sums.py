@@ -492,7 +492,7 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         change = partial(cut, start=first, size=length - first - last)
         yield Variation(PatternKind.PARTIAL_SUM, words, change)
 
-    for words, order in _orders_of_terms(length):
+    for words, order in orders_of_terms(length):
         said = (
             f"the terms of the first factor are in another order than those of the second: {words}"
         )
@@ -520,7 +520,8 @@ def _with_negative_product(step: Step) -> Any:
     return step.run(alpha=-step.values["alpha"])
 
 
-def _orders_of_terms(length: int) -> Iterator[tuple[str, Tensor]]:
+def orders_of_terms(length: int) -> Iterator[tuple[str, Tensor]]:
+    """Orders in which the terms of one factor may be, in words."""
     index = torch.arange(length)
     for groups in (1, 2, 4):
         if length % groups == 0 and length > 2 * groups:

@@ -160,10 +160,31 @@ def _solve(
 
     if terms.count < 2:  # noqa: PLR2004
         return None
-    weights = torch.ones(terms.count, dtype=torch.float64)
-    groups = list(torch.arange(terms.count).tensor_split(min(terms.count, _MOST_GROUPS)))
+    for groups in _groupings(terms.count, len(places)):
+        weights = _solve_from(value, groups, given.reshape(-1)[places], terms.count)
+        if weights is not None:
+            return weights
+    return None
+
+
+def _groupings(count: int, equations: int) -> Iterator[list[Tensor]]:
+    """Groups of terms that may have one weight: the fewer elements decide, the larger."""
+    most = min(_MOST_GROUPS, int(equations / _ENOUGH))
+    every = torch.arange(count)
+    if count <= most or most == _MOST_GROUPS:
+        yield list(every.tensor_split(min(count, most)))
+        return
+    for power in range(1, 11):
+        if count > 2**power and -(-count // 2**power) <= most:
+            yield list(every.split(2**power))
+
+
+def _solve_from(
+    value: Callable[[Tensor], Tensor | None], groups: list[Tensor], given: Tensor, count: int
+) -> Tensor | None:
+    weights = torch.ones(count, dtype=torch.float64)
     for _ in range(_MOST_ROUNDS):
-        solution = _solve_groups(value, weights, groups, given.reshape(-1)[places])
+        solution = _solve_groups(value, weights, groups, given)
         if solution is None:
             return None
         unclear = []

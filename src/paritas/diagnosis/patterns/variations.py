@@ -56,6 +56,11 @@ def argument_variations(step: Step) -> Iterator[Variation]:
         elif isinstance(value, list | tuple):
             yield from _list_variations(step, name, list(value))
     yield from _tensor_variations(step)
+    numbers = [step.values.get(name) for name in ("alpha", "beta")]
+    if None not in numbers and numbers[0] != numbers[1]:
+        said = "alpha and beta are swapped"
+        swapped = partial(_with_swapped, "alpha", "beta")
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, swapped)
 
 
 def with_argument(name: str, value: Any) -> Callable[[Step], Any]:
@@ -382,7 +387,9 @@ def _tensor_variations(step: Step) -> Iterator[Variation]:
         elif _is_additive_mask(value) or _is_factor_mask(value):
             yield from _mask_variations(name, value)
     floats = {n: v for n, v in tensors.items() if v.is_floating_point()}
-    for left, right in itertools.combinations(floats, 2):
+    # With these exchanged, `where` has its mask negated.
+    pairs = itertools.combinations(floats, 2) if step.name != "where" else ()
+    for left, right in pairs:
         swapped = partial(_with_swapped, left, right)
         said = f"{left} and {right} are swapped"
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, swapped)

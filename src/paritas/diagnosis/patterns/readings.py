@@ -1,0 +1,147 @@
+"""Right values that were read with other strides: a lane for all lanes, rows of another length."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.diagnosis.case import Probe, axis_name, first_supported, near, supported_pattern, widen
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.case import Case
+    from paritas.results.findings import Pattern
+
+# So many places are tried for the second element of an axis.
+_MOST_PLACES = 3
+_FEWEST = 8
+_MOST_ELEMENTS = 1 << 20
+# Operators that move values and are no views.
+_MOVING = frozenset({"clone", "copy", "cat", "stack", "index", "index_select", "repeat", "roll"})
+# Values that occur more than once do not say where they come from.
+_DISTINCT = 0.9
+
+
+def propose_lanes(case: Case) -> list[Pattern]:
+    """`copy`: one lane for many."""
+    return first_supported(_repeated_lanes(case, Probe(case))) if _is_readable(case) else []
+
+
+def propose_readings(case: Case) -> list[Pattern]:
+    """`wrong index`: rows that are longer or shorter in memory, other elements of an input.
+
+    A shift or a transpose is one, too: only for what has no other name.
+    """
+    if not _is_readable(case):
+        return []
+    searches = (_other_strides(case, Probe(case)), _other_elements(case))
+    return first_supported(itertools.chain(*searches))
+
+
+def _is_readable(case: Case) -> bool:
+    if not case.is_beyond_noise or not case.shape or case.given.is_complex():
+        return False
+    return not case.is_exact and int(case.wrong.sum()) >= _FEWEST
+
+
+def _repeated_lanes(case: Case, probe: Probe) -> Iterator[Pattern | None]:
+    for axis, size in enumerate(case.shape):
+        widths = [size, *(2**power for power in range(1, 11) if 2**power < size)]
+        index = torch.arange(size)
+        for width, lane in itertools.product(widths if size > 1 else (), ("first", "last")):
+            start = index // width * width
+            source = start if lane == "first" else (start + width - 1).clamp(max=size - 1)
+            if not probe.meets_map(axis, source):
+                continue
+            name = axis_name(case.context, axis, len(case.shape))
+            group = "all" if width == size else f"each group of {width}"
+            yield supported_pattern(
+                case,
+                case.right.index_select(axis, source),
+                PatternKind.COPY,
+                f"the {lane} value of {group} along {name} is used for the others",
+                cost=math.log2(4 * len(widths) * len(case.shape)),
+                noise=case.allowed.index_select(axis, source),
+                evidence={"axis": axis},
+            )
+
+
+def _other_strides(case: Case, probe: Probe) -> Iterator[Pattern | None]:
+    axes = [axis for axis, size in enumerate(case.shape) if size > 1]
+    if len(axes) < 2:  # noqa: PLR2004
+        return
+    flat, allowed = case.right.reshape(-1), case.allowed.reshape(-1)
+    own = [math.prod(case.shape[axis + 1 :]) for axis in range(len(case.shape))]
+    steps = [_steps_along(case, axis, flat, allowed) for axis in axes]
+    for strides in itertools.product(*steps):
+        if list(strides) == [own[axis] for axis in axes]:
+            continue
+        taken = torch.zeros_like(probe.flat)
+        for axis, step in zip(axes, strides, strict=True):
+            taken = taken + probe.at[axis] * step
+        if not bool((taken < len(flat)).all()) or not probe.meets(flat[taken], allowed[taken]):
+            continue
+        source = torch.zeros(case.shape, dtype=torch.long)
+        for axis, step in zip(axes, strides, strict=True):
+            shape = [1] * len(case.shape)
+            shape[axis] = case.shape[axis]
+            source = source + (torch.arange(case.shape[axis]) * step).reshape(shape)
+        if int(source.max()) >= len(flat):
+            continue
+        right = tuple(own[axis] for axis in axes)
+        yield supported_pattern(
+            case,
+            flat[source],
+            PatternKind.WRONG_INDEX,
+            f"read with the strides {strides} instead of {right} along the axes {tuple(axes)}",
+            cost=len(axes) * math.log2(len(flat)),
+            noise=allowed[source],
+            evidence={"strides": str(strides)},
+        )
+
+
+def _other_elements(case: Case) -> Iterator[Pattern | None]:
+    """Other elements of the input of operators that only move values."""
+    call = case.context.call
+    steps = () if call is None else call.steps
+    if not steps or not all(one.traits.view or one.name in _MOVING for _, one in steps):
+        return
+    for number, value in enumerate(case.context.inputs):
+        pool = widen(value).reshape(-1)
+        if not value.is_floating_point() or not 1 < len(pool) <= _MOST_ELEMENTS:
+            continue
+        ordered, places = pool.sort()
+        if len(torch.unique(ordered)) < _DISTINCT * len(ordered):
+            continue
+        taken = [_found(one.reshape(-1), ordered) for one in (case.right, case.given)]
+        if taken[0] is None or taken[1] is None:
+            continue
+        yield supported_pattern(
+            case,
+            ordered[taken[1]].reshape(case.shape),
+            PatternKind.WRONG_INDEX,
+            f"other elements of input {number} are taken, the first from place "
+            f"{int(places[taken[1][0]])} of its memory instead of {int(places[taken[0][0]])}",
+            cost=math.log2(1 + len(case.context.inputs)),
+        )
+
+
+def _found(values: Tensor, ordered: Tensor) -> Tensor | None:
+    """Where each value is among others, bit for bit; None if some are not."""
+    at = torch.searchsorted(ordered, values.contiguous()).clamp(max=len(ordered) - 1)
+    return at if bool((ordered[at] == values).all()) else None
+
+
+def _steps_along(case: Case, axis: int, flat: Tensor, allowed: Tensor) -> list[int]:
+    """Where the second element along an axis may come from."""
+    at = [0] * len(case.shape)
+    at[axis] = 1
+    value = case.given[tuple(at)]
+    return near(value, flat, allowed).nonzero().reshape(-1)[:_MOST_PLACES].tolist()
