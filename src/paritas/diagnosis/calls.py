@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 import operator
 import re
@@ -91,6 +92,42 @@ class Step:
         if count_results(self.operator) == 1:
             return value
         return (value, *self.run()[1:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FunctionStep(Step):
+    """A Python function of several operators, called as one.
+
+    Attributes:
+        function: what is called; `values` are its arguments by name.
+        bound: its arguments as they are passed.
+        is_checking: whether all of its operators check their arguments.
+    """
+
+    function: Callable[..., Any]
+    bound: inspect.BoundArguments
+    is_checking: bool
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return getattr(self.function, "__name__", "")
+
+    def run(self, /, **changes: Any) -> Any:
+        """The result with other arguments.
+
+        Raises:
+            ValueError: nothing checks whether the operators can take them.
+        """
+        for argument, value in changes.items():
+            can_take = is_scout() or self.is_checking or _is_alike(self.values[argument], value)
+            if not can_take:
+                raise ValueError(f"{self.name} does not check its {argument}")
+        bound = inspect.BoundArguments(
+            self.bound.signature,
+            {**self.bound.arguments, **changes},
+        )
+        return self.function(*bound.args, **bound.kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -194,8 +231,24 @@ class LiveCall:
         kwargs = {name: map_tensors(value, change) for name, value in self.kwargs.items()}
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
+    @functools.cached_property
+    def function_step(self) -> FunctionStep | None:
+        """The call of a Python function as one step, at the place `WHOLE`; None if it is none."""
+        if not inspect.isfunction(self.target) or len(self.steps) < 2:  # noqa: PLR2004
+            return None
+        try:
+            return self._whole(self.args, self.kwargs)  # type: ignore[return-value]
+        except (TypeError, ValueError):  # called otherwise than its signature says
+            return None
+
     def _whole(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
-        return Step(self.target, bind_arguments(self.target, args, kwargs))  # type: ignore[arg-type]
+        if isinstance(self.target, Operator):
+            return Step(self.target, bind_arguments(self.target, args, kwargs))
+        bound = inspect.signature(self.target).bind(*args, **kwargs)
+        bound.apply_defaults()
+        _, first = self.steps[0]
+        values = dict(bound.arguments)
+        return FunctionStep(first.operator, values, self.target, bound, self.checks_arguments)
 
     def results(
         self, place: int = WHOLE, change: Callable[[Step], Any] | None = None, *, wide: bool

@@ -183,9 +183,7 @@ def test_an_option_that_no_script_could_import_is_refused_by_name() -> None:
     model, options = Model(), {"passes": {"after": local}}
     compiled = torch.compile(model, backend=faulty_backends.changed_by_options, options=options)
     verdict = paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
-    with pytest.raises(
-        UsageError, match=r"the compiler option 'passes' is .*local.*top level"
-    ):
+    with pytest.raises(UsageError, match=r"the compiler option 'passes' is .*local.*top level"):
         verdict.shrink()
 
 

@@ -35,6 +35,8 @@ def equivalent_calls(call: LiveCall) -> Iterator[LiveCall]:
         yield from _norms(call, steps)
     if "exp" in names and "sum" in names:
         yield from _softmaxes(call, steps)
+    if "native_batch_norm" in names:
+        yield from _instance_norms(call, steps)
 
 
 def _norms(call: LiveCall, steps: list[Step]) -> Iterator[LiveCall]:
@@ -60,6 +62,23 @@ def _softmaxes(call: LiveCall, steps: list[Step]) -> Iterator[LiveCall]:
     for x, dim, operator in itertools.product(_floating(call), axes, operators):
         if dim < x.dim():
             yield LiveCall(operator, (x, dim, False), {})
+
+
+def _instance_norms(call: LiveCall, steps: list[Step]) -> Iterator[LiveCall]:
+    """A norm of each channel of each sample, which torch computes as one long batch norm."""
+    norm = next(step for step in steps if step.name == "native_batch_norm")
+    tensors = _floating(call)
+    for x in (one for one in tensors if one.dim() > 2):  # noqa: PLR2004
+        samples, channels = x.shape[:2]
+        inner = norm.values["input"]
+        if not norm.values["training"] or inner.shape[1] != samples * channels or samples == 1:
+            continue
+        vectors = [one for one in tensors if tuple(one.shape) == (channels,)]
+        size = x.numel() // (samples * channels)
+        for weight, bias in itertools.product([*vectors, None], repeat=2):
+            if bias is None or bias is not weight:
+                args = (x, weight, bias, samples, channels, size, channels, norm.values["eps"])
+                yield LiveCall(_ATEN.native_group_norm.default, args, {})
 
 
 def _floating(call: LiveCall) -> list[Tensor]:

@@ -14,6 +14,12 @@ from paritas.diagnosis.patterns.functions import COMPARISONS, function_variation
 from paritas.diagnosis.patterns.layouts import layout_variations
 from paritas.diagnosis.patterns.losses import loss_variations
 from paritas.diagnosis.patterns.norms import norm_variations
+from paritas.diagnosis.patterns.roundings import reciprocal_variations
+from paritas.diagnosis.patterns.substitutions import (
+    limit_variations,
+    result_variations,
+    substitution_variations,
+)
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
@@ -46,6 +52,10 @@ def family_variations(step: Step) -> Iterator[Variation]:
         yield from _root_variations()
     yield from function_variations(step)
     yield from derivative_variations(step)
+    yield from substitution_variations(step)
+    yield from limit_variations(step)
+    yield from result_variations()
+    yield from reciprocal_variations(step)
 
 
 def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:

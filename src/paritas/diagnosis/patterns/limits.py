@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -254,7 +255,43 @@ def _overflow(case: Case) -> list[Pattern]:
                 },
             )
         ]
-    return []
+    return _scaled_overflow(case, infinite, share)
+
+
+# The evidence, in bits, that the size of a value decides whether it becomes infinite.
+_ENOUGH_BITS = 10.0
+
+
+def _scaled_overflow(case: Case, infinite: Tensor, share: float) -> list[Pattern]:
+    """Infinite beyond a size, and only there: it was multiplied before, by an unknown factor."""
+    size, told = case.right.abs(), torch.isfinite(case.right) & ~torch.isnan(case.given)
+    count, total = int(infinite.sum()), int(told.sum())
+    if bool((told != torch.isfinite(case.right)).any()) or count == total:
+        return []
+    least, largest = float(size[infinite].min()), float(size[told & ~infinite].max())
+    signs = torch.sign(case.given) == torch.sign(case.right)
+    # A gap of many powers of ten tells of no limit, as in `_is_tried`.
+    if not least / _NEAR < largest < least or not bool(signs[infinite].all()):
+        return []
+    # How unlikely it is that the largest values are meant, each with its sign, by chance.
+    choices = math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
+    bits = choices / math.log(2) + count
+    if bits < _ENOUGH_BITS:
+        return []
+    said = f"overflow: values beyond {least:.3g} become infinity, and no others"
+    evidence: dict[str, float | str] = {
+        "limit": least,
+        "elements": float(count),
+        "share of the wrong": share,
+    }
+    return [
+        Pattern(
+            kind=PatternKind.OVERFLOW,
+            confidence=0.97 * (1 - 2.0**-bits),
+            sentence=said,
+            evidence=evidence,
+        )
+    ]
 
 
 def _is_tried(sizes: Tensor, limit: float) -> bool:
@@ -430,20 +467,64 @@ def propose_wrapped(case: Case) -> list[Pattern]:
         return []
     some = case.given.reshape(-1)[case.some_wrong]
     if not case.is_exact and not (_are_whole(some) and _are_different(some)):
-        return []
+        return _wrapped_levels(case)
     # Floats were rounded to integers before.
     whole = case.right if case.is_exact else case.right.round()
     for bits in _WIDTHS:
         for signed in (True, False):
             wrapped = _wrap(_as_int64(case, whole), bits, signed=signed)
             weight = weigh(case, wrapped.double(), cost=3.0)
-            if weight is None:
+            if weight is None or not _shows_wrapping(case, whole, wrapped.double()):
                 continue
             name = f"{'' if signed else 'u'}int{bits}"
             sentence = f"wrapped around: the right value modulo 2^{bits}, as in {name}"
             known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
             return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
     return []
+
+
+# How many times the range a value may be beyond it.
+_MOST_TURNS = 3
+_LEVELS = {"int8": 256.0, "int4": 16.0}
+
+
+def _wrapped_levels(case: Case) -> list[Pattern]:
+    """`wrapped`: whole multiples of a scale, which is solved for, modulo 2^8 or 2^4."""
+    if not case.is_finite or case.given.numel() < _FEWEST_LEVELS:
+        return []
+    # What wraps is off by the whole range, and all else by half a level at most.
+    furthest = float(case.error.abs().max())
+    for (name, count), turns in itertools.product(_LEVELS.items(), range(1, _MOST_TURNS + 1)):
+        scale = furthest / (count * turns)
+        for _ in range(2):  # each level tells the scale more precisely
+            levels = (case.given / scale).round()
+            scale = float((levels * case.given).sum() / levels.square().sum().clamp(min=1.0))
+            if scale <= 0:
+                break
+        else:
+            whole = (case.right / scale).round()
+            wrapped = (whole + count / 2) % count - count / 2
+            hit = wrapped != whole
+            weight = weigh(case, wrapped * scale, parameters=1.0, cost=3.0)
+            if weight is None or not _shows_wrapping(case, whole * scale, wrapped * scale):
+                continue
+            sentence = f"wrapped around: multiples of {scale:.4g}, as {name} without its limits"
+            known: dict[str, float | str] = {"scale": scale, "elements beyond": float(hit.sum())}
+            return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
+    return []
+
+
+_FEWEST_LEVELS = 8
+
+
+def _shows_wrapping(case: Case, whole: Tensor, wrapped: Tensor) -> bool:
+    """Whether what is beyond the range is nearer to what wraps around than to what does not.
+
+    Without such values, they are rounded at most.
+    """
+    hit = wrapped != whole
+    nearer = (case.given - wrapped).abs() < (case.given - whole).abs()
+    return bool(hit.any()) and float(nearer[hit].double().mean()) >= _MOST
 
 
 def _are_whole(values: Tensor) -> bool:

@@ -38,19 +38,42 @@ _ALTERED: dict[str, Callable[[Tensor], Tensor]] = {
 def loss_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of losses."""
     name = step.name
+    if name in ("softmax", "log_softmax"):
+        yield from _input_variations()
+    if name == "kl_div":
+        yield from _divergence_variations(step)
     is_loss = name.endswith(("loss", "with_logits")) or name.startswith("nll_loss")
     if not is_loss or "backward" in name:
         return
     yield from _divisor_variations(step)
     yield from _target_variations(step)
-    for words, alter in _ALTERED.items():
-        said = f"{words} of the input is taken for the input"
-        change = partial(_with_input, alter=alter)
-        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+    yield from _input_variations()
     for other, compute in _DISTANCES.items() if name in _DISTANCES else ():
         if other != name:
             change = partial(_other_distance, compute=compute)
             yield Variation(PatternKind.OTHER_FUNCTION, f"{other} instead of {name}", change)
+
+
+def _input_variations() -> Iterator[Variation]:
+    for words, alter in _ALTERED.items():
+        said = f"{words} of the input is taken for the input"
+        change = partial(_with_input, alter=alter)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _divergence_variations(step: Step) -> Iterator[Variation]:
+    """The divergence of the input from the target: `input` is a logarithm."""
+    first = "input" if "input" in step.values else "self"
+    said = "the divergence is that of the target from the input, the other way round"
+    yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_other_way, name=first))
+
+
+def _other_way(step: Step, name: str) -> Any:
+    """Both are exchanged with their logarithms where needed."""
+    x, target = step.values[name], step.values["target"]
+    if step.values["log_target"]:
+        return step.run(**{name: target, "target": x})
+    return step.run(**{name: target.log(), "target": x.exp()})
 
 
 def _divisor_variations(step: Step) -> Iterator[Variation]:

@@ -74,10 +74,12 @@ class Norm:
         power: float = 0.5,
         about_mean: bool | None = None,
         padded: int = 0,
+        eps: float | None = None,
     ) -> Tensor:
         """What it gives, with a mistake."""
         x = self.x.reshape(self.view)
         dims = self.dims if dims is None else dims
+        eps = self.eps if eps is None else eps
         axis = dims[-1]
         part = x.narrow(axis, first, x.shape[axis] - less - first)
         if padded:
@@ -90,14 +92,14 @@ class Norm:
         squares = (part - mean if about_mean else part).square().sum(dims, keepdim=True)
         var = squares / (count - correction) if self.var is None else self.var
         if outside:
-            below = var.sqrt() + self.eps
+            below = var.sqrt() + eps
         elif after:
             below = var.sqrt()
         else:
-            below = (var + self.eps) ** power
+            below = (var + eps) ** power
         value = x - mean if centred else x
         value = value / below if divided else value
-        value = (value + self.eps if after else value).reshape(self.x.shape)
+        value = (value + eps if after else value).reshape(self.x.shape)
         if bias_first:
             return (value + self.bias) * self.weight
         return value * self.weight + self.bias
@@ -143,6 +145,9 @@ def norm_variations(step: Step) -> Iterator[Variation]:
     if isinstance(norm.weight, torch.Tensor):
         said = "the weight is applied before the norm, not after it"
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, _with_first(_weighted_before))
+    if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
+        said = "weight and bias are applied before the norm, not after it"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, _with_first(_affine_before))
     if norm.mean is not None:
         yield from _given_variations()
         return
@@ -181,6 +186,7 @@ def _formula_variations(norm: Norm) -> Iterator[Variation]:
     yield _take(PatternKind.STATISTICS, said, divided=False)
     said = "it is divided by the variance, not by the deviation"
     yield _take(PatternKind.STATISTICS, said, power=1.0)
+    yield _take(PatternKind.STATISTICS, f"{said}, and {eps} is left out", power=1.0, eps=0.0)
     if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
         said = "the bias is added before the factor"
         yield _take(PatternKind.SWAPPED_OPERANDS, said, bias_first=True)
@@ -230,6 +236,12 @@ def _with_spread(
 def _weighted_before(step: Step) -> Tensor:
     norm: Norm = norm_of(step)  # type: ignore[assignment]
     return dataclasses.replace(norm, x=norm.x * norm.weight, weight=1.0).value()
+
+
+def _affine_before(step: Step) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    x = norm.x * norm.weight + norm.bias
+    return dataclasses.replace(norm, x=x, weight=1.0, bias=0.0).value()
 
 
 def _other_dims(rank: int, dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

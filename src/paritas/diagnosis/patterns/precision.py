@@ -18,6 +18,7 @@ import torch
 
 from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import Context, round_down, roundoff, same, weigh, widen
+from paritas.diagnosis.formats import FORMATS, NarrowFormat
 from paritas.diagnosis.patterns.operations import (
     Operation,
     attempt,
@@ -26,6 +27,7 @@ from paritas.diagnosis.patterns.operations import (
     product_of,
     trusted_formula,
 )
+from paritas.diagnosis.patterns.quantising import quantisations
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern, PatternKind
 
@@ -38,61 +40,6 @@ if TYPE_CHECKING:
     from paritas.diagnosis.case import Case
 
 
-# --- Narrow formats -------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class NarrowFormat:
-    """A floating-point format.
-
-    Attributes:
-        name: as people call it.
-        digits: bits after the point of a normal number.
-        least: exponent of the smallest normal number.
-        largest: the largest finite number.
-    """
-
-    name: str
-    digits: int
-    least: int
-    largest: float
-
-    @property
-    def unit(self) -> float:
-        """Unit roundoff."""
-        return 2.0 ** -(self.digits + 1)
-
-    def spacing(self, value: Tensor) -> Tensor:
-        """The spacing of the format around each value."""
-        _, exponent = torch.frexp(value)
-        exponent = (exponent - 1).clamp(min=self.least)
-        return torch.ldexp(torch.ones_like(value), exponent - self.digits)
-
-    def rounded(self, value: Tensor) -> Tensor:
-        """Round to nearest, ties to even; values out of range are kept."""
-        step = self.spacing(value)
-        return (value / step).round() * step
-
-    def truncated(self, value: Tensor) -> Tensor:
-        """Round towards zero."""
-        step = self.spacing(value)
-        return (value / step).trunc() * step
-
-    def holds(self, value: Tensor) -> Tensor:
-        """Which values the format can represent."""
-        return (self.rounded(value) == value) & (value.abs() <= self.largest)
-
-
-# The coarsest first: later formats represent most of the values of earlier ones.
-FORMATS = (
-    NarrowFormat("float8_e5m2", 2, -14, 57344.0),
-    NarrowFormat("float8_e4m3", 3, -6, 448.0),
-    NarrowFormat("bfloat16", 7, -126, 3.3895313892515355e38),
-    NarrowFormat("float16", 10, -14, 65504.0),
-    NarrowFormat("tf32", 10, -126, 3.4011621342146535e38),
-)
-
-
 # --- The operator on rounded inputs ---------------------------------------------------------------
 
 _MOST_WORK = 1 << 30
@@ -101,10 +48,6 @@ _MOST_SECONDS = 3.0  # of this thread: a busy machine does not change what is fo
 _FEWEST_ROUNDED = 4
 # The results of an operator that are looked at.
 _MOST_OUTPUTS = 3
-# The largest level of each format; and the size of a group, of which each has a scale: None is all
-# of the tensor, and 0 a row.
-_LEVELS = {"int8": 127.0, "int4": 7.0}
-_GROUPS = {"tensor": None, "row": 0, "16 elements": 16, "32 elements": 32, "64 elements": 64}
 _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
     "add": torch.add,
@@ -165,17 +108,21 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
     given = rerun.call.floating
     wide = [widen(one) for one in given]
     every = tuple(range(len(given)))
-    # All of them, each, and all but one: a bias is often added at full precision.
-    choices = dict.fromkeys(
-        [every, *((one,) for one in every), *(every[:one] + every[one + 1 :] for one in every)]
-    )
+    choices = _choices(every)
     until = time.thread_time() + _MOST_SECONDS
-    roundings = [(_name_format(form), how, change) for form, how, change in _roundings(given)]
-    for name, how, change in [*roundings, *_quantisations()]:
-        for chosen in filter(None, choices):
+    tables = tuple(place for place in every if given[place].dim() > 1)
+    changes = [
+        *((_name_format(form), how, change, choices) for form, how, change in _roundings(given)),
+        # A vector is kept as it is.
+        *((name, "rounded", change, _choices(tables)) for name, change in quantisations(wide)),
+    ]
+    # The float64 run of a candidate quantises in float64, too.
+    if case.candidate.dtype == torch.float64:
+        given = [one.to(own.device) for own, one in zip(given, wide, strict=True)]
+    for name, how, change, chosen_ones in changes:
+        for chosen in filter(None, chosen_ones):
             changed = [
-                change(wide[place]).to(one) if place in chosen else one
-                for place, one in enumerate(given)
+                _changed(change, one) if place in chosen else one for place, one in enumerate(given)
             ]
             if not all(_shows_rounding(given[place], changed[place]) for place in chosen):
                 continue
@@ -184,6 +131,18 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
                 yield Recomputed(value, name, _name_inputs(chosen, every), how)
             if time.thread_time() > until:
                 return
+
+
+def _choices(places: tuple[int, ...]) -> dict[tuple[int, ...], None]:
+    """All of them, each, and all but one: a bias is often added at full precision."""
+    but_one = (places[:one] + places[one + 1 :] for one in range(len(places)))
+    return dict.fromkeys([places, *((one,) for one in places), *but_one])
+
+
+def _changed(change: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+    """In the program's own dtype, in which a scale is rounded, or in float32 if that is wider."""
+    own = given.detach().cpu()
+    return change(own.to(torch.promote_types(own.dtype, torch.float32))).to(given)
 
 
 def _roundings(
@@ -199,29 +158,6 @@ def _roundings(
 def _shows_rounding(value: Tensor, rounded: Tensor) -> bool:
     """Whether enough different values are rounded: one constant may be another for any reason."""
     return len(value[value != rounded].unique()) >= _FEWEST_ROUNDED
-
-
-def _quantisations() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
-    """Whole numbers of few bits, with a scale for the tensor, a row, or a group of a row."""
-    for (name, most), (words, group) in itertools.product(_LEVELS.items(), _GROUPS.items()):
-        yield (
-            f"{name} with a scale per {words}",
-            "rounded",
-            functools.partial(_quantised, most=most, group=group),
-        )
-
-
-def _quantised(value: Tensor, most: float, group: int | None) -> Tensor:
-    """Rounded to whole multiples of a share of the largest value of each group."""
-    if group is None or not value.dim():
-        groups = value.reshape(1, -1)
-    elif value.shape[-1] % (group or value.shape[-1]):
-        return value
-    else:
-        groups = value.reshape(-1, group or value.shape[-1])
-    scale = groups.abs().amax(-1, keepdim=True) / most
-    scale = torch.where(scale > 0, scale, 1.0)
-    return ((groups / scale).round() * scale).reshape(value.shape)
 
 
 def _name_format(form: NarrowFormat) -> str:
@@ -631,6 +567,8 @@ def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
     """
     told = (case.given != 0) & torch.isfinite(case.given) & torch.isfinite(case.right)
     given, right = case.given[told], case.right[told]
+    if bool((given == given.round()).all()):
+        return []  # small whole numbers are in every format
     digits = -math.log2(2 * unit_roundoff(case.candidate.dtype))
     for form in FORMATS:
         if form.unit <= unit_roundoff(case.candidate.dtype):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas._torch.global_state import quietly
+from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import (
     Extent,
     Weight,
@@ -33,6 +34,7 @@ from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
+from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
@@ -142,8 +144,8 @@ def propose_predictions(case: Case) -> list[Pattern]:
     sentence = chosen.variation.sentence
     steps = prediction.steps
     if len(steps) > 1:
-        step = next(step for place, step in steps if place == chosen.place)
-        sentence = f"in {step.operator}: {sentence}"
+        said = {place: f"in {step.operator}: " for place, step in steps}
+        sentence = said.get(chosen.place, "") + sentence
     if chosen.in_part:
         sentence = f"{sentence}, but only in a part of the result"
     return [weight.pattern(chosen.variation.kind, sentence, evidence)]
@@ -404,6 +406,9 @@ class _Predictor:
             for variation in itertools.chain.from_iterable(turns):
                 if variation is not None:
                     yield place, variation
+        if self.call.function_step is not None:
+            for variation in function_call_variations(self.call.function_step):
+                yield WHOLE, variation
 
     def share_equal(self, reproduction: Reproduction) -> float | None:
         """The share of elements that are reproduced bit for bit in the program's own dtype."""

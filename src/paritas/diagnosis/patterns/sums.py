@@ -294,13 +294,15 @@ def _flat_variations(size: int, dims: tuple[int, ...]) -> Iterator[Variation]:
 
 def _other_reductions(step: Step, name: str, dims: tuple[int, ...]) -> Iterator[Variation]:
     keepdim = bool(step.values.get("keepdim", False))
-    kind = PatternKind.WRONG_REDUCTION
     right = _REDUCER_NAMES.get(name, f"the {name}")
     for other, reduce in _REDUCERS.items():
         if other != name:
             words = _REDUCER_NAMES.get(other, f"the {other}")
             change = partial(_reduced, reduce=reduce, dims=dims, keepdim=keepdim)
+            is_divisor = {name, other} == {"sum", "mean"}
+            kind = PatternKind.WRONG_REDUCTION if is_divisor else PatternKind.OTHER_FUNCTION
             yield Variation(kind, f"{words} instead of {right}", change)
+    kind = PatternKind.OTHER_FUNCTION
     for words, alter in (("absolute values", torch.abs), ("squares", torch.square)):
         yield Variation(kind, f"{right} of the {words}", partial(_of_altered, alter=alter))
     for words, after in _AFTERWARDS.items():

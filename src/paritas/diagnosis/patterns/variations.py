@@ -38,11 +38,15 @@ class Variation:
     change: Callable[[Step], Any]
 
 
-def argument_variations(step: Step) -> Iterator[Variation]:
-    """The operator with one of its arguments changed, the most likely first."""
+def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variation]:
+    """The operator with one of its arguments changed, the most likely first.
+
+    Args:
+        tensors: its tensors, too.
+    """
     for name, value in step.values.items():
         if isinstance(value, bool):
-            yield from _flag_variations(name, value=value)
+            yield from _flag_variations(step, name, value=value)
         elif isinstance(value, str) or name == "rounding_mode":
             yield from _word_variations(name, value)
         elif name in _AXES:
@@ -55,7 +59,8 @@ def argument_variations(step: Step) -> Iterator[Variation]:
             yield from _eps_variations(name, torch.finfo(torch.float32).eps)
         elif isinstance(value, list | tuple):
             yield from _list_variations(step, name, list(value))
-    yield from _tensor_variations(step)
+    if tensors:
+        yield from _tensor_variations(step)
     numbers = [step.values.get(name) for name in ("alpha", "beta")]
     if None not in numbers and numbers[0] != numbers[1]:
         said = "alpha and beta are swapped"
@@ -95,13 +100,16 @@ _WORDS: dict[str, tuple[str | None, ...]] = {
     "rounding_mode": (None, "trunc", "floor"),
     "reduce": ("sum", "mean", "prod", "amax", "amin"),
     "side": ("left", "right"),
+    "reduction": ("mean", "sum"),
 }
 
 
-def _flag_variations(name: str, *, value: bool) -> Iterator[Variation]:
+def _flag_variations(step: Step, name: str, *, value: bool) -> Iterator[Variation]:
     if name in _NO_FLAGS:
         return
     kind = _FLAG_KINDS.get(name, PatternKind.ARGUMENT)
+    if kind is PatternKind.STATISTICS and step.values.get("running_mean", step) is None:
+        return  # there are no running ones, and torch reads them all the same
     said = f"{name} is {not value} instead of {value}"
     if kind is PatternKind.STATISTICS:
         said = _RUNNING if value else _STATISTICS
@@ -109,7 +117,8 @@ def _flag_variations(name: str, *, value: bool) -> Iterator[Variation]:
 
 
 def _word_variations(name: str, value: str | None) -> Iterator[Variation]:
-    kind = PatternKind.WRONG_REDUCTION if name == "reduce" else PatternKind.ARGUMENT
+    is_reduction = name in ("reduce", "reduction")
+    kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.ARGUMENT
     for other in _WORDS.get(name, ()):
         if other != value:
             said = f"{name} is {other!r} instead of {value!r}"
@@ -203,7 +212,7 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
 
 def kind_of_number(operator: str, name: str) -> PatternKind:
     """The kind if this number of an operator is another one."""
-    is_factor = name in FACTORS and operator not in _SHAPES
+    is_factor = name in FACTORS and operator not in _SHAPES and "loss" not in operator
     return PatternKind.FACTOR if is_factor else PatternKind.ARGUMENT
 
 

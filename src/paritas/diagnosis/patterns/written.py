@@ -26,6 +26,7 @@ from paritas.diagnosis.patterns.inner import (
     selection_variations,
     step_variations,
 )
+from paritas.diagnosis.patterns.roundings import rounding_variations
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.unknowns import Unknown, unknown_numbers
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
@@ -43,6 +44,7 @@ _OWN_KINDS = frozenset(
     {
         *(PatternKind.EPS, PatternKind.OFF_BY_ONE, PatternKind.PARTIAL_SUM),
         *(PatternKind.DOUBLED_REDUCTION, PatternKind.WRONG_AXIS, PatternKind.STATISTICS),
+        PatternKind.PRECISION,
     }
 )
 # How near a formula must be to the operator, in units of its largest value.
@@ -108,6 +110,9 @@ class Written:
             for roles in self._places():
                 for variation in variations(self.inner[roles[0]]):
                     yield self._as_whole(roles, variation)
+        for roles in self._rounded_places():
+            for variation in rounding_variations(self.inner[roles[0]]):
+                yield self._as_whole(roles, variation)
 
     def unknowns(self) -> Iterator[Unknown]:
         """The numbers of the simple operators that may be wrong."""
@@ -125,6 +130,15 @@ class Written:
     def _places(self) -> Iterator[tuple[str, ...]]:
         yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
         yield from ((role,) for role in self.inner)
+
+    def _rounded_places(self) -> Iterator[tuple[str, ...]]:
+        """Each result, those of two statistics, and all but the last."""
+        roles = [*self.inner]
+        yield from ((role,) for role in roles[:-1])
+        statistics = [one for one in ("the mean", "the variance", "the root") if one in roles]
+        yield from itertools.combinations(statistics, 2)
+        if len(roles) > 2:  # noqa: PLR2004
+            yield tuple(roles[:-1])
 
     def _as_whole(self, roles: tuple[str, ...], variation: Variation) -> Variation:
         kind = variation.kind
@@ -250,6 +264,8 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
     for number, (place, step) in enumerate(steps):
         if several:
             yield from ((place, one) for one in step_variations(step))
+            if number < len(steps) - 1:
+                yield from ((place, one) for one in rounding_variations(step))
             for _, before in steps[:number]:
                 yield from ((place, one) for one in neighbour_variations(before, step))
         yield from ((place, one) for one in reduction_variations(step))

@@ -1,0 +1,62 @@
+"""Values between the operators of a call that are rounded to a narrower format."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.diagnosis.case import roundoff
+from paritas.diagnosis.formats import FORMATS
+from paritas.diagnosis.patterns.variations import Variation
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.diagnosis.calls import Step
+    from paritas.diagnosis.formats import NarrowFormat
+
+# The fewest different values that are rounded: one constant may be another for any reason.
+_FEWEST = 4
+
+
+def _formats(step: Step) -> Iterator[NarrowFormat]:
+    own = [
+        roundoff(one)
+        for one in step.values.values()
+        if isinstance(one, torch.Tensor) and one.is_floating_point()
+    ]
+    yield from (form for form in FORMATS if own and all(form.unit > one for one in own))
+
+
+def rounding_variations(step: Step) -> Iterator[Variation]:
+    """The result of one of several operators in a narrower format."""
+    for form in _formats(step):
+        said = f"the result is rounded to {form.name}"
+        yield Variation(PatternKind.PRECISION, said, partial(_rounded, form=form))
+
+
+def _rounded(step: Step, form: NarrowFormat) -> Any:
+    result = step.run()
+    first = result if isinstance(result, torch.Tensor) else result[0]
+    value = form.rounded(first)
+    if len(first[value != first].unique()) < _FEWEST:
+        raise ValueError("too few values are rounded")
+    value = torch.where(value.abs() > form.largest, torch.copysign(value + torch.inf, value), value)
+    return value if first is result else (value, *result[1:])
+
+
+def reciprocal_variations(step: Step) -> Iterator[Variation]:
+    """A division as a product with a reciprocal in a narrower format."""
+    if step.name != "div" or step.values.get("rounding_mode") is not None:
+        return
+    for form in _formats(step):
+        said = f"the reciprocal of other is rounded to {form.name}"
+        yield Variation(PatternKind.PRECISION, said, partial(_by_reciprocal, form=form))
+
+
+def _by_reciprocal(step: Step, form: NarrowFormat) -> Any:
+    x, other = step.values["self"], step.values["other"]
+    return x * form.rounded(1 / torch.as_tensor(other, dtype=x.dtype, device=x.device))
