@@ -66,7 +66,7 @@ def test_a_script_finds_modules_that_lie_where_the_user_s_program_does(tmp_path,
         re.IGNORECASE | re.MULTILINE,
         float("inf"),
     ],
-    ids=str,
+    ids=["nested", "set", "function", "class", "partial", "enum", "flags", "infinity"],
 )
 def test_what_has_a_name_or_plain_parts_is_written_as_code(value):
     again = eval(literal(value))
@@ -83,7 +83,11 @@ class _Unnamed:
     pass
 
 
-@pytest.mark.parametrize("value", [lambda: 0, _Unnamed(), functools.partial(lambda: 0)], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [lambda: 0, _Unnamed(), functools.partial(lambda: 0)],
+    ids=["lambda", "object", "partial"],
+)
 def test_what_no_other_process_could_import_is_refused(value):
     with pytest.raises(NoScriptError, match="cannot be written as code"):
         literal([value])
