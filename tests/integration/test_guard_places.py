@@ -344,7 +344,6 @@ def test_the_kind_of_a_wrong_gradient_is_that_of_its_own_operator() -> None:
     assert found.diagnosis.best is not None
     assert found.diagnosis.best.kind == "lost accumulation"
     assert found.diagnosis.best.sentence == (
-        "in aten.embedding_dense_backward.default: "
         "rows with the same index are not added up: the last one wins"
     )
 

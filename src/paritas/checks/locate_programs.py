@@ -372,7 +372,8 @@ class _Search:
 
     def _judge(self, spot: Spot, item: Item) -> tuple[Finding | None, FailedPair | None]:
         """Judge the operators alone on the reference's inputs, natively if they are known there."""
-        regions = self._regions(spot, native=True) or self._regions(spot, native=False)
+        tried = ((native, self._regions(spot, native=native)) for native in (True, False))
+        native, regions = next((one for one in tried if one[1] is not None), (False, None))
         if regions is None:
             return None, None
         reference, candidate, tensors = regions
@@ -380,7 +381,8 @@ class _Search:
         functions = reference.__call__, candidate.__call__
         pair = FailedPair(*functions, [Inputs(tuple(tensors))])
         try:
-            found = judge_regions(item, reference, candidate, tensors, self.call.config.seed)
+            call = self._live_call(spot, native=native)
+            found = judge_regions(item, *regions, self.call.config.seed, call)
         except Exception:  # noqa: BLE001  (random numbers, custom functions: they cannot run alone)
             return None, None
         bad = [finding for finding in found if not finding.status.passes()]
@@ -420,8 +422,7 @@ class _Search:
             result = twins[end.index].outputs[slot]
             strides = {index: kept[index].stride() for index in given}
             made.append(Region(list(twins.values()), result, given, fixed, strides=strides))
-        call = self._live_call(spot, native=native)
-        return dataclasses.replace(made[0], call=call), made[1], tensors
+        return made[0], made[1], tensors
 
     def _live_call(self, spot: Spot, *, native: bool) -> LiveCall | None:
         """The reference's call of a function at a place, with its arguments."""

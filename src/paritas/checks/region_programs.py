@@ -40,7 +40,6 @@ class Region:
         result: the value that it returns.
         given: for each value that it reads from outside, the place of the argument.
         fixed: the values it reads that are not arguments.
-        call: the call of a function of torch that these operators are, if it is one.
         strides: of the values that it reads from outside, in its own run: what is contiguous on one
             side may be a transposed view on the other, and not every operator takes that.
     """
@@ -49,7 +48,6 @@ class Region:
     result: int
     given: Mapping[int, int]
     fixed: Mapping[int, Tensor]
-    call: LiveCall | None = None
     strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, *tensors: Tensor) -> Any:
@@ -75,8 +73,6 @@ class Region:
 
     def context(self, tensors: Sequence[Tensor]) -> Context | None:
         """What is known about its result: the call that computes it."""
-        if self.call is not None:
-            return call_context(self.call.target, self.call.args, self.call.kwargs)
         *before, last = self.operations
         if not all(traits(operation.func).view for operation in before):
             return call_context(self.__call__, tensors, {})
@@ -130,12 +126,18 @@ def _collect(result: Any, results: list[Any]) -> None:
 
 
 def judge_regions(
-    item: Item, reference: Region, candidate: Region, tensors: Sequence[Tensor], seed: int
+    item: Item,
+    reference: Region,
+    candidate: Region,
+    tensors: Sequence[Tensor],
+    seed: int,
+    call: LiveCall | None = None,
 ) -> list[Finding]:
     """The findings about the candidate's operators on the reference's inputs, with a diagnosis.
 
     None if the candidate's only make memory: what writes to it, such as a kernel of one's own, is
-    not among the operators.
+    not among the operators. `call` is the call of a function of torch that consists of the
+    reference's operators, if there is one.
     """
     if reference.given and not candidate.given:
         return []
@@ -148,6 +150,8 @@ def judge_regions(
     pair = right.detach(), wrong.detach()
     findings, _ = check_pair(item, *pair, Checks(), evidence)
     context = reference.context(tensors) if reference.operations else None
+    if call is not None:
+        context = call_context(call.target, call.args, call.kwargs)
     findings = Explainer().explain(findings, *pair, evidence, context)
     if not _is_narrower(*pair):
         return findings

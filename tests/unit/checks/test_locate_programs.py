@@ -180,7 +180,7 @@ def test_a_loss_of_precision_is_found_natively() -> None:
     )
     (finding,) = place.findings
     assert origin_of(finding).operator == "aten.sum.dim_IntList"
-    assert "the candidate also calls aten._to_copy and aten._to_copy before it" in finding.reason
+    assert "the candidate also calls aten._to_copy (2 times) before it" in finding.reason
 
 
 def test_a_wrong_slice_that_is_written_to_is_one_place() -> None:

@@ -97,7 +97,7 @@ def take_statistics_of_all_positions(module: Any, x: torch.Tensor) -> torch.Tens
             repeat_the_bias,
             "aten.linear",
             "aten.mul.Tensor and aten.add.Tensor where the reference calls aten.linear",
-            PatternKind.FACTOR,
+            PatternKind.REPEATED_BIAS,
         ),
         (
             "up",

@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, str, Any]] = {
     ),
     "operand for the other": (
         "missing operand",
-        "other is never read: self is used in its place",
+        "self is used in the place of other, too",
         lambda: diagnosed(LEFT * LEFT, torch.mul, LEFT, RIGHT),
     ),
     "input after its activation": (

@@ -128,10 +128,8 @@ def test_a_located_verdict_is_told_in_few_lines():
 def test_a_long_chain_is_told_without_its_middle():
     chain = tuple(f"n{place}" for place in range(40))
     start = located(origin=msgspec.structs.replace(SOFTMAX, chain=chain))
-    assert (
-        "from there on: n0 -> n1 -> n2 -> n3 -> n4 -> (30 more) -> n35 -> n36 -> n37 -> n38 -> n39"
-        in str(verdict_of(start))
-    )
+    shown = "n0 -> n1 -> n2 -> n3 -> n4 -> (30 more places) -> n35 -> n36 -> n37 -> n38 -> n39"
+    assert f"from there on: {shown}" in str(verdict_of(start))
 
 
 def test_many_values_without_a_place_have_one_line_each_after_the_first():

@@ -206,9 +206,6 @@ def _operand_changes(step: Step) -> Iterator[Variation]:
             number = step.values[left_out]
             is_eps = isinstance(number, float) and step.name == "add" and number <= LARGEST_EPS
             kind = PatternKind.EPS if is_eps else PatternKind.MISSING_OPERAND
-            if step.name == "mul" and isinstance(number, torch.Tensor) and not bool(number.any()):
-                # Left out, or 1 + the factor: the candidate cannot tell.
-                kind, said = PatternKind.FACTOR, f"the factor is 1 instead of {left_out}, all zeros"
             yield Variation(kind, said, change)
     if step.name in ("mul", "div"):
         said = f"{second} is applied twice"
