@@ -215,6 +215,21 @@ def test_trying_mistakes_prints_no_warnings_of_torch(
     assert capfd.readouterr().err == ""
 
 
+def test_an_operand_that_is_larger_everywhere_decides_nothing() -> None:
+    """A minimum for a maximum gives the same as the larger operand left out."""
+    larger = A.abs() + A
+    for operands in ((larger + 1, A), (A, larger + 1)):
+        context = call_context(aten.maximum.default, operands, {})
+        found = diagnose(A.clone(), larger + 1, context=context)
+        assert found.best is None
+
+
+def test_a_function_that_is_1_everywhere_has_no_factor_on_its_argument() -> None:
+    context = call_context(torch.cos, (A,), {})
+    found = diagnose(torch.ones_like(A), A.cos(), context=context)
+    assert found.best is None or found.best.kind == "constant"
+
+
 def test_nothing_that_is_added_to_zeros_is_said_of_the_operator_and_not_of_the_zeros() -> None:
     zeros, rows = torch.zeros(6, 5), torch.randn(2, 5)
     added = (zeros, 0, torch.tensor([1, 4]), rows)

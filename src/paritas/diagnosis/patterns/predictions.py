@@ -437,12 +437,13 @@ def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
 def _is_decided(predictor: _Predictor, best: list[Reproduction], chosen: Reproduction) -> bool:
     """Whether mistakes of other kinds with the same numbers are the same mistake.
 
-    If a factor is zero everywhere, nobody can see whether it was left out, or added instead. Then
+    If a factor is zero everywhere, nobody can see whether it was left out, or added instead; if one
+    operand is larger everywhere, whether it was left out of a maximum, or a minimum was taken. Then
     they are asked again with operands that vary.
     """
     rivals = [one for one in best if one.variation.kind is not chosen.variation.kind]
     given = predictor.call.floating
-    varied = [_vary(one) if _is_constant(one) else one for one in given]
+    varied = _mix_ordered([_vary(one) if _is_constant(one) else one for one in given])
     if not rivals or all(one is other for one, other in zip(given, varied, strict=True)):
         return True
     try:
@@ -461,6 +462,20 @@ def _is_constant(tensor: Tensor) -> bool:
 def _vary(tensor: Tensor) -> Tensor:
     steps = torch.linspace(0.25, 0.75, tensor.numel(), dtype=torch.float64)
     return tensor + steps.reshape(tensor.shape).to(tensor)
+
+
+def _mix_ordered(tensors: list[Tensor]) -> list[Tensor]:
+    """Exchange half of the elements of two tensors of which one is larger everywhere."""
+    for first, second in itertools.combinations(range(len(tensors)), 2):
+        one, other = tensors[first], tensors[second]
+        if one.shape != other.shape or not one.numel():
+            continue
+        if bool((one >= other).all()) or bool((one <= other).all()):
+            places = torch.arange(one.numel(), device=one.device).reshape(one.shape)
+            is_even = places % 2 == 0
+            tensors[first] = torch.where(is_even, one, other)
+            tensors[second] = torch.where(is_even, other, one)
+    return tensors
 
 
 def _preference(one: Reproduction) -> tuple[bool, int]:

@@ -37,7 +37,6 @@ _ROUNDS = 25
 _SETTLED = 1e-12
 # Digits that a stated number may have.
 _DIGITS = range(1, 8)
-_NOTHING = 1e-9
 _EPS_STARTS = (1e-1, 1e-3, 1e-6)
 _ROOTS = frozenset({"rsqrt", "sqrt", "log", "log2", "log10", "reciprocal"})
 # Functions of which a factor on the argument is more than a factor on the result.
@@ -50,6 +49,8 @@ _BENT = frozenset(
 )
 # A factor that is smaller than this leaves nothing.
 _NOTHING = 1e-9
+# A factor on an argument that is smaller than this is not seen in float32.
+_NEARLY_NOTHING = 1e-6
 # Functions of which a number added to the argument is more than a number added to the result.
 _MOVED = (_BENT | {"relu", "leaky_relu", "sqrt", "rsqrt", "reciprocal", "log"}) - {
     *("exp", "exp2", "softmax", "log_softmax")
@@ -236,8 +237,16 @@ def _with_factor(number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run(self=step.values["self"] * number)
 
+    if abs(number) < _NEARLY_NOTHING:
+        said = "the same for every argument, as for an argument of 0"
+        return Variation(PatternKind.CONSTANT, said, lambda step: step.run(self=_zeros(step)))
     said = f"the argument is multiplied by {number:.7g}"
     return Variation(PatternKind.FACTOR, said, run)
+
+
+def _zeros(step: Step) -> Tensor:
+    zeros: Tensor = torch.zeros_like(step.values["self"])
+    return zeros
 
 
 def _with_offset(number: float) -> Variation:
