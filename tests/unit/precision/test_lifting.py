@@ -117,6 +117,20 @@ def test_a_hidden_buffer_is_written_to_and_keeps_its_dtype():
     assert torch.equal(hidden, values(8, 8).sum(0).float())
 
 
+def test_what_an_exported_program_asserts_about_a_tensor_is_true_in_float64_too():
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return x.to(torch.float32) * torch.arange(3).to(x.device).to(torch.float32)
+
+    x = values(4, 3)
+    exported = torch.export.export(Scaled(), (x,), strict=False).module()
+    asserted = torch.ops.aten._assert_tensor_metadata.default
+    assert asserted in {node.target for node in exported.graph.nodes}
+    with LiftMode(torch.float32, torch.float32):
+        got = exported(x)
+    assert_lifted(got, x.double() * torch.arange(3))
+
+
 def test_integers_and_bools_stay_what_they_are():
     with LiftMode(torch.float32, torch.float32):
         assert (torch.arange(3) * 2).dtype is torch.int64
