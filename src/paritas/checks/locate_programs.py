@@ -219,7 +219,11 @@ class _Search:
         cut = spot_of_cut(parting, theirs)
         if cut is not None:
             return cut, None
-        joints = find_joints(ours, theirs, parting.classes, parting.known)
+        joints = [
+            one
+            for one in find_joints(ours, theirs, parting.classes, parting.known)
+            if not _hides_write(parting.mine.trace, one)
+        ]
         calls, found = self._find_called(parting, joints, instead, rounding)
         if found is None:
             return spot_without_joint(parting, ours, theirs), None
@@ -448,6 +452,15 @@ class _Search:
             return {one.index: one for one in operations}
         twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
         return {index: twin for index, twin in twins if twin is not None}
+
+
+def _hides_write(trace: Trace, joint: Joint) -> bool:
+    """Whether a write would go to the value that stands for a view, and so be undone.
+
+    The same view of both sides may be the place: of other elements, say.
+    """
+    is_same = plain_name(joint.candidate) == plain_name(joint.reference)
+    return not is_same and _is_written_later(trace, joint)
 
 
 def _is_written_later(trace: Trace, joint: Joint) -> bool:

@@ -165,3 +165,21 @@ def test_two_wrong_modules_are_two_places() -> None:
     verdict = paritas.verify([X], Model().eval(), model, config)
     places = [one.origin.module for one in verdict.failures if one.origin is not None]
     assert places == ["up", "last"]
+
+
+def test_what_is_written_to_a_part_of_a_value_belongs_to_what_reads_it() -> None:
+    def best_two(x: torch.Tensor) -> torch.Tensor:
+        share = torch.sigmoid(x.topk(2).values)
+        return share / share.sum(-1, keepdim=True)
+
+    def best_one(x: torch.Tensor) -> torch.Tensor:
+        best = x.topk(2).values.clone()
+        best[..., -1] = 0
+        share = torch.sigmoid(best)
+        return share / share.sum(-1, keepdim=True)
+
+    finding, origin = first_failure(best_one, best_two)
+    assert origin.operator == "aten.sigmoid.default"
+    assert finding.reason.startswith("starts here: the candidate also calls aten.fill_.Tensor")
+    assert origin.code == "best[..., -1] = 0"
+    assert finding.shape == (2, 5, 2)
