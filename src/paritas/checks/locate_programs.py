@@ -34,6 +34,7 @@ from paritas.checks.region_programs import Region, fill_arguments, judge_regions
 from paritas.checks.trace_calls import (
     functions_of,
     operations_of,
+    twin_call,
     wrong_lines,
     wrong_modules,
 )
@@ -348,11 +349,14 @@ class _Search:
         origin = origin_of(spot, self._natives)
         item = Item(ItemKind.NODE, origin.name)
         judged: Finding | None = None
-        pair = None
+        pair, obstacle = None, ""
         if spot.joint is not None and time.monotonic() < self.call.deadline:
             self.call.tell(f"judging {origin.operator or origin.name} alone")
-            judged, pair = self._judge(spot, item)
-        reason = f"starts here: {spot.words}"
+            try:
+                judged, pair = self._judge(spot, item)
+            except Exception as error:  # noqa: BLE001  (the place stands; its reason reports it)
+                obstacle = f"; it cannot be judged alone: {in_one_line(error, 160)}"
+        reason = f"starts here: {spot.words}{obstacle}"
         if spot.leaf is not None:
             reason = f"{reason}: {self._name_of_leaf(spot)}"
         if judged is None:
@@ -384,12 +388,9 @@ class _Search:
         # Functions, as a user's: an object that can be called may be of another runtime.
         functions = reference.__call__, candidate.__call__
         pair = FailedPair(*functions, [Inputs(tuple(tensors))])
-        try:
-            call = self._live_call(spot, native=native)
-            found = judge_regions(item, *regions, self.call.config.seed, call)
-        except Exception:  # noqa: BLE001  (random numbers, custom functions: they cannot run alone)
-            return None, None
-        bad = [finding for finding in found if not finding.status.passes()]
+        call = self._live_call(spot, native=native)
+        findings = judge_regions(item, *regions, self.call.config.seed, call)
+        bad = [finding for finding in findings if not finding.status.passes()]
         if not bad:
             return None, pair
         return max(bad, key=lambda finding: finding.status.gravity), pair
@@ -434,9 +435,8 @@ class _Search:
         if call is None:
             return None
         run = self._natives[0] if native else spot.parting.theirs
-        number = next(place for place, one in enumerate(trace.calls) if one is call)
-        twin = run.trace.calls[number] if number < len(run.trace.calls) else None
-        if twin is None or twin.target is not call.target:
+        twin = twin_call(call, trace, run.trace)
+        if twin is None:
             return None
         kept = kept_tensors(self.sides, self.call.reference, run, set(twin.inputs))
         if len(kept) < len(set(twin.inputs)):

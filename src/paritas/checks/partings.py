@@ -8,7 +8,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.operators import traits
-from paritas.checks.trace_calls import function_of, functions_of, operations_of, title_of
+from paritas.checks.trace_calls import (
+    function_of,
+    functions_of,
+    operations_of,
+    title_of,
+    twin_call,
+)
 from paritas.checks.trace_matching import (
     Joint,
     KnownValues,
@@ -18,7 +24,7 @@ from paritas.checks.trace_matching import (
 )
 from paritas.numerics.bits import dtype_name
 from paritas.recording.module_calls import NOWHERE, UserLine
-from paritas.recording.traces import ValueRef
+from paritas.recording.traces import Operation, TracedCall, ValueRef
 from paritas.results.findings import Origin, OriginKind
 from paritas.results.wording import counted
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from paritas.checks.traced_runs import TracedRun, WrongItem
-    from paritas.recording.traces import Operation, Trace, TracedCall
+    from paritas.recording.traces import Trace
 
 # --- Two runs that part ---------------------------------------------------------------------------
 
@@ -492,8 +498,9 @@ def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
     is_same = spot.candidate is not None and spot.candidate.func is named.func
     own = function_of(run.trace, named) if side == 0 and not is_same else None
     operator = function or title_of(own, forward)
-    native = find_twin(forward, run.trace, natives[side].trace)
-    shown = (forward, run.trace) if native is None else (native, natives[side].trace)
+    called = forward if own is None or operator == forward.name else own
+    native = _find_native(called, run.trace, natives[side].trace)
+    shown = (called, run.trace) if native is None else (native, natives[side].trace)
     return Origin(
         kind=OriginKind.NODE,
         name=f"{module}/{operator}" if module else operator,
@@ -524,15 +531,26 @@ def _line_of(operation: Operation | None) -> UserLine | None:
     return operation.line
 
 
-def _named_arguments(operation: Operation) -> Iterator[tuple[str, Any]]:
-    schema = operation.func._schema  # noqa: SLF001
-    names = [argument.name for argument in schema.arguments]
-    yield from zip(names, operation.args, strict=False)
-    yield from operation.kwargs.items()
+def _find_native(
+    called: Operation | TracedCall, trace: Trace, natives: Trace
+) -> Operation | TracedCall | None:
+    if isinstance(called, TracedCall):
+        return twin_call(called, trace, natives)
+    return find_twin(called, trace, natives)
 
 
-def describe_arguments(operation: Operation, trace: Trace) -> Iterator[str]:
-    """The arguments of an operator in words."""
+def _named_arguments(called: Operation | TracedCall) -> Iterator[tuple[str, Any]]:
+    """The arguments with their names; "" for those by position of a function without a schema."""
+    names = [""] * len(called.args)
+    if isinstance(called, Operation):
+        schema = called.func._schema  # noqa: SLF001
+        names = [argument.name for argument in schema.arguments]
+    yield from zip(names, called.args, strict=False)
+    yield from called.kwargs.items()
+
+
+def describe_arguments(called: Operation | TracedCall, trace: Trace) -> Iterator[str]:
+    """The arguments of an operator or a function in words."""
 
     def words(value: Any) -> str:
         if isinstance(value, ValueRef):
@@ -544,9 +562,11 @@ def describe_arguments(operation: Operation, trace: Trace) -> Iterator[str]:
             return f"[{', '.join(map(words, value))}]"
         return repr(value)
 
-    for name, value in _named_arguments(operation):
-        if value is not None:
-            yield f"{name}: {words(value)}" if _is_tensor(value) else f"{name}={value!r:.60}"
+    for name, value in _named_arguments(called):
+        if value is not None and _is_tensor(value):
+            yield f"{name}: {words(value)}" if name else words(value)
+        elif value is not None:
+            yield f"{name}={value!r:.60}" if name else f"{value!r:.60}"
 
 
 def _chain(spot: Spot) -> Iterator[str]:

@@ -132,6 +132,16 @@ def function_name(call: TracedCall | None) -> str:
     return str(name).partition(".")[0].strip("_")
 
 
+def twin_call(call: TracedCall, trace: Trace, other: Trace) -> TracedCall | None:
+    """The same call in another run of the same side."""
+    alike, others = (
+        [one for one in run.calls if one.target is call.target] for run in (trace, other)
+    )
+    if len(alike) != len(others):
+        return None
+    return next(twin for one, twin in zip(alike, others, strict=True) if one is call)
+
+
 # --- Lines of the candidate -----------------------------------------------------------------------
 
 # How many operators are looked at; a model that differs everywhere has hundreds.

@@ -57,12 +57,11 @@ class UserLine(NamedTuple):
 NOWHERE = UserLine("", "")
 
 
-def user_line(above: int = 1, within: Collection[str] = ()) -> UserLine:
+def user_line(above: int = 1) -> UserLine:
     """The innermost line that belongs neither to torch nor to paritas.
 
     Args:
         above: how many callers certainly belong to paritas; checking each frame takes time.
-        within: names of functions of torch or paritas; what called them is not looked at.
     """
     frame = sys._getframe(above)  # noqa: SLF001  (a whole traceback takes a hundred times as long)
     while frame is not None:
@@ -70,8 +69,6 @@ def user_line(above: int = 1, within: Collection[str] = ()) -> UserLine:
         # By name: hashing a code object hashes all its constants.
         if is_user_file(code.co_filename):
             return format_line(code.co_filename, frame.f_lineno, code.co_name)
-        if code.co_name in within:
-            break
         frame = frame.f_back  # type: ignore[assignment]
     return NOWHERE
 
@@ -79,8 +76,11 @@ def user_line(above: int = 1, within: Collection[str] = ()) -> UserLine:
 def user_frames(above: int = 1, within: Collection[str] = ()) -> tuple[tuple[str, int, str], ...]:
     """The running lines that belong neither to torch nor to paritas, the outermost first.
 
-    Each is a file, a number and a function, as `format_line` takes them. Arguments as of
-    `user_line`.
+    Each is a file, a number and a function, as `format_line` takes them.
+
+    Args:
+        above: as of `user_line`.
+        within: names of functions of torch or paritas; what called them is not looked at.
     """
     frame = sys._getframe(above)  # noqa: SLF001  (a whole traceback takes a hundred times as long)
     frames = []

@@ -35,6 +35,7 @@ class Model(nn.Module):
 
 
 X = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(1))
+WEIGHT = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(2))
 
 
 def first_failure(candidate: Any, reference: Any = None) -> tuple[Finding, Origin]:
@@ -143,14 +144,13 @@ def test_a_function_in_a_graph_stands_for_the_operator_that_it_replaced() -> Non
 
 @pytest.mark.usefixtures("undiagnosed")
 def test_what_is_inserted_on_the_line_of_a_call_belongs_to_it() -> None:
-    weight = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(2))
-
     def compute(x: torch.Tensor, factor: float | None) -> torch.Tensor:
-        h = functional.linear(x, weight) * factor if factor else functional.linear(x, weight)
+        h = functional.linear(x, WEIGHT) * factor if factor else functional.linear(x, WEIGHT)
         return h.tanh().softmax(-1)
 
     finding, origin = first_failure(lambda x: compute(x, 1.01), lambda x: compute(x, None))
     assert origin.operator == "aten.linear"
+    assert origin.arguments == ("float32 [2, 5, 12]", "float32 [8, 12]")
     assert "the candidate also calls aten.mul.Tensor after it" in finding.reason
 
 
@@ -183,3 +183,14 @@ def test_what_is_written_to_a_part_of_a_value_belongs_to_what_reads_it() -> None
     assert finding.reason.startswith("starts here: the candidate also calls aten.fill_.Tensor")
     assert origin.code == "best[..., -1] = 0"
     assert finding.shape == (2, 5, 2)
+
+
+@pytest.mark.usefixtures("undiagnosed")
+def test_a_call_is_known_in_the_native_run_if_casts_compute_nothing_there() -> None:
+    def compute(x: torch.Tensor, factor: float | None) -> torch.Tensor:
+        x = x.to(torch.float32)
+        h = functional.linear(x, WEIGHT) * factor if factor else functional.linear(x, WEIGHT)
+        return h.to(torch.float32).softmax(-1)
+
+    _, origin = first_failure(lambda x: compute(x, 1.01), lambda x: compute(x, None))
+    assert origin.arguments == ("float32 [2, 5, 12]", "float32 [8, 12]")
