@@ -480,13 +480,20 @@ def weigh(
         bits += _bits_elsewhere(case, left, unit)
     whole = spoiled <= _SPOILED and _no_worse_elsewhere(case, left)
     found = Weight(
-        explained, spoiled, residual, bits, count, whole, extent, _exact(case, prediction, extent)
+        explained,
+        spoiled,
+        residual,
+        bits,
+        count,
+        whole,
+        extent,
+        exact_share(case, prediction, extent),
     )
     return found.charged(parameters=parameters, cost=cost)
 
 
-def _exact(case: Case, prediction: Tensor, extent: Extent) -> float:
-    """The share that it reproduces bit for bit, in the candidate's dtype."""
+def exact_share(case: Case, prediction: Tensor, extent: Extent = Extent.WRONG) -> float:
+    """The share that a prediction reproduces bit for bit, in the candidate's dtype."""
     if not case.is_exact:
         prediction = widen(prediction.to(case.candidate.dtype))
     equal = same(case.given, prediction)

@@ -96,6 +96,8 @@ _MOST = 0.98
 _FLEXIBLE = {PatternKind.AXIS_OFFSET, PatternKind.AXIS_SCALE}
 
 
+# Where any number may be fitted, one fits bit for bit by luck of the last digit.
+_OF_ONE_NUMBER = {PatternKind.SCALE, PatternKind.OFFSET}
 # Any fault in the statistic of a row leaves a factor or an offset for that row.
 _NORMALISING = re.compile("norm|softmax")
 _OF_ROWS = {PatternKind.SCALE, PatternKind.OFFSET, *_FLEXIBLE}
@@ -122,6 +124,8 @@ def may_be_stated(
     if pattern.kind in {PatternKind.PRECISION, PatternKind.RANDOM_STREAM}:
         return True  # their proposers ask for more than a fit: a lifted run, a program that draws
     if pattern.kind in _FLEXIBLE and _figure(pattern, "fitted", math.inf) > 0:
+        return False
+    if pattern.kind in _OF_ONE_NUMBER and _fitted_numbers(pattern) > 0:
         return False
     return grade(pattern) is not Grade.LOOSE
 

@@ -194,7 +194,8 @@ def test_integers_stay_in_range_if_an_operator_does_not_check_them(
     check(
         [normal(40, 16), torch.arange(32).square().reshape(8, 4) % 8],
         lambda weight, indices: total(weight, indices).exp(),
-        lambda weight, indices: polynomial_exp(total(weight, indices)),
+        # the square, since some machines compute exp by this very polynomial
+        lambda weight, indices: polynomial_exp(total(weight, indices) / 2).square(),
     )
     assert len(largest) > 5
     assert max(largest) == 4
@@ -332,7 +333,7 @@ def test_an_approximation_is_settled_by_blocks_as_well(
 ) -> None:
     monkeypatch.setattr(approximations, "STEPS", 4)  # how to search is not what this is about
     verdict = verify(
-        [normal(4, 8) * 20],
+        [normal(16, 8) * 20],
         layers(functional.softplus),
         layers(candidate),
         VerifyConfig(raise_on_mismatch=False, locate_seconds=600.0),

@@ -111,3 +111,13 @@ def test_a_factor_fitted_for_each_row_is_no_explanation_of_a_softmax_or_at_an_ou
 def test_at_an_output_only_a_known_or_a_round_number_is_stated(change, kinds):
     x = noise(12, 40).double()
     assert [one.kind for one in diagnose(change(x), x).patterns] == kinds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_factor_is_the_shortest_number_that_gives_the_candidate(seed):
+    true = noise(1, 8, seed=seed).double() * 1.1
+    x = true.float()
+    best = diagnose(1.5 * x, x, arbiter=true, context=Context(operator="aten.add.Tensor")).best
+    assert best is not None
+    assert best.sentence.startswith("scaled by 1.5")
+    assert (best.evidence["factor"], best.evidence["bit for bit"]) == (1.5, 1.0)

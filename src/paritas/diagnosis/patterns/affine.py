@@ -10,11 +10,13 @@ import torch
 
 from paritas.diagnosis.case import (
     Weight,
+    exact_share,
     holds_in_block,
     proportion,
     refined_proportion,
     robust_proportion,
     weigh,
+    widen,
 )
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.numerics.criterion import unit_roundoff
@@ -182,6 +184,9 @@ def _known_sizes(case: Case) -> dict[int, str]:
 
 # A factor must be this many standard errors away from 0.
 _NOT_ZERO = 8.0
+# How far sums of float64 in another order may move a factor; the digits of a float64.
+_LAST_DIGITS = 1e-14
+_MOST_DIGITS = 15
 # `propose_signs` handles this factor.
 _SIGN = -1.0
 
@@ -205,6 +210,7 @@ def _one_factor(case: Case) -> list[Pattern]:
         factor, error = refined_proportion(case, case.right, case.given, factor)
     if abs(factor - _SIGN) <= max(4 * error, 0.01) or factor == 0:
         return []
+    factor, weight = _shortest_factor(case, factor, error, weight)
     names = name_factor(case, factor, error)
     if names:
         weight = weight.charged(cost=math.log2(len(named_factors(case)) + 1))
@@ -223,10 +229,34 @@ def _one_factor(case: Case) -> list[Pattern]:
     return [weight.pattern(PatternKind.SCALE, text, figures)]
 
 
+def _shortest_factor(
+    case: Case, factor: float, error: float, weight: Weight
+) -> tuple[float, Weight]:
+    """The shortest decimal within the error of the fit that reproduces as many elements exactly.
+
+    The last digits of a fit depend on how its values are rounded and in which order it adds them,
+    which is another one on each machine.
+    """
+    unit = max(case.own_unit, _LAST_DIGITS)
+    tolerance = max(_STANDARD_ERRORS * error, unit * abs(factor))
+    for digits in range(1, _MOST_DIGITS + 1):
+        decimal = float(f"{factor:.{digits}g}")
+        if abs(decimal - factor) <= tolerance:
+            shorter = _weigh_factor(case, decimal)
+            if shorter is not None and shorter.exact >= weight.exact:
+                return decimal, shorter
+    return factor, weight
+
+
 def _weigh_factor(case: Case, factor: float) -> Weight | None:
     if case.is_exact:
         factor = round(factor, 9)
-    return weigh(case, factor * case.right, slack=max(1.0, abs(factor)))
+    weight = weigh(case, factor * case.right, slack=max(1.0, abs(factor)))
+    if weight is None or case.arbiter is None:
+        return weight
+    # The candidate is made of native values, which are rounded where the arbiter's are not.
+    native = exact_share(case, factor * widen(case.reference))
+    return dataclasses.replace(weight, exact=max(weight.exact, native))
 
 
 def _known_digits(factor: float, error: float) -> int:
