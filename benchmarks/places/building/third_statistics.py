@@ -1,4 +1,4 @@
-"""Faults of the measured half: norms, statistics and reductions."""
+"""Faults that were measured third and have been seen: norms, statistics and reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the measured half: products, convolutions, quantised weights."""
+"""Faults that were measured third and have been seen: products, convolutions, quantised weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the measured half: functions of single elements."""
+"""Faults that were measured third and have been seen: functions of single elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the measured half: attention, softmax, masks."""
+"""Faults that were measured third and have been seen: attention, softmax, masks."""
 
 from __future__ import annotations
 
