@@ -6,290 +6,290 @@ from benchmarks.places.calls import edit
 
 # Of Python code: a line of a model, or a statement that torch.fx generated.
 EDITS = {
-    "softmax of the opposite": edit(
-        (r"softmax(\.default|\.int)?\((\w+), (?=-?\d|dim)", r"softmax\1(-\2, "),
-        kinds=["sign", "wrong factor", "other function"], loose=["scale"],
-    ),
-    "product of magnitudes": edit(
-        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(abs(\1), "),
-        (r"\baten\.addmm\.default\((\w+), (\w+), ", r"aten.addmm.default(\1, abs(\2), "),
-        (r"\bself\.(second|last|out|first|shared)\((\w+)\)", r"self.\1(abs(\2))"),
-        kinds=["other function", "sign"], loose=["missing operand", "wrong factor", "clipped"],
-    ),
-    "product with the opposite sign": edit(
-        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(-\1, "),
-        (r"\baten\.addmm\.default\(([^()]*)\)", r"aten.addmm.default(\1, alpha=-1)"),
-        (r"\bself\.(gate|mix|query|key|rate|left)\((\w+)\)", r"self.\1(-\2)"),
-        kinds=["sign", "wrong factor", "wrong argument"],
-        loose=["scale", "offset", "axis offset", "other function"],
-    ),
-    "features of the input turned": edit(
-        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(\1.roll(1, -1), "),
-        (r"\baten\.addmm\.default\((\w+), (\w+), ", r"aten.addmm.default(\1, \2.roll(1, -1), "),
-        (r"\bself\.(value|state|inside|enter|box)\((\w+)\)", r"self.\1(\2.roll(1, -1))"),
-        kinds=["shift", "wrong index", "permutation"],
-    ),
-    "table upside down": edit(
-        (r"\bfunctional\.embedding\((\w+), (\w+)", r"functional.embedding(\1, \2.flip(0)"),
-        (r"\baten\.embedding\.default\((\w+), ", r"aten.embedding.default(\1.flip(0), "),
-        kinds=["wrong index", "permutation"], loose=["shift", "sign"],
-    ),
-    "positions of the values from the end": edit(
-        (r"(scaled_dot_product_attention\(\w+, \w+, )(\w+)", r"\1\2.flip(-2)"),
-        kinds=["permutation", "wrong index"], loose=["shift", "transpose"],
-    ),
-    "magnitude of the second summand": edit(
-        (r"\baten\.add\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.add.Tensor(\1, abs(\2))"),
-        (r"^(\w+) \+ ([a-z]\w*)$", r"\1 + abs(\2)"),
-        (r" \+ (self\.\w+\(\w+\)|torch\.relu\(\w+\)|[a-z]\w*)$", r" + abs(\1)"),
-        kinds=["other function", "sign"], loose=["wrong factor", "residual", "clipped", "offset"],
-    ),
-    "product becomes quotient": edit(
-        (r"\baten\.mul\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.div.Tensor(\1, \2)"),
-        (r"^(\w+) \* ([a-z]\w*)$", r"\1 / \2"),
-        (r"(\w+) \* (torch\.sigmoid\(\w+\))", r"\1 / \2"),
-        kinds=["other function"], loose=["nonfinite", "wrong factor", "overflow"],
-    ),
-    "norm of the opposite": edit(
-        (r"\bfunctional\.layer_norm\((\w+), ", r"functional.layer_norm(-\1, "),
-        (r"\baten\.native_layer_norm\.default\((\w+), ", r"aten.native_layer_norm.default(-\1, "),
-        (r"\bself\.(norm|before|between)\(([^()]+)\)", r"self.\1(-(\2))"),
-        kinds=["sign", "wrong factor"], loose=["scale", "other function"],
-    ),
-    "whole numbers by a cast": edit(
-        (r"\.to\(torch\.float32\)$", ".to(torch.float32).round()"),
-        (r"\.float\(\)$", ".float().round()"),
-        (r"(\baten\._to_copy\.default\(\w+, dtype ?= ?torch\.float32\))", r"\1.round()"),
-        kinds=["precision", "other function"], loose=["approximation", "zeros", "wrong argument"],
-    ),
-    "cosine becomes one": edit(
-        (r"\baten\.cos\.default\((\w+)\)", r"aten.ones_like.default(\1)"),
-        (r"\b(\w+)\.cos\(\)", r"torch.ones_like(\1)"),
-        kinds=["constant", "missing operand"], loose=["other function", "approximation"],
-    ),
-    "image upside down": edit(
-        (r"\bconv2d\((\w+), ", r"conv2d(\1.flip(-2), "),
-        (r"\baten\.convolution\.default\((\w+), ", r"aten.convolution.default(\1.flip(-2), "),
-        (r"\bself\.(first|second|deep|down|up)\((x|hidden|image|mixed)\)", r"self.\1(\2.flip(-1))"),
-        kinds=["permutation", "wrong index"], loose=["transpose", "shift"],
-    ),
-    "mean becomes mean of squares": edit(
-        (r"\b(\w+)\.mean\(-1", r"\1.square().mean(-1"),
-        (r"\baten\.mean\.dim\((\w+), ", r"aten.mean.dim(\1 * \1, "),
-        (r"\b(\w+)\.mean\(\(2, 3\)", r"\1.square().mean((2, 3)"),
-        (r"\b(\w+)\.mean\(1\)", r"\1.square().mean(1)"),
-        kinds=["other function", "wrong statistics", "wrong reduction"], loose=["wrong factor"],
-    ),
-    "first element for the mean": edit(
-        (r"\b(\w+)\.mean\(-1, keepdim ?= ?True\)", r"\1[..., :1]"),
-        (r"\baten\.mean\.dim\((\w+), \[-1\], True\)", r"\1[..., :1]"),
-        kinds=["copy", "missing reduction", "wrong reduction", "partial sum"],
-        loose=["wrong index", "wrong statistics", "one rank's part"],
-    ),
-    "sum becomes largest": edit(
-        (r"\baten\.sum\.dim_IntList\(", "aten.amax.default("), (r"\.sum\((?=-?1\b)", ".amax("),
-        kinds=["other function", "wrong reduction"], loose=["scale", "missing operand", "sign"],
-    ),
-    "limits left out": edit(
-        (r"\baten\.clamp(?:_min|_max)?\.default\((\w+), [^()]*\)", r"aten.clone.default(\1)"),
-        (r"^(\w+)\.clamp\([^()]*\)$", r"\1.clone()"),
-        (r"^torch\.clamp\((\w+), [^()]*\)$", r"\1.clone()"),
-        (r"^torch\.clamp\((torch\.\w+\(.*\)), -?[\d.]+, [\d.]+\)$", r"\1"),
-        (r"\)\.clamp\([^()]*\)$", ")"),
-        kinds=["missing operand", "copy", "wrong argument"], loose=["clipped", "other function"],
-    ),
-    "rounding left out": edit(
-        (r"\baten\.round\.default\((\w+)\)", r"aten.clone.default(\1)"),
-        (r"\btorch\.round\(", "torch.clone("), (r"\btorch\.floor\(", "torch.clone("),
-        kinds=["missing operand", "copy"], loose=["precision", "approximation", "other function"],
-    ),
-    "larger becomes smaller": edit(
-        (r"\baten\.maximum\.default\(", "aten.minimum.default("),
-        (r"\btorch\.maximum\(", "torch.minimum("),
-        kinds=["other function"], loose=["clipped", "swapped operands", "sign"],
-    ),
-    "smaller becomes the mean": edit(
-        (r"\baten\.minimum\.default\((\w+), (\w+)\)", r"(0.5 * (\1 + \2))"),
-        (r"^torch\.minimum\((\w+), (\w+)\)$", r"(0.5 * (\1 + \2))"),
-        (r"\btorch\.minimum\((.*), (torch\.sqrt\(\w+\))\)$", r"(0.5 * (\1 + \2))"),
-        kinds=["other function"], loose=["scale", "wrong factor", "approximation"],
-    ),
-    "triangle left out": edit(
-        (r"\baten\.(?:tril|triu)\.default\((\w+)[^()]*\)", r"aten.clone.default(\1)"),
-        (r"\btorch\.(?:tril|triu)\(", "torch.clone("),
-        (r"^(\w+)\.(?:tril|triu)\([^()]*\)$", r"\1.clone()"),
-        kinds=["mask", "copy", "missing operand"], loose=["other function", "constant"],
-    ),
-    "hidden scores become large": edit(
-        (r"(masked_fill\S*\(.*, )-(?=[\d.]|inf|torch)", r"\1"),
-        kinds=["sign", "mask", "wrong argument"], loose=["wrong factor", "constant"],
-    ),
-    "first branch always": edit(
-        (r"\baten\.where\.self\((\w+), (\w+), (\w+)\)", r"aten.add.Tensor(\2, \3, alpha=0)"),
-        (r"^torch\.where\((\w+), (\w+), (\w+)\)$", r"(\2 + 0 * \3)"),
-        (r"\btorch\.where\(\w+ > 0, ([^,]*), (.*)\)", r"(\1)"),
-        kinds=["mask", "copy", "missing operand"], loose=["other function", "wrong argument"],
-    ),
-    "running sum becomes a running product": edit(
-        (r"(?<=[.])cumsum(?=[.(])", "cumprod"), kinds=["other function", "wrong reduction"],
-    ),
-    "difference becomes a distance": edit(
-        (r"\baten\.sub\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.sub.Tensor(\1, \2).abs()"),
-        (r"^(\w+) - ([a-z]\w*)$", r"abs(\1 - \2)"),
-        (r"^(\w+) - (\w+\.\w+\([^()]*\))$", r"abs(\1 - \2)"),
-        (r"\((\w+) - (\w+)\)", r"abs(\1 - \2)"),
-        kinds=["other function", "sign"], loose=["clipped"],
-    ),
-    "gradient and value exchanged": edit(
-        (r"\b(\w+_backward\.default)\((\w+), (\w+)(?=[,)])", r"\1(\3, \2"),
-        kinds=["swapped operands", "wrong index"], loose=["other function", "wrong argument"],
-    ),
-    "exp to the first order": edit(
-        (r"\baten\.exp\.default\((\w+)\)", r"aten.add.Tensor(\1, 1)"),
-        (r"\btorch\.exp\(([^()]*)\)", r"(1 + (\1))"), (r"\btorch\.exp\((.*)\)$", r"(1 + (\1))"),
-        kinds=["approximation", "other function"], loose=["offset", "missing operand"],
-    ),
-    "root becomes a cube root": edit(
-        (r"\baten\.sqrt\.default\((\w+)\)", r"aten.pow.Tensor_Scalar(\1, 1 / 3)"),
-        (r"\btorch\.sqrt\(([^()]*)\)", r"torch.pow(\1, 1 / 3)"),
-        kinds=["other function", "wrong argument"], loose=["axis scale", "scale", "approximation"],
-    ),
-    "sigmoid by a quotient": edit(
-        (r"\baten\.sigmoid\.default\((\w+)\)", r"(0.5 + 0.5 * \1 / (1 + abs(\1)))"),
-        (r"\btorch\.sigmoid\((\w+)\)", r"(0.5 + 0.5 * \1 / (1 + abs(\1)))"),
-        kinds=["approximation", "other function"],
-    ),
-    "scores of the first query for all": edit(
-        (r"softmax(\.default)?\((\w+), (?=-1|dim ?= ?-1)",
-         r"softmax\1(\2[..., :1, :].expand_as(\2), "),
-        kinds=["copy", "wrong index", "stale"], loose=["wrong axis", "constant"],
-    ),
-    "letters of the sum exchanged": edit(
-        (r"\"ijd,jd->id\"", '"ijd,id->id"'), (r"'ijd,jd->id'", "'ijd,id->id'"),
-        (r"([\"'])tej,ejk->tek\1", r"\1tej,tjk->tek\1" ), (r"bi,eij->bej", "bj,eij->bei"),
-        kinds=["wrong index", "wrong axis", "transpose"],
-        loose=["swapped operands", "wrong argument"],
-    ),
-    "gate applied as a threshold": edit(
-        (r"\btorch\.sigmoid\((\w+)\)", r"(\1 > 0) * 1.0"),
-        (r"\baten\.sigmoid\.default\((\w+)\)", r"aten.gt.Scalar(\1, 0).to(\1.dtype)"),
-        kinds=["approximation", "other function"], loose=["clipped", "mask", "zeros", "precision"],
-    ),
-    "tanh becomes its cube": edit(
-        (r"\baten\.tanh\.default\((\w+)\)", r"aten.pow.Tensor_Scalar(aten.tanh.default(\1), 3)"),
-        (r"\btorch\.tanh\((\w+)\)", r"torch.tanh(\1).pow(3)"),
+    "sigmoid becomes its square": edit(
+        (r"\baten\.sigmoid\.default\((\w+)\)", r"aten.sigmoid.default(\1).square()"),
+        (r"\btorch\.sigmoid\((\w+)\)", r"torch.sigmoid(\1).square()"),
         kinds=["other function"], loose=["wrong factor", "approximation"],
     ),
-    "argument of the activation doubled": edit(
-        (r"\b(gelu|silu|relu|elu)(\.default)?\((\w+)(?=[,)])", r"\1\2(2 * \3"),
-        kinds=["wrong factor", "scale", "other function"], loose=["wrong argument"],
+    "silu becomes softplus": edit(
+        (r"\baten\.silu\.default\(", "aten.softplus.default("),
+        (r"\bfunctional\.silu\((\w+)[^()]*\)", r"functional.softplus(\1)"),
+        kinds=["other function"], loose=["approximation"],
     ),
-    "reciprocal root of the square": edit(
-        (r"(?<=[.])rsqrt(\.default)?\((\w+)", r"rsqrt\1(\2 * \2"),
-        kinds=["other function"], loose=["axis scale", "scale", "wrong factor", "missing operand"],
+    "tanh becomes a sine": edit(
+        (r"(?<=[.])tanh(?=[.(])", "sin"), kinds=["other function", "approximation"],
     ),
-    "parts from the last to the first": edit(
-        (r"\b(\w+)\.chunk\((\d), ?(?:dim ?= ?)?-1\)", r"\1.chunk(\2, -1)[::-1]"),
-        (r"\b(\w+\.unbind\([^()]*\))$", r"\1[::-1]"),
-        (r"(\baten\.split\.Tensor\(\w+, \d+, -1\))$", r"\1[::-1]"),
-        kinds=["permutation", "swapped operands", "wrong index"], loose=["shift", "copy"],
+    "gelu becomes tanh": edit(
+        (r"\baten\.gelu\.default\((\w+)[^)]*\)", r"aten.tanh.default(\1)"),
+        (r"\btorch\._C\._nn\.gelu\((\w+)[^)]*\)", r"torch.tanh(\1)"),
+        kinds=["other function"], loose=["approximation", "clipped"],
+    ),
+    "relu cut at a half": edit(
+        (r"\baten\.relu\.default\((\w+)\)", r"aten.relu.default(\1).clamp(max=0.5)"),
+        (r"\btorch\.relu\((\w+)\)", r"torch.relu(\1).clamp(max=0.5)"),
+        (r"\btorch\.relu\((.*)\)$", r"torch.relu(\1).clamp(max=0.5)"),
+        kinds=["clipped"], loose=["other function", "wrong argument"],
+    ),
+    "exp becomes a hyperbolic cosine": edit(
+        (r"\baten\.exp\.default\(", "aten.cosh.default("), (r"\btorch\.exp\(", "torch.cosh("),
+        kinds=["other function"],
+    ),
+    "softmax of the squared scores": edit(
+        (r"\baten\._softmax\.default\((\w+), ", r"aten._softmax.default(\1 * \1, "),
+        (r"\bfunctional\.softmax\((\w+), ", r"functional.softmax(\1 * \1, "),
+        (r"\btorch\.softmax\((\w+), ", r"torch.softmax(\1 * \1, "),
+        kinds=["other function"], loose=["wrong factor"],
+    ),
+    "reciprocal root becomes one": edit(
+        (r"\baten\.rsqrt\.default\((\w+)\)", r"aten.ones_like.default(\1)"),
+        (r"\btorch\.rsqrt\(([^()]*)\)", r"torch.ones_like(\1)"),
+        kinds=["constant", "missing operand"], loose=["axis scale", "scale", "other function"],
+    ),
+    "mean becomes smallest": edit(
+        (r"\baten\.mean\.dim\(", "aten.amin.default("), (r"\.mean\(-1", ".amin(-1"),
+        (r"\.mean\(1\)", ".amin(1)"), (r"\.mean\(\(2, 3\)\)", ".amin((2, 3))"),
+        kinds=["wrong reduction", "other function", "wrong statistics"],
+    ),
+    "sum becomes smallest": edit(
+        (r"\baten\.sum\.dim_IntList\(", "aten.amin.default("), (r"\.sum\((?=-?1\b)", ".amin("),
+        kinds=["wrong reduction", "other function"],
+    ),
+    "largest becomes the mean": edit(
+        (r"\baten\.amax\.default\((\w+), \[-1\], True\)", r"aten.mean.dim(\1, [-1], True)"),
+        (r"\.amax\(-1, keepdim ?= ?True\)", ".mean(-1, keepdim=True)"),
+        kinds=["wrong reduction", "other function", "wrong statistics"], loose=["scale"],
+    ),
+    "joined parts a third": edit(
+        (r"^(torch\.cat\(.*\))$", r"\1 / 3"), (r"^(torch\.ops\.aten\.cat\.default\(.*\))$", r"\1 / 3"),
+        kinds=["scale", "wrong factor"],
+    ),
+    "product squared": edit(
+        (r"^torch\.ops\.aten\.mul\.Tensor\((\w+), ([a-z]\w*)\)$", r"(\1 * \2) ** 2"),
+        (r"^(\w+) \* ([a-z]\w*)$", r"(\1 * \2) ** 2"), kinds=["other function"],
+        loose=["wrong factor", "sign"],
+    ),
+    "sum one and a half times": edit(
+        (r"^torch\.ops\.aten\.add\.Tensor\((\w+), ([a-z]\w*)\)$", r"(\1 + \2) * 1.5"),
+        (r"^(\w+) \+ ([a-z]\w*)$", r"(\1 + \2) * 1.5"), kinds=["scale", "wrong factor"],
+    ),
+    "sum becomes product": edit(
+        (r"\baten\.add\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.mul.Tensor(\1, \2)"),
+        (r"^(\w+) \+ ([a-z]\w*)$", r"\1 * \2"),
+        (r"(self\.\w+\(\w+\)) \+ (self\.\w+\(\w+\))", r"\1 * \2"),
+        kinds=["other function"], loose=["wrong factor"],
+    ),
+    "difference halved": edit(
+        (r"^torch\.ops\.aten\.sub\.Tensor\((\w+), ([a-z]\w*)\)$", r"(\1 - \2) / 2"),
+        (r"^(\w+) - ([a-z]\w*)$", r"(\1 - \2) / 2"), (r"\((\w+) - (\w+)\)", r"((\1 - \2) / 2)"),
+        kinds=["scale", "wrong factor"],
+    ),
+    "divided by the square": edit(
+        (r"\baten\.div\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.div.Tensor(\1, \2 * \2)"),
+        (r"^(\w+) / ([a-z]\w*)$", r"\1 / (\2 * \2)"), (r"\((\w+) / (\w+)\)", r"(\1 / (\2 * \2))"),
+        kinds=["other function", "wrong factor"], loose=["axis scale", "scale"],
+    ),
+    "norm of the rounded input": edit(
+        (r"\bfunctional\.layer_norm\((\w+), ", r"functional.layer_norm(\1.bfloat16().float(), "),
+        (r"\baten\.native_layer_norm\.default\((\w+), ",
+         r"aten.native_layer_norm.default(\1.bfloat16().float(), "),
+        (r"\bself\.(norm|before)\((\w+)\)", r"self.\1(\2.bfloat16().float())"),
+        kinds=["precision"], loose=["approximation"],
+    ),
+    "norm of the squares": edit(
+        (r"\bfunctional\.layer_norm\((\w+), ", r"functional.layer_norm(\1 * \1, "),
+        (r"\baten\.native_layer_norm\.default\((\w+), ", r"aten.native_layer_norm.default(\1 * \1, "),
+        kinds=["other function"], loose=["wrong factor", "wrong statistics", "sign"],
+    ),
+    "input of the layer doubled": edit(
+        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(2 * \1, "),
+        (r"\baten\.addmm\.default\((\w+), (\w+), ", r"aten.addmm.default(\1, 2 * \2, "),
+        (r"\bself\.(last|first|out|mix|second)\((\w+)\)", r"self.\1(2 * \2)"),
+        kinds=["wrong factor", "scale", "wrong argument"],
+    ),
+    "input of the layer cut": edit(
+        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(\1.clamp(-0.5, 0.5), "),
+        (r"\baten\.addmm\.default\((\w+), (\w+), ", r"aten.addmm.default(\1, \2.clamp(-0.5, 0.5), "),
+        (r"\bself\.(query|key|left|right|rate)\((\w+)\)", r"self.\1(\2.clamp(-0.5, 0.5))"),
+        kinds=["clipped"], loose=["other function"],
+    ),
+    "words from the last to the first": edit(
+        (r"\bfunctional\.embedding\((\w+), ", r"functional.embedding(\1.flip(-1), "),
+        (r"\baten\.embedding\.default\((\w+), (\w+)", r"aten.embedding.default(\1, \2.flip(-1)"),
+        (r"\bself\.table\((\w+)\)", r"self.table(\1.flip(-1))"),
+        kinds=["permutation", "wrong index"], loose=["shift"],
+    ),
+    "query one and a half times": edit(
+        (r"(scaled_dot_product_attention\()(\w+), ", r"\1 1.5 * \2, "),
+        (r"(_flash_attention_for_cpu\.default\()(\w+), ", r"\1 1.5 * \2, "),
+        kinds=["wrong factor", "scale", "wrong argument"], loose=["other function"],
+    ),
+    "keys rounded": edit(
+        (r"(scaled_dot_product_attention\(\w+, )(\w+), ", r"\1\2.bfloat16().float(), "),
+        (r"(_flash_attention_for_cpu\.default\(\w+, )(\w+), ", r"\1\2.bfloat16().float(), "),
+        kinds=["precision"], loose=["approximation"],
+    ),
+    "image with rows and columns exchanged": edit(
+        (r"\bconv2d\((\w+), ", r"conv2d(\1.mT, "),
+        (r"\baten\.convolution\.default\((\w+), ", r"aten.convolution.default(\1.mT, "),
+        kinds=["transpose", "wrong index"], loose=["permutation"],
+    ),
+    "power becomes an exponential": edit(
+        (r"\baten\.pow\.Tensor_Scalar\((\w+), 2\)", r"aten.exp.default(\1)"),
+        (r"\b(\w+)\.pow\(2\)", r"\1.exp()"), kinds=["other function"],
+    ),
+    "running sum becomes a running maximum": edit(
+        (r"\btorch\.cumsum\((\w+), (?:dim ?= ?)?(-?\d)\)", r"torch.cummax(\1, \2)[0]"),
+        (r"\baten\.cumsum\.default\((\w+), (-?\d)\)", r"aten.cummax.default(\1, \2)[0]"),
+        kinds=["other function", "wrong reduction"],
+    ),
+    "both branches averaged": edit(
+        (r"\baten\.where\.self\((\w+), (\w+), (\w+)\)", r"aten.add.Tensor(0.5 * \2, \3, alpha=0.5)"),
+        (r"^torch\.where\((\w+), (\w+), (\w+)\)$", r"(0.5 * \2 + 0.5 * \3)"),
+        (r"\btorch\.where\(\w+ > 0, ([^,]*), ([^()]*)\)", r"(0.5 * (\1) + 0.5 * (\2))"),
+        kinds=["mask", "missing operand", "other function"], loose=["wrong factor", "scale"],
+    ),
+    "cosine squared": edit(
+        (r"\baten\.cos\.default\((\w+)\)", r"aten.cos.default(\1).square()"),
+        (r"\b(\w+)\.cos\(\)", r"\1.cos().square()"), kinds=["other function"],
+        loose=["wrong factor", "sign"],
+    ),
+    "sine of three times the angle": edit(
+        (r"\baten\.sin\.default\((\w+)\)", r"aten.sin.default(3 * \1)"),
+        (r"\b(\w+)\.sin\(\)", r"(3 * \1).sin()"), kinds=["wrong factor", "scale", "other function"],
+        loose=["wrong argument"],
+    ),
+    "opposite doubled": edit(
+        (r"\baten\.neg\.default\((\w+)\)", r"aten.mul.Tensor(\1, -2)"), (r"^-(\w+)$", r"-2 * \1"),
+        kinds=["scale", "wrong factor"],
+    ),
+    "value halved before its limits": edit(
+        (r"\baten\.clamp\.default\((\w+), ", r"aten.clamp.default(0.5 * \1, "),
+        (r"\btorch\.clamp\((\w+), ", r"torch.clamp(0.5 * \1, "),
+        (r"^(\w+)\.clamp\(", r"(0.5 * \1).clamp("),
+        kinds=["wrong factor", "scale"], loose=["clipped", "wrong argument"],
+    ),
+    "logarithm becomes a root": edit(
+        (r"\baten\.log\.default\(", "aten.sqrt.default("), (r"\btorch\.log\(", "torch.sqrt("),
+        kinds=["other function"],
+    ),
+    "magnitude becomes softplus": edit(
+        (r"\baten\.abs\.default\(", "aten.softplus.default("),
+        (r"\b(\w+)\.abs\(\)", r"functional.softplus(\1)"),
+        (r"(self\.mix\(x\))\.abs\(\)", r"functional.softplus(\1)"), kinds=["other function"],
+        loose=["approximation"],
     ),
 }  # fmt: skip
 # Of a kernel of Inductor, in C++ and in Triton.
 KERNEL_EDITS = {
-    "rounding becomes floor": edit(
-        (r"(tmp\d+)\.round\(\)", r"\1.floor()"), (r"std::nearbyint\(", "std::floor("),
-        (r"libdevice\.nearbyint\(", "libdevice.floor("), operators="round",
-        kinds=["other function", "offset"], loose=["approximation", "precision"],
+    "exponential a tenth smaller": edit(
+        (r"(?<!neg\(\))\.(fexp_u20|exp_u20|exp)\(\)", r".\1() * 0.9f"),
+        (r"std::exp\((tmp\d+)\)", r"(0.9f * std::exp(\1))"),
+        (r"(tl_math|libdevice)\.exp\((tmp\d+)\)", r"(0.9 * \1.exp(\2))"), operators="exp",
+        kinds=["scale", "wrong factor"], loose=["approximation"],
     ),
-    "exp of the magnitude": edit(
-        (r"(tmp\d+)\.(fexp_u20|exp_u20|exp)\(\)", r"\1.abs().\2()"),
-        (r"std::exp\((tmp\d+)\)", r"std::exp(std::abs(\1))"),
-        (r"(tl_math|libdevice)\.exp\((tmp\d+)\)", r"\1.exp(tl_math.abs(\2))"), operators="exp",
-        kinds=["other function", "sign"], loose=["wrong factor"],
+    "magnitude with a minus": edit(
+        (r"(tmp\d+)\.abs\(\)", r"\1.abs().neg()"), (r"std::abs\((tmp\d+)\)", r"(-std::abs(\1))"),
+        (r"tl_math\.abs\((tmp\d+)\)", r"(-tl_math.abs(\1))"), operators="abs",
+        kinds=["sign", "wrong factor", "scale"], loose=["other function"],
     ),
-    "terms of a sum counted twice": edit(
-        (r"(tmp_acc\d+_vec) = \1 \+ (tmp\d+);", r"\1 = \1 + \2 + \2;"),
-        (r"(tmp_acc\d+) = \1 \+ (tmp\d+);", r"\1 = \1 + \2 + \2;"), operators="sum mean",
-        kinds=["doubled reduction", "scale", "wrong factor"], loose=["wrong reduction"],
+    "tanh of half of its argument": edit(
+        (r"(tmp\d+)\.tanh\(\)", r"(\1 * decltype(\1)(0.5)).tanh()"),
+        (r"std::tanh\((tmp\d+)\)", r"std::tanh(0.5f * \1)"),
+        (r"libdevice\.tanh\((tmp\d+)\)", r"libdevice.tanh(0.5 * \1)"), operators="tanh",
+        kinds=["wrong factor", "scale", "other function"], loose=["approximation"],
     ),
-    "half of a tanh": edit(
-        (r"(tmp\d+)\.tanh\(\)", r"(\1.tanh() * decltype(\1)(0.5))"),
-        (r"std::tanh\((tmp\d+)\)", r"(0.5f * std::tanh(\1))"),
-        (r"libdevice\.tanh\((tmp\d+)\)", r"(0.5 * libdevice.tanh(\1))"), operators="tanh",
-        kinds=["scale", "wrong factor"], loose=["approximation", "other function"],
+    "error function squared": edit(
+        (r"(tmp\d+)\.erf\(\)", r"(\1.erf() * \1.erf())"),
+        (r"std::erf\((tmp\d+)\)", r"(std::erf(\1) * std::erf(\1))"),
+        (r"libdevice\.erf\((tmp\d+)\)", r"(libdevice.erf(\1) * libdevice.erf(\1))"),
+        operators="erf gelu", kinds=["other function"], loose=["sign", "wrong factor"],
     ),
-    "absolute value becomes a square": edit(
-        (r"(tmp\d+)\.abs\(\)", r"(\1 * \1)"), (r"std::abs\((tmp\d+)\)", r"(\1 * \1)"),
-        (r"tl_math\.abs\((tmp\d+)\)", r"(\1 * \1)"), operators="abs",
-        kinds=["other function"], loose=["wrong factor"],
+    "logarithm doubled": edit(
+        (r"(tmp\d+)\.log\(\)", r"(\1.log() * decltype(\1)(2))"),
+        (r"std::log\((tmp\d+)\)", r"(2 * std::log(\1))"),
+        (r"tl_math\.log\((tmp\d+)\)", r"(2 * tl_math.log(\1))"), operators="log",
+        kinds=["scale", "wrong factor"], loose=["other function"],
     ),
-    "floor becomes the next whole number": edit(
-        (r"(tmp\d+)\.floor\(\)", r"\1.ceil()"), (r"std::floor\(", "std::ceil("),
-        (r"libdevice\.floor\(", "libdevice.ceil("), operators="floor remainder frac",
-        kinds=["offset", "other function"], loose=["wrong argument", "shift"],
+    "quarter under the root": edit(
+        (r"(tmp\d+)\.rsqrt\(\)", r"(\1 + decltype(\1)(0.25)).rsqrt()"),
+        (r"1 / std::sqrt\((tmp\d+)\)", r"1 / std::sqrt(\1 + 0.25f)"),
+        (r"libdevice\.rsqrt\((tmp\d+)\)", r"libdevice.rsqrt(\1 + 0.25)"), operators="rsqrt",
+        kinds=["offset", "eps"], loose=["axis scale", "scale", "other function"],
     ),
-    "minimum becomes maximum": edit(
-        (r"at::vec::minimum\(", "at::vec::maximum("),
-        (r"std::min\((tmp\d+), (tmp\d+)\)", r"std::max(\1, \2)"),
-        (r"triton_helpers\.minimum\(", "triton_helpers.maximum("), operators="minimum",
-        kinds=["other function"], loose=["clipped", "swapped operands"],
+    "rounded in steps of a half": edit(
+        (r"(tmp\d+)\.round\(\)", r"((\1 * decltype(\1)(2)).round() * decltype(\1)(0.5))"),
+        (r"std::nearbyint\((tmp\d+)\)", r"(0.5f * std::nearbyint(2 * \1))"),
+        (r"libdevice\.nearbyint\((tmp\d+)\)", r"(0.5 * libdevice.nearbyint(2 * \1))"),
+        operators="round", kinds=["other function", "precision", "wrong argument"],
+        loose=["approximation"],
     ),
-    "root of the magnitude plus one": edit(
-        (r"(tmp\d+)\.sqrt\(\)", r"(\1 + decltype(\1)(1)).sqrt()"),
-        (r"(?<!1 / )std::sqrt\((tmp\d+)\)", r"std::sqrt(\1 + 1)"),
-        (r"(libdevice\.sqrt|tl\.sqrt_rn|tl_math\.sqrt)\((tmp\d+)\)", r"\1(\2 + 1)"),
-        operators="sqrt std",
-        kinds=["offset", "eps", "other function"], loose=["axis scale", "axis offset", "scale"],
+    "root doubled": edit(
+        (r"(tmp\d+)\.sqrt\(\)", r"(\1.sqrt() * decltype(\1)(2))"),
+        (r"(?<!1 / )std::sqrt\((tmp\d+)\)", r"(2 * std::sqrt(\1))"),
+        (r"(libdevice\.sqrt|tl\.sqrt_rn|tl_math\.sqrt)\((tmp\d+)\)", r"(2 * \1(\2))"),
+        operators="sqrt std", kinds=["scale", "wrong factor"],
     ),
-    "sigmoid becomes one less itself": edit(
-        (r"\((\w+)\.neg\(\)\.exp\(\)\)", r"(\1.exp())"),
-        (r"\.neg\(\)\.exp\(\)", ".exp()"), (r"1 \+ std::exp\(-(tmp\d+)\)", r"1 + std::exp(\1)"),
-        (r"tl\.sigmoid\((tmp\d+)\)", r"tl.sigmoid(-\1)"), operators="sigmoid",
-        kinds=["sign", "other function"], loose=["swapped operands", "wrong factor"],
+    "gate three times as steep": edit(
+        (r"(tmp\d+)\.neg\(\)\.exp\(\)", r"(\1 * decltype(\1)(3)).neg().exp()"),
+        (r"1 \+ std::exp\(-(tmp\d+)\)", r"1 + std::exp(-3 * \1)"),
+        (r"tl\.sigmoid\((tmp\d+)\)", r"tl.sigmoid(3 * \1)"), operators="sigmoid silu",
+        kinds=["wrong factor", "scale", "other function"], loose=["approximation"],
     ),
-    "power of a product": edit(
-        (r"\b(tmp\d+) \* \1\b", r"\1 * \1 * \1 * \1"), operators="pow",
-        kinds=["other function", "wrong argument"], loose=["wrong factor"],
+    "sum with the opposite sign": edit(
+        (r"(tmp_acc\d+_vec) = \1 \+ (tmp\d+);", r"\1 = \1 - \2;"),
+        (r"(tmp_acc\d+) = \1 \+ (tmp\d+);", r"\1 = \1 - \2;"),
+        (r"(tl\.sum\(_?tmp\d+, 1\))", r"(-\1)"), operators="sum mean",
+        kinds=["sign", "wrong factor", "scale"], loose=["wrong reduction", "wrong statistics"],
+    ),
+    "sine of half of the angle": edit(
+        (r"(tmp\d+)\.sin\(\)", r"(\1 * decltype(\1)(0.5)).sin()"),
+        (r"std::sin\((tmp\d+)\)", r"std::sin(0.5f * \1)"),
+        (r"tl_math\.sin\((tmp\d+)\)", r"tl_math.sin(0.5 * \1)"), operators="sin",
+        kinds=["wrong factor", "scale", "other function"],
     ),
 }  # fmt: skip
 # Of the kernels in `triton_kernels.py`.
 TRITON_EDITS = {
-    "mean over the whole block": edit(
-        (r"mean = tl\.sum\(value, 0\) / n", "mean = tl.sum(value, 0) / BLOCK"),
-        kinds=["wrong statistics", "off by one reduction", "wrong factor"],
-        loose=["axis offset", "scale", "offset"], operators="layer_norm",
+    "half of the norm's bias": edit(
+        (r"normal \* weight \+ bias", "normal * weight + 0.5 * bias"),
+        kinds=["wrong factor", "scale"], loose=["axis offset", "offset"], operators="layer_norm",
     ),
-    "bias of the norm subtracted": edit(
-        (r"normal \* weight \+ bias", "normal * weight - bias"),
-        kinds=["sign", "wrong factor"], loose=["offset", "axis offset"], operators="layer_norm",
+    "variance by one more": edit(
+        (r"tl\.sum\(centred \* centred, 0\) / n", "tl.sum(centred * centred, 0) / (n + 1)"),
+        kinds=["off by one reduction", "wrong statistics", "wrong factor"],
+        loose=["scale", "axis scale"], operators="layer_norm",
     ),
-    "deviation not limited from below by eps": edit(
-        (r"tl\.sqrt\(variance \+ eps\)", "tl.sqrt(variance + eps) + 0.1"),
-        kinds=["eps"], loose=["axis scale", "offset", "scale"], operators="layer_norm",
+    "half of the mean": edit(
+        (r"mean = tl\.sum\(value, 0\) / n", "mean = 0.5 * tl.sum(value, 0) / n"),
+        kinds=["wrong statistics", "wrong factor"], loose=["axis offset", "offset", "scale"],
+        operators="layer_norm",
     ),
-    "row of the program before": edit(
-        (r"tl\.store\(y \+ row \* n", "tl.store(y + ((row + 1) % tl.num_programs(0)) * n"),
-        kinds=["shift", "wrong index"], loose=["permutation"], operators="layer_norm",
+    "deviation rooted once more": edit(
+        (r"tl\.sqrt\(variance \+ eps\)", "tl.sqrt(tl.sqrt(variance + eps))"),
+        kinds=["other function", "wrong statistics"], loose=["axis scale", "scale"],
+        operators="layer_norm",
     ),
-    "second tile first": edit(
-        (r"at = start \+ tl\.arange\(0, K\)\n",
-         "at = tl.maximum(start - K, 0) + tl.arange(0, K)\n"),
-        kinds=["stale", "wrong index", "doubled reduction", "partial sum"], loose=["shift"],
+    "normal values in bfloat16": edit(
+        (r"normal = centred / tl\.sqrt\(variance \+ eps\)",
+         "normal = (centred / tl.sqrt(variance + eps)).to(tl.bfloat16).to(tl.float32)"),
+        kinds=["precision"], loose=["approximation"], operators="layer_norm",
+    ),
+    "total halved at each tile": edit(
+        (r"total \+= tl\.dot\(", "total = 0.5 * total + tl.dot("),
+        kinds=["wrong factor", "partial sum", "lost accumulation"], loose=["scale", "axis scale"],
         operators="linear",
     ),
-    "magnitudes of the tile": edit(
-        (r"tl\.dot\(left, right", "tl.dot(tl.abs(left), right"),
-        kinds=["other function", "sign"], loose=["wrong factor"], operators="linear",
+    "odd columns not stored": edit(
+        (r"wanted = \(rows\[:, None\] < m\)", "wanted = (columns[None, :] % 2 == 0) & (rows[:, None] < m)"),
+        kinds=["zeros", "uninitialised", "mask"], loose=["constant"], operators="linear",
     ),
-    "value of gelu squared": edit(
-        (r"result = value \* 0\.5", "result = value * value * 0.5"),
-        kinds=["other function", "wrong factor"], loose=["sign"], operators="gelu",
+    "error function added to the half": edit(
+        (r"value \* 0\.5 \* \(1\.0 \+ libdevice", "(value * 0.5 + libdevice"),
+        kinds=["other function"], loose=["wrong factor", "missing operand"], operators="gelu",
     ),
-    "every second block is the one before": edit(
-        (r"at = tl\.program_id\(0\) \* BLOCK \+ tl\.arange\(0, BLOCK\)\n    value",
-         "at = tl.program_id(0) // 2 * 2 * BLOCK + tl.arange(0, BLOCK)\n    value"),
-        kinds=["zeros", "uninitialised"], loose=["mask", "constant", "wrong index"],
-        operators="gelu",
+    "gelu cut at one": edit(
+        (r"tl\.store\(y \+ at, result, mask=at < n\)",
+         "tl.store(y + at, tl.minimum(result, 1.0), mask=at < n)"),
+        kinds=["clipped"], loose=["other function"], operators="gelu",
     ),
 }  # fmt: skip

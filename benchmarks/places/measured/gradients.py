@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import Any
 
 import torch
@@ -12,129 +12,192 @@ from torch import Tensor
 FAULTS = Catalogue()
 
 
-def _at(call: Call, place: int, value: Tensor) -> Any:
-    """All results, with another one at a place."""
-    results = [*call.run()]
-    fits(isinstance(results[place], Tensor) and value.shape == results[place].shape)
-    results[place] = value.to(results[place].dtype)
+def _back(operators: str, kinds: list[str], loose: list[str] | None = None) -> Any:
+    return FAULTS.fault(operators, kinds=kinds, loose=loose or [], backward=True)
+
+
+def _at(call: Call, place: int, change: Any) -> Any:
+    """All results, one of them changed."""
+    results = list(call.run())
+    fits(isinstance(results[place], Tensor))
+    changed = change(results[place])
+    fits(changed.shape == results[place].shape)
+    results[place] = changed
     return tuple(results)
-
-
-def _right(call: Call, place: int) -> Tensor:
-    value = call.run()[place]
-    fits(isinstance(value, Tensor))
-    return value
 
 
 # --- Activations ----------------------------------------------------------------------------------
 
+_BY_INPUT = "gelu_backward silu_backward"
 
-@FAULTS.fault(
-    "gelu_backward silu_backward", kinds=["stale", "wrong argument", "other function"],
-    loose=["copy", "approximation", "wrong index"], backward=True,
-)  # fmt: skip
-def saved_input_overwritten_by_the_output(call: Call) -> Any:
-    """An activation in place: the derivative is taken at f(x) and not at x."""
+
+@_back(
+    _BY_INPUT, ["sign", "wrong factor", "other function"], ["wrong argument", "swapped operands"]
+)
+def derivative_at_the_opposite(call: Call) -> Any:
+    """f'(-x)."""
+    return call.put(1, -call.tensor(1)).run()
+
+
+@_back(_BY_INPUT, ["precision"], ["approximation"])
+def saved_input_in_bfloat16(call: Call) -> Any:
+    """What was kept for the backward pass was rounded."""
     value = call.tensor(1)
-    if call.name == "silu_backward":
-        return call.put(1, torch.nn.functional.silu(value)).run()
-    approximate = call.kwargs.get("approximate", "none")
-    return call.put(1, torch.nn.functional.gelu(value, approximate=approximate)).run()
+    return call.put(1, value.bfloat16().to(value.dtype)).run()
 
 
-@FAULTS.fault(
-    "tanh_backward sigmoid_backward", kinds=["other function", "wrong argument"],
-    loose=["approximation", "wrong index"], backward=True,
-)  # fmt: skip
-def output_taken_for_the_input(call: Call) -> Any:
-    """The saved output goes through the function once more."""
-    function = torch.tanh if call.name == "tanh_backward" else torch.sigmoid
-    return call.put(1, function(call.tensor(1))).run()
+@_back(_BY_INPUT, ["other function", "missing operand"], ["approximation", "mask"])
+def derivative_of_a_sigmoid_gate(call: Call) -> Any:
+    """G sigmoid'(x): the derivative of the gate alone."""
+    gate = call.tensor(1).sigmoid()
+    return call.instead(call.tensor(0) * gate * (1 - gate))
 
 
-@FAULTS.fault(
-    "tanh_backward sigmoid_backward", kinds=["sign", "other function", "wrong factor"],
-    loose=["scale", "approximation"], backward=True,
-)  # fmt: skip
-def derivative_with_a_plus(call: Call) -> Any:
-    """1 + y * y, and y * (1 + y)."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    slope = 1 + output * output if call.name == "tanh_backward" else output * (1 + output)
-    return call.instead(gradient * slope)
+@_back("silu_backward", ["other function", "approximation"], ["wrong argument"])
+def derivative_of_gelu_for_silu(call: Call) -> Any:
+    """The activation of another layer."""
+    return call.instead(torch.ops.aten.gelu_backward(call.tensor(0), call.tensor(1)))
 
 
-@FAULTS.fault(
-    "threshold_backward", kinds=["other function", "wrong argument"],
-    loose=["mask", "residual", "wrong factor", "missing operand"], backward=True,
-)  # fmt: skip
-def leak_in_the_gradient(call: Call) -> Any:
-    """A tenth of the gradient passes where the input was negative."""
-    gradient = call.tensor(0)
-    return call.instead(torch.where(call.tensor(1) > 0, gradient, 0.1 * gradient))
+@_back(
+    "gelu_backward silu_backward tanh_backward", ["shift", "wrong index", "permutation"], ["stale"]
+)
+def saved_input_of_the_next_row(call: Call) -> Any:
+    """The pointer to what was saved is one row too far."""
+    value = call.tensor(1)
+    fits(value.dim() > 1 and value.size(-2) > 1)
+    return call.put(1, value.roll(-1, -2)).run()
 
 
-@FAULTS.fault(
-    "gelu_backward silu_backward threshold_backward", kinds=["sign"],
-    loose=["mask", "other function", "wrong factor"], backward=True,
-)  # fmt: skip
-def gradient_negated_below_zero(call: Call) -> Any:
-    """The gradient has the wrong sign where the input is negative."""
+@_back("tanh_backward", ["other function", "sign", "wrong factor"], [])
+def difference_of_squares_turned(call: Call) -> Any:
+    """G (y^2 - 1)."""
+    return call.instead(-call.result())
+
+
+@_back("sigmoid_backward", ["other function", "missing operand", "wrong factor"], [])
+def square_of_the_gate(call: Call) -> Any:
+    """G y^2 for g y (1 - y)."""
+    return call.instead(call.tensor(0) * call.tensor(1) ** 2)
+
+
+@_back("threshold_backward", ["mask", "wrong argument", "zeros"], ["other function", "clipped"])
+def gradient_passes_above_a_half(call: Call) -> Any:
+    """The threshold of the way back is 0.5."""
+    return call.put(2, 0.5).run()
+
+
+@_back("threshold_backward", ["other function", "wrong factor"], ["approximation"])
+def gradient_by_a_sigmoid(call: Call) -> Any:
+    """The derivative of a smooth relu."""
+    return call.instead(call.tensor(0) * call.tensor(1).sigmoid())
+
+
+@_back("glu_backward", ["swapped operands", "permutation", "wrong index"], ["shift"])
+def gradients_of_value_and_gate_exchanged(call: Call) -> Any:
+    """Written to each other's half."""
     value = call.result()
-    return call.instead(torch.where(call.tensor(1) < 0, -value, value))
+    return call.instead(value.roll(value.size(-1) // 2, -1))
 
 
-@FAULTS.fault(
-    "hardswish_backward softplus_backward leaky_relu_backward elu_backward glu_backward",
-    kinds=["scale", "wrong factor"], backward=True,
-)  # fmt: skip
-def slope_twice(call: Call) -> Any:
-    """The chain rule is applied two times."""
-    return call.instead(2 * call.result())
+@_back("glu_backward", ["zeros", "missing operand", "mask"], ["uninitialised"])
+def gate_gets_no_gradient(call: Call) -> Any:
+    """The gate is taken for a constant."""
+    value = call.result().clone()
+    value[..., value.size(-1) // 2 :] = 0
+    return call.instead(value)
 
 
-@FAULTS.fault(
-    "hardswish_backward softplus_backward leaky_relu_backward hardtanh_backward",
-    kinds=["copy", "missing operand", "other function"], loose=["wrong factor", "mask"],
-    backward=True,
-)  # fmt: skip
-def slope_taken_as_one(call: Call) -> Any:
-    """The gradient passes through a limit."""
-    return call.instead(call.tensor(0).clone())
+@_back("hardswish_backward hardsigmoid_backward hardtanh_backward", ["mask", "zeros", "wrong argument"],
+       ["other function", "clipped"])  # fmt: skip
+def gradient_inside_of_one_only(call: Call) -> Any:
+    """The gradient is stopped beyond -1 and 1."""
+    return call.instead(torch.where(call.tensor(1).abs() > 1, 0.0, call.result()))
 
 
-# --- Softmax --------------------------------------------------------------------------------------
+@_back("softplus_backward log_sigmoid_backward mish_backward elu_backward leaky_relu_backward",
+       ["scale", "wrong factor"], [])  # fmt: skip
+def gradient_of_the_rare_one_halved(call: Call) -> Any:
+    """A factor of a half that belongs to another formula."""
+    return call.instead(call.result() / 2)
 
 
-@FAULTS.fault(
-    "_softmax_backward_data", kinds=["missing operand", "other function"],
-    loose=["approximation", "wrong statistics", "wrong reduction"], backward=True,
-)  # fmt: skip
-def diagonal_of_the_jacobian_only(call: Call) -> Any:
-    """G y (1 - y), as for a sigmoid."""
+@_back("softplus_backward mish_backward", ["other function", "sign"], ["wrong argument"])
+def slope_at_the_opposite_input(call: Call) -> Any:
+    """f'(-x)."""
+    return call.put(1, -call.tensor(1)).run()
+
+
+# --- Softmax and attention ------------------------------------------------------------------------
+
+
+@_back(
+    "_softmax_backward_data", ["missing operand", "wrong factor", "other function"], ["residual"]
+)
+def gradient_not_weighed_by_the_chances(call: Call) -> Any:
+    """G - sum(g y) without the factor y."""
     gradient, output = call.tensor(0), call.tensor(1)
-    return call.instead(gradient * output * (1 - output))
+    return call.instead(gradient - (gradient * output).sum(-1, keepdim=True))
 
 
-@FAULTS.fault(
-    "_log_softmax_backward_data", kinds=["wrong axis", "wrong argument", "wrong reduction"],
-    loose=["axis offset", "wrong statistics"], backward=True,
-)  # fmt: skip
-def gradients_summed_over_the_rows(call: Call) -> Any:
-    """The sum that is subtracted is over the axis before."""
+@_back("_softmax_backward_data", ["sign", "wrong factor"], ["residual", "offset"])
+def sum_of_the_row_added(call: Call) -> Any:
+    """y (g + sum(g y))."""
     gradient, output = call.tensor(0), call.tensor(1)
-    fits(gradient.dim() > 1 and gradient.size(-2) > 1)
-    return call.instead(gradient - output.exp() * gradient.sum(-2, keepdim=True))
+    return call.instead(output * (gradient + (gradient * output).sum(-1, keepdim=True)))
 
 
-@FAULTS.fault(
-    "_log_softmax_backward_data _softmax_backward_data", kinds=["precision"],
-    loose=["approximation"], backward=True,
-)  # fmt: skip
-def saved_chances_in_eight_bits(call: Call) -> Any:
-    """The saved output is kept with 255 levels."""
-    value = call.tensor(1)
-    step = float(value.abs().max()) / 127
-    return call.put(1, (value / step).round() * step).run()
+@_back("_log_softmax_backward_data", ["wrong factor", "missing operand", "other function"],
+       ["scale", "residual"])  # fmt: skip
+def chances_subtracted_once(call: Call) -> Any:
+    """G - y: the sum of the gradients is taken as one."""
+    return call.instead(call.tensor(0) - call.tensor(1).exp())
+
+
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu_backward"
+
+
+@_back(_ATTENTION, ["zeros", "uninitialised", "mask"], ["stale"])
+def gradient_of_the_values_in_the_first_row_lost(call: Call) -> Any:
+    """The first position of the values has no gradient."""
+
+    def change(value: Tensor) -> Tensor:
+        value = value.clone()
+        value[..., 0, :] = 0
+        return value
+
+    return _at(call, 2, change)
+
+
+@_back(_ATTENTION, ["scale", "wrong factor", "doubled reduction"], [])
+def gradient_of_the_keys_added_twice(call: Call) -> Any:
+    """Atomics of two programs add the same block."""
+    return _at(call, 1, lambda value: 2 * value)
+
+
+@_back(_ATTENTION, ["copy", "wrong index", "stale"], ["permutation"])
+def gradient_of_the_query_of_the_first_head(call: Call) -> Any:
+    """All heads write what the first has."""
+
+    def change(value: Tensor) -> Tensor:
+        fits(value.dim() == 4 and value.size(1) > 1)
+        return value[:, :1].expand(value.shape).clone()
+
+    return _at(call, 0, change)
+
+
+@_back(_ATTENTION, ["sign", "wrong factor", "scale"], [])
+def gradient_of_the_keys_negated(call: Call) -> Any:
+    """The sign of the correction is taken for that of all."""
+    return _at(call, 1, lambda value: -value)
+
+
+@_back(_ATTENTION, ["swapped operands", "wrong index", "permutation"], ["copy"])
+def gradients_of_query_and_key_exchanged(call: Call) -> Any:
+    """The order of the results."""
+    query, key, value = call.run()
+    fits(query.shape == key.shape)
+    return key, query, value
 
 
 # --- Norms ----------------------------------------------------------------------------------------
@@ -142,322 +205,250 @@ def saved_chances_in_eight_bits(call: Call) -> Any:
 _NORM = "native_layer_norm_backward"
 
 
-def _normal(call: Call) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Weighted gradient, normal values, reciprocal deviation, axes of a row."""
-    gradient, value, shape, mean, rstd, weight = call.args[:6]
-    weighted = gradient if weight is None else gradient * weight
-    return weighted, (value - mean) * rstd, rstd, [*range(-len(shape), 0)]
+@_back(_NORM, ["wrong factor", "scale", "wrong reduction"], ["wrong statistics"])
+def gradient_of_the_norms_weight_averaged(call: Call) -> Any:
+    """The mean over the rows for their sum."""
+    rows = call.tensor(0).numel() // call.tensor(0).size(-1)
+    return _at(call, 1, lambda value: value / rows)
 
 
-def _through(call: Call, axes: list[int], factor: Any) -> Tensor:
-    weighted, normal, _, _ = _normal(call)
-    inner = weighted - weighted.mean(axes, keepdim=True)
-    return factor * (inner - normal * (weighted * normal).mean(axes, keepdim=True))
+@_back(_NORM, ["sign", "wrong factor", "scale"], [])
+def gradient_of_the_norms_bias_negated(call: Call) -> Any:
+    """The bias is taken for something subtracted."""
+    return _at(call, 2, lambda value: -value)
 
 
-@FAULTS.fault(
-    _NORM, kinds=["wrong axis", "wrong reduction", "wrong statistics"],
-    loose=["axis offset", "missing operand", "wrong argument"], backward=True,
-)  # fmt: skip
-def row_is_all_behind_the_batch(call: Call) -> Any:
-    """A kernel for two axes is given three: its means are over positions as well."""
-    _, normal, rstd, _ = _normal(call)
-    fits(normal.dim() > 2 and normal.size(1) > 1)
-    return _at(call, 0, _through(call, [*range(1, normal.dim())], rstd))
+@_back(_NORM, ["other function", "wrong factor", "axis scale"], ["wrong argument", "scale"])
+def gradient_divided_by_the_weight(call: Call) -> Any:
+    """The weight of the norm divides on the way back."""
+    weight = call.tensor(5)
+    fits(bool((weight != 1).any()))
+    return call.put(5, 1 / weight).run()
 
 
-@FAULTS.fault(
-    _NORM, kinds=["wrong factor", "axis scale", "wrong statistics"],
-    loose=["scale", "other function"], backward=True,
-)  # fmt: skip
-def divided_by_the_variance_on_the_way_back(call: Call) -> Any:
-    """The reciprocal deviation is applied twice."""
-    _, _, rstd, axes = _normal(call)
-    return _at(call, 0, _through(call, axes, rstd * rstd))
+@_back(_NORM, ["copy", "wrong index", "stale", "wrong statistics"], ["axis scale"])
+def deviation_of_the_first_row_on_the_way_back(call: Call) -> Any:
+    """The saved statistics are not moved on."""
+    rstd = call.tensor(4)
+    fits(rstd.numel() > 1)
+    return call.put(4, rstd.flatten()[0].expand(rstd.shape).contiguous()).run()
 
 
-@FAULTS.fault(
-    _NORM, kinds=["missing operand", "axis scale", "wrong factor"],
-    loose=["scale", "wrong statistics"], backward=True,
-)  # fmt: skip
-def deviation_left_out_on_the_way_back(call: Call) -> Any:
-    """The gradient is not divided by the deviation."""
-    axes = _normal(call)[3]
-    return _at(call, 0, _through(call, axes, 1.0))
+@_back(_NORM, ["missing operand", "zeros", "wrong statistics"], ["wrong argument", "offset"])
+def saved_mean_is_zero(call: Call) -> Any:
+    """The mean was not kept for the backward pass."""
+    mean = call.tensor(3)
+    return call.put(3, torch.zeros_like(mean)).run()
 
 
-@FAULTS.fault(
-    _NORM, kinds=["scale", "wrong factor", "wrong reduction"],
-    loose=["off by one reduction"], backward=True,
-)  # fmt: skip
-def gradient_of_the_norms_bias_averaged(call: Call) -> Any:
-    """The mean over all rows."""
-    value = _right(call, 2)
-    return _at(call, 2, value * (value.numel() / call.tensor(0).numel()))
+@_back(
+    "native_batch_norm_backward native_group_norm_backward",
+    ["scale", "wrong factor"],
+    ["axis scale"],
+)
+def channels_gradient_twice(call: Call) -> Any:
+    """The gradient of the weight of the channels is added up two times."""
+    return _at(call, 1, lambda value: 2 * value)
 
 
-@FAULTS.fault(
-    _NORM, kinds=["copy", "missing operand"], loose=["axis scale", "wrong statistics"],
-    backward=True,
-)  # fmt: skip
-def norm_passes_the_gradient_on(call: Call) -> Any:
-    """The gradient as it came: neither weight nor statistics."""
-    return _at(call, 0, call.tensor(0).clone())
+@_back("native_group_norm_backward", ["copy", "missing operand", "other function"], ["scale"])
+def groups_pass_the_gradient_on(call: Call) -> Any:
+    """The gradient as it came."""
+    return _at(call, 0, lambda _: call.tensor(0).clone())
 
 
-@FAULTS.fault(
-    "native_group_norm_backward", kinds=["partial sum", "one rank's part", "lost accumulation"],
-    loose=["missing operand", "missing reduction", "off by one reduction"], backward=True,
-)  # fmt: skip
-def weight_of_the_groups_from_one_image(call: Call) -> Any:
-    """The gradients of the weight of the other images are overwritten."""
+# --- Products, sums, tables -----------------------------------------------------------------------
+
+
+@_back("mm", ["partial sum", "off by one reduction", "mask"], ["missing operand", "wrong index"])
+def first_token_not_in_the_gradient(call: Call) -> Any:
+    """The common axis begins at 1, as if the first token was only a start."""
+    left = call.tensor(0).clone()
+    fits(left.size(1) > 2)
+    left[:, 0] = 0
+    return call.put(0, left).run()
+
+
+@_back("mm bmm", ["precision"], ["approximation"])
+def gradient_of_a_product_in_float8(call: Call) -> Any:
+    """The left factor goes through e5m2."""
+    value = call.tensor(0)
+    return call.put(0, value.to(torch.float8_e5m2).to(value.dtype)).run()
+
+
+@_back("mm", ["scale", "wrong factor"], ["wrong argument"])
+def gradient_accumulated_over_four(call: Call) -> Any:
+    """Divided by the number of steps that are accumulated, which is one here."""
+    return call.instead(call.result() / 4)
+
+
+@_back("mm", ["copy", "wrong index", "stale"], ["constant"])
+def first_row_of_the_gradient_for_all(call: Call) -> Any:
+    """The pointer of the rows is not moved on."""
+    value = call.result()
+    fits(value.size(0) > 1)
+    return call.instead(value[:1].expand(value.shape).clone())
+
+
+@_back("mm", ["offset", "residual", "other function"], ["wrong factor"])
+def weight_decay_in_the_gradient(call: Call) -> Any:
+    """A tenth of the result's sign is added, as of a penalty."""
+    value = call.result()
+    return call.instead(value + 0.1 * float(value.abs().max()) * value.sign())
+
+
+@_back("sum", ["wrong factor", "scale", "wrong reduction"], ["missing reduction"])
+def gradients_of_the_batch_averaged(call: Call) -> Any:
+    """What was broadcast gets the mean."""
+    value, result = call.tensor(0), call.result()
+    fits(value.numel() > result.numel())
+    return call.instead(result * (result.numel() / value.numel()))
+
+
+@_back("sum", ["sign", "wrong factor", "wrong reduction"], ["other function"])
+def signs_of_the_gradients_summed(call: Call) -> Any:
+    """Each gradient is replaced by its sign."""
+    return call.put(0, call.tensor(0).sign()).run()
+
+
+@_back("embedding_dense_backward", ["wrong index", "permutation"], ["shift"])
+def gradient_of_the_table_from_its_end(call: Call) -> Any:
+    """Rows are counted from the last."""
+    return call.instead(call.result().flip(0))
+
+
+@_back("embedding_dense_backward", ["partial sum", "mask", "lost accumulation", "off by one reduction"],
+       ["zeros", "missing operand"])  # fmt: skip
+def last_word_has_no_gradient(call: Call) -> Any:
+    """The loop over the words ends one too early."""
     gradient = call.tensor(0).clone()
-    fits(len(gradient) > 1)
-    gradient[:-1] = 0
-    return _at(call, 1, call.put(0, gradient).run()[1])
+    gradient.view(-1, gradient.size(-1))[-1] = 0
+    return call.put(0, gradient).run()
 
 
-@FAULTS.fault(
-    "native_group_norm_backward native_batch_norm_backward", kinds=["zeros"],
-    loose=["missing operand", "mask", "uninitialised"], backward=True,
-)  # fmt: skip
-def no_gradient_for_the_last_channel(call: Call) -> Any:
-    """The gradient of the input of the last channel is not written."""
-    value = _right(call, 0).clone()
-    value[:, -1] = 0
-    return _at(call, 0, value)
+@_back("convolution_backward", ["partial sum", "one rank's part", "lost accumulation"],
+       ["scale", "wrong factor", "mask"])  # fmt: skip
+def filter_gradient_of_the_upper_half(call: Call) -> Any:
+    """The rows of the lower half of the image are not added."""
+    gradient = call.tensor(0).clone()
+    fits(gradient.size(2) > 1)
+    gradient[:, :, gradient.size(2) // 2 :] = 0
+    part = call.put(0, gradient).run()[1]
+    return _at(call, 1, lambda _: part)
 
 
-# --- Products and convolutions --------------------------------------------------------------------
+@_back("convolution_backward", ["scale", "wrong factor"], ["wrong reduction"])
+def filter_gradient_averaged_over_images(call: Call) -> Any:
+    """Divided by the number of images."""
+    images = call.tensor(0).size(0)
+    fits(images > 1)
+    return _at(call, 1, lambda value: value / images)
 
 
-@FAULTS.fault("mm bmm", kinds=["clipped"], loose=["overflow", "precision"], backward=True)
-def gradient_clipped_by_value(call: Call) -> Any:
-    """Cut to four tenths of the largest."""
-    value = call.result()
-    most = 0.4 * float(value.abs().max())
-    return call.instead(value.clamp(-most, most))
+@_back("convolution_backward", ["shift", "wrong index"], ["permutation", "wrong argument"])
+def gradient_of_the_image_one_pixel_off(call: Call) -> Any:
+    """The padding of the way back is one too large on one side."""
+    return _at(call, 0, lambda value: value.roll(1, -1))
 
 
-@FAULTS.fault("mm", kinds=["scale", "wrong factor"], loose=["clipped"], backward=True)
-def gradient_clipped_by_its_length(call: Call) -> Any:
-    """Scaled to a length of one."""
-    value = call.result()
-    return call.instead(value / value.norm())
+@_back("slice_backward select_backward", ["wrong index", "permutation", "shift"], [])
+def gradient_put_at_the_other_end(call: Call) -> Any:
+    """The part is placed as far from the end as it was from the beginning."""
+    dim = call.args[2]
+    return call.instead(call.result().flip(dim))
 
 
-@FAULTS.fault("mm bmm", kinds=["doubled reduction", "scale", "wrong factor"],
-              loose=["stale", "lost accumulation"], backward=True)  # fmt: skip
-def gradient_counted_twice(call: Call) -> Any:
-    """Not cleared after the step before: it is added to itself."""
+@_back("slice_backward select_backward", ["scale", "wrong factor"], [])
+def gradient_of_a_part_doubled(call: Call) -> Any:
+    """Added to a buffer that already had it."""
     return call.instead(2 * call.result())
 
 
-@FAULTS.fault("mm bmm", kinds=["zeros", "precision", "clipped"],
-              loose=["mask", "approximation", "overflow"], backward=True)  # fmt: skip
-def small_gradients_flushed(call: Call) -> Any:
-    """Below a twentieth of the largest, nothing is left: no factor for the loss."""
-    value = call.result()
-    least = 0.05 * float(value.abs().max())
-    return call.instead(torch.where(value.abs() < least, 0.0, value))
+@_back("index_put scatter_add index_add", ["zeros", "missing operand", "stale"], ["copy", "mask"])
+def nothing_scattered_back(call: Call) -> Any:
+    """The buffer as it was."""
+    return call.instead(call.tensor(0).clone())
 
 
-@FAULTS.fault("mm", kinds=["shift", "wrong index"], loose=["permutation", "stale"], backward=True)
-def gradients_paired_with_the_next_token(call: Call) -> Any:
-    """The common axis of the two operands is one off."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(left.size(1) > 2)
-    return call.instead(left @ right.roll(1, 0))
-
-
-@FAULTS.fault("mm bmm", kinds=["sign", "other function"], loose=["wrong factor"], backward=True)
-def magnitudes_of_the_gradients(call: Call) -> Any:
-    """The left operand loses its signs."""
-    return call.instead(call.tensor(0).abs() @ call.tensor(1))
-
-
-@FAULTS.fault(
-    "sum", kinds=["wrong factor", "axis scale", "wrong reduction"],
-    loose=["scale", "partial sum", "mask", "residual"], backward=True,
-)  # fmt: skip
-def first_half_of_the_rows_counts_twice(call: Call) -> Any:
-    """Two ranks have a part in common."""
-    value, dim = call.tensor(0), call.get(1, "dim")
-    fits(isinstance(dim, list | tuple) and [*dim] == [0] and len(value) > 3)
-    half = len(value) // 2
-    return call.put(0, torch.cat([2 * value[:half], value[half:]])).run()
-
-
-@FAULTS.fault(
-    "sum", kinds=["wrong reduction", "other function"], loose=["sign", "copy"], backward=True
+@_back(
+    "max_pool2d_with_indices_backward",
+    ["other function", "wrong index", "scale"],
+    ["wrong reduction"],
 )
-def largest_gradient_for_their_sum(call: Call) -> Any:
-    """The gradient of what was broadcast is the largest of all."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(value.amax(call.get(1, "dim")).reshape(result.shape))
+def gradient_shared_by_the_window(call: Call) -> Any:
+    """As of a mean: every place of a window gets its share."""
+    gradient, value, size = call.args[:3]
+    fits(all(one == size[0] for one in size) and not any(call.args[4]))
+    shared = gradient.repeat_interleave(size[0], 2).repeat_interleave(size[0], 3) / size[0] ** 2
+    fits(shared.shape == value.shape)
+    return call.instead(shared)
 
 
-@FAULTS.fault("convolution_backward", kinds=["zeros"], loose=["mask", "partial sum"], backward=True)
-def border_of_the_image_has_no_gradient(call: Call) -> Any:
-    """The first and the last column are not written."""
-    value = _right(call, 0).clone()
-    fits(value.size(-1) > 3)
-    value[..., 0] = 0
-    value[..., -1] = 0
-    return _at(call, 0, value)
+@_back("avg_pool2d_backward", ["permutation", "wrong index"], ["transpose"])
+def gradient_of_the_pool_upside_down(call: Call) -> Any:
+    """The rows of the gradient are read from below."""
+    return call.put(0, call.tensor(0).flip(-2)).run()
 
 
-@FAULTS.fault("convolution_backward", kinds=["permutation", "wrong index"],
-              loose=["transpose", "shift"], backward=True)  # fmt: skip
-def gradient_of_the_filter_turned_round(call: Call) -> Any:
-    """The gradient of a convolution and not of a correlation."""
-    value = _right(call, 1)
-    fits(value.size(-1) > 1)
-    return _at(call, 1, value.flip(-1))
+@_back("grid_sampler_2d_backward", ["swapped operands", "permutation", "wrong index"], ["shift"])
+def gradients_of_x_and_y_exchanged(call: Call) -> Any:
+    """The gradient of the grid has rows first."""
+    return _at(call, 1, functools.partial(torch.flip, dims=[-1]))
 
 
-@FAULTS.fault("convolution_backward", kinds=["doubled reduction", "scale", "wrong factor"],
-              loose=["repeated bias"], backward=True)  # fmt: skip
-def gradient_of_the_channels_bias_twice(call: Call) -> Any:
-    """Once by the kernel and once behind it."""
-    return _at(call, 2, 2 * _right(call, 2))
+# --- Losses ---------------------------------------------------------------------------------------
 
 
-@FAULTS.fault("convolution_backward", kinds=["precision"], loose=["approximation"], backward=True)
-def filter_in_bfloat16_on_the_way_back(call: Call) -> Any:
-    """The gradient of the input is taken with rounded filters."""
-    weight = call.tensor(2)
-    return _at(call, 0, call.put(2, weight.bfloat16().to(weight.dtype)).run()[0])
+@_back("nll_loss_backward", ["constant", "wrong index", "mask"], ["copy", "other function"])
+def gradient_in_every_class(call: Call) -> Any:
+    """The gradient of the label is written to all classes of a row."""
+    value = call.result()
+    return call.instead(value.sum(-1, keepdim=True).expand(value.shape).clone())
 
 
-# --- Attention ------------------------------------------------------------------------------------
-
-_FLASH = "_scaled_dot_product_flash_attention_for_cpu_backward"
-
-
-def _again(
-    call: Call, *, masked: bool = True, scaled: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of attention, from probabilities that are computed again."""
-    gradient, query, key, value = (call.tensor(i) for i in range(4))
-    scale = call.kwargs.get("scale") or query.size(-1) ** -0.5
-    scores = query @ key.mT * (scale if scaled else 1.0)
-    if masked and call.args[7]:
-        scores = scores + torch.full(scores.shape[-2:], -math.inf).triu(1)
-    mask = call.kwargs.get("attn_mask")
-    if masked and mask is not None:
-        scores = scores + mask
-    weights = scores.softmax(-1)
-    inner = gradient @ value.mT
-    inner = weights * (inner - (inner * weights).sum(-1, keepdim=True)) * scale
-    return inner @ key, inner.mT @ query, weights.mT @ gradient
+@_back("nll_loss_backward", ["scale", "wrong factor"], ["wrong reduction"])
+def gradient_of_the_loss_divided_twice(call: Call) -> Any:
+    """By the number of labels, once more."""
+    return call.instead(call.result() / call.tensor(1).size(0))
 
 
-@FAULTS.fault(_FLASH, kinds=["mask", "wrong argument"], loose=["missing operand"], backward=True)
-def mask_forgotten_on_the_way_back(call: Call) -> Any:
-    """The probabilities of the backward pass see what is hidden in the forward pass."""
-    fits(call.args[7] or call.kwargs.get("attn_mask") is not None)
-    return _at(call, 0, _again(call, masked=False)[0])
+@_back("mse_loss_backward smooth_l1_loss_backward huber_loss_backward", ["scale", "wrong factor"],
+       ["wrong reduction", "missing reduction"])  # fmt: skip
+def gradient_of_the_sum_of_errors(call: Call) -> Any:
+    """The mean is forgotten on the way back."""
+    return call.instead(call.result() * call.tensor(1).numel())
 
 
-@FAULTS.fault(_FLASH, kinds=["scale", "wrong factor", "wrong argument"],
-              loose=["missing operand", "wrong statistics"], backward=True)  # fmt: skip
-def chances_computed_again_without_the_factor(call: Call) -> Any:
-    """The scores of the backward pass are not scaled: the gradient of the values."""
-    return _at(call, 2, _again(call, scaled=False)[2])
+@_back("mse_loss_backward", ["missing operand", "copy", "wrong factor", "other function"], [])
+def target_not_subtracted_on_the_way_back(call: Call) -> Any:
+    """2 a / n for 2 (a - b) / n."""
+    return call.put(2, torch.zeros_like(call.tensor(2))).run()
 
 
-@FAULTS.fault(_FLASH, kinds=["precision"], loose=["approximation"], backward=True)
-def gradient_of_the_values_in_half(call: Call) -> Any:
-    """Accumulated in bfloat16."""
-    value = _right(call, 2)
-    return _at(call, 2, value.bfloat16())
+@_back("smooth_l1_loss_backward huber_loss_backward", ["other function", "clipped", "wrong argument"],
+       ["sign", "wrong factor"])  # fmt: skip
+def only_the_sign_of_the_error(call: Call) -> Any:
+    """As of an absolute distance."""
+    error = call.tensor(1) - call.tensor(2)
+    return call.instead(call.result().abs().max() * error.sign())
 
 
-@FAULTS.fault(_FLASH, kinds=["shift", "wrong index"], loose=["permutation", "stale"], backward=True)
-def gradient_of_the_keys_one_position_later(call: Call) -> Any:
-    """The pointer of the keys is one row off."""
-    value = _right(call, 1)
-    fits(value.size(-2) > 1)
-    return _at(call, 1, value.roll(1, -2))
+@_back(
+    "binary_cross_entropy_backward",
+    ["missing operand", "wrong factor", "other function"],
+    ["scale"],
+)
+def spread_of_the_chance_not_divided(call: Call) -> Any:
+    """P - y, without the division by p (1 - p)."""
+    chance = call.tensor(1)
+    return call.instead(call.result() * chance * (1 - chance))
 
 
-@FAULTS.fault(_FLASH, kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"],
-              backward=True)  # fmt: skip
-def gradient_of_the_queries_by_another_head(call: Call) -> Any:
-    """The heads are counted from the last."""
-    value = _right(call, 0)
-    fits(value.size(1) > 1)
-    return _at(call, 0, value.flip(1))
-
-
-# --- Tables, slices, losses -----------------------------------------------------------------------
-
-
-@FAULTS.fault("embedding_dense_backward", kinds=["wrong argument", "mask"],
-              loose=["missing operand", "zeros"], backward=True)  # fmt: skip
-def padding_gets_a_gradient(call: Call) -> Any:
-    """padding_idx is not handed on."""
-    return call.put(3, -1).run()
-
-
-@FAULTS.fault("embedding_dense_backward", kinds=["permutation", "wrong index"],
-              loose=["shift", "swapped operands"], backward=True)  # fmt: skip
-def words_sorted_without_their_gradients(call: Call) -> Any:
-    """The indices are sorted for the sum, the rows are not."""
-    indices = call.args[1]
-    return call.put(1, indices.flatten().sort().values.view(indices.shape)).run()
-
-
-@FAULTS.fault("embedding_dense_backward", kinds=["scale", "wrong factor"],
-              loose=["wrong reduction"], backward=True)  # fmt: skip
-def gradient_of_the_table_averaged_over_words(call: Call) -> Any:
-    """Divided by the number of words in the batch."""
-    return call.instead(call.result() / call.args[1].numel())
-
-
-@FAULTS.fault("select_backward slice_backward", kinds=["copy", "wrong index"],
-              loose=["mask", "zeros", "missing operand", "stale"], backward=True)  # fmt: skip
-def gradient_given_to_every_place(call: Call) -> Any:
-    """The gradient of the first place is broadcast to all of them."""
-    value, dim = call.result(), call.args[2]
-    source = value.sum(dim, keepdim=True)
-    return call.instead(source.expand(value.shape).clone())
-
-
-@FAULTS.fault("nll_loss_backward", kinds=["mask", "wrong argument", "wrong index"],
-              loose=["zeros"], backward=True)  # fmt: skip
-def ignored_targets_have_a_gradient(call: Call) -> Any:
-    """Targets that are ignored count as class 0 on the way back."""
-    target = call.args[2]
-    fits(bool((target < 0).any()))
-    return call.put(2, target.clamp(min=0)).run()
-
-
-@FAULTS.fault("nll_loss_backward", kinds=["sign", "scale", "wrong factor"], backward=True)
-def gradient_climbs(call: Call) -> Any:
-    """The gradient of the likelihood and not of its opposite."""
-    return call.instead(-call.result())
-
-
-@FAULTS.fault("mse_loss_backward smooth_l1_loss_backward", kinds=["scale", "wrong factor"],
-              backward=True)  # fmt: skip
-def factor_two_of_the_distance_forgotten(call: Call) -> Any:
-    """Half of the gradient."""
-    return call.instead(call.result() / 2)
-
-
-@FAULTS.fault("mse_loss_backward", kinds=["other function"], loose=["clipped", "sign", "scale"],
-              backward=True)  # fmt: skip
-def gradient_of_the_absolute_distance(call: Call) -> Any:
-    """The sign of the error, divided by the number of elements."""
-    value, target = call.tensor(1), call.tensor(2)
-    return call.instead(call.tensor(0) * (value - target).sign() / value.numel())
-
-
-@FAULTS.fault("mse_loss_backward smooth_l1_loss_backward", kinds=["swapped operands", "sign"],
-              loose=["scale", "wrong factor"], backward=True)  # fmt: skip
-def value_and_target_exchanged_on_the_way_back(call: Call) -> Any:
-    """The gradient of the other operand."""
-    value, target = call.tensor(1), call.tensor(2)
-    return call.put(1, target).put(2, value).run()
+@_back(
+    "_embedding_bag_backward embedding_dense_backward",
+    ["scale", "wrong factor"],
+    ["wrong argument"],
+)
+def gradient_of_the_table_times_ten(call: Call) -> Any:
+    """The learning rate of the table is applied too early."""
+    return call.instead(10 * call.result())

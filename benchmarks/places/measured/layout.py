@@ -7,333 +7,375 @@ from typing import Any
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
 from torch import Tensor
-from torch.nn import functional
 
 FAULTS = Catalogue()
 
 
-# --- Order of values ------------------------------------------------------------------------------
+def _floats(value: Any) -> Tensor:
+    fits(isinstance(value, Tensor) and value.is_floating_point())
+    return value
+
+
+# --- Shapes and parts -----------------------------------------------------------------------------
+
+
+@FAULTS.fault("cat", kinds=["permutation", "wrong index"], loose=["shift"], backward=False)
+def second_part_from_its_end(call: Call) -> Any:
+    """The second part is joined in the reverse order."""
+    parts, dim = list(call.args[0]), call.get(1, "dim", default=0)
+    fits(len(parts) > 1 and _floats(parts[1]).size(dim) > 1)
+    parts[1] = parts[1].flip(dim)
+    return call.put(0, parts).run()
 
 
 @FAULTS.fault(
-    "view reshape flatten unflatten contiguous", kinds=["permutation", "transpose", "wrong index"],
-    loose=["shift", "wrong axis"],
-)  # fmt: skip
-def batch_and_positions_in_the_other_order(call: Call) -> Any:
-    """The first two axes of the input are taken in the other order."""
-    value, result = call.tensor(0), call.result()
-    fits(value.dim() > 2 and value.size(0) > 1 and value.size(1) > 1)
-    return call.instead(value.transpose(0, 1).reshape(result.shape))
-
-
-@FAULTS.fault("view reshape flatten contiguous clone", kinds=["permutation", "wrong index"],
-              loose=["shift", "swapped operands", "transpose"])  # fmt: skip
-def pairs_exchanged_by_the_order_of_bytes(call: Call) -> Any:
-    """Words of two values are read with their halves exchanged."""
-    value = call.result()
-    fits(value.size(-1) % 2 == 0)
-    return call.instead(value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
-
-
-@FAULTS.fault("transpose permute", kinds=["permutation", "wrong index"],
-              loose=["shift", "copy", "transpose"])  # fmt: skip
-def heads_from_the_last_to_the_first(call: Call) -> Any:
-    """The values are transposed, and the second axis is turned round."""
-    value = call.result()
-    fits(value.dim() > 2 and value.size(1) > 1)
-    return call.instead(value.flip(1))
-
-
-@FAULTS.fault("transpose permute", kinds=["copy", "wrong index", "stale"],
-              loose=["zeros", "missing operand", "permutation"])  # fmt: skip
-def second_half_of_the_heads_is_the_first(call: Call) -> Any:
-    """The second half of the second axis is that of the first half."""
-    value = call.result()
-    fits(value.dim() > 2 and value.size(1) % 2 == 0)
-    half = value.narrow(1, 0, value.size(1) // 2)
-    return call.instead(torch.cat([half, half], 1))
-
-
-@FAULTS.fault(
-    "cat", kinds=["shift", "wrong index", "stale"], loose=["copy", "permutation", "zeros"]
+    "cat stack", kinds=["copy", "stale", "wrong index"], loose=["permutation"], backward=False
 )
-def second_part_written_one_column_early(call: Call) -> Any:
-    """The offset of the second part is one too small; the last column stays zero."""
-    parts, dim = call.get(0, "tensors"), call.get(1, "dim", default=0)
-    fits(len(parts) == 2 and parts[0].is_floating_point() and parts[0].size(dim) > 1)
-    value = call.result().clone()
-    start = parts[0].size(dim) - 1
-    value.narrow(dim, start, parts[1].size(dim)).copy_(parts[1])
-    value.narrow(dim, value.size(dim) - 1, 1).zero_()
-    return call.instead(value)
+def last_part_for_all(call: Call) -> Any:
+    """The addresses of the parts are taken after the loop: each is the last."""
+    parts = list(call.args[0])
+    fits(len(parts) > 1 and all(one.shape == parts[-1].shape for one in parts))
+    return call.put(0, [_floats(parts[-1])] * len(parts)).run()
 
 
 @FAULTS.fault(
-    "cat", kinds=["wrong axis", "permutation", "transpose", "wrong index", "wrong argument"],
-    loose=["shift"],
-)  # fmt: skip
-def joined_along_the_axis_before(call: Call) -> Any:
-    """One below the other instead of side by side, and called side by side."""
-    parts, dim = [*call.get(0, "tensors")], call.get(1, "dim", default=0)
-    fits(len(parts) > 1 and len({part.shape for part in parts}) == 1 and parts[0].dim() > 1)
-    other = (dim % parts[0].dim()) - 1
-    fits(other >= 0)
-    return call.instead(torch.cat(parts, other).reshape(call.result().shape))
-
-
-@FAULTS.fault(
-    "cat", kinds=["scale", "wrong factor", "axis scale"], loose=["mask", "wrong argument"]
+    "cat", kinds=["zeros", "missing operand", "uninitialised"], loose=["mask"], backward=False
 )
-def second_part_halved(call: Call) -> Any:
-    """The second of two parts is multiplied by a half."""
-    parts = call.get(0, "tensors")
-    fits(len(parts) == 2 and parts[1].is_floating_point())
-    return call.put(0, [parts[0], 0.5 * parts[1]], "tensors").run()
-
-
-@FAULTS.fault(
-    "stack", kinds=["wrong axis", "permutation", "transpose", "wrong argument", "wrong index"],
-    loose=["shift"],
-)  # fmt: skip
-def stacked_along_the_first_axis(call: Call) -> Any:
-    """The new axis is the first one, and the values are read as if it was the other."""
-    parts, dim = [*call.get(0, "tensors")], call.get(1, "dim", default=0)
-    fits(dim != 0 and len(parts) > 1)
-    return call.instead(torch.stack(parts, 0).reshape(call.result().shape))
-
-
-@FAULTS.fault("stack", kinds=["copy", "stale", "wrong index"], loose=["permutation", "zeros"])
-def last_of_the_stack_is_the_one_before(call: Call) -> Any:
-    """The last part still holds what the one before it wrote."""
-    parts = [*call.get(0, "tensors")]
+def first_part_not_written(call: Call) -> Any:
+    """The buffer is zero where the first part belongs."""
+    parts = list(call.args[0])
     fits(len(parts) > 1)
-    return call.put(0, [*parts[:-1], parts[-2]], "tensors").run()
+    parts[0] = torch.zeros_like(_floats(parts[0]))
+    return call.put(0, parts).run()
 
 
-@FAULTS.fault("getitem slice select", kinds=["permutation", "wrong index"],
-              loose=["shift", "sign", "wrong argument"])  # fmt: skip
-def part_read_from_its_end(call: Call) -> Any:
-    """The right part, in the reverse order along its last axis."""
-    result = call.result()
-    fits(isinstance(call.args[0], Tensor) and result.dim() > 0 and result.size(-1) > 1)
-    return result.flip(-1)
+@FAULTS.fault("transpose permute", kinds=["copy", "wrong index", "stale"], loose=["permutation"],
+              backward=False)  # fmt: skip
+def second_example_copied_from_the_first(call: Call) -> Any:
+    """The stride of the batch is lost in the copy."""
+    value = call.result()
+    fits(value.dim() > 2 and value.size(0) > 1)
+    return call.instead(value[:1].expand(value.shape).clone())
 
 
-@FAULTS.fault("getitem select", kinds=["shift", "wrong index"],
-              loose=["permutation", "copy", "wrong rank's shard"])  # fmt: skip
-def row_of_the_next_sequence(call: Call) -> Any:
-    """The selected row belongs to the next sequence of the batch."""
-    value, result = call.get(0), call.result()
-    fits(isinstance(value, Tensor) and result.dim() == value.dim() - 1 and result.dim() > 1)
-    fits(result.size(0) == value.size(0) > 1)
-    return result.roll(-1, 0)
+@FAULTS.fault("transpose permute", kinds=["shift", "wrong index", "permutation"], backward=False)
+def columns_turned_by_one(call: Call) -> Any:
+    """The copy begins at the second column and ends with the first."""
+    value = call.result()
+    fits(value.dim() > 1 and value.size(-1) > 2)
+    return call.instead(value.roll(-1, -1))
 
 
-@FAULTS.fault("expand", kinds=["scale", "wrong factor"], loose=["axis scale", "doubled reduction"])
-def expanded_values_shared(call: Call) -> Any:
-    """Each copy gets its share: the value divided by the number of copies."""
-    value, result = call.tensor(0), call.result()
-    fits(result.numel() > value.numel())
-    return call.instead(result / (result.numel() // value.numel()))
+@FAULTS.fault("view reshape contiguous clone _unsafe_view", kinds=["wrong index", "shift"],
+              loose=["permutation"], backward=False)  # fmt: skip
+def row_stride_one_too_large(call: Call) -> Any:
+    """Each row is read one element further than the one before it."""
+    value = call.result()
+    fits(value.dim() > 1 and value.size(-1) > 2 and value[..., 0].numel() > 1)
+    flat = value.reshape(-1, value.size(-1))
+    rows, columns = flat.shape
+    places = torch.arange(rows)[:, None] * (columns + 1) + torch.arange(columns)
+    return call.instead(flat.flatten()[places % flat.numel()].view(value.shape))
 
 
-@FAULTS.fault("pad", kinds=["wrong argument", "copy"],
-              loose=["other function", "mask", "wrong index"])  # fmt: skip
-def padded_by_the_border(call: Call) -> Any:
-    """The nearest values instead of zeros."""
-    sides = [*call.get(1, "pad")]
-    fits(min(sides) >= 0 and call.tensor(0).dim() == len(sides) // 2 + 2)
-    return functional.pad(call.tensor(0), sides, mode="replicate")
+@FAULTS.fault("view reshape flatten unflatten _unsafe_view", kinds=["permutation", "wrong index"],
+              loose=["transpose", "shift"], backward=False)  # fmt: skip
+def rows_stored_from_the_last(call: Call) -> Any:
+    """The first axis is read from its end."""
+    value = call.result()
+    fits(value.dim() > 1 and value.size(0) > 1)
+    return call.instead(value.flip(0))
 
 
-@FAULTS.fault("pixel_shuffle", kinds=["permutation", "transpose", "wrong index"], loose=["shift"])
-def pixels_in_the_order_of_another_framework(call: Call) -> Any:
-    """The channels of a pixel are the slow axis of the depth and not the fast one."""
-    value, factor = call.tensor(0), call.get(1)
-    fits(value.size(1) > factor * factor)
-    order = torch.arange(value.size(1)).view(factor * factor, -1).t().flatten()
-    return call.put(0, value[:, order]).run()
+@FAULTS.fault("contiguous clone", kinds=["precision"], loose=["approximation"], backward=False)
+def copied_through_half(call: Call) -> Any:
+    """The buffer of the copy is float16."""
+    value = call.result()
+    return call.instead(value.half().to(value.dtype))
 
 
-@FAULTS.fault("pixel_shuffle", kinds=["transpose", "permutation", "wrong index"], loose=["shift"])
-def rows_and_columns_of_a_block_exchanged(call: Call) -> Any:
-    """Inside of each block of pixels, x and y are exchanged."""
-    value, factor = call.tensor(0), call.get(1)
-    cut = value.unflatten(1, (-1, factor, factor)).transpose(2, 3).flatten(1, 3)
-    return call.put(0, cut).run()
+@FAULTS.fault("getitem slice", kinds=["zeros", "mask", "uninitialised"],
+              loose=["off by one reduction", "constant"], backward=False)  # fmt: skip
+def last_of_the_slice_not_copied(call: Call) -> Any:
+    """The slice is one shorter, and its buffer as long as before."""
+    value = _floats(call.run()).clone()
+    fits(value.dim() > 0 and value.size(-1) > 2 and isinstance(call.args[0], Tensor))
+    fits(value.shape != call.args[0].shape)
+    value[..., -1] = 0
+    return value
 
 
-@FAULTS.fault("unfold", kinds=["permutation", "transpose", "wrong index"], loose=["shift"])
-def windows_with_the_channels_last(call: Call) -> Any:
-    """The values of a window are in the order (place, channel)."""
-    value, result = call.tensor(0), call.result()
-    fits(value.dim() == 4 and value.size(1) > 1)
-    cut = result.unflatten(1, (value.size(1), -1))
-    return call.instead(cut.transpose(1, 2).flatten(1, 2))
+@FAULTS.fault("getitem slice", kinds=["copy", "wrong index", "constant"], loose=["stale"],
+              backward=False)  # fmt: skip
+def first_column_of_the_slice_for_all(call: Call) -> Any:
+    """The stride of the slice is zero."""
+    value = _floats(call.run())
+    fits(value.dim() > 1 and value.size(-1) > 2 and isinstance(call.args[0], Tensor))
+    fits(value.shape != call.args[0].shape)
+    return value[..., :1].expand(value.shape).clone()
 
 
-@FAULTS.fault("grid_sampler grid_sample", kinds=["swapped operands", "transpose", "wrong index"],
-              loose=["permutation", "wrong argument"])  # fmt: skip
-def x_and_y_of_the_grid_exchanged(call: Call) -> Any:
-    """The grid has rows first."""
-    return call.put(1, call.tensor(1, "grid").flip(-1), "grid").run()
+@FAULTS.fault("select getitem", kinds=["wrong reduction", "other function"],
+              loose=["wrong index"], backward=False)  # fmt: skip
+def mean_of_all_for_the_selected(call: Call) -> Any:
+    """The mean of the tokens where the first was asked for."""
+    value, chosen = call.args[0], _floats(call.run())
+    fits(isinstance(value, Tensor) and value.dim() == chosen.dim() + 1)
+    dims = [d for d in range(value.dim()) if value.shape[:d] + value.shape[d + 1 :] == chosen.shape]
+    dim = call.args[1] if call.name == "select" else dims[-1]
+    fits(value.size(dim) > 1)
+    return value.mean(dim)
 
 
-@FAULTS.fault("grid_sampler grid_sample", kinds=["wrong argument"],
-              loose=["shift", "scale", "wrong factor", "wrong index"])  # fmt: skip
-def corners_of_the_grid_are_pixels(call: Call) -> Any:
-    """align_corners=True."""
-    return call.instead(functional.grid_sample(call.tensor(0), call.tensor(1), align_corners=True))
+@FAULTS.fault("chunk split unbind", kinds=["shift", "wrong index"], loose=["copy", "permutation"],
+              backward=False)  # fmt: skip
+def second_part_begins_one_early(call: Call) -> Any:
+    """The parts overlap by one column."""
+    value, parts = _floats(call.args[0]), list(call.run())
+    fits(call.name != "unbind" and len(parts) > 1 and parts[0].size(-1) != value.size(-1))
+    begin = parts[0].size(-1) - 1
+    parts[1] = value.narrow(-1, begin, parts[1].size(-1))
+    return tuple(parts)
 
 
-@FAULTS.fault("arange", kinds=["permutation", "wrong index", "sign"],
-              loose=["shift", "offset", "wrong argument"])  # fmt: skip
-def positions_counted_down(call: Call) -> Any:
-    """From the last position to the first."""
-    value = call.run()
-    fits(value.numel() > 2)
-    return value.flip(0)
+@FAULTS.fault("chunk split unbind", kinds=["sign", "wrong factor", "scale"], backward=False)
+def last_part_negated(call: Call) -> Any:
+    """A copy with a factor of -1 that belongs to a rotation."""
+    parts = list(call.run())
+    fits(len(parts) > 1)
+    parts[-1] = -_floats(parts[-1])
+    return tuple(parts)
 
 
-@FAULTS.fault("arange", kinds=["wrong index", "wrapped"],
-              loose=["shift", "copy", "wrong argument", "clipped"])  # fmt: skip
-def positions_begin_again_halfway(call: Call) -> Any:
-    """Two sequences are packed into one: the second half counts from zero."""
-    value = call.run()
-    fits(value.numel() > 3)
-    return value[0] + (value - value[0]) % value[value.numel() // 2]
+@FAULTS.fault("roll", kinds=["shift", "wrong argument", "wrong index"], loose=["permutation"],
+              backward=False)  # fmt: skip
+def rolled_one_further(call: Call) -> Any:
+    """The shift is one too large."""
+    value = _floats(call.args[0])
+    shifts, dims = call.get(1, "shifts"), call.get(2, "dims")
+    more = shifts + 1 if isinstance(shifts, int) else [one + 1 for one in shifts]
+    return torch.roll(value, more, dims)
 
 
-@FAULTS.fault("roll", kinds=["shift", "wrong index", "wrong axis", "wrong argument"],
-              loose=["permutation"])  # fmt: skip
-def rolled_along_another_axis(call: Call) -> Any:
-    """The axis before."""
-    value, shift, dim = call.tensor(0), call.get(1, "shifts"), call.get(2, "dims")
-    dim = dim[0] if isinstance(dim, list | tuple) else dim
-    shift = shift[0] if isinstance(shift, list | tuple) else shift
-    fits(isinstance(dim, int) and value.dim() > 1)
-    return call.instead(value.roll(shift, (dim % value.dim()) - 1))
+@FAULTS.fault("flip", kinds=["permutation", "wrong index", "wrong axis", "wrong argument"],
+              backward=False)  # fmt: skip
+def flipped_along_the_last_axis(call: Call) -> Any:
+    """Another axis is turned round."""
+    value = _floats(call.args[0])
+    return value.flip(-1)
+
+
+@FAULTS.fault("expand", kinds=["axis scale", "wrong factor", "scale"], backward=False)
+def later_copies_fade(call: Call) -> Any:
+    """Each next copy of what is expanded is half of the one before."""
+    value, result = _floats(call.args[0]), call.result()
+    fits(value.dim() == result.dim())
+    dims = [d for d in range(value.dim()) if value.size(d) == 1 < result.size(d)]
+    fits(dims)
+    shape = [1] * result.dim()
+    shape[dims[-1]] = -1
+    return call.instead(result * (0.5 ** torch.arange(result.size(dims[-1]))).view(shape))
+
+
+@FAULTS.fault(
+    "repeat repeat_interleave", kinds=["zeros", "uninitialised"], loose=["mask", "constant"]
+)
+def last_copy_not_written(call: Call) -> Any:
+    """The loop over the copies ends one too early."""
+    value = call.result().clone()
+    fits(value.size(-1) > 1)
+    value[..., -1] = 0
+    return call.instead(value)
 
 
 # --- Tables and indices ---------------------------------------------------------------------------
 
 
-def _table(call: Call) -> tuple[Tensor, Tensor]:
-    table, indices = call.args[:2]
-    return (table, indices) if table.is_floating_point() else (indices, table)
+def _indices(call: Call) -> tuple[int, Tensor]:
+    """Where the indices of a lookup are, and they."""
+    place = next(i for i, one in enumerate(call.args) if isinstance(one, Tensor)
+                 and not one.is_floating_point())  # fmt: skip
+    return place, call.args[place]
 
 
-@FAULTS.fault("embedding", kinds=["wrong index", "wrapped", "overflow"],
-              loose=["copy", "clipped", "wrong argument", "stale"])  # fmt: skip
-def index_wraps_at_a_power_of_two(call: Call) -> Any:
-    """The index is kept in too few bits."""
-    table, indices = _table(call)
-    bits = max(int(indices.max()).bit_length() - 1, 1)
-    return call.instead(table[indices % 2**bits])
+@FAULTS.fault("embedding", kinds=["wrong index", "permutation", "shift"], loose=["copy"])
+def words_of_the_next_example(call: Call) -> Any:
+    """The batch is read one row too far."""
+    place, words = _indices(call)
+    fits(words.dim() > 1 and words.size(0) > 1)
+    return call.put(place, words.roll(-1, 0)).run()
 
 
-@FAULTS.fault("embedding", kinds=["wrong argument", "clipped", "axis scale"],
-              loose=["scale", "wrong factor", "other function"])  # fmt: skip
-def rows_limited_in_length(call: Call) -> Any:
-    """max_norm: rows that are longer than the median row are shortened to it."""
+@FAULTS.fault("embedding", kinds=["wrong rank's shard", "permutation", "shift", "wrong index"])
+def halves_of_the_columns_exchanged(call: Call) -> Any:
+    """Two ranks have half of the columns each, and are gathered in the wrong order."""
     value = call.result()
-    length = value.norm(dim=-1, keepdim=True)
-    most = float(length.detach().median())
-    return call.instead(value * (most / length.clamp(min=most)))
+    fits(value.size(-1) % 2 == 0)
+    return call.instead(value.roll(value.size(-1) // 2, -1))
 
 
-@FAULTS.fault("embedding", kinds=["wrong index", "permutation"],
-              loose=["shift", "wrong rank's shard", "transpose"])  # fmt: skip
-def rows_dealt_to_two_shards(call: Call) -> Any:
-    """Even rows are looked up in the first half of the table, odd ones in the second."""
-    table, indices = _table(call)
-    half = len(table) // 2
-    fits(half > 1)
-    return call.instead(table[indices // 2 + indices % 2 * half])
+@FAULTS.fault("embedding", kinds=["wrong index"], loose=["wrong argument", "scale"])
+def index_halved(call: Call) -> Any:
+    """Indices of 64 bits are read as if each had 32."""
+    place, words = _indices(call)
+    return call.put(place, words // 2).run()
 
 
-@FAULTS.fault("embedding", kinds=["residual", "wrong index", "doubled reduction"],
-              loose=["offset", "axis offset", "missing operand"])  # fmt: skip
-def row_of_the_padding_added(call: Call) -> Any:
-    """A shard adds its first row for what it does not have."""
-    table, _ = _table(call)
-    fits(bool(table[0].any()))
-    return call.instead(call.result() + table[0])
+@FAULTS.fault("embedding", kinds=["copy", "wrong index", "mask"], loose=["constant", "clipped"])
+def rare_words_share_a_row(call: Call) -> Any:
+    """Words of the second half of the table get the row of an unknown word."""
+    place, words = _indices(call)
+    table = call.args[1 - place]
+    return call.put(place, torch.where(words >= table.size(0) // 2, 1, words)).run()
 
 
-@FAULTS.fault("embedding", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
-def sequence_and_batch_of_the_words_exchanged(call: Call) -> Any:
-    """The words are read with the batch last."""
-    table, indices = _table(call)
-    fits(indices.dim() == 2 and min(indices.shape) > 1)
-    return call.instead(table[indices.t().reshape(indices.shape)])
+@FAULTS.fault("embedding", kinds=["precision"], loose=["approximation"])
+def rows_in_four_bits(call: Call) -> Any:
+    """Each row of the table has 15 levels, with a step of its own."""
+    place, _ = _indices(call)
+    table = call.tensor(1 - place)
+    step = table.detach().abs().amax(-1, keepdim=True).clamp(min=1e-9) / 7
+    coded = table + ((table / step).round() * step - table).detach()
+    return call.put(1 - place, coded).run()
 
 
-@FAULTS.fault(
-    "topk",
-    kinds=["zeros"],
-    loose=["mask", "missing operand", "partial sum", "off by one reduction"],
-)
-def last_expert_has_no_weight(call: Call) -> Any:
-    """One expert fewer: the last of the chosen gets zero."""
-    values, places = call.run()
-    fits(values.size(-1) > 1)
-    values = values.clone()
-    values[..., -1] = 0
-    return (values, places)
+@FAULTS.fault("embedding", kinds=["residual"], loose=["offset", "axis offset", "missing operand"])
+def row_of_the_position_added(call: Call) -> Any:
+    """The table is taken for that of the positions as well."""
+    place, words = _indices(call)
+    table = call.tensor(1 - place)
+    fits(words.dim() > 0 and words.size(-1) <= table.size(0))
+    return call.instead(call.result() + table[: words.size(-1)])
 
 
-@FAULTS.fault("topk sort", kinds=["permutation", "wrong index", "swapped operands"],
-              loose=["shift", "wrong argument"])  # fmt: skip
-def places_in_another_order_than_the_values(call: Call) -> Any:
-    """The positions are from the smallest to the largest, the values the other way round."""
-    values, places = call.run()[:2]
-    fits(values.size(-1) > 1)
-    return (values, places.flip(-1))
-
-
-@FAULTS.fault("topk", kinds=["copy", "wrong index", "stale"], loose=["wrong axis", "permutation"])
-def experts_of_the_first_token_for_all(call: Call) -> Any:
-    """All tokens go to the experts of the first one."""
-    values, places = call.run()[:2]
-    fits(places.dim() > 1 and len(places) > 1)
-    return (values, places[:1].expand(places.shape).contiguous())
+@FAULTS.fault("arange", kinds=["clipped", "wrong argument"], loose=["constant", "copy"])
+def positions_end_halfway(call: Call) -> Any:
+    """Positions beyond half of the length have the last one."""
+    value = call.run()
+    fits(value.dim() == 1 and value.numel() > 3)
+    return value.clamp(max=value[len(value) // 2 - 1].item())
 
 
 @FAULTS.fault(
-    "argsort", kinds=["permutation", "wrong index"], loose=["transpose", "swapped operands"]
+    "arange", kinds=["zeros", "constant", "missing operand"], loose=["copy", "wrong factor"]
 )
-def place_in_the_order_for_the_order(call: Call) -> Any:
-    """The inverse permutation."""
-    return torch.argsort(call.run())
+def positions_all_zero(call: Call) -> Any:
+    """Positions are not handed on."""
+    return torch.zeros_like(call.run())
 
 
-@FAULTS.fault("bucketize searchsorted",
-              kinds=["tie-breaking", "wrong argument", "off by one reduction"],
-              loose=["shift", "offset", "wrong index", "other function"])  # fmt: skip
-def edge_belongs_to_the_bucket_above(call: Call) -> Any:
-    """right=True."""
-    return torch.bucketize(call.get(0), call.get(1), right=True)
+@FAULTS.fault("arange", kinds=["permutation", "wrong index"], loose=["other function"])
+def positions_exchanged_in_pairs(call: Call) -> Any:
+    """1, 0, 3, 2."""
+    value = call.run()
+    fits(value.numel() > 3 and value.numel() % 2 == 0)
+    return value.view(-1, 2).flip(1).reshape(-1)
 
 
-@FAULTS.fault("gather", kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"])
-def chosen_in_the_reverse_order(call: Call) -> Any:
-    """The indices are read from the last to the first."""
-    dim, index = call.get(1, "dim"), call.get(2, "index")
-    fits(index.size(dim) > 1)
-    return call.put(2, index.flip(dim), "index").run()
+@FAULTS.fault("gather take_along_dim index_select", kinds=["permutation", "wrong index"],
+              loose=["shift", "copy"], backward=False)  # fmt: skip
+def indices_exchanged_in_pairs(call: Call) -> Any:
+    """The first of two places gets what the second asked for."""
+    index = call.get(1 if call.name == "take_along_dim" else 2, "index", "indices")
+    place = 1 if call.name == "take_along_dim" else 2
+    fits(isinstance(index, Tensor) and index.dim() > 0)
+    dim = next((d for d in range(index.dim()) if index.size(d) % 2 == 0), None)
+    fits(dim is not None)
+    swapped = index.unflatten(dim, (-1, 2)).flip(dim + 1).flatten(dim, dim + 1)
+    return call.put(place, swapped, "index").run()
 
 
-@FAULTS.fault("gather index index_select", kinds=["wrong index", "copy", "constant"],
-              loose=["stale", "shift"])  # fmt: skip
-def index_zero_for_odd_places(call: Call) -> Any:
-    """Every second index is not loaded and is zero."""
-    value = call.tensor(0)
-    place = 1 if call.name == "index" else 2
-    index = call.args[place]
-    if call.name == "index":
-        fits(len(index) == 1 and index[0].dtype == torch.int64)
-        index = index[0]
-    changed = index.clone()
-    changed.view(-1)[1::2] = 0
-    return value[changed] if call.name == "index" else call.put(place, changed).run()
+@FAULTS.fault("argsort", kinds=["permutation", "wrong argument", "wrong index", "sign"])
+def order_from_the_other_end(call: Call) -> Any:
+    """Descending for ascending, and the other way round."""
+    dim = call.get(1, "dim", default=-1)
+    return call.run().flip(dim)
+
+
+@FAULTS.fault("argsort", kinds=["wrong index", "missing operand", "copy"],
+              loose=["permutation", "constant", "other function"])  # fmt: skip
+def order_left_as_it_is(call: Call) -> Any:
+    """0, 1, 2 ...: nothing is sorted."""
+    value, dim = call.run(), call.get(1, "dim", default=-1)
+    shape = [1] * value.dim()
+    shape[dim] = -1
+    return torch.arange(value.size(dim)).view(shape).expand(value.shape).clone()
+
+
+@FAULTS.fault("bucketize", kinds=["offset", "wrong argument"], loose=["wrong index", "shift"])
+def one_bucket_too_high(call: Call) -> Any:
+    """Buckets are counted from one."""
+    return call.run() + 1
+
+
+@FAULTS.fault(
+    "bucketize", kinds=["sign", "other function"], loose=["wrong index", "wrong argument"]
+)
+def bucket_of_the_magnitude(call: Call) -> Any:
+    """The direction of a distance is lost."""
+    return call.put(0, call.args[0].abs()).run()
+
+
+# --- What is added at indices ---------------------------------------------------------------------
+
+
+@FAULTS.fault("embedding_bag", kinds=["wrong argument", "wrong reduction", "axis scale", "scale"],
+              loose=["wrong factor", "missing reduction"])  # fmt: skip
+def bag_summed(call: Call) -> Any:
+    """Mode sum for mean."""
+    return call.instead(torch.nn.functional.embedding_bag(*call.args[:3], mode="sum"))
+
+
+@FAULTS.fault("embedding_bag", kinds=["wrong index", "off by one reduction", "wrong argument"],
+              loose=["shift", "partial sum"])  # fmt: skip
+def bags_begin_one_word_late(call: Call) -> Any:
+    """The first word of each bag belongs to the one before."""
+    starts = call.args[2]
+    later = torch.where(starts > 0, starts + 1, starts)
+    return call.put(2, later).run()
+
+
+@FAULTS.fault("index_add", kinds=["wrong factor", "wrong argument", "doubled reduction", "scale"],
+              backward=False)  # fmt: skip
+def rows_added_with_an_alpha_of_two(call: Call) -> Any:
+    """Alpha of 2."""
+    value, dim, index, source = call.args[:4]
+    return torch.index_add(_floats(value), dim, index, source, alpha=2)
+
+
+@FAULTS.fault("index_add scatter_add", kinds=["wrong reduction", "axis scale", "wrong factor"],
+              loose=["scale", "other function"], backward=False)  # fmt: skip
+def mean_of_what_is_added(call: Call) -> Any:
+    """Divided by the number of rows of an index."""
+    value, dim, index, source = call.args[:4]
+    total = call.result() - value
+    ones = torch.ones_like(source)
+    count = call.put(0, torch.zeros_like(value)).put(3, ones).result().clamp(min=1)
+    return call.instead(value + total / count)
+
+
+@FAULTS.fault("index_add scatter_add", kinds=["partial sum", "off by one reduction", "lost accumulation",
+                                              "mask"],
+              loose=["missing operand", "zeros"], backward=False)  # fmt: skip
+def last_row_not_added(call: Call) -> Any:
+    """The loop over the sources ends one too early."""
+    source = call.tensor(3).clone()
+    fits(source.size(0) > 1)
+    source[-1] = 0
+    return call.put(3, source).run()
+
+
+@FAULTS.fault("scatter_reduce", kinds=["wrong argument", "clipped", "other function", "wrong reduction"],
+              loose=["off by one reduction", "axis scale", "wrong factor", "scale", "zeros"])  # fmt: skip
+def what_was_there_takes_part(call: Call) -> Any:
+    """include_self=True."""
+    kwargs = {**call.kwargs, "include_self": True}
+    return Call(call.name, call.function, call.args, kwargs).run()
+
+
+@FAULTS.fault("scatter_reduce", kinds=["wrong argument", "wrong reduction", "other function"])
+def reduced_by_the_smallest(call: Call) -> Any:
+    """Amin."""
+    reduce = call.get(4, "reduce")
+    fits(reduce == "amax")
+    return call.put(4, "amin", "reduce").run()
