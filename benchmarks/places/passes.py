@@ -112,9 +112,9 @@ class Names:
             known = self._by_sequence.get(sequence, []) if sequence is not None else []
             if not known or _PER_LINE in (node.stack_trace or ""):
                 return ""
-            # Calls that are not differentiated have the number of another one.
+            # A call that is not differentiated has the number of the one before it that is.
             named = [name for name, op in known if op in operator_of(node.target)]
-            return named[0] if named else known[-1][0]
+            return named[0] if named else known[0][0]
         sources = node.meta.get("from_node") or []
         name = sources[0].name if sources else ""
         if name and sequence is not None:

@@ -250,7 +250,9 @@ class _Search:
             called = (one for one in called if one[2].candidate in mine and one[2].reference in its)
         lines = self._first_call(called, parting, instead, rounding)
         if lines is not None:
-            return lines
+            read = list(_joints_before(parting, *lines[0]))
+            joined = self._first_that_joins(parting, read, instead, rounding)
+            return lines if joined is None else (None, joined)
         joined = self._find_joined(parting, joints, instead, rounding)
         if joined is None:
             return whole or (None, None)
@@ -452,6 +454,29 @@ class _Search:
             return {one.index: one for one in operations}
         twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
         return {index: twin for index, twin in twins if twin is not None}
+
+
+def _joints_before(parting: Parting, its: TracedCall, mine: TracedCall) -> Iterator[Joint]:
+    """The integers that the operators of two calls read in the same place and that should be equal.
+
+    A call counts as the first wrong one even if it reads other integers, such as an index or a
+    mask: these may be made in another way. They are at fault if the right ones make it right.
+    """
+    theirs, ours = parting.theirs.trace, parting.mine.trace
+    calls = theirs.operations[its.start : its.stop], ours.operations[mine.start : mine.stop]
+    for right, wrong in zip(*calls, strict=False):
+        if plain_name(right) != plain_name(wrong):
+            return
+        for value, other in zip(theirs.inputs_of(right), ours.inputs_of(wrong), strict=False):
+            if parting.classes[other.index] is not None or not value.makers or not other.makers:
+                continue
+            left, figures = value.figures, other.figures
+            if left is None or figures is None or left.shape != figures.shape:
+                continue
+            if left.is_exact and figures.is_exact:
+                one, two = ours.operations[other.makers[-1]], theirs.operations[value.makers[-1]]
+                slots = one.outputs.index(other.index), two.outputs.index(value.index)
+                yield Joint(one, two, slots, 2.0, 0.0)
 
 
 def _hides_write(trace: Trace, joint: Joint) -> bool:

@@ -242,7 +242,9 @@ def name_spot(
     """
     trace = parting.theirs.trace
     if calls is None:
-        mine, its = ours.region(joint.candidate), theirs.region(joint.reference)
+        mine, its = ours.region(joint.candidate), [joint.reference]
+        if joint.reference.index in theirs.before:  # or else the candidate has its result as well
+            its = theirs.region(joint.reference)
     else:
         its = operations_of(trace, calls[0], joint.reference)
         reads = {parting.known.classes[index] for index in calls[0].inputs}
@@ -253,6 +255,8 @@ def name_spot(
     if call is not None and calls is None:  # all of it: what it reads is known on both sides
         its = _with_whole_call(trace, call, its, joint.reference)
     found = _compare_regions(parting, its, mine, call)
+    if found.before:  # all of these together are no single call
+        its, call = [*found.before, *its], None
     return Spot(
         found.words,
         found.reference,
@@ -287,6 +291,9 @@ def _compare_regions(
     Args:
         call: the reference's only call of a function there.
     """
+    if _only_continues(parting, theirs, mine):
+        words = f"the candidate also calls {_call_names(mine)} after it"
+        return _Difference(words, theirs[-1], mine[0], is_extra=True)
     left, right = ([one for one in side if one.computes] for side in (theirs, mine))
     pairs = [(theirs, mine)]
     if left or right:
@@ -310,12 +317,23 @@ def _compare_regions(
     return _Difference(words, theirs[-1], mine[-1])
 
 
+def _only_continues(
+    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+) -> bool:
+    """Whether the candidate's operators start with the result of the reference's."""
+    results = {parting.known.classes[index] for index in theirs[-1].outputs}
+    reads = {parting.classes[index] for one in mine for index in one.inputs}
+    names, others = ({plain_name(one) for one in side} for side in (theirs, mine))
+    return names.isdisjoint(others) and not results.isdisjoint(reads)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Difference:
     """What differs, and the operators of both sides where it does.
 
     Attributes:
         is_extra: whether only the candidate calls its operator.
+        before: operators of the reference before its region that the candidate leaves out.
     """
 
     words: str
@@ -324,6 +342,7 @@ class _Difference:
     is_missing: bool = False
     leaf: int | None = None
     is_extra: bool = False
+    before: tuple[Operation, ...] = ()
 
 
 def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
@@ -413,9 +432,64 @@ def _compare_calls(
             words = f"the candidate calls {call_name(other)} with swapped inputs"
             return _Difference(words, one, other)
         if reads != others and known and not known <= set(reads):
+            skipped = _skipped_operator(parting, one, other)
+            if skipped:
+                words = f"the candidate leaves out {call_name(skipped[0])}"
+                return _Difference(words, skipped[0], other, is_missing=True, before=skipped)
             words = f"the candidate calls {call_name(other)} with another input"
             return _Difference(words, one, other)
     return None
+
+
+def _skipped_operator(
+    parting: Parting, reader: Operation, other: Operation
+) -> tuple[Operation, ...]:
+    """The reference's operator whose input the candidate reads instead of its result.
+
+    Followed by what hands the result on to the reader. Nothing if the candidate has the result as
+    well, and no copy stands in its place: then it is the reader that reads another value.
+    """
+    trace, classes = parting.theirs.trace, parting.known.classes
+    present = set(parting.classes) - {None}
+    for index, place in zip(reader.inputs, other.inputs, strict=False):
+        right, wrong = classes[index], parting.classes[place]
+        if right == wrong or wrong is None:
+            continue
+        makers = (one for one in trace.operations if right in {classes[i] for i in one.outputs})
+        maker = next(makers, reader)
+        if maker.index >= reader.index or maker.only_moves:
+            continue
+        if wrong not in _sources(maker, trace, classes, present):
+            continue
+        between = _operators_between(trace, maker, index)
+        handed_on = list(_ways_back(parting, place, wrong))
+        if right not in present or len(handed_on) > len(between) - 1:
+            return tuple(between)
+    return ()
+
+
+def _ways_back(parting: Parting, value: int, number: int) -> Iterator[Operation]:
+    """The candidate's operators that hand a value on, back to the first one of a class."""
+    trace = parting.mine.trace
+    while value != parting.classes.index(number):
+        makers = trace.values[value].makers
+        maker = trace.operations[makers[-1]] if makers else None
+        if maker is None or len(maker.inputs) != 1:
+            return
+        yield maker
+        value = maker.inputs[0]
+
+
+def _operators_between(trace: Trace, first: Operation, value: int) -> list[Operation]:
+    """An operator, and those after it that lead from its result to a value."""
+    needed = {first.index}
+    todo = [value]
+    while todo:
+        for maker in trace.values[todo.pop()].makers:
+            if maker >= first.index and maker not in needed:
+                needed.add(maker)
+                todo += trace.operations[maker].inputs
+    return [trace.operations[index] for index in sorted(needed)]
 
 
 def _sources(

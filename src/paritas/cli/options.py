@@ -356,14 +356,24 @@ def subject_source(spec: str) -> tuple[str, int]:
 
 
 def with_shrink_command(verdict: Verdict, arguments: list[str]) -> Verdict:
-    """The verdict with the command that shrinks what is wrong; unchanged if nothing is."""
+    """The verdict with the command that shrinks what is wrong; unchanged if nothing is.
+
+    The command names the node where it starts: the other process need not look for it again.
+    """
     import shlex
 
     import msgspec
 
+    from paritas.results.findings import OriginKind
+
     if verdict.exit_code != 1 or not arguments:
         return verdict
-    command = shlex.join(["paritas", "shrink", *arguments])
+    target, *others = arguments
+    origins = (finding.origin for finding in verdict.failures if finding.origin is not None)
+    nodes = (one.name for one in origins if one.kind is OriginKind.NODE)
+    node = next((name for name in nodes if name.isidentifier()), "")  # others are in no graph
+    place = ["--at", node] if node else []
+    command = shlex.join(["paritas", "shrink", target, *place, *others])
     return msgspec.structs.replace(verdict, shrink_command=command)
 
 

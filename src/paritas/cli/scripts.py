@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.cli.running import Ending, ScriptProgram
+    from paritas.execution.time_limit import TimeLimit
+    from paritas.shrinking.programs import Candidate, FailingProgram
     from paritas.shrinking.shrink import ShrinkReport
 
 
@@ -175,6 +177,7 @@ class ShrinkOptions(BuildOptions):
     dynamic: bool | None
     setup: tuple[str, ...]
     graph: str | None
+    places: tuple[str, ...]
 
     @property
     def statements(self) -> tuple[str, ...]:
@@ -215,6 +218,14 @@ class ShrinkOptions(BuildOptions):
     "--graph",
     metavar="FILE|module:factory",
     help="The --graph of verify-graph, if TARGET is its folder and the graph is not a file.",
+)
+@click.option(
+    "--at",
+    "places",
+    metavar="NODE",
+    multiple=True,
+    help="Try this node of the graph first, where verify or run has seen it start; if it does not "
+    "fail there, all others are tried. Repeat it for several.",
 )
 @json_option("Write the result to this file.")
 @click.pass_context
@@ -269,7 +280,7 @@ def _choose_shrinker(
     if args and not path.is_file():
         ctx.fail(f"{' '.join(args)!r}: only a script takes arguments, and {target!r} is not one")
     if path.is_dir():
-        refuse(ctx, _BUILDING, f"has no effect on the folder {target!r}: drop it")
+        refuse(ctx, (*_BUILDING, "places"), f"has no effect on the folder {target!r}: drop it")
         return lambda tell: _shrink_folder(path, options, tell)
     refuse(ctx, ("graph",), f"needs a folder of verify-graph, and {target!r} is not one")
     if path.is_file() or path.suffix == ".py":
@@ -293,7 +304,6 @@ def _shrink_factory(
     from paritas.candidates.makers import build_reference
     from paritas.execution.time_limit import TimeLimit
     from paritas.shrinking.programs import Candidate
-    from paritas.shrinking.shrink import shrink
     from paritas.shrinking.sources import capture_programs
 
     candidate = Candidate(
@@ -305,7 +315,7 @@ def _shrink_factory(
     limit = TimeLimit(options.seconds)
     tell("capturing graphs")
     programs = capture_programs(model, inputs, candidate)
-    return shrink(programs, candidate, limit=limit, outdir=options.output, on_progress=tell).report
+    return _shrink_at_places(programs, candidate, options, limit, tell)
 
 
 def _shrink_script(
@@ -318,7 +328,7 @@ def _shrink_script(
     from paritas.cli.running import run_program
     from paritas.execution.time_limit import TimeLimit
     from paritas.results.wording import headline
-    from paritas.shrinking.shrink import NothingFailsError, shrink
+    from paritas.shrinking.shrink import NothingFailsError
     from paritas.shrinking.sources import programs_of
 
     tell(f"running {program.target}")
@@ -332,7 +342,26 @@ def _shrink_script(
         raise NothingFailsError(f"{how}{headline(verdict)}")
     limit = TimeLimit(options.seconds)
     programs, candidate = programs_of(failed[0], options.statements)
-    return shrink(programs, candidate, limit=limit, outdir=options.output, on_progress=tell).report
+    return _shrink_at_places(programs, candidate, options, limit, tell)
+
+
+def _shrink_at_places(
+    programs: list[FailingProgram],
+    candidate: Candidate,
+    options: ShrinkOptions,
+    limit: TimeLimit,
+    tell: Callable[[str], None],
+) -> ShrinkReport:
+    from paritas.shrinking.shrink import shrink
+
+    return shrink(
+        programs,
+        candidate,
+        places=dict.fromkeys(options.places),
+        limit=limit,
+        outdir=options.output,
+        on_progress=tell,
+    ).report
 
 
 def _shrink_folder(

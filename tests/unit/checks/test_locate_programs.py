@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import time
 from pathlib import Path
@@ -348,6 +349,54 @@ class FusedHeads(nn.Module):
         e = (s - s.amax(-1, keepdim=True)).exp()
         p = e / e.sum(-1, keepdim=True)
         return torch.einsum("bhqk,bhkd->bqhd", p, v).reshape(x.shape)
+
+
+def scale_and_sum(x: torch.Tensor, scaled: torch.Tensor) -> torch.Tensor:
+    wave = x.cos()
+    several = scaled.unsqueeze(0)
+    total = several.sum(0)  # of one: the same values
+    return wave * total
+
+
+def test_an_operator_whose_input_is_read_instead_of_its_result_is_left_out() -> None:
+    def right(x: torch.Tensor) -> torch.Tensor:
+        scaled = x.exp() / x  # here: divide
+        return scale_and_sum(x, scaled)
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        scaled = x.exp().clone()
+        return scale_and_sum(x, scaled)
+
+    (finding,) = find_place([draw(3, 4)], right, wrong).findings
+    assert origin_of(finding).operator == "aten.div.Tensor"
+    assert origin_of(finding).source == f"{line_with('# here: divide')}, in right"
+    assert "the candidate leaves out aten.div.Tensor" in finding.reason
+
+
+def test_an_operator_that_reads_another_value_is_at_fault_if_the_right_one_is_there() -> None:
+    def compute(x: torch.Tensor, *, right: bool) -> torch.Tensor:
+        first = x.exp()
+        second = first / x
+        return scale_and_sum(x, second if right else first) + second.sin()
+
+    programs = [functools.partial(compute, right=right) for right in (True, False)]
+    (finding,) = find_place([draw(3, 4)], *programs).findings
+    assert origin_of(finding).operator == "aten.mul.Tensor"
+    assert "the candidate calls aten.mul.Tensor with another input" in finding.reason
+
+
+def test_an_index_in_another_order_is_named_where_it_is_made() -> None:
+    def read(x: torch.Tensor, *, right: bool) -> torch.Tensor:
+        index = torch.arange(1, 3)
+        index = index if right else index.flip(0)  # here: flip
+        rows = torch.index_select(x, 0, index)
+        return rows.exp()
+
+    programs = [functools.partial(read, right=right) for right in (True, False)]
+    (finding,) = find_place([draw(4, 4)], *programs).findings
+    assert origin_of(finding).operator == "aten.arange.start"
+    assert origin_of(finding).source == f"{line_with('# here: flip')}, in read"
+    assert "the candidate also calls aten.flip after it" in finding.reason
 
 
 @pytest.mark.parametrize(

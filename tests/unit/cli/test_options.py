@@ -11,9 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.cli import main
-from paritas.cli.options import subject_source
+from paritas.cli.options import subject_source, with_shrink_command
 from paritas.errors import UsageError
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Origin,
+    OriginKind,
+    Status,
+    Verdict,
+)
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jgone"
 
@@ -158,6 +166,24 @@ def test_the_report_of_a_failure_names_the_command_that_makes_a_script_of_it(wro
     assert f"make the smallest script that shows it: {command}" in " ".join(
         invoke("explain", "v.json").stdout.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("relu_3", "paritas shrink nets:make --at relu_3 --train"),
+        ("layers.0/aten.relu.default", "paritas shrink nets:make --train"),  # in no graph
+    ],
+)
+def test_the_command_that_makes_a_script_names_the_node_where_it_starts(name, command):
+    finding = Finding(
+        path=f"node {name}",
+        aspect=Aspect.VALUE,
+        status=Status.DIFFERENT,
+        origin=Origin(kind=OriginKind.NODE, name=name),
+    )
+    verdict = Verdict(findings=(finding,), coverage=Coverage(compared=1))
+    assert with_shrink_command(verdict, ["nets:make", "--train"]).shrink_command == command
 
 
 def test_what_shrink_cannot_build_has_no_command(wrong):
