@@ -6,6 +6,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from paritas._torch.dynamo import Backend
     from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Context
+    from paritas.diagnosis.place_runs import PlaceRuns
+    from paritas.execution.graph_runs import CapturedProgram
     from paritas.numerics.judge_evidence import JudgeEvidence
     from paritas.results.findings import Finding, Verdict
     from paritas.results.pictures import Picture
@@ -242,6 +245,7 @@ def _diagnose_value(
     known: Context,
 ) -> Diagnosis:
     from paritas.diagnosis.diagnose import diagnose
+    from paritas.diagnosis.experiments import experiment
 
     arbiter = evidence.arbiter()
     above = _diagnose_lifted(finding, arbiter, evidence, known)
@@ -260,11 +264,15 @@ def _diagnose_value(
         own = None if arbiter is None else reference
         native = _element_noise((truth, candidate), own, spread, unit)
     found = diagnose(candidate, reference, arbiter=arbiter, noise=native, context=known)
-    if above is None or above.where is None:
+    if above is not None and above.where is not None:
+        kept = tuple(pattern for pattern in found.patterns if pattern.kind not in _OF_RIGHT_VALUES)
+        where = found.where if kept else above.where
+        found = Diagnosis(where=where, patterns=kept, note=found.note)
+    if found.patterns or known.is_result:
         return found
-    kept = tuple(pattern for pattern in found.patterns if pattern.kind not in _OF_RIGHT_VALUES)
-    where = found.where if kept else above.where
-    return Diagnosis(where=where, patterns=kept, note=found.note)
+    # No prediction reproduces the candidate: ask the candidate itself.
+    patterns = experiment(known)
+    return msgspec.structs.replace(found, patterns=patterns) if patterns else found
 
 
 def _diagnose_lifted(
@@ -395,26 +403,71 @@ def gradient_call(program: Any) -> tuple[str, LiveCall] | None:
     nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
     if len(nodes) != 1 or any(one.inside for one in program.cotangents.values()):
         return None
-    needed = [isinstance(one, torch.Tensor) and one.requires_grad for one in program.kept]
-    positions = list(program.cotangents)
 
     def differentiate(kept: list[Any], given: list[Tensor]) -> list[Tensor]:
-        with torch.enable_grad():
-            args = [
-                one.detach().requires_grad_() if need else one
-                for one, need in zip(kept, needed, strict=True)
-            ]
-            results = module(*args)
-            outputs = [results[position] for position in positions]
-            ends = [one.to(output.dtype) for one, output in zip(given, outputs, strict=True)]
-            wanted = [one for one, need in zip(args, needed, strict=True) if need]
-            found = torch.autograd.grad(outputs, wanted, ends, allow_unused=True)
+        found = _differentiate(program, module, kept, given)
         return [one for one in found if one is not None]
 
     totals = [one.total for one in program.cotangents.values()]
     call = LiveCall(differentiate, (list(program.kept), totals), {})
     target = nodes[0].target
     return f"{getattr(target, '__name__', target)}_backward", call
+
+
+def gradient_runs(
+    program: Any, code: Callable[..., Any], name: str, pair: tuple[Tensor, Tensor]
+) -> PlaceRuns | None:
+    """The gradient of one input by a graph and by other code for it; None if it has none.
+
+    Its operands are the tensors among the arguments, and then the gradients of the outputs.
+    """
+    from paritas.diagnosis.place_runs import PlaceRuns
+    from paritas.execution.graph_runs import CapturedProgram
+
+    if not isinstance(program, CapturedProgram):
+        return None
+    cotangents = program.cotangents or {}
+    named = program.reference.named(program.kept)
+    wanted = [one for one, value in named.items() if _requires_grad(value)]
+    if name not in wanted or any(one.inside for one in cotangents.values()):
+        return None
+    kept = list(program.kept)
+    places = [number for number, one in enumerate(kept) if isinstance(one, torch.Tensor)]
+
+    def run(code: Callable[..., Any], operands: Sequence[Tensor]) -> Any:
+        args = list(kept)
+        for place, operand in zip(places, operands, strict=False):
+            args[place] = operand
+        with program.surroundings.around():
+            found = _differentiate(program, code, args, list(operands[len(places) :]))
+        value = found[wanted.index(name)]
+        return torch.zeros_like(pair[0]) if value is None else value
+
+    totals = [one.total for one in cotangents.values()]
+    operands = (*(kept[place] for place in places), *totals)
+    run_reference = functools.partial(run, program.reference.module)
+    return PlaceRuns(operands, run_reference, lambda: functools.partial(run, code), *pair)
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _differentiate(
+    program: CapturedProgram, code: Callable[..., Any], kept: list[Any], given: list[Tensor]
+) -> list[Tensor | None]:
+    """The gradients that code for a graph gives for its arguments that need some."""
+    needed = list(map(_requires_grad, program.kept))
+    with torch.enable_grad():
+        args = [
+            one.detach().requires_grad_() if need else one
+            for one, need in zip(kept, needed, strict=True)
+        ]
+        results = code(*args)
+        outputs = [results[position] for position in program.cotangents or ()]
+        ends = [one.to(output.dtype) for one, output in zip(given, outputs, strict=True)]
+        wanted = [one for one, need in zip(args, needed, strict=True) if need]
+        return list(torch.autograd.grad(outputs, wanted, ends, allow_unused=True))
 
 
 def _sort_argument(

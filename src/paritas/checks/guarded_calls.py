@@ -17,6 +17,7 @@ from paritas.checks.failures import (
     FailedGraph,
     GraphMaker,
     gradient_call,
+    gradient_runs,
     likely_mixups,
     remember_failed,
     without_kind,
@@ -269,9 +270,16 @@ class Experience(LearntNoise):
 class CallComparer:
     """Compares one call, item by item; findings name the graph."""
 
-    def __init__(self, runs: Evidence[Program], label: str, experience: Experience) -> None:
-        """`runs` are the reference's runs."""
+    def __init__(
+        self,
+        runs: Evidence[Program],
+        label: str,
+        experience: Experience,
+        compiled: Callable[..., Any] | None = None,
+    ) -> None:
+        """`runs` are the reference's runs; `compiled` is the code, if it can be called again."""
         self.runs = runs
+        self.compiled = compiled
         self.label = label
         self.experience = experience
         self.out = CollectedFindings()
@@ -371,12 +379,17 @@ class CallComparer:
             earlier["what it was before the call"] = before
         draws = self.runs.depends_on_draws(0, evidence.item)
         operator, call = gradient_call(self.runs.program) or ("", None)
+        runs = None
+        if call is not None and self.compiled is not None:
+            pair = reference.detach(), candidate.detach()
+            runs = gradient_runs(self.runs.program, self.compiled, evidence.item.name, pair)
         context = Context(
             operator=operator,
             named=likely_mixups(given, reference),
             earlier=earlier,
             draws=draws,
             call=call,
+            runs=runs,
         )
         found = explainer.explain(findings, reference, candidate, evidence, context)
         self.out.notes += explainer.notes
@@ -554,9 +567,11 @@ class GuardedCode:
         self.skip(OTHERS_DRAW, "" if draws else RANDOM_PART)
         return True
 
-    def comparer(self, runs: Evidence[Program]) -> CallComparer:
-        """Make a comparer for one call."""
-        return CallComparer(runs, self.entry.label, self.experience)
+    def comparer(
+        self, runs: Evidence[Program], compiled: Callable[..., Any] | None = None
+    ) -> CallComparer:
+        """Make a comparer for one call; of this code, if it can be called again."""
+        return CallComparer(runs, self.entry.label, self.experience, compiled)
 
     def rolled_up(self, out: CollectedFindings, runs: Evidence[Program]) -> Verdict:
         """Make the verdict about one call."""

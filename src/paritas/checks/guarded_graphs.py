@@ -625,7 +625,7 @@ class GuardedCapture(GuardedCode):
         self.journal.count_call(code.entry)
         try:
             runs = Evidence(program, seed=self.settings.seed)
-            comparer = code.comparer(runs)
+            comparer = code.comparer(runs, self.compiled)
             reference = runs.native[0]
             if draws and code.is_disturbed(reference.rng_after, rng_after, threads, draws=draws):
                 return found

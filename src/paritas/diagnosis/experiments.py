@@ -1,0 +1,249 @@
+"""What a candidate depends on, found by calling it again with other values.
+
+If no prediction reproduces the candidate, both programs are called with one operand changed in one
+place. An output that changes in one of them and not in the other reads something else, whatever it
+computes from it. If both read the same, the candidate computes something else from it. Values are
+compared with those of the same program, bit for bit, so rounding does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas._torch.operators import Operator
+from paritas.diagnosis.dependence import SECONDS, Laboratory, Reading, are_close, name_operands
+from paritas.diagnosis.stating import with_confidence
+from paritas.numerics.bits import is_inexact
+from paritas.results.findings import Pattern, PatternKind
+from paritas.results.wording import enumerated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.case import Context
+
+# Larger places take too long to be called a hundred times.
+MOST_ELEMENTS = 1 << 20
+# The raw confidence of what follows from experiments: it says what is read, and no values.
+_RAW = 0.9
+
+_ATTENTION = re.compile("attention|sdpa")
+_REDUCING = re.compile(r"^(sum|nansum|mean|amax|amin|max|min|prod|median|cum(sum|prod|max|min)"
+                       r"|(adaptive_)?(avg|max)_pool\dd.*)$")  # fmt: skip
+_OF_LINES = re.compile("^(var|std|logsumexp|softmax|log_softmax|safe_softmax|softmin"
+                       "|linalg_vector_norm|norm|normalize|cosine_similarity)$")  # fmt: skip
+_PICKING = re.compile("embedding|gather|index|take|slice|select|getitem")
+_LINEAR = re.compile(
+    r"^(linear|mm|bmm|addmm|baddbmm|matmul|einsum|conv.*|sum|mean|dot|mv)$|backward$"
+)
+_LOSS = re.compile("loss|cross_entropy|kl_div")
+
+
+def experiment(context: Context) -> tuple[Pattern, ...]:
+    """The kind that follows from experiments with both programs at a place; empty if none does."""
+    runs = context.runs
+    if runs is None or context.draws or context.lifted_agrees or not _can_be_asked(runs.operands):
+        return ()
+    if runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
+        return ()
+    names = name_operands(context, runs.operands)
+    lab = Laboratory(runs, names, time.monotonic() + SECONDS)
+    pattern = next(filter(None, _experiments(lab, _operator_name(context))), None)
+    return () if pattern is None else with_confidence([pattern], at_output=False)
+
+
+def _operator_name(context: Context) -> str:
+    """The bare name of the operator or function of torch that is called."""
+    target = None if context.call is None else context.call.target
+    name = context.operator_name if "backward" in context.operator else ""
+    if not name and isinstance(target, Operator):
+        name = context.operator_name
+    return name or str(getattr(target, "__name__", "")).strip("_")
+
+
+def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
+    numbers = [one.numel() for one in operands]
+    return bool(numbers) and 1 < sum(numbers) <= MOST_ELEMENTS
+
+
+def _experiments(lab: Laboratory, operator: str) -> Iterator[Pattern | None]:
+    yield _unread_operand(lab, operator)
+    yield _other_function_of_elements(lab)
+    if not _LOSS.search(operator):
+        yield _other_function_of_lines(lab, operator)
+    yield _other_places(lab, operator)
+
+
+def _state(kind: PatternKind, sentence: str, lab: Laboratory) -> Pattern:
+    evidence: dict[str, int | float | str] = {"calls of the candidate": float(lab.calls)}
+    return Pattern(kind=kind, confidence=_RAW, sentence=sentence, evidence=evidence)
+
+
+# --- An operand that is not read ------------------------------------------------------------------
+
+
+def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
+    """An operand without any effect on the candidate, while others have one."""
+    effects = [lab.effect_of_whole(number) for number in range(len(lab.operands))]
+    known = [one for one in effects if one is not None]
+    if not any(bool(one.candidate.any()) for one in known):
+        return None  # a constant, or an old result
+    unread = [
+        lab.names[number]
+        for number, one in enumerate(effects)
+        if one is not None and bool(one.reference.any()) and not bool(one.candidate.any())
+    ]
+    if unread:
+        is_mask = _ATTENTION.search(operator) is not None and unread[0] == "attn_mask"
+        kind = PatternKind.MASK if is_mask else PatternKind.MISSING_OPERAND
+        verb = "has" if len(unread) == 1 else "have"
+        sentence = f"{enumerated(unread, 3)} {verb} no effect: the candidate does not depend on it"
+        return _state(kind, sentence if len(unread) == 1 else sentence[:-2] + "them", lab)
+    return None
+
+
+# --- Another function of the same elements --------------------------------------------------------
+
+# Below this share of the size, what differs may be an approximation or a rounding.
+_CLOSE = 0.02
+_EXAMPLES = 2
+
+
+def _other_function_of_elements(lab: Laboratory) -> Pattern | None:
+    """Each element of the result follows from the same element of the operands, but otherwise."""
+    if not lab.is_elementwise():
+        return None
+    share = lab.relative_error()
+    if share < _CLOSE:
+        if lab.is_coarse() or not is_inexact(lab.runs.expected):
+            return None  # rounded, and not by a way that was tried
+        words = f"another function of the same element, off by {100 * share:.2g} % on average"
+        return _state(PatternKind.APPROXIMATION, f"{words}: {_examples(lab)}", lab)
+    words = "another function of the same element"
+    return _state(PatternKind.OTHER_FUNCTION, f"{words}: {_examples(lab)}", lab)
+
+
+def _examples(lab: Laboratory) -> str:
+    """What the candidate gives for two elements, and what it should give."""
+    expected, given = (one.flatten() for one in (lab.runs.expected, lab.runs.given))
+    wrong = (expected != given).nonzero().flatten()
+    error = (given.double() - expected.double()).abs().nan_to_num(0.0, 0.0, 0.0)[wrong]
+    order = wrong[error.argsort(descending=True)]
+    shown = [int(order[0]), int(order[len(order) // 2])][: min(_EXAMPLES, len(order))]
+    words = []
+    for place in shown:
+        at = ", ".join(
+            f"{name} = {_number(one.flatten()[place])}"
+            for name, one in zip(lab.names, lab.operands, strict=True)
+            if one.shape == lab.runs.expected.shape
+        )
+        words.append(
+            f"at {at} it gives {_number(given[place])} instead of {_number(expected[place])}"
+        )
+    return "; ".join(dict.fromkeys(words))
+
+
+def _number(value: Tensor) -> str:
+    return f"{value.item():.4g}" if is_inexact(value) else str(value.item())
+
+
+# --- Another function of the same lines -----------------------------------------------------------
+
+
+def _other_function_of_lines(lab: Laboratory, operator: str) -> Pattern | None:
+    """Each line of a reduction follows from the same line, but otherwise."""
+    reduces, of_lines = _REDUCING.match(operator), _OF_LINES.match(operator)
+    if not (reduces or of_lines) or lab.relative_error() < _CLOSE or lab.is_coarse():
+        return None
+    symmetries = lab.symmetries()
+    if symmetries is None or not symmetries.keeps_lines:
+        return None
+    if reduces:
+        if not symmetries.is_symmetric:
+            lost = _lost_terms(lab, operator)
+            if lost is not None:
+                return lost
+        words = "another reduction of the same elements"
+        return _state(PatternKind.WRONG_REDUCTION, f"{words}: {_results(lab)}", lab)
+    if not symmetries.is_symmetric:
+        return None
+    words = "another function of the same lines"
+    return _state(PatternKind.OTHER_FUNCTION, f"{words}: {_results(lab)}", lab)
+
+
+def _results(lab: Laboratory) -> str:
+    expected, given = (one.flatten() for one in (lab.runs.expected, lab.runs.given))
+    error = (given.double() - expected.double()).abs().nan_to_num(0.0, 0.0, 0.0)
+    place = int(error.argmax())
+    return f"it gives {_number(given[place])} instead of {_number(expected[place])}"
+
+
+# --- Other places of an operand -------------------------------------------------------------------
+
+
+def _other_places(lab: Laboratory, operator: str) -> Pattern | None:
+    """Outputs that depend on other places of an operand than the reference's do."""
+    for reading in lab.readings():
+        pattern = _name_reading(lab, reading, operator)
+        if pattern is not None:
+            return pattern
+    return None
+
+
+def _lost_terms(lab: Laboratory, operator: str) -> Pattern | None:
+    for reading in lab.readings():
+        if reading.lacks and not reading.has_more:
+            return _name_reading(lab, reading, operator)
+    return None
+
+
+def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern | None:
+    """The kind of a dependence that is not the reference's; None if it has several reasons."""
+    if not (reading.lacks or reading.has_more):
+        return None
+    kind = None
+    is_exchanged = reading.lacks and reading.has_more
+    # Which elements of a line matter depends on the values.
+    is_of_lines = (_REDUCING.match(operator) or _OF_LINES.match(operator)) is not None
+    if reading.is_of_one and is_exchanged:
+        kind = PatternKind.WRONG_INDEX
+    elif _ATTENTION.search(operator):
+        kind = _kind_in_attention(lab, reading)
+    elif not reading.has_more:
+        kind = _kind_of_lost(lab, reading, operator)
+    elif (is_exchanged and not is_of_lines) or _PICKING.search(operator):
+        kind = PatternKind.WRONG_INDEX
+    elif reading.is_of_one and is_of_lines:
+        is_reduction = _REDUCING.match(operator)
+        kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.STATISTICS
+    return None if kind is None else _state(kind, reading.words(), lab)
+
+
+def _kind_in_attention(lab: Laboratory, reading: Reading) -> PatternKind | None:
+    """Other keys take part, with weights that add up to one."""
+    value = lab.names.index("value") if "value" in lab.names else None
+    if reading.is_of_one or reading.axis is None or value is None:
+        return None
+    if not reading.has_more and lab.takes_as_zeros(reading):
+        return PatternKind.ZEROS
+    ones = torch.ones_like(lab.operands[value])
+    results = lab.both(lab.with_operand(value, ones))
+    if results is None:
+        return None
+    adds_up = all(are_close(one, torch.ones_like(one)) for one in results)
+    return PatternKind.MASK if adds_up else None
+
+
+def _kind_of_lost(lab: Laboratory, reading: Reading, operator: str) -> PatternKind | None:
+    """A part of an operand that is not read."""
+    if _LINEAR.search(operator) and not reading.is_of_one and lab.has_same_slopes(reading):
+        return PatternKind.PARTIAL_SUM
+    if reading.axis is not None and lab.takes_as_zeros(reading):
+        return PatternKind.ZEROS
+    return None
