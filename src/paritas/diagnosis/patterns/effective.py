@@ -1,0 +1,219 @@
+"""What an operator read in the place of an operand, compared with the operand itself.
+
+A mistake in a weight is spread over the whole result: pruned, normalised, read with other scales.
+The weight that the candidate used shows it. It is among the values that the candidate computes, or
+follows from its result. Put in the operand's place, it must give the candidate; then the operand is
+a wrong tensor of its own, and what explains tensors explains it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas.diagnosis.case import Case, Context, Extent, weigh, widen
+from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.patterns.operands import solved_readings
+from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
+from paritas.diagnosis.patterns.variations import Variation
+from paritas.diagnosis.patterns.weights import propose_weights
+from paritas.diagnosis.region import find_region
+from paritas.diagnosis.stating import OPERAND
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import Step
+    from paritas.diagnosis.patterns.operands import Reading
+    from paritas.results.findings import Pattern
+
+    Describe = Callable[[Case], list[Pattern]]
+
+# Larger operands are not compared.
+_MOST_ELEMENTS = 1 << 20
+# So many values of the candidate are tried in the place of an operand.
+_MOST_VALUES = 64
+# So many draws of the noise of the result show that of an operand.
+_DRAWS = 6
+
+
+def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
+    """What is wrong with an operand as the candidate used it; many kinds.
+
+    Args:
+        describe: the patterns that explain a wrong tensor, best first.
+    """
+    call = case.context.call
+    if call is None or not case.is_beyond_noise or case.is_exact or case.given.is_complex():
+        return []
+    predictor = Predictor.of(case, call)
+    if predictor is None:
+        return []
+    with quietly():
+        for search in (_visible_operands, _solved_operands):
+            stated = [
+                pattern
+                for operand in search(predictor)
+                for pattern in _state(predictor, operand, describe)[:1]
+            ]
+            # Two operands that explain it in different ways explain nothing.
+            if stated:
+                is_one = len({pattern.kind for pattern in stated}) == 1
+                return stated[:1] if is_one else []
+    return []
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Operand:
+    """An operand as the candidate used it.
+
+    Attributes:
+        place: of its operator in the call.
+        name: of the operand.
+        case: what was used, and the operand itself.
+        put: the operator with what was used in the operand's place.
+    """
+
+    place: int
+    name: str
+    case: Case
+    put: Callable[[Step], Any]
+
+
+def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[Pattern]:
+    """What explains the operand, if the operand explains the candidate."""
+    inner, outer = operand.case, predictor.case
+    if not inner.is_beyond_noise or not inner.is_finite:
+        return []
+    value = predictor.value(operand.place, operand.put, wide=True)
+    if value is None:
+        return []
+    weight = weigh(outer, widen(value), extent=Extent.ALL)
+    if weight is None or not fits_honestly(outer, widen(value)):
+        return []
+    patterns = describe(inner) or propose_weights(inner)
+    where = find_region(inner)
+    stated = []
+    for pattern in patterns:
+        sentence = f"{operand.name} is not the reference's: {pattern.sentence}"
+        if where is not None and where.sentence:
+            sentence = f"{sentence}, {where.sentence}"
+        exact = pattern.evidence.get("bit for bit", 0.0)
+        least = min(weight.exact, exact if isinstance(exact, float | int) else 0.0)
+        evidence = {**pattern.evidence, "bit for bit": least, OPERAND: operand.name}
+        stated.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=evidence))
+    return stated
+
+
+# --- Among the values of the candidate ------------------------------------------------------------
+
+
+def _visible_operands(predictor: Predictor) -> Iterator[_Operand]:
+    """The operands that are among the values that the candidate computes."""
+    case = predictor.case
+    if case.context.inner is None:
+        return
+    wide = case.candidate.dtype == torch.float64
+    try:
+        values = list(case.context.inner(wide=wide))[-_MOST_VALUES:]
+    except UNUSABLE:
+        return
+    for place, step in predictor.steps:
+        for name, operand in step.values.items():
+            if not _can_be_compared(operand):
+                continue
+            right = widen(operand) if wide else operand.detach().cpu()
+            yield from _first_used(predictor, place, name, right, values)
+
+
+def _first_used(
+    predictor: Predictor, place: int, name: str, right: Tensor, values: Sequence[Tensor]
+) -> Iterator[_Operand]:
+    """The value that gives the candidate in the operand's place; the last one was used."""
+    for value in reversed(values):
+        for turned in _arrangements(value, right):
+            if torch.equal(turned, right):
+                continue
+            put = functools.partial(_put, name=name, value=turned)
+            prediction = predictor.value(place, put, wide=True)
+            if prediction is None:
+                continue
+            if weigh(predictor.case, widen(prediction), extent=Extent.ALL) is not None:
+                yield _Operand(place, name, Case(turned, right, context=Context()), put)
+                return
+
+
+def _arrangements(value: Tensor, right: Tensor) -> Iterator[Tensor]:
+    """A value in the operand's shape: as it is, transposed, or with other axes in its memory."""
+    if value.dtype != right.dtype or value.numel() != right.numel():
+        return
+    value = value.detach().cpu()
+    yield value.reshape(right.shape)
+    if value.dim() > 1 and 1 not in value.shape[-2:]:
+        yield value.mT.reshape(right.shape)
+
+
+def _can_be_compared(operand: Any) -> bool:
+    is_tensor = isinstance(operand, torch.Tensor) and operand.is_floating_point()
+    return is_tensor and 1 < operand.numel() <= _MOST_ELEMENTS
+
+
+def _put(step: Step, name: str, value: Tensor) -> Any:
+    operand = step.values[name]
+    return step.run(**{name: value.to(operand)})
+
+
+# --- From the result ------------------------------------------------------------------------------
+
+
+def _solved_operands(predictor: Predictor) -> Iterator[_Operand]:
+    """The operands that the result determines, with the noise that it leaves them."""
+    case = predictor.case
+    for place, step in predictor.steps:
+
+        def predict(variation: Variation, place: int = place) -> Tensor | None:
+            value = predictor.value(place, variation.change, wide=True)
+            return None if value is None else widen(value)
+
+        readings = solved_readings(step, predict, case.given)
+        if not readings:
+            continue
+        draws = [solved_readings(step, predict, one) for one in _noisy(case)]
+        for number, reading in enumerate(readings):
+            noise = _noise_of([one[number] for one in draws if len(one) == len(readings)])
+            if noise is None or not _can_be_compared(reading.operand):
+                continue
+            inner = Case(reading.value, reading.operand, noise=noise, context=Context())
+            put = functools.partial(_put_reading, reading=reading)
+            yield _Operand(place, reading.name, inner, put)
+
+
+def _noisy(case: Case) -> Iterator[Tensor]:
+    """The right values with noise."""
+    draw = torch.Generator().manual_seed(0)
+    finite = torch.where(torch.isfinite(case.unit), case.unit, 0.0)
+    for _ in range(_DRAWS):
+        yield case.right + finite * torch.randn(case.shape, generator=draw, dtype=torch.float64)
+
+
+def _noise_of(readings: Sequence[Reading]) -> Tensor | None:
+    if not readings:
+        return None
+    squares = [(one.value - one.operand).square() for one in readings]
+    noise = torch.stack(squares).mean(dim=0).sqrt()
+    # Few draws may be small by chance.
+    return torch.maximum(noise, noise.square().mean().sqrt())
+
+
+def _put_reading(step: Step, reading: Reading) -> Any:
+    own = reading.own(step)
+    return reading.put(step, reading.value.to(own))

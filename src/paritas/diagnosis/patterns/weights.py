@@ -1,0 +1,98 @@
+"""Mistakes of weights: groups with other scales, few bits, a product that is added."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.diagnosis.case import Extent, first_supported, supported_pattern, weigh
+from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.patterns.quantising import quantisations
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.case import Case
+    from paritas.results.findings import Pattern
+
+_GROUPS = (2, 4, 8, 16, 32, 64, 128)
+# A product of more than this share of the rank that a matrix can have is no product of low rank.
+_LOW_RANK = 0.25
+_MOST_ROWS = 2048
+
+
+def propose_weights(case: Case) -> list[Pattern]:
+    """`precision`, `wrong factor`, `residual`: what happens to weights, and rarely to results."""
+    if not case.is_beyond_noise or len(case.shape) < 2 or not case.is_finite:  # noqa: PLR2004
+        return []
+    return (
+        first_supported(_in_few_bits(case))
+        or first_supported(_grouped_factors(case))
+        or first_supported(_added_products(case))
+    )
+
+
+def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
+    forms = list(quantisations([case.right]))
+    cost = math.log2(1 + len(forms))
+    for words, rounded in forms:
+        said = f"in {words}"
+        kind = PatternKind.PRECISION
+        yield supported_pattern(case, rounded(case.right), kind, said, cost=cost)
+
+
+def _grouped_factors(case: Case) -> Iterator[Pattern | None]:
+    """A factor for each group of neighbours along an axis."""
+    for axis, size in enumerate(case.shape):
+        for group in _GROUPS:
+            if size % group or group >= size:
+                continue
+            right, given, unit = (
+                one.unflatten(axis, (-1, group)) for one in (case.right, case.given, case.unit)
+            )
+            weights = unit.square().reciprocal()
+            over = (weights * right * given).sum(axis + 1, keepdim=True)
+            factors = over / (weights * right.square()).sum(axis + 1, keepdim=True)
+            prediction = (factors * right).reshape(case.shape)
+            parameters = factors.numel()
+            if not fits_honestly(case, prediction, parameters=parameters // 2):
+                continue
+            weight = weigh(case, prediction, parameters=parameters, extent=Extent.ALL)
+            if weight is not None:
+                least, most = float(factors.min()), float(factors.max())
+                said = (
+                    f"each group of {group} along axis {axis} has another factor: "
+                    f"{least:.4g} to {most:.4g}"
+                )
+                yield weight.pattern(PatternKind.FACTOR, said)
+
+
+def _added_products(case: Case) -> Iterator[Pattern | None]:
+    """What is added is a product of few rows and columns, as of an adapter."""
+    if len(case.shape) != 2 or max(case.shape) > _MOST_ROWS:  # noqa: PLR2004
+        return
+    rank = _rank_of(case.error, case)
+    if rank is None:
+        return
+    left, sizes, right = torch.linalg.svd(case.error, full_matrices=False)
+    prediction = case.right + (left[:, :rank] * sizes[:rank]) @ right[:rank]
+    parameters = rank * (sum(case.shape) - rank)
+    weight = weigh(case, prediction, parameters=parameters, extent=Extent.ALL)
+    if weight is not None and fits_honestly(case, prediction):
+        verb = "a matrix of rank"
+        yield weight.pattern(PatternKind.RESIDUAL, f"{verb} {rank} is added", {"rank": rank})
+
+
+def _rank_of(error: Tensor, case: Case) -> int | None:
+    """The rank of what is added; None if it is not low."""
+    sizes = torch.linalg.svdvals(error)
+    noise = float(case.unit.square().mean().sqrt()) * (
+        math.sqrt(case.shape[0]) + math.sqrt(case.shape[1])
+    )
+    rank = int((sizes > 2 * noise).sum())
+    return rank if 0 < rank <= _LOW_RANK * min(case.shape) else None
