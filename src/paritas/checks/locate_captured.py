@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.checks.guarded_graphs import CompiledPart
+    from paritas.diagnosis.place_runs import PlaceRuns
     from paritas.execution.graph_runs import CapturedProgram
     from paritas.execution.node_runs import GraphRun, ValuePath
     from paritas.execution.saved_state import Surroundings
@@ -304,10 +305,52 @@ class _Search:
                 lifted_agrees=self.suspect.lifted_agrees,
                 is_method=call.node.op == "call_method",
             )
+            runs = None if tap.after else self._runs_alone(call, tap.path, (expected, own))
+            context = dataclasses.replace(context, runs=runs)
             (explained,) = Explainer().explain([finding], expected, own, evidence, context)
             return explained
 
         return [_JudgedNode(finding, explain) for finding in _wrong(found)]
+
+    def _runs_alone(
+        self, call: NodeCall, path: ValuePath, pair: tuple[Tensor, Tensor]
+    ) -> PlaceRuns | None:
+        """The node alone, and the backend's code for it; None if it needs its surroundings."""
+        from paritas.diagnosis.place_runs import PlaceRuns
+
+        run = call.run
+        if run.level is not None or run.is_hidden or run.wrote:
+            return None
+        node = next(one for one in self.graph.graph.nodes if one.name == call.node.name)
+        module, names = _cut_node(node, run.tensors())
+        given = [call.reads[name] for name in names]
+        if any(isinstance(value, list | tuple) for value in given):
+            return None  # no graph has such an input
+        places = [number for number, one in enumerate(given) if isinstance(one, torch.Tensor)]
+
+        def arguments(operands: Sequence[Tensor]) -> list[Any]:
+            values = list(given)
+            for place, operand in zip(places, operands, strict=True):
+                values[place] = operand
+            return values
+
+        def run_reference(operands: Sequence[Tensor]) -> Any:
+            reads = {**call.reads, **dict(zip(names, arguments(operands), strict=True))}
+            with call.around():
+                return _item_at(call.call(reads), path)
+
+        def make_candidate() -> Callable[[Sequence[Tensor]], Any]:
+            rng = run.rng or self.program.rng
+            part = self.suspect.compile_part(module, given, run.surroundings, rng)
+            place = run.tensors().index(path)
+
+            def run_candidate(operands: Sequence[Tensor]) -> Any:
+                return dataclasses.replace(part, args=arguments(operands)).run()[1][place]
+
+            return run_candidate
+
+        operands = tuple(given[place] for place in places)
+        return PlaceRuns(operands, run_reference, make_candidate, *pair)
 
     def _worst_of(self, node: Node, judged: list[_JudgedNode]) -> list[_JudgedNode]:
         """The worst finding about a node, with its origin."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Context
+    from paritas.diagnosis.place_runs import PlaceRuns
     from paritas.execution.observation import RunOptions
     from paritas.results.findings import Finding
     from paritas.results.items import Item
@@ -169,8 +170,11 @@ def judge_regions(
     if call is not None:
         context = call_context(call.target, call.args, call.kwargs)
     if context is not None:
-        inner = functools.partial(candidate.inner_values, tensors)
-        context = dataclasses.replace(context, inner=inner)
+        context = dataclasses.replace(
+            context,
+            runs=_runs_of(reference, candidate, tensors, pair),
+            inner=functools.partial(candidate.inner_values, tensors),
+        )
     findings = Explainer().explain(findings, *pair, evidence, context)
     if not _is_narrower(*pair):
         return findings
@@ -185,6 +189,20 @@ def judge_regions(
         else msgspec.structs.replace(finding, diagnosis=diagnosis)
         for finding in findings
     ]
+
+
+def _runs_of(
+    reference: Region, candidate: Region, tensors: Sequence[Tensor], pair: tuple[Tensor, Tensor]
+) -> PlaceRuns:
+    from paritas.diagnosis.place_runs import PlaceRuns
+
+    def run_reference(operands: Sequence[Tensor]) -> Any:
+        return reference(*operands)
+
+    def run_candidate(operands: Sequence[Tensor]) -> Any:
+        return candidate(*operands)
+
+    return PlaceRuns(tuple(tensors), run_reference, lambda: run_candidate, *pair)
 
 
 def _is_narrower(right: Tensor, wrong: Tensor) -> bool:

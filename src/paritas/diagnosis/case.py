@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.calls import LiveCall
+    from paritas.diagnosis.place_runs import PlaceRuns
     from paritas.results.findings import PatternKind
 
     Array = TypeVar("Array", Tensor, np.ndarray)
@@ -74,6 +75,7 @@ class Context:
         draws: whether the value depends on random numbers that the program draws. An operator that
             is known decides by itself.
         call: the call that computed the tensor, if it can be repeated.
+        runs: both programs at this place, if they can be called again with other values.
         is_result: whether it is computed from a value that is wrong already. What kind it is, is
             stated there.
         inner: gives the values that the candidate computes on the way to the tensor, in float64 or
@@ -99,6 +101,7 @@ class Context:
     lifted_agrees: bool | None = None
     draws: bool = False
     call: LiveCall | None = None
+    runs: PlaceRuns | None = None
     is_result: bool = False
     inner: InnerValues | None = None
 

@@ -276,22 +276,22 @@ class NodeCall:
         self.node = node
         self.run = run.nodes[node.name]
         self._module = module
-        self._reads = {one.name: values[one.name] for one in node.all_input_nodes}
+        self.reads = {one.name: values[one.name] for one in node.all_input_nodes}
         size = None if self.run.level is None else self.run.level.size
         self._size: Any = values[size.name] if isinstance(size, Node) else size
-        self._hidden = {name for name in self._reads if run.nodes[name].is_batched}
+        self._hidden = {name for name in self.reads if run.nodes[name].is_batched}
 
     def inputs(self) -> list[Tensor]:
         """The tensors that it reads."""
-        return [one for value in self._reads.values() for _, one in tensors_in(value)]
+        return [one for value in self.reads.values() for _, one in tensors_in(value)]
 
     def operands(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Its positional and keyword arguments."""
-        return self._arguments(self._reads)
+        return self._arguments(self.reads)
 
     def once(self) -> tuple[Any, dict[str, Any]]:
         """Run it; returns its result, and what it read after the run, by node."""
-        reads = self.copied(Copier()) if self.run.wrote else self._reads
+        reads = self.copied(Copier()) if self.run.wrote else self.reads
         with self.around(), torch.no_grad():
             return self.call(reads), reads
 
@@ -302,7 +302,7 @@ class NodeCall:
     def prepare(self, options: RunOptions, path: ValuePath, after: str) -> Callable[[], Any]:
         """Return the function to run."""
         copies = options.wide or bool(self.run.wrote)
-        reads = self.copied(Copier(widen=options.wide)) if copies else self._reads
+        reads = self.copied(Copier(widen=options.wide)) if copies else self.reads
 
         def call() -> Any:
             value = self.call(reads)
@@ -316,7 +316,7 @@ class NodeCall:
     def copied(self, copier: Copier) -> dict[str, Any]:
         """Copies of what it reads, by node."""
         return {
-            name: _map_tensors(value, copier.copy_tensor) for name, value in self._reads.items()
+            name: _map_tensors(value, copier.copy_tensor) for name, value in self.reads.items()
         }
 
     @contextlib.contextmanager

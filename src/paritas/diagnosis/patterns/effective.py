@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,11 +20,9 @@ from paritas.diagnosis.case import Case, Context, Extent, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.operands import solved_readings
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
-from paritas.diagnosis.patterns.variations import Variation
 from paritas.diagnosis.patterns.weights import propose_weights
 from paritas.diagnosis.region import find_region
 from paritas.diagnosis.stating import OPERAND
-from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
 
     from paritas.diagnosis.calls import Step
     from paritas.diagnosis.patterns.operands import Reading
+    from paritas.diagnosis.patterns.variations import Variation
     from paritas.results.findings import Pattern
 
     Describe = Callable[[Case], list[Pattern]]

@@ -1,0 +1,78 @@
+"""Both programs at a place, to be called again with other values."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.diagnosis.case import same
+from paritas.numerics.metrics import bitwise_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    Program = Callable[[Sequence[Tensor]], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlaceRuns:
+    """The reference and the candidate at a place, as functions of the values that they read.
+
+    Ask `is_faithful` before the candidate: what only fails together with its surroundings gives
+    right results alone.
+
+    Attributes:
+        operands: the values that both read there.
+        run_reference: its result for other operands of the same shapes and dtypes.
+        make_candidate: prepares the candidate, which may have to be compiled first.
+        expected: the reference's result for the operands.
+        given: the candidate's result for the operands, in the whole program.
+    """
+
+    operands: tuple[Tensor, ...]
+    run_reference: Program
+    make_candidate: Callable[[], Program]
+    expected: Tensor
+    given: Tensor
+
+    @functools.cached_property
+    def is_faithful(self) -> bool:
+        """Whether both give at the place, alone and twice, what they gave in the whole program."""
+        for _ in range(2):
+            pair = self.reference(self.operands), self.candidate(self.operands)
+            for value, earlier in zip(pair, (self.expected, self.given), strict=True):
+                if value is None or not bitwise_equal(value, earlier):
+                    return False
+        return not bool(same(self.expected, self.given).all())
+
+    def reference(self, operands: Sequence[Tensor]) -> Tensor | None:
+        """The reference's result; None if it cannot be called so."""
+        return _run(self.run_reference, operands, self.expected)
+
+    def candidate(self, operands: Sequence[Tensor]) -> Tensor | None:
+        """The candidate's result; None if it cannot be called so."""
+        return None if self._program is None else _run(self._program, operands, self.given)
+
+    @functools.cached_property
+    def _program(self) -> Program | None:
+        try:
+            return self.make_candidate()
+        except Exception:  # noqa: BLE001  (a backend raises what it likes; then nothing is asked)
+            return None
+
+
+def _run(program: Program, operands: Sequence[Tensor], like: Tensor) -> Tensor | None:
+    copies = [one.detach().clone() for one in operands]  # a program may write to what it reads
+    try:
+        with torch.no_grad():
+            result = program(copies)
+    except Exception:  # noqa: BLE001  (not every value can be computed with: such a run says nothing)
+        return None
+    if not isinstance(result, torch.Tensor) or result.shape != like.shape:
+        return None
+    return result.detach() if result.dtype is like.dtype else None
