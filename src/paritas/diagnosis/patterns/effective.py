@@ -16,6 +16,8 @@ import msgspec
 import torch
 
 from paritas._torch.global_state import quietly
+from paritas._torch.operators import Operator
+from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import Case, Context, Extent, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.operands import solved_readings
@@ -23,13 +25,14 @@ from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
 from paritas.diagnosis.patterns.weights import propose_weights
 from paritas.diagnosis.region import find_region
 from paritas.diagnosis.stating import OPERAND
+from paritas.diagnosis.tapes import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from paritas.diagnosis.calls import Step
+    from paritas.diagnosis.calls import LiveCall, Step
     from paritas.diagnosis.patterns.operands import Reading
     from paritas.diagnosis.patterns.variations import Variation
     from paritas.results.findings import Pattern
@@ -75,16 +78,14 @@ class _Operand:
     """An operand as the candidate used it.
 
     Attributes:
-        place: of its operator in the call.
         name: of the operand.
         case: what was used, and the operand itself.
-        put: the operator with what was used in the operand's place.
+        predicted: what the call gives with what was used in the operand's place.
     """
 
-    place: int
     name: str
     case: Case
-    put: Callable[[Step], Any]
+    predicted: Tensor
 
 
 def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[Pattern]:
@@ -92,11 +93,8 @@ def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[
     inner, outer = operand.case, predictor.case
     if not inner.is_beyond_noise or not inner.is_finite:
         return []
-    value = predictor.value(operand.place, operand.put, wide=True)
-    if value is None:
-        return []
-    weight = weigh(outer, widen(value), extent=Extent.ALL)
-    if weight is None or not fits_honestly(outer, widen(value)):
+    weight = weigh(outer, operand.predicted, extent=Extent.ALL)
+    if weight is None or not fits_honestly(outer, operand.predicted):
         return []
     patterns = describe(inner) or propose_weights(inner)
     where = find_region(inner)
@@ -112,6 +110,79 @@ def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[
     return stated
 
 
+# --- An operand of the call, or of one of its operators -------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Slot:
+    """Where something else may be put.
+
+    Attributes:
+        name: of the operand.
+        operand: what should be there.
+        put: what the call gives with something else there; None if it cannot take it.
+    """
+
+    name: str
+    operand: Tensor
+    put: Callable[[Tensor], Tensor | None]
+
+
+def _slots(predictor: Predictor) -> Iterator[_Slot]:
+    """The operands of the call, then those of its operators, if there are several."""
+    call = predictor.call
+    names = _names_of(call)
+    for number, operand in enumerate(call.floating):
+        if _can_be_compared(operand):
+            put = functools.partial(_put_in_call, predictor, number)
+            yield _Slot(names[number], operand, put)
+    if len(predictor.steps) < 2:  # noqa: PLR2004
+        return
+    for place, step in predictor.steps:
+        for name, operand in step.values.items():
+            if _can_be_compared(operand):
+                put = functools.partial(_put_in_step, predictor, place, name)
+                yield _Slot(f"{name} of {step.operator}", operand, put)
+
+
+def _names_of(call: LiveCall) -> list[str]:
+    """The names of the floating-point tensors of a call, by the operator of the same name."""
+    target = call.target
+    if not isinstance(target, Operator):
+        packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
+        target = getattr(packet, "default", None)
+    schema = getattr(target, "_schema", None)
+    known = [] if schema is None else [argument.name for argument in schema.arguments]
+    names = [*known, *[""] * len(call.args)][: len(call.args)]
+    given = [*zip(names, call.args, strict=True), *call.kwargs.items()]
+    found: list[str] = []
+    for name, value in given:
+        tensors = [one for one in tensors_of(value) if one.is_floating_point()]
+        is_plain = isinstance(value, torch.Tensor)
+        found += [name if is_plain and name else f"tensor {len(found)}" for _ in tensors]
+    return found
+
+
+def _put_in_call(predictor: Predictor, number: int, value: Tensor) -> Tensor | None:
+    given = list(predictor.call.floating)
+    given[number] = value
+    try:
+        call = predictor.call.with_floating(given)
+    except UNUSABLE:
+        return None
+    other = dataclasses.replace(predictor, call=call)
+    result = other.value(WHOLE, None, wide=True)
+    return None if result is None else widen(result)
+
+
+def _put_in_step(predictor: Predictor, place: int, name: str, value: Tensor) -> Tensor | None:
+    def change(step: Step) -> Any:
+        return step.run(**{name: value.to(step.values[name])})
+
+    result = predictor.value(place, change, wide=True)
+    return None if result is None else widen(result)
+
+
 # --- Among the values of the candidate ------------------------------------------------------------
 
 
@@ -125,28 +196,27 @@ def _visible_operands(predictor: Predictor) -> Iterator[_Operand]:
         values = list(case.context.inner(wide=wide))[-_MOST_VALUES:]
     except UNUSABLE:
         return
-    for place, step in predictor.steps:
-        for name, operand in step.values.items():
-            if not _can_be_compared(operand):
-                continue
-            right = widen(operand) if wide else operand.detach().cpu()
-            yield from _first_used(predictor, place, name, right, values)
+    found = False
+    for slot in _slots(predictor):
+        if found and " of " in slot.name:
+            return  # the operand of the call says more than that of its operator
+        right = widen(slot.operand) if wide else slot.operand.detach().cpu()
+        for operand in _first_used(case, slot, right, values):
+            found = True
+            yield operand
 
 
 def _first_used(
-    predictor: Predictor, place: int, name: str, right: Tensor, values: Sequence[Tensor]
+    case: Case, slot: _Slot, right: Tensor, values: Sequence[Tensor]
 ) -> Iterator[_Operand]:
     """The value that gives the candidate in the operand's place; the last one was used."""
     for value in reversed(values):
         for turned in _arrangements(value, right):
             if torch.equal(turned, right):
                 continue
-            put = functools.partial(_put, name=name, value=turned)
-            prediction = predictor.value(place, put, wide=True)
-            if prediction is None:
-                continue
-            if weigh(predictor.case, widen(prediction), extent=Extent.ALL) is not None:
-                yield _Operand(place, name, Case(turned, right, context=Context()), put)
+            predicted = slot.put(turned)
+            if predicted is not None and weigh(case, predicted, extent=Extent.ALL) is not None:
+                yield _Operand(slot.name, Case(turned, right, context=Context()), predicted)
                 return
 
 
@@ -163,11 +233,6 @@ def _arrangements(value: Tensor, right: Tensor) -> Iterator[Tensor]:
 def _can_be_compared(operand: Any) -> bool:
     is_tensor = isinstance(operand, torch.Tensor) and operand.is_floating_point()
     return is_tensor and 1 < operand.numel() <= _MOST_ELEMENTS
-
-
-def _put(step: Step, name: str, value: Tensor) -> Any:
-    operand = step.values[name]
-    return step.run(**{name: value.to(operand)})
 
 
 # --- From the result ------------------------------------------------------------------------------
@@ -192,7 +257,9 @@ def _solved_operands(predictor: Predictor) -> Iterator[_Operand]:
                 continue
             inner = Case(reading.value, reading.operand, noise=noise, context=Context())
             put = functools.partial(_put_reading, reading=reading)
-            yield _Operand(place, reading.name, inner, put)
+            predicted = predictor.value(place, put, wide=True)
+            if predicted is not None:
+                yield _Operand(reading.name, inner, widen(predicted))
 
 
 def _noisy(case: Case) -> Iterator[Tensor]:

@@ -235,7 +235,9 @@ class Predictor:
         made = (Predictor.of(self.case, one) for one in equivalent_calls(self.call))
         return next((one for one in made if one is not None), None)
 
-    def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
+    def value(
+        self, place: int, change: Callable[[Step], object] | None, *, wide: bool
+    ) -> Tensor | None:
         """The value in question with a mistake; None if that cannot be computed."""
         try:
             value = self.call.results(place, change, wide=wide)[self.output]
