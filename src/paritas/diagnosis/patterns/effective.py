@@ -17,9 +17,9 @@ import torch
 
 from paritas._torch.global_state import quietly
 from paritas._torch.operators import Operator
-from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import Case, Context, Extent, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.patterns.linear_maps import solve_weight
 from paritas.diagnosis.patterns.operands import solved_readings
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
 from paritas.diagnosis.patterns.weights import propose_weights
@@ -60,7 +60,7 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
     if predictor is None:
         return []
     with quietly():
-        for search in (_visible_operands, _solved_operands):
+        for search in (_visible_operands, _solved_weights, _solved_operands):
             stated = [
                 pattern
                 for operand in search(predictor)
@@ -134,7 +134,7 @@ def _slots(predictor: Predictor) -> Iterator[_Slot]:
     names = _names_of(call)
     for number, operand in enumerate(call.floating):
         if _can_be_compared(operand):
-            put = functools.partial(_put_in_call, predictor, number)
+            put = functools.partial(predictor.with_operand, number)
             yield _Slot(names[number], operand, put)
     if len(predictor.steps) < 2:  # noqa: PLR2004
         return
@@ -161,18 +161,6 @@ def _names_of(call: LiveCall) -> list[str]:
         is_plain = isinstance(value, torch.Tensor)
         found += [name if is_plain and name else f"tensor {len(found)}" for _ in tensors]
     return found
-
-
-def _put_in_call(predictor: Predictor, number: int, value: Tensor) -> Tensor | None:
-    given = list(predictor.call.floating)
-    given[number] = value
-    try:
-        call = predictor.call.with_floating(given)
-    except UNUSABLE:
-        return None
-    other = dataclasses.replace(predictor, call=call)
-    result = other.value(WHOLE, None, wide=True)
-    return None if result is None else widen(result)
 
 
 def _put_in_step(predictor: Predictor, place: int, name: str, value: Tensor) -> Tensor | None:
@@ -236,6 +224,16 @@ def _can_be_compared(operand: Any) -> bool:
 
 
 # --- From the result ------------------------------------------------------------------------------
+
+
+def _solved_weights(predictor: Predictor) -> Iterator[_Operand]:
+    """The weight of a linear operator, also from further results of the candidate."""
+    for weight in solve_weight(predictor):
+        right = widen(predictor.call.floating[weight.number])
+        predicted = predictor.with_operand(weight.number, weight.value)
+        if predicted is not None:
+            inner = Case(weight.value, right, noise=weight.noise, context=Context())
+            yield _Operand(_names_of(predictor.call)[weight.number], inner, predicted)
 
 
 def _solved_operands(predictor: Predictor) -> Iterator[_Operand]:

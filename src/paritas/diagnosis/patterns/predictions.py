@@ -247,6 +247,20 @@ class Predictor:
             return None
         return value.reshape(self.case.shape)
 
+    def with_operand(self, number: int, operand: Tensor) -> Tensor | None:
+        """The value in question, in float64, with another floating-point tensor of the call."""
+        # The call is also run as it is, where all must have one dtype.
+        given = [
+            one.to(torch.promote_types(one.dtype, operand.dtype)) for one in self.call.floating
+        ]
+        given[number] = operand
+        try:
+            call = self.call.with_floating(given)
+        except UNUSABLE:
+            return None
+        value = dataclasses.replace(self, call=call).value(WHOLE, None, wide=True)
+        return None if value is None else widen(value)
+
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
         until = _now() + _MOST_SECONDS

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from paritas.diagnosis.case import Case
     from paritas.results.findings import Pattern
 
-_GROUPS = (2, 4, 8, 16, 32, 64, 128)
+# The largest group that has one factor says most.
+_GROUPS = (128, 64, 32, 16, 8, 4, 2)
 # A product of more than this share of the rank that a matrix can have is no product of low rank.
 _LOW_RANK = 0.25
 _MOST_ROWS = 2048
