@@ -12,7 +12,12 @@ from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, p
 from paritas.diagnosis.patterns.approximations import propose_approximations
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
 from paritas.diagnosis.patterns.effective import propose_effective
-from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
+from paritas.diagnosis.patterns.limits import (
+    propose_clipping,
+    propose_limited_lengths,
+    propose_nonfinite,
+    propose_wrapped,
+)
 from paritas.diagnosis.patterns.operations import (
     propose_masks,
     propose_operands,
@@ -61,6 +66,7 @@ PROPOSERS: Proposers = (
     (propose_nonfinite, PatternKind.NONFINITE),
     (propose_wrapped, PatternKind.WRAPPED),
     (propose_clipping, PatternKind.CLIPPED),
+    (propose_limited_lengths, PatternKind.CLIPPED),
     (propose_operands, PatternKind.SWAPPED_OPERANDS),
     (propose_reductions, PatternKind.OFF_BY_ONE),
     (propose_norms, PatternKind.OFF_BY_ONE),

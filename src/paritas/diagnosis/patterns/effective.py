@@ -17,7 +17,7 @@ import torch
 
 from paritas._torch.global_state import quietly
 from paritas._torch.operators import Operator
-from paritas.diagnosis.case import Case, Context, Extent, weigh, widen
+from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.linear_maps import solve_weight
 from paritas.diagnosis.patterns.operands import solved_readings
@@ -58,7 +58,8 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
         return []
     predictor = Predictor.of(case, call)
     if predictor is None:
-        return []
+        name = _name_of_operand(case, call)
+        return [] if name is None else _name_patterns(case, name, describe)
     with quietly():
         for search in (_visible_operands, _solved_weights, _solved_operands):
             stated = [
@@ -96,18 +97,42 @@ def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[
     weight = weigh(outer, operand.predicted, extent=Extent.ALL)
     if weight is None or not fits_honestly(outer, operand.predicted):
         return []
-    patterns = describe(inner) or propose_weights(inner)
-    where = find_region(inner)
+    return [
+        _with_exact(pattern, weight.exact)
+        for pattern in _name_patterns(inner, operand.name, describe)
+    ]
+
+
+def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
+    """What explains an operand, in words about it."""
+    alone = dataclasses.replace(case, context=Context())
+    patterns = describe(alone) or propose_weights(alone)
+    where = find_region(alone)
     stated = []
     for pattern in patterns:
-        sentence = f"{operand.name} is not the reference's: {pattern.sentence}"
+        sentence = f"{name} is not the reference's: {pattern.sentence}"
         if where is not None and where.sentence:
             sentence = f"{sentence}, {where.sentence}"
-        exact = pattern.evidence.get("bit for bit", 0.0)
-        least = min(weight.exact, exact if isinstance(exact, float | int) else 0.0)
-        evidence = {**pattern.evidence, "bit for bit": least, OPERAND: operand.name}
+        evidence = {**pattern.evidence, OPERAND: name}
         stated.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=evidence))
     return stated
+
+
+def _with_exact(pattern: Pattern, share: float) -> Pattern:
+    """A pattern that is no more exact than what the operand gives."""
+    own = pattern.evidence.get("bit for bit", 0.0)
+    least = min(share, own if isinstance(own, float | int) else 0.0)
+    return msgspec.structs.replace(pattern, evidence={**pattern.evidence, "bit for bit": least})
+
+
+def _name_of_operand(case: Case, call: LiveCall) -> str | None:
+    """The name of the operand that a case is about, if it is about one and not about a result."""
+    for name, operand in zip(_names_of(call), call.floating, strict=True):
+        for turned in (operand, operand.mT) if operand.dim() > 1 else (operand,):
+            is_alike = turned.shape == case.reference.shape
+            if is_alike and torch.equal(widen(turned), widen(case.reference)):
+                return name
+    return None
 
 
 # --- An operand of the call, or of one of its operators -------------------------------------------
@@ -232,7 +257,8 @@ def _solved_weights(predictor: Predictor) -> Iterator[_Operand]:
         right = widen(predictor.call.floating[weight.number])
         predicted = predictor.with_operand(weight.number, weight.value)
         if predicted is not None:
-            inner = Case(weight.value, right, noise=weight.noise, context=Context())
+            value = _without_noise(weight.value, right, weight.noise)
+            inner = Case(value, right, noise=weight.noise, context=Context())
             yield _Operand(_names_of(predictor.call)[weight.number], inner, predicted)
 
 
@@ -253,7 +279,8 @@ def _solved_operands(predictor: Predictor) -> Iterator[_Operand]:
             noise = _noise_of([one[number] for one in draws if len(one) == len(readings)])
             if noise is None or not _can_be_compared(reading.operand):
                 continue
-            inner = Case(reading.value, reading.operand, noise=noise, context=Context())
+            value = _without_noise(reading.value, reading.operand, noise)
+            inner = Case(value, reading.operand, noise=noise, context=Context())
             put = functools.partial(_put_reading, reading=reading)
             predicted = predictor.value(place, put, wide=True)
             if predicted is not None:
@@ -280,3 +307,9 @@ def _noise_of(readings: Sequence[Reading]) -> Tensor | None:
 def _put_reading(step: Step, reading: Reading) -> Any:
     own = reading.own(step)
     return reading.put(step, reading.value.to(own))
+
+
+def _without_noise(value: Tensor, right: Tensor, noise: Tensor) -> Tensor:
+    """What is solved for, with zeros and right values that are such within the noise."""
+    value = torch.where(near(value, torch.zeros_like(value), noise), 0.0, value)
+    return torch.where(near(value, right, noise), right, value)

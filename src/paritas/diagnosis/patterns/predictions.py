@@ -230,8 +230,6 @@ class Predictor:
 
     def equivalent(self) -> Predictor | None:
         """The same with one operator instead of several, if it is known."""
-        if len(self.steps) < 2:  # noqa: PLR2004
-            return None
         made = (Predictor.of(self.case, one) for one in equivalent_calls(self.call))
         return next((one for one in made if one is not None), None)
 

@@ -1,4 +1,4 @@
-"""Mistakes of weights: groups with other scales, few bits, a product that is added."""
+"""Mistakes of weights: few bits, groups with other scales, a product that is added."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from paritas.diagnosis.case import Extent, first_supported, supported_pattern, weigh
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.quantising import quantisations
+from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ _MOST_ROWS = 2048
 
 
 def propose_weights(case: Case) -> list[Pattern]:
-    """`precision`, `wrong factor`, `residual`: what happens to weights, and rarely to results."""
+    """`precision`, `wrong factor`, `axis scale`, `residual`: what happens to weights."""
     if not case.is_beyond_noise or len(case.shape) < 2 or not case.is_finite:  # noqa: PLR2004
         return []
     return (
         first_supported(_in_few_bits(case))
+        or first_supported(_of_few_levels(case))
         or first_supported(_grouped_factors(case))
+        or first_supported(_factors_and_offsets(case))
         or first_supported(_added_products(case))
     )
 
@@ -45,6 +48,63 @@ def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
         said = f"in {words}"
         kind = PatternKind.PRECISION
         yield supported_pattern(case, rounded(case.right), kind, said, cost=cost)
+
+
+# Codes of more bits than four have more levels; each must be the value of several elements.
+_MOST_LEVELS = 32
+_EACH_LEVEL = 6
+
+
+def _of_few_levels(case: Case) -> Iterator[Pattern | None]:
+    """Few different values, in the order of the right ones: signs, three levels, a code book."""
+    extents: dict[str, Tensor] = {"": torch.ones(())}
+    for axis in range(len(case.shape)):
+        others = [one for one in range(len(case.shape)) if one != axis]
+        for words, most in (
+            ("the largest", case.right.abs().amax(others, keepdim=True)),
+            ("the mean magnitude", case.right.abs().mean(others, keepdim=True)),
+        ):
+            extents[f" times {words} of each slice along axis {axis}"] = most
+    for words, scale in extents.items():
+        right, given, noise = (
+            (one / scale).reshape(-1) for one in (case.right, case.given, MAX_Z * case.unit)
+        )
+        order = right.argsort()
+        steps = given[order].diff()
+        limit = 2 * torch.maximum(noise[order][1:], noise[order][:-1])
+        level = torch.cat([torch.zeros(1, dtype=torch.long), (steps > limit).long().cumsum(0)])
+        count = int(level[-1]) + 1
+        is_coarse = 1 < count <= min(_MOST_LEVELS, len(right) // _EACH_LEVEL)
+        if not is_coarse or bool((steps < -limit).any()):
+            continue
+        sums = torch.zeros(count, dtype=torch.float64).index_add(0, level, given[order])
+        levels = sums / torch.bincount(level, minlength=count)
+        prediction = torch.empty_like(right)
+        prediction[order] = levels[level]
+        prediction = prediction.reshape(case.shape) * scale
+        # Each level is a number, and so is each end between two.
+        weight = weigh(case, prediction, parameters=2 * count - 1, extent=Extent.ALL)
+        said = f"only {count} different values{words}, in the order of the right ones"
+        yield None if weight is None else weight.pattern(PatternKind.PRECISION, said)
+
+
+def _factors_and_offsets(case: Case) -> Iterator[Pattern | None]:
+    """A factor and an offset for each slice along an axis, as of a norm of the weight."""
+    for axis, size in enumerate(case.shape):
+        others = [one for one in range(len(case.shape)) if one != axis]
+        if case.right.numel() // size < 3 * _EACH_LEVEL // 2:
+            continue
+        centred = [one - one.mean(others, keepdim=True) for one in (case.right, case.given)]
+        over = (centred[0] * centred[1]).sum(others, keepdim=True)
+        factors = over / centred[0].square().sum(others, keepdim=True)
+        prediction = factors * centred[0] + case.given.mean(others, keepdim=True)
+        weight = weigh(case, prediction, parameters=2 * size, extent=Extent.ALL)
+        if weight is None or not fits_honestly(case, prediction, parameters=size):
+            continue
+        said = f"each slice along axis {axis} has another factor and another offset"
+        least, most = float(factors.min()), float(factors.max())
+        said = f"{said}; the factors are {least:.4g} to {most:.4g}"
+        yield weight.pattern(PatternKind.AXIS_SCALE, said)
 
 
 def _grouped_factors(case: Case) -> Iterator[Pattern | None]:
