@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
-from paritas._torch.operators import traits
+from paritas._torch.operators import own_default, traits
 from paritas.checks.failures import Explainer, call_context
 from paritas.execution.evidence import Evidence
 from paritas.execution.graph_runs import copy_argument
@@ -17,6 +19,7 @@ from paritas.execution.program import VALUE, ValueProgram
 from paritas.execution.saved_state import Copier
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.judge import Checks, check_pair
+from paritas.precision.lifting import LiftMode
 from paritas.recording.traces import Operation, TracedCall, ValueRef
 
 if TYPE_CHECKING:
@@ -80,6 +83,19 @@ class Region:
         with torch.no_grad():
             values = self._compute(tensors, before)
         return call_context(last.func, *fill_arguments(last, values))
+
+    def inner_values(self, tensors: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
+        """What its operators compute and read, except its result."""
+        copier = Copier(widen=wide)
+        copies = [copy_argument(copier, tensor) for tensor in tensors]
+        fixed = {key: copy_argument(copier, one) for key, one in self.fixed.items()}
+        program = dataclasses.replace(self, fixed=fixed)
+        default = own_default()
+        lift = LiftMode(default, default) if wide else contextlib.nullcontext()
+        with torch.no_grad(), lift:
+            values = program._compute(copies, self.operations)  # noqa: SLF001  (its own)
+        inside = (one for index, one in values.items() if index != self.result)
+        return [one for one in inside if isinstance(one, torch.Tensor)]
 
     def evidence(self, tensors: Sequence[Tensor], seed: int) -> Evidence[ValueProgram]:
         """Evidence about it on some arguments."""
@@ -154,7 +170,11 @@ def judge_regions(
     if call is not None:
         context = call_context(call.target, call.args, call.kwargs)
     if context is not None:
-        context = dataclasses.replace(context, runs=_runs_of(reference, candidate, tensors, pair))
+        context = dataclasses.replace(
+            context,
+            runs=_runs_of(reference, candidate, tensors, pair),
+            inner=functools.partial(candidate.inner_values, tensors),
+        )
     findings = Explainer().explain(findings, *pair, evidence, context)
     if not _is_narrower(*pair):
         return findings

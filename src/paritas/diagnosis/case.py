@@ -12,7 +12,7 @@ import enum
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
@@ -38,6 +38,13 @@ _OVERLOADED = ("aten", "prims")
 # How many wrong elements are looked at first.
 _SAMPLED = 1 << 14
 _STRIDE = 1_000_003
+
+
+class InnerValues(Protocol):
+    """The tensors that a program computes on the way to its result."""
+
+    def __call__(self, *, wide: bool) -> Sequence[Tensor]:
+        """In float64, or as the program runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +78,8 @@ class Context:
         runs: both programs at this place, if they can be called again with other values.
         is_result: whether it is computed from a value that is wrong already. What kind it is, is
             stated there.
+        inner: gives the values that the candidate computes on the way to the tensor, in float64 or
+            as it runs, if they can be seen.
     """
 
     operator: str = ""
@@ -94,6 +103,7 @@ class Context:
     call: LiveCall | None = None
     runs: PlaceRuns | None = None
     is_result: bool = False
+    inner: InnerValues | None = None
 
     @property
     def ranks(self) -> int:

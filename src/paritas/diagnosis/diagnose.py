@@ -11,7 +11,13 @@ from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.approximations import propose_approximations
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
-from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
+from paritas.diagnosis.patterns.effective import propose_effective
+from paritas.diagnosis.patterns.limits import (
+    propose_clipping,
+    propose_limited_lengths,
+    propose_nonfinite,
+    propose_wrapped,
+)
 from paritas.diagnosis.patterns.operations import (
     propose_masks,
     propose_operands,
@@ -60,6 +66,7 @@ PROPOSERS: Proposers = (
     (propose_nonfinite, PatternKind.NONFINITE),
     (propose_wrapped, PatternKind.WRAPPED),
     (propose_clipping, PatternKind.CLIPPED),
+    (propose_limited_lengths, PatternKind.CLIPPED),
     (propose_operands, PatternKind.SWAPPED_OPERANDS),
     (propose_reductions, PatternKind.OFF_BY_ONE),
     (propose_norms, PatternKind.OFF_BY_ONE),
@@ -138,13 +145,20 @@ def rank_patterns(
     Args:
         at_output: the operator that computed the value is not known.
     """
+    ranked = _statable(case, rank_raw(case, proposers), at_output=at_output)
+    if not ranked and proposers is PROPOSERS:
+        # It is not in the result that the mistake has a name.
+        ranked = _statable(case, propose_effective(case, rank_raw), at_output=at_output)
+    return with_confidence(ranked, at_output=at_output)
+
+
+def _statable(case: Case, patterns: list[Pattern], *, at_output: bool) -> list[Pattern]:
     operator, repeated = case.context.operator_name, case.context.call is not None
-    ranked = [
+    return [
         pattern
-        for pattern in rank_raw(case, proposers)
+        for pattern in patterns
         if may_be_stated(pattern, at_output=at_output, operator=operator, repeated=repeated)
     ]
-    return with_confidence(ranked, at_output=at_output)
 
 
 def _reproduces_all(pattern: Pattern) -> bool:

@@ -94,6 +94,8 @@ _FACTS = {PatternKind.NONFINITE, PatternKind.OVERFLOW, PatternKind.TIE_BREAKING}
 _MOST = 0.98
 # One number for each index, or as many as there are rows: fits the traces of many faults.
 _FLEXIBLE = {PatternKind.AXIS_OFFSET, PatternKind.AXIS_SCALE}
+# The evidence that names the operand that a pattern is about, if it is not about the result.
+OPERAND = "operand"
 
 
 # Where any number may be fitted, one fits bit for bit by luck of the last digit.
@@ -115,6 +117,8 @@ def may_be_stated(
     """
     if pattern.confidence < GUESS:
         return False
+    if OPERAND in pattern.evidence:
+        return True  # nothing lies between the fault and the operand
     if not at_output:
         flexible = pattern.kind in _FLEXIBLE and repeated
         fits_anyway = flexible or (pattern.kind in _OF_ROWS and _NORMALISING.search(operator))

@@ -61,6 +61,43 @@ def deduced_variations(
     yield from scattered_rows(step, given)
     yield from solved_operands(step, predict, given, around)
     yield from _slices_read(step, predict, given)
+    yield from _added_rows(step, predict, given)
+
+
+# --- A row of an operand that is added ------------------------------------------------------------
+
+_SAME_ROW = 1e-4
+
+
+def _added_rows(
+    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+) -> Iterator[Variation]:
+    """The same row of an operand is added to, or taken from, every row of the result."""
+    right = predict(Variation(PatternKind.RESIDUAL, "", lambda step: step.run()))
+    if right is None or given.dim() < 2:  # noqa: PLR2004
+        return
+    added = (given - right).reshape(-1, given.shape[-1])
+    row = added.median(dim=0).values
+    size = float(row.abs().max())
+    if not size > 0 or float((added - row).abs().max()) > _SAME_ROW * size:
+        return
+    for name, value in step.values.items():
+        if not _is_operand(value) or value.dim() != 2 or value.shape[1] != len(row):  # noqa: PLR2004
+            continue
+        rows = value.detach().cpu().double()
+        for sign, words in ((1.0, "added to"), (-1.0, "subtracted from")):
+            apart = (rows - sign * row).abs().amax(1)
+            place = int(apart.argmin())
+            if float(apart[place]) <= _SAME_ROW * size:
+                said = f"row {place} of {name} is {words} every row of the result"
+                change = partial(_with_row, name=name, place=place, sign=sign)
+                yield Variation(PatternKind.RESIDUAL, said, change)
+
+
+def _with_row(step: Step, name: str, place: int, sign: float) -> Any:
+    result = step.run()
+    first = result if isinstance(result, torch.Tensor) else result[0]
+    return step.with_first(first + sign * step.values[name][place])
 
 
 # --- Slices of an operand -------------------------------------------------------------------------

@@ -29,6 +29,8 @@ _STATISTICS = frozenset({"mean", "var", "var_mean"})
 
 def equivalent_calls(call: LiveCall) -> Iterator[LiveCall]:
     """Calls of single operators that may give what a call of several gives."""
+    if call.target is torch.einsum:
+        yield from _sums_over_letters(call)
     steps = [step for _, step in call.steps]
     names = {step.name for step in steps}
     if names & _ROOTS and names & _STATISTICS:
@@ -37,6 +39,14 @@ def equivalent_calls(call: LiveCall) -> Iterator[LiveCall]:
         yield from _softmaxes(call, steps)
     if "native_batch_norm" in names:
         yield from _instance_norms(call, steps)
+
+
+def _sums_over_letters(call: LiveCall) -> Iterator[LiveCall]:
+    """The function takes its tensors one by one, or in a list."""
+    equation, *rest = call.args
+    tensors = rest[0] if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
+    if isinstance(equation, str):
+        yield LiveCall(_ATEN.einsum.default, (equation, list(tensors)), {})
 
 
 def _norms(call: LiveCall, steps: list[Step]) -> Iterator[LiveCall]:

@@ -12,6 +12,7 @@ from paritas.diagnosis.patterns.convolutions import convolution_variations
 from paritas.diagnosis.patterns.derivatives import derivative_variations
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
 from paritas.diagnosis.patterns.layouts import layout_variations
+from paritas.diagnosis.patterns.letters import letter_variations
 from paritas.diagnosis.patterns.losses import loss_variations
 from paritas.diagnosis.patterns.norms import norm_variations
 from paritas.diagnosis.patterns.roundings import reciprocal_variations
@@ -43,6 +44,8 @@ def family_variations(step: Step) -> Iterator[Variation]:
         yield from convolution_variations(step)
     if name in ("topk", "constant_pad_nd", "glu") or name.startswith("upsample"):
         yield from layout_variations(step)
+    if name == "einsum":
+        yield from letter_variations(step)
     yield from loss_variations(step)
     if name == "native_layer_norm_backward":
         yield from _norm_gradient_variations()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import weigh, widen
+from paritas.diagnosis.case import Extent, first_supported, weigh, widen
+from paritas.diagnosis.leftovers import fits_honestly
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
 
@@ -417,6 +418,42 @@ def propose_clipping(case: Case) -> list[Pattern]:
     named = {"lower bound": low, "upper bound": high}
     figures = {name: bound for name, bound in named.items() if bound is not None}
     return [weight.pattern(PatternKind.CLIPPED, _describe_bounds(low, high), figures)]
+
+
+# Fewer slices that are shortened may have the same length by chance.
+_FEWEST_SHORTENED = 3
+# A length that is above the bound by this share is above it.
+_LENGTHS_APART = 1e-3
+
+
+def propose_limited_lengths(case: Case) -> list[Pattern]:
+    """`clipped`: slices that are longer than a bound were shortened to it."""
+    if case.is_exact or case.right.is_complex() or len(case.shape) < 2 or not case.is_finite:  # noqa: PLR2004
+        return []
+    last = len(case.shape) - 1
+    around = tuple(one for one in range(last + 1) if one != 0)
+    ways = {"each row along the last axis": (last,), "each slice along axis 0": around}
+    return first_supported(
+        _limited_lengths(case, words, dims) for words, dims in ways.items() if case.is_beyond_noise
+    )
+
+
+def _limited_lengths(case: Case, words: str, dims: tuple[int, ...]) -> Pattern | None:
+    right, given = (
+        torch.linalg.vector_norm(one, dim=dims, keepdim=True) for one in (case.right, case.given)
+    )
+    shortened = case.wrong.any(dim=dims, keepdim=True)
+    if int(shortened.sum()) < _FEWEST_SHORTENED:
+        return None
+    bound = float(given[shortened].median())
+    passes = right[~shortened]
+    if not bound > 0 or not passes.numel() or float(passes.max()) > bound * (1 + _LENGTHS_APART):
+        return None  # without slices that went through, each has a factor of its own
+    prediction = case.right * (bound / right.clamp(min=bound))
+    weight = weigh(case, prediction, parameters=1, cost=2.0, extent=Extent.ALL)
+    if weight is None or not fits_honestly(case, prediction):
+        return None
+    return weight.pattern(PatternKind.CLIPPED, f"{words} is limited to the length {bound:.6g}")
 
 
 def _may_be_cut_off(case: Case) -> bool:

@@ -81,7 +81,7 @@ _OF_ALL = frozenset(
 # Fewer numbers than this, of a part, may be those of some mistake by chance.
 _FEWEST_IN_PART = 4
 # What an operator raises for arguments that it does not take.
-_UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
+UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
 
 class UndecidedError(Exception):
@@ -115,7 +115,7 @@ def propose_predictions(case: Case) -> list[Pattern]:
     call = case.context.call
     if call is None or not case.is_beyond_noise or case.given.is_complex():
         return []
-    prediction = _Predictor.of(case, call)
+    prediction = Predictor.of(case, call)
     if prediction is None:
         return _propose_items(case, call)
     with quietly():
@@ -155,7 +155,7 @@ def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
     """Another of several tensors than the right one."""
     try:
         items = call.items
-    except _UNUSABLE:
+    except UNUSABLE:
         return []
     cost = math.log2(1 + len(items))
     alike = [
@@ -198,7 +198,7 @@ def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Predictor:
+class Predictor:
     """Runs a call with mistakes, and compares what it gives.
 
     Attributes:
@@ -210,11 +210,11 @@ class _Predictor:
     output: int
 
     @classmethod
-    def of(cls, case: Case, call: LiveCall) -> _Predictor | None:
+    def of(cls, case: Case, call: LiveCall) -> Predictor | None:
         """None if the call, without a mistake, does not give the right values."""
         try:
             plain = call.results(wide=True) if call.may_be_changed else []
-        except _UNUSABLE:
+        except UNUSABLE:
             return None
         for output, value in enumerate(plain):
             fits = tuple(value.shape) == case.shape and not value.is_complex()
@@ -228,22 +228,36 @@ class _Predictor:
         """The operators that the value depends on."""
         return self.call.steps_towards(self.output)
 
-    def equivalent(self) -> _Predictor | None:
+    def equivalent(self) -> Predictor | None:
         """The same with one operator instead of several, if it is known."""
-        if len(self.steps) < 2:  # noqa: PLR2004
-            return None
-        made = (_Predictor.of(self.case, one) for one in equivalent_calls(self.call))
+        made = (Predictor.of(self.case, one) for one in equivalent_calls(self.call))
         return next((one for one in made if one is not None), None)
 
-    def value(self, place: int, change: Callable[[Step], object], *, wide: bool) -> Tensor | None:
+    def value(
+        self, place: int, change: Callable[[Step], object] | None, *, wide: bool
+    ) -> Tensor | None:
         """The value in question with a mistake; None if that cannot be computed."""
         try:
             value = self.call.results(place, change, wide=wide)[self.output]
-        except _UNUSABLE:
+        except UNUSABLE:
             return None
         if value.numel() != self.case.reference.numel() or value.is_complex():
             return None
         return value.reshape(self.case.shape)
+
+    def with_operand(self, number: int, operand: Tensor) -> Tensor | None:
+        """The value in question, in float64, with another floating-point tensor of the call."""
+        # The call is also run as it is, where all must have one dtype.
+        given = [
+            one.to(torch.promote_types(one.dtype, operand.dtype)) for one in self.call.floating
+        ]
+        given[number] = operand
+        try:
+            call = self.call.with_floating(given)
+        except UNUSABLE:
+            return None
+        value = dataclasses.replace(self, call=call).value(WHOLE, None, wide=True)
+        return None if value is None else widen(value)
 
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
@@ -434,7 +448,7 @@ def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
     return [one for one in found if one.scatter <= limit]
 
 
-def _is_decided(predictor: _Predictor, best: list[Reproduction], chosen: Reproduction) -> bool:
+def _is_decided(predictor: Predictor, best: list[Reproduction], chosen: Reproduction) -> bool:
     """Whether mistakes of other kinds with the same numbers are the same mistake.
 
     If a factor is zero everywhere, nobody can see whether it was left out, or added instead; if one
@@ -448,7 +462,7 @@ def _is_decided(predictor: _Predictor, best: list[Reproduction], chosen: Reprodu
         return True
     try:
         other = dataclasses.replace(predictor, call=predictor.call.with_floating(varied))
-    except _UNUSABLE:
+    except UNUSABLE:
         return True
     numbers = [other.value(one.place, one.variation.change, wide=True) for one in (chosen, *rivals)]
     known = [widen(one) for one in numbers if one is not None]

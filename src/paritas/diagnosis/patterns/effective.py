@@ -1,0 +1,315 @@
+"""What an operator read in the place of an operand, compared with the operand itself.
+
+A mistake in a weight is spread over the whole result: pruned, normalised, read with other scales.
+The weight that the candidate used shows it. It is among the values that the candidate computes, or
+follows from its result. Put in the operand's place, it must give the candidate; then the operand is
+a wrong tensor of its own, and what explains tensors explains it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas._torch.operators import Operator
+from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
+from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.patterns.linear_maps import solve_weight
+from paritas.diagnosis.patterns.operands import solved_readings
+from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
+from paritas.diagnosis.patterns.weights import propose_weights
+from paritas.diagnosis.region import find_region
+from paritas.diagnosis.stating import OPERAND
+from paritas.diagnosis.tapes import tensors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import LiveCall, Step
+    from paritas.diagnosis.patterns.operands import Reading
+    from paritas.diagnosis.patterns.variations import Variation
+    from paritas.results.findings import Pattern
+
+    Describe = Callable[[Case], list[Pattern]]
+
+# Larger operands are not compared.
+_MOST_ELEMENTS = 1 << 20
+# So many values of the candidate are tried in the place of an operand.
+_MOST_VALUES = 64
+# So many draws of the noise of the result show that of an operand.
+_DRAWS = 6
+
+
+def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
+    """What is wrong with an operand as the candidate used it; many kinds.
+
+    Args:
+        describe: the patterns that explain a wrong tensor, best first.
+    """
+    call = case.context.call
+    if call is None or not case.is_beyond_noise or case.is_exact or case.given.is_complex():
+        return []
+    predictor = Predictor.of(case, call)
+    if predictor is None:
+        name = _name_of_operand(case, call)
+        return [] if name is None else _name_patterns(case, name, describe)
+    with quietly():
+        for search in (_visible_operands, _solved_weights, _solved_operands):
+            stated = [
+                pattern
+                for operand in search(predictor)
+                for pattern in _state(predictor, operand, describe)[:1]
+            ]
+            # Two operands that explain it in different ways explain nothing.
+            if stated:
+                is_one = len({pattern.kind for pattern in stated}) == 1
+                return stated[:1] if is_one else []
+    return []
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Operand:
+    """An operand as the candidate used it.
+
+    Attributes:
+        name: of the operand.
+        case: what was used, and the operand itself.
+        predicted: what the call gives with what was used in the operand's place.
+    """
+
+    name: str
+    case: Case
+    predicted: Tensor
+
+
+def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[Pattern]:
+    """What explains the operand, if the operand explains the candidate."""
+    inner, outer = operand.case, predictor.case
+    if not inner.is_beyond_noise or not inner.is_finite:
+        return []
+    weight = weigh(outer, operand.predicted, extent=Extent.ALL)
+    if weight is None or not fits_honestly(outer, operand.predicted):
+        return []
+    return [
+        _with_exact(pattern, weight.exact)
+        for pattern in _name_patterns(inner, operand.name, describe)
+    ]
+
+
+def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
+    """What explains an operand, in words about it."""
+    alone = dataclasses.replace(case, context=Context())
+    patterns = describe(alone) or propose_weights(alone)
+    where = find_region(alone)
+    stated = []
+    for pattern in patterns:
+        sentence = f"{name} is not the reference's: {pattern.sentence}"
+        if where is not None and where.sentence:
+            sentence = f"{sentence}, {where.sentence}"
+        evidence = {**pattern.evidence, OPERAND: name}
+        stated.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=evidence))
+    return stated
+
+
+def _with_exact(pattern: Pattern, share: float) -> Pattern:
+    """A pattern that is no more exact than what the operand gives."""
+    own = pattern.evidence.get("bit for bit", 0.0)
+    least = min(share, own if isinstance(own, float | int) else 0.0)
+    return msgspec.structs.replace(pattern, evidence={**pattern.evidence, "bit for bit": least})
+
+
+def _name_of_operand(case: Case, call: LiveCall) -> str | None:
+    """The name of the operand that a case is about, if it is about one and not about a result."""
+    for name, operand in zip(_names_of(call), call.floating, strict=True):
+        for turned in (operand, operand.mT) if operand.dim() > 1 else (operand,):
+            is_alike = turned.shape == case.reference.shape
+            if is_alike and torch.equal(widen(turned), widen(case.reference)):
+                return name
+    return None
+
+
+# --- An operand of the call, or of one of its operators -------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Slot:
+    """Where something else may be put.
+
+    Attributes:
+        name: of the operand.
+        operand: what should be there.
+        put: what the call gives with something else there; None if it cannot take it.
+    """
+
+    name: str
+    operand: Tensor
+    put: Callable[[Tensor], Tensor | None]
+
+
+def _slots(predictor: Predictor) -> Iterator[_Slot]:
+    """The operands of the call, then those of its operators, if there are several."""
+    call = predictor.call
+    names = _names_of(call)
+    for number, operand in enumerate(call.floating):
+        if _can_be_compared(operand):
+            put = functools.partial(predictor.with_operand, number)
+            yield _Slot(names[number], operand, put)
+    if len(predictor.steps) < 2:  # noqa: PLR2004
+        return
+    for place, step in predictor.steps:
+        for name, operand in step.values.items():
+            if _can_be_compared(operand):
+                put = functools.partial(_put_in_step, predictor, place, name)
+                yield _Slot(f"{name} of {step.operator}", operand, put)
+
+
+def _names_of(call: LiveCall) -> list[str]:
+    """The names of the floating-point tensors of a call, by the operator of the same name."""
+    target = call.target
+    if not isinstance(target, Operator):
+        packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
+        target = getattr(packet, "default", None)
+    schema = getattr(target, "_schema", None)
+    known = [] if schema is None else [argument.name for argument in schema.arguments]
+    names = [*known, *[""] * len(call.args)][: len(call.args)]
+    given = [*zip(names, call.args, strict=True), *call.kwargs.items()]
+    found: list[str] = []
+    for name, value in given:
+        tensors = [one for one in tensors_of(value) if one.is_floating_point()]
+        is_plain = isinstance(value, torch.Tensor)
+        found += [name if is_plain and name else f"tensor {len(found)}" for _ in tensors]
+    return found
+
+
+def _put_in_step(predictor: Predictor, place: int, name: str, value: Tensor) -> Tensor | None:
+    def change(step: Step) -> Any:
+        return step.run(**{name: value.to(step.values[name])})
+
+    result = predictor.value(place, change, wide=True)
+    return None if result is None else widen(result)
+
+
+# --- Among the values of the candidate ------------------------------------------------------------
+
+
+def _visible_operands(predictor: Predictor) -> Iterator[_Operand]:
+    """The operands that are among the values that the candidate computes."""
+    case = predictor.case
+    if case.context.inner is None:
+        return
+    wide = case.candidate.dtype == torch.float64
+    try:
+        values = list(case.context.inner(wide=wide))[-_MOST_VALUES:]
+    except UNUSABLE:
+        return
+    found = False
+    for slot in _slots(predictor):
+        if found and " of " in slot.name:
+            return  # the operand of the call says more than that of its operator
+        right = widen(slot.operand) if wide else slot.operand.detach().cpu()
+        for operand in _first_used(case, slot, right, values):
+            found = True
+            yield operand
+
+
+def _first_used(
+    case: Case, slot: _Slot, right: Tensor, values: Sequence[Tensor]
+) -> Iterator[_Operand]:
+    """The value that gives the candidate in the operand's place; the last one was used."""
+    for value in reversed(values):
+        for turned in _arrangements(value, right):
+            if torch.equal(turned, right):
+                continue
+            predicted = slot.put(turned)
+            if predicted is not None and weigh(case, predicted, extent=Extent.ALL) is not None:
+                yield _Operand(slot.name, Case(turned, right, context=Context()), predicted)
+                return
+
+
+def _arrangements(value: Tensor, right: Tensor) -> Iterator[Tensor]:
+    """A value in the operand's shape: as it is, transposed, or with other axes in its memory."""
+    if value.dtype != right.dtype or value.numel() != right.numel():
+        return
+    value = value.detach().cpu()
+    yield value.reshape(right.shape)
+    if value.dim() > 1 and 1 not in value.shape[-2:]:
+        yield value.mT.reshape(right.shape)
+
+
+def _can_be_compared(operand: Any) -> bool:
+    is_tensor = isinstance(operand, torch.Tensor) and operand.is_floating_point()
+    return is_tensor and 1 < operand.numel() <= _MOST_ELEMENTS
+
+
+# --- From the result ------------------------------------------------------------------------------
+
+
+def _solved_weights(predictor: Predictor) -> Iterator[_Operand]:
+    """The weight of a linear operator, also from further results of the candidate."""
+    for weight in solve_weight(predictor):
+        right = widen(predictor.call.floating[weight.number])
+        predicted = predictor.with_operand(weight.number, weight.value)
+        if predicted is not None:
+            value = _without_noise(weight.value, right, weight.noise)
+            inner = Case(value, right, noise=weight.noise, context=Context())
+            yield _Operand(_names_of(predictor.call)[weight.number], inner, predicted)
+
+
+def _solved_operands(predictor: Predictor) -> Iterator[_Operand]:
+    """The operands that the result determines, with the noise that it leaves them."""
+    case = predictor.case
+    for place, step in predictor.steps:
+
+        def predict(variation: Variation, place: int = place) -> Tensor | None:
+            value = predictor.value(place, variation.change, wide=True)
+            return None if value is None else widen(value)
+
+        readings = solved_readings(step, predict, case.given)
+        if not readings:
+            continue
+        draws = [solved_readings(step, predict, one) for one in _noisy(case)]
+        for number, reading in enumerate(readings):
+            noise = _noise_of([one[number] for one in draws if len(one) == len(readings)])
+            if noise is None or not _can_be_compared(reading.operand):
+                continue
+            value = _without_noise(reading.value, reading.operand, noise)
+            inner = Case(value, reading.operand, noise=noise, context=Context())
+            put = functools.partial(_put_reading, reading=reading)
+            predicted = predictor.value(place, put, wide=True)
+            if predicted is not None:
+                yield _Operand(reading.name, inner, widen(predicted))
+
+
+def _noisy(case: Case) -> Iterator[Tensor]:
+    """The right values with noise."""
+    draw = torch.Generator().manual_seed(0)
+    finite = torch.where(torch.isfinite(case.unit), case.unit, 0.0)
+    for _ in range(_DRAWS):
+        yield case.right + finite * torch.randn(case.shape, generator=draw, dtype=torch.float64)
+
+
+def _noise_of(readings: Sequence[Reading]) -> Tensor | None:
+    if not readings:
+        return None
+    squares = [(one.value - one.operand).square() for one in readings]
+    noise = torch.stack(squares).mean(dim=0).sqrt()
+    # Few draws may be small by chance.
+    return torch.maximum(noise, noise.square().mean().sqrt())
+
+
+def _put_reading(step: Step, reading: Reading) -> Any:
+    own = reading.own(step)
+    return reading.put(step, reading.value.to(own))
+
+
+def _without_noise(value: Tensor, right: Tensor, noise: Tensor) -> Tensor:
+    """What is solved for, with zeros and right values that are such within the noise."""
+    value = torch.where(near(value, torch.zeros_like(value), noise), 0.0, value)
+    return torch.where(near(value, right, noise), right, value)
