@@ -23,6 +23,7 @@ from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import (
     Extent,
     Weight,
+    near,
     same,
     supported_pattern,
     weigh,
@@ -32,6 +33,7 @@ from paritas.diagnosis.case import (
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.equivalents import equivalent_calls
+from paritas.diagnosis.patterns.expressions import expressed_variations
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.substitutions import function_call_variations
@@ -270,7 +272,41 @@ class _Predictor:
             with contextlib.suppress(FatalAttemptError):
                 solution = attempt_apart(functools.partial(self._solution, place, unknown))
                 found += [] if solution is None else [solution]
-        return tried, found
+        if found:
+            return tried, found
+        more, found = self._expressions()
+        return tried + more, found
+
+    def _expressions(self) -> tuple[int, list[Reproduction]]:
+        """How many expressions were tried, and the shortest ones that reproduce the candidate."""
+        if not self.steps or self._is_followed:
+            return 0, []
+        place, step = self.steps[-1]
+        part = torch.ones(self.case.shape, dtype=torch.bool)
+        part = self._limited(part, torch.zeros_like(part))
+        tried, expressions = expressed_variations(step, self.case, part)
+        for _, alike in itertools.groupby(expressions, key=operator.itemgetter(0)):
+            found = []
+            for _, numbers, variation in alike:
+                prediction = self._prediction(place, variation)
+                if prediction is not None:
+                    found.append(
+                        self._reproduction(place, variation, prediction, parameters=numbers)
+                    )
+            if any(found):
+                return tried, [one for one in found if one is not None]
+        return tried, []
+
+    @functools.cached_property
+    def _is_followed(self) -> bool:
+        """Whether the last operator's result is not the value in question as it is."""
+        _, step = self.steps[-1]
+        result = step.run()
+        first = result if isinstance(result, torch.Tensor) else result[0]
+        if first.numel() != self.case.reference.numel():
+            return True
+        value = widen(first).reshape(self.case.shape)
+        return not bool(near(value, self.case.right, self.case.allowed).all())
 
     def _try_all(
         self, variations: Iterator[tuple[int, Variation]], until: float
