@@ -21,7 +21,7 @@ from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paritas.diagnosis.case import Case
 
 # So many elements are compared with all expressions, and so few decide nothing.
-_SAMPLED = 96
+_SAMPLED = 64
 _FEWEST = 12
 # The share of them that an expression must give.
 _HOPEFUL = 0.97
@@ -134,7 +134,10 @@ class Operands:
         """The operator of other values."""
         if self.step.name == "glu":
             return values[0] * values[1].sigmoid()
-        result = self.step.run(**dict(zip(self.names, values, strict=True)))
+        changes = dict(zip(self.names, values, strict=True))
+        if not isinstance(self.step.values.get("other", values[0]), torch.Tensor):
+            del changes["other"]  # a number
+        result = self.step.run(**changes)
         return result if isinstance(result, torch.Tensor) else result[0]
 
     def change(self, expression: Expression, places: tuple[int, ...]) -> Callable[[Step], Any]:
@@ -157,7 +160,11 @@ def _operand_values(step: Step) -> dict[str, Tensor]:
     if step.name == "glu":
         halves = step.values["self"].chunk(2, step.values["dim"])
         return dict(zip(("the first half", "the second half"), halves, strict=True))
-    return {name: one for name, one in step.values.items() if isinstance(one, torch.Tensor)}
+    values = {name: one for name, one in step.values.items() if isinstance(one, torch.Tensor)}
+    number = step.values.get("other")
+    if isinstance(number, int | float) and len(values) == 1:
+        values["other"] = torch.full_like(values["self"], number, dtype=torch.float64)
+    return values
 
 
 def expressed_variations(
@@ -176,15 +183,18 @@ def expressed_variations(
     wide = [widen(one) for one in operands.sampled]
     alone = operands.own if len(wide) == 1 and operands.sampled[0].is_floating_point() else None
     words = step.name
-    tables = [_Table.of(one, alone, words) for one in wide]
-    tried = sum(len(one.formats) for one in tables)
-    for place, table in enumerate(tables):
-        if not case.is_exact:
-            found += [((place,), one) for one in _of_one(sample, table)]
+    tables = {
+        place: _Table.of(one, alone, words)
+        for place, one in enumerate(wide)
+        if not case.is_exact and bool((one != one[0]).any())
+    }
+    tried = sum(len(one.formats) for one in tables.values())
+    for place, table in tables.items():
+        found += [((place,), one) for one in _of_one(sample, table)]
     for pair in itertools.permutations(range(len(wide)), 2):
         a, b = (wide[one] for one in pair)
-        if not case.is_exact:
-            found += [(pair, one) for one in _of_two(sample, a, b, tables[pair[1]])]
+        if pair[1] in tables:
+            found += [(pair, one) for one in _of_two(sample, a, tables[pair[1]])]
         if pair[0] < pair[1]:
             found += [(pair, one) for one in _of_both(sample, a, b, exact=case.is_exact)]
             tried += len(_PLAIN) ** 2 * len(_PAIRS)
@@ -296,23 +306,39 @@ class _Table:
         functions = dict(FUNCTIONS)
         if own is not None:
             functions[f"{words}({{}})"] = own
-        table = cls([], [], [], torch.empty(0))
-        rows: list[Tensor] = []
+        simple = _rows_of(functions, x[None])
+        inner = {said: value[0] for said, value in simple.items()}
+        deep = {said: one for said, one in inner.items() if said != _IDENTITY}
+        table = cls([*inner], [functions[said] for said in inner], [], torch.empty(0))
+        table.lengths.extend(int(said != _IDENTITY) for said in inner)
+        rows = [torch.stack([*inner.values()])]
+        outers = {said: one for said, one in functions.items() if said != _IDENTITY}
+        for outer, values in _rows_of(outers, torch.stack([*deep.values()])).items():
+            useful = _are_useful(values)
+            rows.append(values[useful])
+            for said in itertools.compress(deep, useful.tolist()):
+                table.formats.append(outer.format(said))
+                table.functions.append(_Composed(functions[outer], functions[said]))
+                table.lengths.append(2)
+        return dataclasses.replace(table, values=torch.cat(rows))
 
-        def add(said: str, function: Callable[[Tensor], Tensor], length: int) -> None:
-            value = _value_of(function, x)
-            if value is not None:
-                table.formats.append(said)
-                table.functions.append(function)
-                table.lengths.append(length)
-                rows.append(value)
 
-        for said, function in functions.items():
-            add(said, function, int(said != _IDENTITY))
-        for (outer, f), (inner, g) in itertools.product(functions.items(), repeat=2):
-            if _IDENTITY not in (outer, inner):
-                add(outer.format(inner), _Composed(f, g), 2)
-        return dataclasses.replace(table, values=torch.stack(rows))
+def _rows_of(
+    functions: Mapping[str, Callable[[Tensor], Tensor]], values: Tensor
+) -> dict[str, Tensor]:
+    """Functions of rows of values; only those that give something for some row."""
+    rows: dict[str, Tensor] = {}
+    for said, function in functions.items():
+        value = _attempted(function, [values])
+        if value is not None and value.shape == values.shape and bool(_are_useful(value).any()):
+            rows[said] = value.double()
+    return rows
+
+
+def _are_useful(rows: Tensor) -> Tensor:
+    """Which rows are finite and not constant."""
+    is_finite = torch.isfinite(rows).double().mean(-1) >= _HOPEFUL
+    return is_finite & (rows != rows[:, :1]).any(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,15 +348,6 @@ class _Composed:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.outer(self.inner(x))
-
-
-def _value_of(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None:
-    try:
-        value = function(x)
-    except (RuntimeError, TypeError, ValueError):
-        return None
-    is_useful = value.shape == x.shape and bool(torch.isfinite(value).double().mean() >= _HOPEFUL)
-    return value.double() if is_useful and bool((value != value[0]).any()) else None
 
 
 # --- Of one operand -------------------------------------------------------------------------------
@@ -475,9 +492,9 @@ def _series(sample: Sample, x: Tensor) -> Iterator[Expression]:
         if not bool(sample.fits(powers @ solution)):
             continue
         numbers = [float(one) / size**power for power, one in enumerate(solution)]
-        largest = float(sample.given.abs().max())
+        least = max(float(sample.noise.max()), _NOTHING * float(sample.given.abs().max()))
         numbers = [
-            0.0 if abs(one) * size**power < _NOTHING * largest else one
+            0.0 if abs(one) * size**power < 2 * least else float(f"{one:.7g}")
             for power, one in enumerate(numbers)
         ]
         terms = sum(one != 0 for one in numbers)
@@ -502,7 +519,7 @@ def _written(numbers: Sequence[float]) -> str:
 # --- Of two operands ------------------------------------------------------------------------------
 
 
-def _of_two(sample: Sample, a: Tensor, b: Tensor, table: _Table) -> Iterator[Expression]:
+def _of_two(sample: Sample, a: Tensor, table: _Table) -> Iterator[Expression]:
     """Expressions of two operands: something of the second, and the first."""
     size = a.abs().clamp(min=1e-30)
     given = sample.given.abs().clamp(min=1e-30)
@@ -543,13 +560,9 @@ class _Joined:
 
 def _of_both(sample: Sample, a: Tensor, b: Tensor, *, exact: bool) -> Iterator[Expression]:
     """w(u(a) op v(b)) of plain functions, with a factor."""
-    first, second = (
-        {said: value for said in _PLAIN if (value := _value_of(FUNCTIONS[said], x)) is not None}
-        for x in (a, b)
-    )
-    if not first or not second:
-        return
-    rows, columns = (torch.stack([*one.values()]) for one in (first, second))
+    plain = {said: FUNCTIONS[said] for said in _PLAIN}
+    first, second = (_rows_of(plain, x[None]) or {_IDENTITY: x[None]} for x in (a, b))
+    rows, columns = (torch.cat([*one.values()]) for one in (first, second))
     outers = _ROUNDED if exact else _PLAIN
     for said, pair in _PAIRS.items():
         both = pair(rows[:, None], columns[None, :]).flatten(0, 1)
