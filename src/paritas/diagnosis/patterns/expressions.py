@@ -122,7 +122,7 @@ class Operands:
             sampled = [one.expand(case.shape).flatten()[at].detach().cpu() for one in values.values()]
             found = cls(step, tuple(values), tuple(sampled))
             alone = found.own(*(widen(one) if one.is_floating_point() else one for one in sampled))
-        except (RuntimeError, ValueError, TypeError):
+        except (RuntimeError, ValueError, TypeError, LookupError):
             return None
         right = case.right.flatten()[at]
         fits = alone.shape == right.shape and torch.allclose(
