@@ -116,6 +116,13 @@ _OF_LINE: Parts = {
     "second largest": lambda x: x.topk(2, -1).values[..., 1],
     "mean of the positive ones": lambda x: x.relu().sum(-1) / (x > 0).sum(-1),
 }
+_OF_ALL_LINES: Parts = {
+    "sum of all lines": lambda x: x.sum().expand(len(x)),
+    "mean of all lines": lambda x: x.mean().expand(len(x)),
+    "maximum of all lines": lambda x: x.amax().expand(len(x)),
+    "minimum of all lines": lambda x: x.amin().expand(len(x)),
+    "length of all lines": lambda x: x.square().sum().sqrt().expand(len(x)),
+}
 _AFTER: Parts = {
     "": lambda x: x,
     "sqrt": torch.sqrt,
@@ -151,6 +158,8 @@ def _reductions(x: Tensor) -> Iterator[tuple[Form, Tensor]]:
         for after, post in _AFTER.items():
             compute = _Chain(pre, reduce, post)
             yield Form((before, name, after), _reduction_words, compute), post(value)
+    for name, reduce in _OF_ALL_LINES.items():
+        yield Form(("x", name, ""), _reduction_words, reduce), reduce(x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +275,10 @@ _BELOW: Parts = {
 }
 _ACROSS = frozenset(one for one in _BELOW if "all lines" in one or "across" in one)
 _OTHER_LINE = frozenset({"the sum of the first line"})
-_OF_OTHERS = _ACROSS | _OTHER_LINE | {"the mean of their sums", "the mean of their lengths"}
+_OF_OTHERS = {
+    *(*_ACROSS, *_OTHER_LINE, *_OF_ALL_LINES),
+    *("the mean of their sums", "the mean of their lengths"),
+}
 
 
 def _quotient_words(parts: tuple[str, ...]) -> str:
@@ -508,6 +520,8 @@ def _kind(form: Form, right: Form) -> PatternKind:
         if middle in _OTHER_LINE:
             return PatternKind.WRONG_INDEX
         return PatternKind.STATISTICS
+    if middle in _OF_ALL_LINES:
+        return PatternKind.WRONG_AXIS
     return PatternKind.WRONG_REDUCTION if other != middle else PatternKind.OTHER_FUNCTION
 
 

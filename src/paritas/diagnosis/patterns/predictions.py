@@ -32,6 +32,7 @@ from paritas.diagnosis.case import (
 )
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.diagnosis.patterns.aggregates import aggregate_variations
+from paritas.diagnosis.patterns.altered import altered_variations
 from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.expressions import expressed_variations
@@ -295,6 +296,7 @@ class _Predictor:
         part = self._limited(part, torch.zeros_like(part))
         tried = 0
         for of_call, search in (
+            (False, functools.partial(altered_variations, step, self.case)),
             (False, functools.partial(expressed_variations, step, self.case, part)),
             (True, functools.partial(aggregate_variations, self.case, self.call.floating)),
         ):
