@@ -154,6 +154,8 @@ class Operands:
 
 
 _SAME = 1e-4
+# A series whose error is a smaller share of the values is an approximation.
+_NEAR = 0.5
 
 
 def _operand_values(step: Step) -> dict[str, Tensor]:
@@ -188,9 +190,10 @@ def expressed_variations(
         for place, one in enumerate(wide)
         if not case.is_exact and bool((one != one[0]).any())
     }
+    is_near = float(case.error.norm()) <= _NEAR * float(case.right.norm())
     tried = sum(len(one.formats) for one in tables.values())
     for place, table in tables.items():
-        found += [((place,), one) for one in _of_one(sample, table)]
+        found += [((place,), one) for one in _of_one(sample, table, is_near=is_near)]
     for pair in itertools.permutations(range(len(wide)), 2):
         a, b = (wide[one] for one in pair)
         if pair[1] in tables:
@@ -353,7 +356,7 @@ class _Composed:
 # --- Of one operand -------------------------------------------------------------------------------
 
 
-def _of_one(sample: Sample, table: _Table) -> Iterator[Expression]:
+def _of_one(sample: Sample, table: _Table, *, is_near: bool) -> Iterator[Expression]:
     """Expressions of one operand that give the sample."""
     yield from _plain_ones(sample, table)
     yield from _scaled_ones(sample, table)
@@ -376,7 +379,7 @@ def _of_one(sample: Sample, table: _Table) -> Iterator[Expression]:
             functions.append(_Paired(pair, table.functions[left], table.functions[right]))
             lengths.append(2 + table.lengths[left] + table.lengths[right])
         yield from _scaled_ones(sample, _Table(names, functions, lengths, both))
-    yield from _series(sample, table.values[0])
+    yield from _series(sample, table.values[0], is_near=is_near)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,7 +484,7 @@ class _Polynomial:
         return value
 
 
-def _series(sample: Sample, x: Tensor) -> Iterator[Expression]:
+def _series(sample: Sample, x: Tensor, *, is_near: bool) -> Iterator[Expression]:
     """A polynomial of few terms."""
     size = float(x.abs().max())
     for degree in _DEGREES:
@@ -498,13 +501,16 @@ def _series(sample: Sample, x: Tensor) -> Iterator[Expression]:
             for power, one in enumerate(numbers)
         ]
         terms = sum(one != 0 for one in numbers)
+        if terms > _MOST_TERMS:
+            return  # so many numbers give any smooth function
         said = f"a polynomial of degree {degree}, {_written(numbers)},"
-        kind = PatternKind.APPROXIMATION
+        kind = PatternKind.APPROXIMATION if is_near else PatternKind.OTHER_FUNCTION
         yield Expression(said, 3 + terms, _Polynomial(tuple(numbers)), terms, kind)
         return
 
 
 _NOTHING = 1e-9
+_MOST_TERMS = 4
 
 
 def _written(numbers: Sequence[float]) -> str:
