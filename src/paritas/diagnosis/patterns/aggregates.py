@@ -114,6 +114,10 @@ _OF_LINE: Parts = {
     "sum / (n + 1)": lambda x: x.sum(-1) / (x.shape[-1] + 1),
     "sum / sqrt(n)": lambda x: x.sum(-1) / math.sqrt(x.shape[-1]),
     "second largest": lambda x: x.topk(2, -1).values[..., 1],
+    "mean without the largest and the smallest": lambda x: (
+        (x.sum(-1) - x.amax(-1) - x.amin(-1)) / (x.shape[-1] - 2)
+    ),
+    "mean weighted by softmax": lambda x: (x.softmax(-1) * x).sum(-1),
     "mean of the positive ones": lambda x: x.relu().sum(-1) / (x > 0).sum(-1),
 }
 _OF_ALL_LINES: Parts = {
@@ -502,7 +506,36 @@ def _differing(
             change = _Change(lines, tuple(tensors), form)
             made.append((differ, _simplicity(form), Variation(_kind(form, right), said, change)))
     made.sort(key=lambda one: one[:2])
-    return [(differ, 0, one) for differ, _, one in made[:_MOST_TRIED]]
+    if made or is_few:
+        return [(differ, 0, one) for differ, _, one in made[:_MOST_TRIED]]
+    return _scaled(search, right, lines, tensors)
+
+
+# A factor that was solved for must be so short.
+_DIGITS = (1, 2)
+
+
+def _scaled(
+    search: _Search, right: Form, lines: Lines, tensors: Sequence[Tensor]
+) -> list[tuple[int, int, Variation]]:
+    """Forms with one part that differs, and a short factor."""
+    values, given = search.values.nan_to_num(0.0, 0.0, 0.0), search.sample.given
+    factors = (values * given).sum(-1) / values.square().sum(-1)
+    made = []
+    for place in search.sample.fits(factors[:, None] * values).nonzero().flatten().tolist():
+        form, factor = search.forms[place], float(factors[place])
+        differ = sum(one != other for one, other in zip(form.parts, right.parts, strict=True))
+        if not differ:
+            return []  # a factor on the right value has a kind of its own
+        for digits in _DIGITS:
+            for short in (float(f"{factor:.{digits}g}"), 1 / float(f"{1 / factor:.{digits}g}")):
+                if differ <= 2 and bool(search.sample.fits(short * search.values[place])):  # noqa: PLR2004
+                    change = _Change(lines, tuple(tensors), form, short)
+                    said = f"{short:.4g} times {form.said} instead of {right.said}"
+                    variation = Variation(_kind(form, right), said, change)
+                    made.append((differ, _simplicity(form) + digits, variation))
+    made.sort(key=lambda one: one[:2])
+    return [(differ + 1, 1, one) for differ, _, one in made[:_MOST_TRIED]]
 
 
 def _kind(form: Form, right: Form) -> PatternKind:
@@ -532,10 +565,12 @@ class _Change:
     lines: Lines
     operands: tuple[Tensor, ...]
     form: Form
+    factor: float = 1.0
 
     def __call__(self, step: Any) -> Any:
         result = step.run()
         result = result if isinstance(result, torch.Tensor) else result[0]
         operands = torch.broadcast_tensors(*(one.to(result) for one in self.operands))
         value = self.form.compute(*map(self.lines.of, operands))
+        value = value if self.factor == 1 else value * self.factor
         return step.with_first(self.lines.back(value, tuple(result.shape)))

@@ -6,11 +6,13 @@ import dataclasses
 import itertools
 import math
 import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.diagnosis.case import widen
+from paritas.diagnosis.patterns.expressions import FUNCTIONS
 from paritas.diagnosis.patterns.variations import Variation, with_altered
 from paritas.results.findings import PatternKind
 
@@ -41,6 +43,8 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
         made += ((1, 0, one) for one in _aggregated(name, value))
         made += ((2, 1, one) for one in _limited(name, value, case))
         made += ((3, 1, one) for one in _rounded(name, value))
+        if name == "self" and torch.Tag.pointwise not in step.operator.tags:
+            made += ((2, 0, one) for one in _conjugated(step.name))
         if step.name in _PERIODIC:
             made += ((3, 1, one) for one in _wrapped(name, _PERIODIC[step.name]))
     made.sort(key=operator.itemgetter(0))
@@ -79,6 +83,35 @@ class _Spread:
 
     def __call__(self, value: Tensor) -> Tensor:
         return self.reduce(value, self.dims).expand_as(value).contiguous()
+
+
+# --- A function before and one after --------------------------------------------------------------
+
+_BEFORE = ("{}", "neg({})", "abs({})", "square({})", "exp({})", "sqrt({})", "log({})", "relu({})")
+_BEFORE += ("reciprocal({})", "sigmoid({})", "tanh({})")
+_AFTER = (*_BEFORE, "log1p({})", "{} ** (1 / 3)")
+
+
+def _conjugated(operator_name: str) -> Iterator[Variation]:
+    """A function of the operand, of the result, or of both: the root of the mean of squares."""
+    for before, after in itertools.product(_BEFORE, _AFTER):
+        if before != after or before == "neg({})":
+            said = after.format(f"{operator_name}({before.format('x')})")
+            change = partial(_around, before=FUNCTIONS[before], after=FUNCTIONS[after])
+            is_sign = {before, after} == {"{}", "neg({})"}
+            kind = PatternKind.SIGN if is_sign else PatternKind.OTHER_FUNCTION
+            yield Variation(kind, f"{said} instead of {operator_name}(x)", change)
+
+
+def _around(
+    step: Step, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]
+) -> Any:
+    result = step.run(self=before(step.values["self"]))
+    first = result if isinstance(result, torch.Tensor) else result[0]
+    value = after(first)
+    if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
+        raise ValueError("one value everywhere has many reasons")
+    return step.with_first(value)
 
 
 # --- Limits ---------------------------------------------------------------------------------------

@@ -579,6 +579,11 @@ def _of_both(sample: Sample, a: Tensor, b: Tensor, *, exact: bool) -> Iterator[E
                 yield _of_names(said, pair, names[at], outer)
         if exact:
             continue
+        plainly = pair(a, b)
+        for outer in FUNCTIONS.keys() - set(outers):
+            value = _attempted(FUNCTIONS[outer], [plainly])
+            if value is not None and bool(sample.fits(value)):
+                yield _of_names(said, pair, (_IDENTITY, _IDENTITY), outer)
         functions = [_Both(pair, FUNCTIONS[u], FUNCTIONS[v]) for u, v in names]
         words = [said.format(u.format("{0}"), v.format("{1}")) for u, v in names]
         lengths = [1 + sum(one != _IDENTITY for one in two) for two in names]
