@@ -9,7 +9,7 @@ from paritas._torch.global_state import quietly
 from paritas.diagnosis.boxes import MOST_ELEMENTS, cut_case
 from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
-from paritas.diagnosis.patterns.approximations import propose_approximations
+from paritas.diagnosis.patterns.approximations import propose_approximations, propose_curves
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
 from paritas.diagnosis.patterns.effective import propose_effective
 from paritas.diagnosis.patterns.limits import (
@@ -118,7 +118,7 @@ def propose_all(
         except UndecidedError:
             return []
     if not found and proposers is PROPOSERS:
-        found += propose_readings(case)
+        found += propose_readings(case) or propose_curves(case)
     return found
 
 

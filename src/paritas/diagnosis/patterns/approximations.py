@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,14 +78,101 @@ def propose_approximations(case: Case) -> list[Pattern]:
     ]
 
 
-def _only_input(case: Case) -> Tensor | None:
-    """The input of an operator that computes each element from one number."""
+# --- Functions without a name ---------------------------------------------------------------------
+
+# How well neighbouring inputs must agree in their error, for one input and for two.
+_OF_ONE = 0.9
+_OF_TWO = 0.75
+_FEWEST_OF_TWO = 200
+_MOST_PAIRS = 1 << 22
+# Inputs that follow their place this closely cannot be told from it.
+_FOLLOWS = 0.8
+_EXAMPLES = (0.2, 0.5, 0.8)
+
+
+def propose_curves(case: Case) -> list[Pattern]:
+    """`other function`: some function of the operator's own inputs, element by element.
+
+    Only for what has no other name: each element has its own error, which its inputs decide.
+    """
+    if case.context.call is None or case.is_exact or not case.is_beyond_noise:
+        return []
+    inputs = [] if case.given.is_complex() else _inputs(case)
+    wrong = float(case.wrong.double().mean())
+    if not inputs or wrong < _LEAST_WRONG or not bool(case.both_finite.all()):
+        return []
+    flat = [one.flatten() for one in inputs]
+    count = flat[0].numel()
+    step = max(1, math.isqrt(count**2 // _MOST_PAIRS))
+    # Neighbours in the inputs, never in their place.
+    some = [one[::step] for one in flat]
+    error = case.error.flatten()[::step]
+    if any(len(one.unique()) < len(one) // 2 for one in some) or _follows_place(inputs):
+        return []
+    least, fewest = (_OF_ONE, _FEWEST) if len(some) == 1 else (_OF_TWO, _FEWEST_OF_TWO)
+    smooth = _smoothness_beside(error, some)
+    if len(error) < fewest or smooth < least:
+        return []
+    return [
+        Pattern(
+            kind=PatternKind.OTHER_FUNCTION,
+            confidence=0.9,
+            sentence=f"another function of the same {_examples(case, inputs)}",
+            evidence={"operator": case.context.operator, "smoothness": round(smooth, 4)},
+        )
+    ]
+
+
+def _examples(case: Case, inputs: list[Tensor]) -> str:
+    order = inputs[0].flatten().argsort()
+    said = []
+    for share in _EXAMPLES:
+        at = order[int(share * (len(order) - 1))]
+        where = " and ".join(f"{float(one.flatten()[at]):.4g}" for one in inputs)
+        given, right = (float(one.flatten()[at]) for one in (case.given, case.right))
+        said.append(f"at {where} it gives {given:.4g} instead of {right:.4g}")
+    words = "input" if len(inputs) == 1 else "inputs"
+    return f"{words}: {', '.join(said)}"
+
+
+def _follows_place(inputs: list[Tensor]) -> bool:
+    """Whether neighbours along an axis have nearly the same inputs, as positions have."""
+    for one in inputs:
+        ranks = one.flatten().argsort().argsort().double().reshape(one.shape)
+        for axis, size in enumerate(one.shape):
+            if size > 1:
+                apart = float(ranks.diff(dim=axis).abs().mean())
+                if 1 - 3 * apart / one.numel() > _FOLLOWS:
+                    return True
+    return False
+
+
+def _smoothness_beside(error: Tensor, inputs: list[Tensor]) -> float:
+    """How well the errors of nearest neighbours agree, by rank: 1 for a function."""
+    if len(inputs) == 1:
+        return _smoothness(error[inputs[0].argsort()])
+    count = len(error)
+    ranks = torch.stack([one.argsort().argsort().double() for one in inputs], -1)
+    apart = torch.cdist(ranks, ranks)
+    nearest = apart.fill_diagonal_(torch.inf).argmin(-1)
+    order = error.argsort().argsort().double()
+    return 1 - 3 * float((order - order[nearest]).abs().sum()) / (count**2 - 1)
+
+
+def _inputs(case: Case) -> list[Tensor]:
+    """The one or two inputs of an operator that computes each element by itself."""
     steps = case.context.call.steps if case.context.call is not None else ()
     if len(steps) != 1 or torch.Tag.pointwise not in steps[0][1].operator.tags:
-        return None
+        return []
     tensors = [one for one in steps[0][1].values.values() if isinstance(one, torch.Tensor)]
-    fits = len(tensors) == 1 and tuple(tensors[0].shape) == case.shape
-    return widen(tensors[0]) if fits and tensors[0].is_floating_point() else None
+    alike = all(one.is_floating_point() and tuple(one.shape) == case.shape for one in tensors)
+    return [widen(one) for one in tensors] if alike and len(tensors) <= 2 else []  # noqa: PLR2004
+
+
+def _only_input(case: Case) -> Tensor | None:
+    """The input of an operator that computes each element from one number."""
+    inputs = _inputs(case)
+    return inputs[0] if len(inputs) == 1 else None
 
 
 def _smoothness(error: Tensor) -> float:

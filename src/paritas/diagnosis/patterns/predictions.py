@@ -23,6 +23,7 @@ from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import (
     Extent,
     Weight,
+    near,
     same,
     supported_pattern,
     weigh,
@@ -30,8 +31,11 @@ from paritas.diagnosis.case import (
     wrong_block,
 )
 from paritas.diagnosis.leftovers import fits_honestly, mean_square_left
+from paritas.diagnosis.patterns.aggregates import aggregate_variations
+from paritas.diagnosis.patterns.altered import altered_variations
 from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.equivalents import equivalent_calls
+from paritas.diagnosis.patterns.expressions import expressed_variations
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.substitutions import function_call_variations
@@ -42,7 +46,7 @@ from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -97,6 +101,7 @@ class Reproduction:
         weight: the evidence.
         scatter: the mean square of what is left, in units of the noise.
         in_part: the mistake was made only in the block that is wrong.
+        of_call: it is a mistake of the whole call, not of one of its operators.
     """
 
     variation: Variation
@@ -104,6 +109,7 @@ class Reproduction:
     weight: Weight
     scatter: float
     in_part: bool = False
+    of_call: bool = False
 
 
 def propose_predictions(case: Case) -> list[Pattern]:
@@ -143,7 +149,7 @@ def propose_predictions(case: Case) -> list[Pattern]:
         evidence["bit for bit"] = round(equal, 4)
     sentence = chosen.variation.sentence
     steps = prediction.steps
-    if len(steps) > 1:
+    if len(steps) > 1 and not chosen.of_call:
         said = {place: f"in {step.operator}: " for place, step in steps}
         sentence = said.get(chosen.place, "") + sentence
     if chosen.in_part:
@@ -261,6 +267,15 @@ class Predictor:
 
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
+        tried, found = self._known_mistakes()
+        if not all(one.in_part for one in found):
+            return tried, found
+        # One expression for all elements says more than a mistake in a part of them.
+        more, expressions = self._expressions()
+        return tried + more, found + [one for one in expressions if not (found and one.in_part)]
+
+    def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
+        """The mistakes that are known of the operators."""
         until = _now() + _MOST_SECONDS
         tried, found = self._try_all(self._variations(), until)
         if found:
@@ -285,6 +300,53 @@ class Predictor:
                 solution = attempt_apart(functools.partial(self._solution, place, unknown))
                 found += [] if solution is None else [solution]
         return tried, found
+
+    def _expressions(self) -> tuple[int, list[Reproduction]]:
+        """How many expressions were tried, and the shortest ones that reproduce the candidate."""
+        if not self.steps or self._is_followed:
+            return 0, []
+        place, step = self.steps[-1]
+        part = torch.ones(self.case.shape, dtype=torch.bool)
+        part = self._limited(part, torch.zeros_like(part))
+        tried = 0
+        for of_call, search in (
+            (False, functools.partial(altered_variations, step, self.case)),
+            (False, functools.partial(expressed_variations, step, self.case, part)),
+            (True, functools.partial(aggregate_variations, self.case, self.call.floating)),
+        ):
+            more, expressions = search()
+            tried += more
+            found = self._shortest(place, expressions)
+            if found:
+                return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
+        return tried, []
+
+    def _shortest(
+        self, place: int, expressions: Sequence[tuple[float, int, Variation]]
+    ) -> list[Reproduction]:
+        """The shortest expressions that reproduce the candidate."""
+        for _, alike in itertools.groupby(expressions, key=operator.itemgetter(0)):
+            found = []
+            for _, numbers, variation in alike:
+                prediction = self._prediction(place, variation)
+                if prediction is not None:
+                    found.append(
+                        self._reproduction(place, variation, prediction, parameters=numbers)
+                    )
+            if any(found):
+                return [one for one in found if one is not None]
+        return []
+
+    @functools.cached_property
+    def _is_followed(self) -> bool:
+        """Whether the last operator's result is not the value in question as it is."""
+        _, step = self.steps[-1]
+        result = step.run()
+        first = result if isinstance(result, torch.Tensor) else result[0]
+        if first.numel() != self.case.reference.numel():
+            return True
+        value = widen(first).reshape(self.case.shape)
+        return not bool(near(value, self.case.right, self.case.allowed).all())
 
     def _try_all(
         self, variations: Iterator[tuple[int, Variation]], until: float
