@@ -76,7 +76,7 @@ def solved_operands(
     yield from _rearranged_operands(step)
     if not _is_solvable(step) or given.numel() > _MOST_ELEMENTS:
         return
-    result = _result_of(predict, given)
+    result = result_of(predict, given)
     if result is None:
         return
     if any(True for _ in _slices_of(result.given, result.right)):
@@ -100,7 +100,7 @@ def _is_solvable(step: Step) -> bool:
 # --- The result of one of several operators -------------------------------------------------------
 
 
-def _result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> _Result | None:
+def result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> _Result | None:
     """None if what comes after the operator does more than move, scale and offset its result."""
     seen: list[Step] = []
 

@@ -373,7 +373,8 @@ class _Predictor:
         ):
             prediction = predict(variation)
             if prediction is not None:
-                found.append(self._reproduction(place, variation, prediction, parameters=1))
+                fitted = max(1, variation.fitted)
+                found.append(self._reproduction(place, variation, prediction, parameters=fitted))
         return found
 
     def _growth(self, prediction: Tensor) -> float:

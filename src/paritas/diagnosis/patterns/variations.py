@@ -31,11 +31,13 @@ class Variation:
 
     Attributes:
         change: what it gives instead.
+        fitted: how many numbers of it were fitted to the candidate.
     """
 
     kind: PatternKind
     sentence: str
     change: Callable[[Step], Any]
+    fitted: int = 0
 
 
 def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variation]:
