@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from paritas.diagnosis.patterns.places import describe_places
 from paritas.diagnosis.patterns.sums import left_out, tails, words_of
 from paritas.diagnosis.patterns.variations import Variation, mask_changes
 from paritas.results.findings import PatternKind
@@ -228,11 +229,29 @@ def _factor_variations(step: Step) -> Iterator[Variation]:
     ):
         said = f"the factor on the scores is {words}"
         yield Variation(PatternKind.FACTOR, said, attends(factor=factor))
+    for names in (("query", "key"), ("query",), ("key",)):
+        what = " and ".join({"query": "queries"}.get(name, "keys") for name in names)
+        for words, normalise in _NORMALISED.items():
+            said = f"the {what} are divided by {words}"
+            change = partial(_with_operands, names=names, change=normalise)
+            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
     said = "exp2 is taken instead of exp"
     yield Variation(PatternKind.OTHER_FUNCTION, said, attends(factor=right * math.log(2)))
     said = "the factor is applied to the weights after the softmax, not to the scores"
     late = lambda scores: right * _softmax(scores)  # noqa: E731
     yield Variation(PatternKind.FACTOR, said, attends(factor=1.0, normalise=late))
+
+
+_NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
+    "their lengths": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "the roots of their mean squares": lambda x: x / x.square().mean(-1, keepdim=True).sqrt(),
+}
+
+
+def _with_operands(
+    step: Step, names: tuple[str, ...], change: Callable[[Tensor], Tensor]
+) -> Any:
+    return step.run(**{name: change(step.values[name]) for name in names})
 
 
 def _key_variations(step: Step) -> Iterator[Variation]:
@@ -312,6 +331,36 @@ _OTHER_WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
         (~scores.isinf()).to(scores) / (~scores.isinf()).sum(-1, keepdim=True)
     ),
 }
+
+
+def softmax_variations(step: Step) -> Iterator[Variation]:
+    """Softmax by itself, replaced by other weights."""
+    x, dim = step.values["self"], step.values["dim"]
+    if not x.dim() or x.shape[dim] < 2:  # noqa: PLR2004
+        return
+    for words, normalise in _OTHER_WEIGHTS.items():
+        said = f"{words} instead of the softmax".replace("scores", "values")
+        change = partial(_weighted, normalise=normalise)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _weighted(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+    dim = step.values["dim"]
+    return normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+
+
+def capped_scores(number: float) -> Variation:
+    """The scores capped at a number by tanh."""
+    said = f"the scores are capped at {number:.4g} by tanh"
+    change = attends(bend=partial(_capped, cap=number))
+    return Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def limited_scores(number: float) -> Variation:
+    """The scores limited to a number and its negative."""
+    said = f"the scores are limited to {-number:.4g} and {number:.4g}"
+    change = attends(bend=partial(torch.clamp, min=-number, max=number))
+    return Variation(PatternKind.CLIPPED, said, change)
 
 
 def _capped(scores: Tensor, cap: float) -> Tensor:
@@ -469,8 +518,33 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
         )
         yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
     elif not torch.equal(hidden, right):
+        order = _order_seen(hidden, right)
+        if order is not None:
+            kind, words = describe_places(order)
+            said = f"keys and values are read from other places: {words}"
+            yield Variation(kind, said, partial(_with_order, order=order))
         said = "the queries see other keys than the mask allows"
-        yield Variation(PatternKind.MASK, said, change)
+        chosen = int((hidden != right).sum())
+        yield Variation(PatternKind.MASK, said, change, chosen=chosen)
+
+
+def _order_seen(hidden: Tensor, right: Tensor) -> Tensor | None:
+    """The order of keys with which the right mask hides what is hidden; None if there is none.
+
+    A causal mask hides the later keys from more queries, which says where each key was.
+    """
+    if len(torch.unique(right.sum(0))) < right.shape[1]:
+        return None
+    order = hidden.sum(0).argsort(stable=True)[right.sum(0).argsort(stable=True).argsort()]
+    return order if torch.equal(hidden[:, order], right) else None
+
+
+def _with_order(step: Step, order: Tensor) -> Any:
+    moved = {
+        name: step.values[name].index_select(-2, order.to(step.values[name].device))
+        for name in ("key", "value")
+    }
+    return step.run(**moved)
 
 
 def seen_rightly(step: Step) -> Tensor:

@@ -204,7 +204,9 @@ class _Reading:
             return
         kind, words = _describe_elements(elements.reshape(self.value.shape), self.operand)
         said = f"{self.name} is read from other places: {words}"
-        yield self._variation(kind, said, partial(_taken, source=elements))
+        variation = self._variation(kind, said, partial(_taken, source=elements))
+        chosen = int((elements != torch.arange(len(elements))).sum())
+        yield dataclasses.replace(variation, chosen=chosen)
 
     def _moved_with_signs(self) -> Iterator[Variation]:
         source = _elements_of(self.value.abs(), self.operand.abs())

@@ -38,6 +38,7 @@ _SAME = 2e-4
 _ROUNDED = 2.0**-7
 # A number of so few digits is one that a person wrote.
 _DIGITS = 3
+_AS_WRITTEN = 2e-5
 
 
 def solved_statistics(
@@ -357,7 +358,7 @@ def _linear_formulas(
             if numbers is None or not is_met(numbers[0] * value + numbers[1]):
                 continue
             factor, added = numbers
-            if abs(added - eps) <= _SAME * float(wanted.abs().max()):
+            if abs(added - eps) <= _AS_WRITTEN * float(wanted.abs().max()):
                 added = eps
             is_right = words == right
             if factor == 1 and is_right and not 0 <= added:
@@ -416,7 +417,7 @@ def _fit(
 
 def _written(number: float) -> float:
     short = float(f"{number:.{_DIGITS}g}")
-    return short if abs(short - number) <= _SAME * abs(number) else number
+    return short if abs(short - number) <= _AS_WRITTEN * abs(number) else number
 
 
 def _limited_formulas(rows: _Rows, right: str) -> Iterator[_Formula]:

@@ -38,7 +38,8 @@ _MOST_NUMBERS = 1 << 22
 _MOST_UNKNOWNS = 160
 # How much smaller the least eigenvalue must be than the next: otherwise nothing is determined.
 _DETERMINED = 1e-6
-# A number that is this near to one of few digits is that one.
+# A number that is this near to one of few digits is that one; what a line may leave.
+_AS_WRITTEN = 2e-5
 _NEAR = 2e-3
 _NEARLY_NOTHING = 1e-4
 _RANK = 4
@@ -67,6 +68,7 @@ def solved_scores(
         yield from found
         if found:
             return
+    yield from _factors(result.step, result.given)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -217,6 +219,61 @@ def _keys(equations: _Equations) -> Iterator[Variation]:
         return
 
 
+# --- Another factor for each head, query or sample ------------------------------------------------
+
+_ROUNDS = 12
+_STEP = 1e-4
+_LARGEST_STEP = 0.5
+_SETTLED = 1e-7
+_AXES = {1: "head", 2: "query", 0: "sample"}
+
+
+def _factors(step: Step, given: Tensor) -> Iterator[Variation]:
+    """The scores multiplied by another number for each head, query or sample."""
+    query = step.values["query"]
+    for axis, word in _AXES.items():
+        count = query.shape[axis]
+        numbers = _solve_factors(step, given.reshape(*query.shape[:-1], -1), axis)
+        if count < 2 or numbers is None:  # noqa: PLR2004
+            continue
+        least, most = float(numbers.min()), float(numbers.max())
+        said = f"the scores are multiplied by another number for each {word}"
+        change = attends(bend=partial(_multiplied, numbers=numbers))
+        words = f"{said}: by {least:.3g} to {most:.3g}"
+        yield Variation(PatternKind.FACTOR, words, change, fitted=count)
+        return
+
+
+def _solve_factors(step: Step, given: Tensor, axis: int) -> Tensor | None:
+    """By Newton's method for all slices at once: no slice depends on another's factor."""
+    others = [one for one in range(_RANK) if one != axis]
+
+    def value(numbers: Tensor) -> Tensor:
+        found = attends(bend=partial(_multiplied, numbers=numbers))(step)
+        found = found if isinstance(found, torch.Tensor) else found[0]
+        return found.detach().cpu().double().reshape(given.shape)
+
+    shape = [1] * _RANK
+    shape[axis] = given.shape[axis]
+    numbers = torch.ones(shape, dtype=torch.float64)
+    for _ in range(_ROUNDS):
+        here = value(numbers)
+        slope = (value(numbers + _STEP) - here) / _STEP
+        below = slope.square().sum(others, keepdim=True)
+        # A query that sees one key does not depend on its factor.
+        by = (slope * (given - here)).sum(others, keepdim=True) / below
+        by = torch.where(below > 0, by, 0.0).clamp(-_LARGEST_STEP, _LARGEST_STEP)
+        numbers = numbers + by
+        if float(by.abs().max()) < _SETTLED:
+            break
+    left = (given - value(numbers)).square().sum().sqrt()
+    return numbers if float(left) <= _NEAR * float(given.square().sum().sqrt()) else None
+
+
+def _multiplied(scores: Tensor, numbers: Tensor) -> Tensor:
+    return scores * numbers.to(scores)
+
+
 def _written(number: float) -> float:
     short = float(f"{number:.3g}")
-    return short if abs(short - number) <= _NEAR * abs(number) else number
+    return short if abs(short - number) <= _AS_WRITTEN * abs(number) else number
