@@ -8,6 +8,7 @@ call, or of a function of torch, such as `linear`, however many operators it con
 from __future__ import annotations
 
 import collections
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -243,7 +244,7 @@ def _calls_like(
     leading = operations_of(mine, lines, maker)
     made = {parting.classes[index] for one in leading for index in one.outputs}
     leads_to = readers[1].names(wrong, lines)
-    present = set(parting.classes)
+    present = {parting.classes[index] for index in readers[1].leading}
     found = []
     for call in theirs.calls:
         if call.path is not None or call.stop <= call.start or not call.inputs:
@@ -276,6 +277,16 @@ class _Readers:
         for operation in trace.operations:
             for index in operation.inputs:
                 self._by_value.setdefault(index, []).append(operation)
+        self._trace = trace
+
+    @functools.cached_property
+    def leading(self) -> frozenset[int]:
+        """The values that lead to a result; what is computed and never used is none of them."""
+        leading = {value.index for value in self._trace.values if not value.makers} | self._ends
+        for operation in reversed(self._trace.operations):
+            if leading.intersection(operation.outputs):
+                leading.update(operation.inputs)
+        return frozenset(leading)
 
     def names(self, value: int, call: TracedCall) -> frozenset[str]:
         """The names of those outside of a call; "" for a result of the program."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from paritas.diagnosis.patterns.places import describe_places
 from paritas.diagnosis.patterns.sums import left_out, tails, words_of
 from paritas.diagnosis.patterns.variations import Variation, mask_changes
 from paritas.results.findings import PatternKind
@@ -74,7 +75,11 @@ def _parts_of(  # noqa: PLR0913  (each is a mistake)
     order = torch.arange(key.shape[-3], device=key.device).repeat_interleave(groups)
     orders = {"key": order, "value": order}
     if heads is not None:
-        orders |= dict.fromkeys(heads[0], heads[1].to(key.device))
+        names, source = heads[0], heads[1].to(key.device)
+        if "query" in names:
+            query = query.index_select(-3, source)
+            source = order[source]
+        orders |= {name: source for name in names if name != "query"}
     key, value = key.index_select(-3, orders["key"]), value.index_select(-3, orders["value"])
     factor = factor_of(step) if factor is None else factor
     scores = bend((query @ key.mT) * factor)
@@ -224,11 +229,29 @@ def _factor_variations(step: Step) -> Iterator[Variation]:
     ):
         said = f"the factor on the scores is {words}"
         yield Variation(PatternKind.FACTOR, said, attends(factor=factor))
+    for names in (("query", "key"), ("query",), ("key",)):
+        what = " and ".join({"query": "queries"}.get(name, "keys") for name in names)
+        for words, normalise in _NORMALISED.items():
+            said = f"the {what} are divided by {words}"
+            change = partial(_with_operands, names=names, change=normalise)
+            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
     said = "exp2 is taken instead of exp"
     yield Variation(PatternKind.OTHER_FUNCTION, said, attends(factor=right * math.log(2)))
     said = "the factor is applied to the weights after the softmax, not to the scores"
     late = lambda scores: right * _softmax(scores)  # noqa: E731
     yield Variation(PatternKind.FACTOR, said, attends(factor=1.0, normalise=late))
+
+
+_NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
+    "their lengths": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "the roots of their mean squares": lambda x: x / x.square().mean(-1, keepdim=True).sqrt(),
+}
+
+
+def _with_operands(
+    step: Step, names: tuple[str, ...], change: Callable[[Tensor], Tensor]
+) -> Any:
+    return step.run(**{name: change(step.values[name]) for name in names})
 
 
 def _key_variations(step: Step) -> Iterator[Variation]:
@@ -266,12 +289,78 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
             yield Variation(PatternKind.PRECISION, said, attends(**mistake))
     said = "the sum that softmax divides by has 1 added"
     yield Variation(PatternKind.OTHER_FUNCTION, said, attends(normalise=_with_one))
+    for words, normalise in _OTHER_WEIGHTS.items():
+        said = f"the weights are {words} instead of the softmax"
+        yield Variation(PatternKind.OTHER_FUNCTION, said, attends(normalise=normalise))
     count = step.values["key"].shape[-2]
     for block in dict.fromkeys((count // 2, *tails(count))):
         if 0 < block < count:
             said = f"the sum over the first {block} keys is not rescaled to the maximum of all keys"
             change = attends(normalise=partial(_not_rescaled, block=block))
             yield Variation(PatternKind.STATISTICS, said, change)
+
+
+def _relu_weights(scores: Tensor) -> Tensor:
+    return (scores.relu() / scores.relu().sum(-1, keepdim=True)).nan_to_num(0.0)
+
+
+def _largest_only(scores: Tensor) -> Tensor:
+    return (scores == scores.amax(-1, keepdim=True)).to(scores)
+
+
+def _projected(scores: Tensor) -> Tensor:
+    """Onto the weights that add up to 1: sparsemax."""
+    ordered = scores.sort(-1, descending=True).values
+    counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device).to(scores)
+    sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(-1)
+    size = (1 + counts * ordered > sums).sum(-1, keepdim=True).clamp(min=1)
+    least = (sums.gather(-1, size - 1) - 1) / size
+    return (scores - least).clamp(min=0)
+
+
+_OTHER_WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the sigmoid of the scores": torch.sigmoid,
+    "the sigmoid of the scores over its sum": lambda scores: (
+        scores.sigmoid() / scores.sigmoid().sum(-1, keepdim=True)
+    ),
+    "the positive scores over their sum": _relu_weights,
+    "1 for the largest score and 0 for all others": _largest_only,
+    "the nearest weights that add up to 1 (sparsemax)": _projected,
+    "the scores themselves": lambda scores: scores.masked_fill(scores.isinf(), 0.0),
+    "the same for all keys that are seen": lambda scores: (
+        (~scores.isinf()).to(scores) / (~scores.isinf()).sum(-1, keepdim=True)
+    ),
+}
+
+
+def softmax_variations(step: Step) -> Iterator[Variation]:
+    """Softmax by itself, replaced by other weights."""
+    x, dim = step.values["self"], step.values["dim"]
+    if not x.dim() or x.shape[dim] < 2:  # noqa: PLR2004
+        return
+    for words, normalise in _OTHER_WEIGHTS.items():
+        said = f"{words} instead of the softmax".replace("scores", "values")
+        change = partial(_weighted, normalise=normalise)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _weighted(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+    dim = step.values["dim"]
+    return normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+
+
+def capped_scores(number: float) -> Variation:
+    """The scores capped at a number by tanh."""
+    said = f"the scores are capped at {number:.4g} by tanh"
+    change = attends(bend=partial(_capped, cap=number))
+    return Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def limited_scores(number: float) -> Variation:
+    """The scores limited to a number and its negative."""
+    said = f"the scores are limited to {-number:.4g} and {number:.4g}"
+    change = attends(bend=partial(torch.clamp, min=-number, max=number))
+    return Variation(PatternKind.CLIPPED, said, change)
 
 
 def _capped(scores: Tensor, cap: float) -> Tensor:
@@ -368,6 +457,7 @@ def deduced_attention(
             yield from _seen_variations(step, seen[0])
             break
     yield from _head_variations(step, predict, given)
+    yield from _slot_variations(step)
 
 
 def _keys_seen(step: Step, given: Tensor, shared: tuple[int, ...]) -> Tensor:
@@ -414,7 +504,7 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
     change = attends(counts=counts)
     size = counts.shape[-1]
     hidden, often = (counts == 0).reshape(-1, size), (counts > 1).reshape(-1, size)
-    right = (_seen_rightly(step) == 0).expand_as(counts).reshape(-1, size)
+    right = (seen_rightly(step) == 0).expand_as(counts).reshape(-1, size)
     # Keys that no query sees any more; everything else is as it should be.
     missing = hidden.all(0) & ~right.all(0)
     if bool(often.any()):
@@ -428,11 +518,36 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
         )
         yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
     elif not torch.equal(hidden, right):
+        order = _order_seen(hidden, right)
+        if order is not None:
+            kind, words = describe_places(order)
+            said = f"keys and values are read from other places: {words}"
+            yield Variation(kind, said, partial(_with_order, order=order))
         said = "the queries see other keys than the mask allows"
-        yield Variation(PatternKind.MASK, said, change)
+        chosen = int((hidden != right).sum())
+        yield Variation(PatternKind.MASK, said, change, chosen=chosen)
 
 
-def _seen_rightly(step: Step) -> Tensor:
+def _order_seen(hidden: Tensor, right: Tensor) -> Tensor | None:
+    """The order of keys with which the right mask hides what is hidden; None if there is none.
+
+    A causal mask hides the later keys from more queries, which says where each key was.
+    """
+    if len(torch.unique(right.sum(0))) < right.shape[1]:
+        return None
+    order = hidden.sum(0).argsort(stable=True)[right.sum(0).argsort(stable=True).argsort()]
+    return order if torch.equal(hidden[:, order], right) else None
+
+
+def _with_order(step: Step, order: Tensor) -> Any:
+    moved = {
+        name: step.values[name].index_select(-2, order.to(step.values[name].device))
+        for name in ("key", "value")
+    }
+    return step.run(**moved)
+
+
+def seen_rightly(step: Step) -> Tensor:
     """Which keys each query should see."""
     query, key, mask = step.values["query"], step.values["key"], mask_of(step)
     kept = torch.ones(1, 1, query.shape[-2], key.shape[-2], dtype=torch.bool, device=key.device)
@@ -452,10 +567,12 @@ def _head_variations(
     if given.dim() < 3 or given.shape[-3] != heads or not 1 < sources <= _MOST_HEADS:  # noqa: PLR2004
         return
     groups = heads // sources
-    right = torch.arange(sources).repeat_interleave(groups)
-    for names in (("key", "value"), ("key",), ("value",)):
+    shared = torch.arange(sources).repeat_interleave(groups)
+    for names in (("key", "value"), ("key",), ("value",), ("query",), ("query", "key")):
         errors = []
-        for source in range(sources):
+        is_query = "query" in names
+        right = torch.arange(heads) if is_query else shared
+        for source in range(heads if is_query else sources):
             order = torch.full((heads,), source)
             value = predict(Variation(PatternKind.WRONG_INDEX, "", attends(heads=(names, order))))
             if value is None:
@@ -464,5 +581,47 @@ def _head_variations(
             errors.append(left.movedim(-3, 0).reshape(heads, -1).sum(1))
         order = torch.stack(errors).argmin(0)
         if not torch.equal(order, right):
-            said = f"heads read the {' and '.join(f'{name}s' for name in names)} of other heads"
+            what = " and ".join({"query": "queries"}.get(name, f"{name}s") for name in names)
+            said = f"heads read the {what} of other heads"
+            if names == ("query", "key"):
+                said = "heads use the weights of other heads for their values"
             yield Variation(PatternKind.WRONG_INDEX, said, attends(heads=(names, order)))
+
+
+# --- Places of a cache ----------------------------------------------------------------------------
+
+_MOST_PLACES = 64
+_PAGES = (1, 2, 4, 8, 16)
+
+
+def _slot_variations(step: Step) -> Iterator[Variation]:
+    """Places of keys and values that were not written, or that are those of another page."""
+    count = step.values["key"].shape[-2]
+    for size in _PAGES if count <= _MOST_PLACES else ():
+        for start in range(0, count - size + 1, size) if size < count else ():
+            some = f"{start}" if size == 1 else f"{start} to {start + size - 1}"
+            for names in (("key", "value"), ("key",)):
+                what = " and ".join(f"{name}s" for name in names)
+                said = f"the {what} at place {some} of {count} are zeros: they were not written"
+                change = partial(_with_page, names=names, start=start, size=size, source=None)
+                yield Variation(PatternKind.ZEROS, said, change)
+            for source in dict.fromkeys((start - size, 0)):
+                if 0 <= source != start:
+                    said = f"keys and values at place {some} of {count} are those from {source} on"
+                    change = partial(
+                        _with_page, names=("key", "value"), start=start, size=size, source=source
+                    )
+                    yield Variation(PatternKind.WRONG_INDEX, said, change)
+
+
+def _with_page(
+    step: Step, names: tuple[str, ...], start: int, size: int, source: int | None
+) -> Any:
+    changed = {}
+    for name in names:
+        value = step.values[name].clone()
+        page = value[..., start : start + size, :]
+        page.copy_(torch.zeros_like(page) if source is None
+                   else step.values[name][..., source : source + size, :])  # fmt: skip
+        changed[name] = value
+    return step.run(**changed)

@@ -10,7 +10,9 @@ import torch
 
 from paritas.diagnosis.patterns.attention import deduced_attention, is_attention
 from paritas.diagnosis.patterns.operands import solved_operands
+from paritas.diagnosis.patterns.row_statistics import solved_statistics
 from paritas.diagnosis.patterns.scattered import scattered_rows
+from paritas.diagnosis.patterns.scores import solved_scores
 from paritas.diagnosis.patterns.terms import solved_terms
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
@@ -61,6 +63,8 @@ def deduced_variations(
     yield from scattered_rows(step, given)
     yield from solved_operands(step, predict, given, around)
     yield from _slices_read(step, predict, given)
+    yield from solved_statistics(step, predict, given)
+    yield from solved_scores(step, predict, given)
     yield from _added_rows(step, predict, given)
 
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.patterns.attention import attention_variations, is_attention
+from paritas.diagnosis.patterns.attention import (
+    attention_variations,
+    is_attention,
+    softmax_variations,
+)
 from paritas.diagnosis.patterns.convolutions import convolution_variations
 from paritas.diagnosis.patterns.derivatives import derivative_variations
 from paritas.diagnosis.patterns.functions import COMPARISONS, function_variations
@@ -38,6 +42,8 @@ def family_variations(step: Step) -> Iterator[Variation]:
     name = step.name
     if is_attention(step):
         yield from attention_variations(step)
+    if name == "softmax":
+        yield from softmax_variations(step)
     yield from sum_variations(step)
     yield from norm_variations(step)
     if name in ("convolution", "convolution_backward"):

@@ -76,7 +76,7 @@ def solved_operands(
     yield from _rearranged_operands(step)
     if not _is_solvable(step) or given.numel() > _MOST_ELEMENTS:
         return
-    result = _result_of(predict, given)
+    result = result_of(predict, given)
     if result is None:
         return
     if any(True for _ in _slices_of(result.given, result.right)):
@@ -115,7 +115,7 @@ def _is_solvable(step: Step) -> bool:
 # --- The result of one of several operators -------------------------------------------------------
 
 
-def _result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> _Result | None:
+def result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> _Result | None:
     """None if what comes after the operator does more than move, scale and offset its result."""
     seen: list[Step] = []
 
@@ -219,7 +219,9 @@ class Reading:
             return
         kind, words = _describe_elements(elements.reshape(self.value.shape), self.operand)
         said = f"{self.name} is read from other places: {words}"
-        yield self._variation(kind, said, partial(_taken, source=elements))
+        variation = self._variation(kind, said, partial(_taken, source=elements))
+        chosen = int((elements != torch.arange(len(elements))).sum())
+        yield dataclasses.replace(variation, chosen=chosen)
 
     def _moved_with_signs(self) -> Iterator[Variation]:
         source = _elements_of(self.value.abs(), self.operand.abs())

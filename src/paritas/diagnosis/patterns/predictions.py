@@ -65,6 +65,8 @@ _LESS_LIKELY = 8.0
 _LEAST_SCATTER = 1e-3
 # How close a prediction must be to be tried in the program's own dtype, as a share of the values.
 _CLOSE = 1e-5
+# Mistakes whose freedom differs by no more than this are equally simple.
+_FEW_CHOICES = 4
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
@@ -110,6 +112,11 @@ class Reproduction:
     scatter: float
     in_part: bool = False
     of_call: bool = False
+
+    @property
+    def freedom(self) -> int:
+        """How many numbers and places were chosen by the candidate."""
+        return self.variation.fitted + self.variation.chosen
 
 
 def propose_predictions(case: Case) -> list[Pattern]:
@@ -449,7 +456,8 @@ class Predictor:
         ):
             prediction = predict(variation)
             if prediction is not None:
-                found.append(self._reproduction(place, variation, prediction, parameters=1))
+                fitted = max(1, variation.fitted)
+                found.append(self._reproduction(place, variation, prediction, parameters=fitted))
         return found
 
     def _growth(self, prediction: Tensor) -> float:
@@ -507,7 +515,10 @@ def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
     count = case.reference.numel()
     unit = 2 * max(least, _LEAST_SCATTER**2)
     limit = least + _LESS_LIKELY * unit / count
-    return [one for one in found if one.scatter <= limit]
+    likely = [one for one in found if one.scatter <= limit]
+    # What was chosen freely for many elements explains no more than what has a few numbers.
+    fewest = min(one.freedom for one in likely)
+    return [one for one in likely if one.freedom <= fewest + _FEW_CHOICES]
 
 
 def _is_decided(predictor: Predictor, best: list[Reproduction], chosen: Reproduction) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.attention import capped_scores, is_attention, limited_scores
 from paritas.diagnosis.patterns.sums import PRODUCTS
 from paritas.diagnosis.patterns.variations import (
     AFFINE,
@@ -167,6 +168,9 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
+    if is_attention(step):
+        yield Unknown(capped_scores, (3.0, 30.0), logarithmic=True)
+        yield Unknown(limited_scores, (0.5, 2.0), logarithmic=True)
     yield from _clipped_factors(step)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):

@@ -31,11 +31,15 @@ class Variation:
 
     Attributes:
         change: what it gives instead.
+        fitted: how many numbers of it were fitted to the candidate.
+        chosen: for how many elements it was chosen, by the candidate, where they come from.
     """
 
     kind: PatternKind
     sentence: str
     change: Callable[[Step], Any]
+    fitted: int = 0
+    chosen: int = 0
 
 
 def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variation]:

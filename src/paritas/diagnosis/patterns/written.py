@@ -201,6 +201,8 @@ def inner_unknowns(step: Step) -> Iterator[Unknown]:
         yield Unknown(_added_to_root, (1e-3, 1e-6), most=_MOST_ADDED)
     if step.name in ("sum", "rsqrt", "sqrt"):
         yield Unknown(_added, (1e-3, 1e-6), most=_MOST_ADDED)
+    if step.name == "add" and isinstance(step.values["other"], float):
+        yield Unknown(_with_first_scaled, (1.0, 16.0), logarithmic=True)
 
 
 # A constant that is added is an eps up to this size.
@@ -242,6 +244,14 @@ def _added(number: float) -> Variation:
         return step.run() + number
 
     return Variation(PatternKind.EPS, f"eps ({number:.7g}) is added to the result", run)
+
+
+def _with_first_scaled(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(self=number * step.values["self"])
+
+    said = f"the first operand is multiplied by {number:.7g}"
+    return Variation(PatternKind.FACTOR, said, run)
 
 
 def _added_to_root(number: float) -> Variation:
