@@ -20,7 +20,7 @@ from paritas.diagnosis.patterns.variations import LARGEST_EPS, Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -104,6 +104,33 @@ def _one_operand(step: Step, name: str) -> Tensor:
 
 def _done_twice(step: Step) -> Any:
     return step.run(self=step.run())
+
+
+_ALTERED: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
+    "the absolute value is taken": (PatternKind.OTHER_FUNCTION, torch.abs),
+    "negative values become 0": (PatternKind.CLIPPED, torch.relu),
+    "positive values become 0": (PatternKind.CLIPPED, partial(torch.clamp, max=0.0)),
+    "it is negated": (PatternKind.SIGN, torch.neg),
+    "it is squared": (PatternKind.OTHER_FUNCTION, torch.square),
+    "its mean is subtracted": (PatternKind.STATISTICS, lambda value: value - value.mean()),
+    "the mean of its rows is subtracted": (
+        PatternKind.STATISTICS,
+        lambda value: value - value.mean(-1, keepdim=True),
+    ),
+}
+
+
+def alteration_variations(step: Step) -> Iterator[Variation]:
+    """The result of one of several operators, altered before it is used."""
+    for said, (kind, alter) in _ALTERED.items():
+        yield Variation(kind, said, partial(_with_altered_result, alter=alter))
+
+
+def _with_altered_result(step: Step, alter: Callable[[Tensor], Tensor]) -> Tensor:
+    value: Tensor = step.run()
+    if not value.dim():
+        raise ValueError("one number has no mean and no parts")
+    return alter(value)
 
 
 # --- Which elements a reduction has ---------------------------------------------------------------

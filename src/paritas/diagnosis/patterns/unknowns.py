@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.derivatives import leak_of
 from paritas.diagnosis.patterns.sums import PRODUCTS
 from paritas.diagnosis.patterns.variations import (
     AFFINE,
@@ -168,6 +169,9 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
     yield from _clipped_factors(step)
+    leak = leak_of(step)
+    if leak is not None:
+        yield Unknown(leak, (0.1,))
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
         yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)

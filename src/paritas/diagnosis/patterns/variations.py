@@ -596,6 +596,20 @@ def _index_variations(
         where = f" along axis {axis}" if index.dim() > 1 else ""
         said = f"{name} is read in the reverse order{where}"
         yield Variation(kind, said, changed(partial(_flip, axis=axis)))
+    for said, alter in (
+        ("in increasing order", partial(_sorted, descending=False)),
+        ("in decreasing order", partial(_sorted, descending=True)),
+        ("column by column instead of row by row", _by_columns),
+    ):
+        yield Variation(kind, f"{name} is read {said}", changed(alter))
+
+
+def _sorted(index: Tensor, *, descending: bool) -> Tensor:
+    return index.flatten().sort(descending=descending).values.reshape(index.shape)
+
+
+def _by_columns(index: Tensor) -> Tensor:
+    return index.T.reshape(index.shape) if index.dim() == 2 else index  # noqa: PLR2004
 
 
 def _clamped(by: int, size: int, index: Tensor) -> Tensor:
