@@ -27,7 +27,7 @@ from paritas.diagnosis.patterns.inner import (
     selection_variations,
     step_variations,
 )
-from paritas.diagnosis.patterns.roundings import rounding_variations
+from paritas.diagnosis.patterns.roundings import rounding_variations, saved_variations
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.unknowns import Unknown, unknown_numbers
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
@@ -273,6 +273,7 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
             yield from ((place, _smoothed(one)) for one in _SMOOTHING)
     for place, step in steps:
         yield from ((place, one) for one in selection_variations(step))
+        yield from ((place, one) for one in saved_variations(step))
 
 
 def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:
