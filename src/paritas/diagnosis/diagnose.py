@@ -11,6 +11,7 @@ from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.approximations import propose_approximations
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
+from paritas.diagnosis.patterns.dropping import propose_dropped
 from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
 from paritas.diagnosis.patterns.operations import (
     propose_masks,
@@ -64,6 +65,7 @@ PROPOSERS: Proposers = (
     (propose_reductions, PatternKind.OFF_BY_ONE),
     (propose_norms, PatternKind.OFF_BY_ONE),
     (propose_masks, PatternKind.MASK),
+    (propose_dropped, PatternKind.MASK),
     *ACROSS_RANKS,
     (propose_constants, PatternKind.ZEROS),
     (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),

@@ -97,7 +97,7 @@ def _weight_variations(step: Step) -> Iterator[Variation]:
         return
     for said, (kind, weigh) in _WEIGHTS.items():
         for is_mean in (True, False) if reduction in (1, "mean") else (False,):
-            words = said if is_mean or reduction in (2, "sum") else f"{said}, in the sum only"
+            words = said if is_mean or reduction in (2, "sum") else f"{said}, but not in the divisor"
             change = partial(_weighted, weigh=weigh, is_mean=is_mean)
             yield Variation(kind, words, change)
     for said, (kind, choose) in _CHOICES.items():
