@@ -54,8 +54,6 @@ def deduced_variations(
         said = "other rows are read than the indices say"
         change = partial(_rows_indexed, given=given)
         yield Variation(PatternKind.WRONG_INDEX, said, change)
-    elif step.name == "arange":
-        yield from _counted_otherwise(given)
     yield from _chosen_elements(step, given, part)
     if is_attention(step):
         yield from deduced_attention(step, predict, given)
@@ -63,28 +61,6 @@ def deduced_variations(
     yield from scattered_rows(step, given)
     yield from solved_operands(step, predict, given, around)
     yield from _slices_read(step, predict, given)
-
-
-# --- Numbers that are counted ---------------------------------------------------------------------
-
-
-def _counted_otherwise(given: Tensor) -> Iterator[Variation]:
-    """Positions that begin again, or that come in another order."""
-    flat = given.reshape(-1)
-    again = (flat[1:] == flat[0]).nonzero().reshape(-1)
-    if len(again):
-        period = int(again[0]) + 1
-        said = f"the numbers begin again after every {period}"
-        source = torch.arange(len(flat)) % period
-        yield Variation(PatternKind.WRONG_INDEX, said, partial(_recounted, source=source))
-    source = torch.arange(len(flat)).flip(0)
-    said = "the numbers are counted down"
-    yield Variation(PatternKind.PERMUTATION, said, partial(_recounted, source=source))
-
-
-def _recounted(step: Step, source: Tensor) -> Any:
-    right = step.run()
-    return right[source.to(right.device)]
 
 
 # --- Slices of an operand -------------------------------------------------------------------------

@@ -98,7 +98,11 @@ def propose_dropped(case: Case) -> list[Pattern]:
     # Each element may be dropped or not.
     cost = float(case.right.numel())
     pattern = supported_pattern(
-        case, prediction, PatternKind.MASK, dropped.sentence, cost=cost,
+        case,
+        prediction,
+        PatternKind.MASK,
+        dropped.sentence,
+        cost=cost,
         evidence={"factor": dropped.factor},
     )
     return [] if pattern is None else [pattern]

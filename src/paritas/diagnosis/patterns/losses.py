@@ -97,7 +97,9 @@ def _weight_variations(step: Step) -> Iterator[Variation]:
         return
     for said, (kind, weigh) in _WEIGHTS.items():
         for is_mean in (True, False) if reduction in (1, "mean") else (False,):
-            words = said if is_mean or reduction in (2, "sum") else f"{said}, but not in the divisor"
+            words = (
+                said if is_mean or reduction in (2, "sum") else f"{said}, but not in the divisor"
+            )
             change = partial(_weighted, weigh=weigh, is_mean=is_mean)
             yield Variation(kind, words, change)
     for said, (kind, choose) in _CHOICES.items():
@@ -125,7 +127,6 @@ _WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
         PatternKind.FACTOR,
         lambda terms, target: 1 / _ranks(terms, target),
     ),
-    "each term is its own weight": (PatternKind.FACTOR, lambda terms, _: terms),
     "the terms have focal weights, (1 - exp(-term)) ** 2": (
         PatternKind.FACTOR,
         lambda terms, _: (1 - (-terms).exp()).square(),
@@ -187,9 +188,7 @@ def _terms(step: Step) -> tuple[Tensor, Tensor]:
 _FEWEST_TERMS = 3
 
 
-def _weighted(
-    step: Step, weigh: Callable[[Tensor, Tensor], Tensor], *, is_mean: bool
-) -> Any:
+def _weighted(step: Step, weigh: Callable[[Tensor, Tensor], Tensor], *, is_mean: bool) -> Any:
     terms, target = _terms(step)
     weights = weigh(terms, target)
     total = (terms * weights).sum()
@@ -222,7 +221,7 @@ def _input_variations() -> Iterator[Variation]:
 
 def _divergence_variations(step: Step) -> Iterator[Variation]:
     """The divergence of the input from the target: `input` is a logarithm."""
-    first = "input" if "input" in step.values else "self"
+    first = _input_of(step)
     said = "the divergence is that of the target from the input, the other way round"
     yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_other_way, name=first))
 
@@ -263,16 +262,44 @@ def _target_variations(step: Step) -> Iterator[Variation]:
         said = "the targets to ignore count as class 0"
         yield Variation(PatternKind.MASK, said, _with_class_zero)
     target = step.values.get("target")
-    if isinstance(target, torch.Tensor) and not target.is_floating_point():
+    if not isinstance(target, torch.Tensor) or not target.dim():
+        return
+    if step.values[_input_of(step)].shape[0] == len(target) > _FEWEST_TERMS:
+        for by, where in ((1, "after"), (-1, "before")):
+            said = f"each target is the one {where} the right one, and one row is left out"
+            yield Variation(PatternKind.WRONG_INDEX, said, partial(_with_next_target, by=by))
+    if target.is_floating_point():
+        for number in SMOOTHING:
+            said = f"the targets are smoothed by {number:g}"
+            change = partial(_with_smoothed_target, number=number)
+            yield Variation(PatternKind.ARGUMENT, said, change)
+    else:
         for words, choose in (("largest", torch.argmax), ("smallest", torch.argmin)):
             said = f"the class with the {words} score is the target"
             change = partial(_with_own_target, choose=choose)
             yield Variation(PatternKind.WRONG_INDEX, said, change)
 
 
+# Labels are often smoothed by one of these.
+SMOOTHING = (0.1, 0.05, 0.2, 0.01)
+
+
+def _with_smoothed_target(step: Step, number: float) -> Any:
+    target = step.values["target"]
+    _raised(target, 1.0)  # raises if these are no labels
+    return step.run(target=(1 - number) * target + number / 2)
+
+
+def _with_next_target(step: Step, by: int) -> Any:
+    name = _input_of(step)
+    x, target, rows = step.values[name], step.values["target"], step.values[name].shape[0] - 1
+    first, second = (0, 1) if by > 0 else (1, 0)
+    return step.run(**{name: x.narrow(0, first, rows), "target": target.narrow(0, second, rows)})
+
+
 def _with_own_target(step: Step, choose: Callable[..., Tensor]) -> Any:
     target, ignored = step.values["target"], _ignored(step)
-    scores = step.values.get("self", step.values.get("input"))
+    scores = step.values[_input_of(step)]
     own = choose(scores, min(1, scores.dim() - 1)).to(target.dtype)
     return step.run(target=own if ignored is None else torch.where(ignored, target, own))
 
@@ -294,12 +321,19 @@ def _with_class_zero(step: Step) -> Any:
 
 
 def _with_input(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(self=alter(step.values["self"]))
+    name = _input_of(step)
+    return step.run(**{name: alter(step.values[name])})
+
+
+def _input_of(step: Step) -> str:
+    """Functions of Python have another name for it than operators."""
+    return "self" if "self" in step.values else "input"
 
 
 def _other_distance(step: Step, compute: Callable[..., Tensor]) -> Tensor:
     values = step.values
-    return compute(values["self"], values["target"], reduction=_REDUCTIONS[values["reduction"]])
+    reduction = _REDUCTIONS.get(values["reduction"], values["reduction"])
+    return compute(values[_input_of(step)], values["target"], reduction=reduction)
 
 
 def _divided_sum(step: Step, count: int) -> Any:

@@ -187,7 +187,14 @@ class _Reading:
         if _is_near(self.value, self.operand):
             return  # it is something else that is wrong
         foreign = partial(self._foreign, around)
-        for variations in (self._moved, self._replaced, foreign, self._scaled, self._bent, self._dropped):
+        for variations in (
+            self._moved,
+            self._replaced,
+            foreign,
+            self._scaled,
+            self._bent,
+            self._dropped,
+        ):
             found = list(variations())
             yield from found
             if found:

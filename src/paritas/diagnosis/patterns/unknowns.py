@@ -169,9 +169,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
     yield from _clipped_factors(step)
-    leak = leak_of(step)
-    if leak is not None:
-        yield Unknown(leak, (0.1,))
+    yield from _leaks(step)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
         yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
@@ -181,6 +179,12 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0))
     if step.name in _MOVED:
         yield Unknown(_with_offset, (0.1, -0.1))
+
+
+def _leaks(step: Step) -> Iterator[Unknown]:
+    leak = leak_of(step)
+    if leak is not None:
+        yield Unknown(leak, (0.1,))
 
 
 def _clipped_factors(step: Step) -> Iterator[Unknown]:

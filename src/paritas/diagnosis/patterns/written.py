@@ -22,11 +22,13 @@ from paritas.diagnosis.patterns.inner import (
     alteration_variations,
     moved_eps,
     neighbour_variations,
+    operand_variations,
     reduction_variations,
     running_variations,
     selection_variations,
     step_variations,
 )
+from paritas.diagnosis.patterns.losses import SMOOTHING
 from paritas.diagnosis.patterns.roundings import rounding_variations, saved_variations
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.unknowns import Unknown, unknown_numbers
@@ -169,10 +171,6 @@ def _changed(
     return with_output(step, formula.output, formula.compute(step, _Change(roles, change)))
 
 
-# Labels are often smoothed by one of these.
-_SMOOTHING = (0.1, 0.05, 0.2, 0.01)
-
-
 def _variations_of(step: Step) -> Iterator[Variation]:
     yield from step_variations(step)
     yield from reduction_variations(step)
@@ -270,9 +268,10 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
         yield from ((place, one) for one in reduction_variations(step))
         yield from ((place, one) for one in running_variations(step))
         if step.name.startswith("nll_loss") and step.values.get("weight") is None:
-            yield from ((place, _smoothed(one)) for one in _SMOOTHING)
+            yield from ((place, _smoothed(one)) for one in SMOOTHING)
     for place, step in steps:
         yield from ((place, one) for one in selection_variations(step))
+        yield from ((place, one) for one in operand_variations(step))
         yield from ((place, one) for one in saved_variations(step))
 
 
