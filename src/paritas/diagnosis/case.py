@@ -491,6 +491,8 @@ def weigh(
     bits = each * count
     if extent is Extent.ALL:
         bits += _bits_elsewhere(case, left, unit)
+        if case.is_exact and bool(fits.all()):
+            bits = max(bits, _bits_of_choice(case))
     whole = spoiled <= _SPOILED and _no_worse_elsewhere(case, left)
     found = Weight(
         explained,
@@ -553,6 +555,17 @@ def _residual_and_bits(
         return None
     gained = torch.log2(1 + before_z / after_z.clamp(min=1.0)).clamp(max=_MOST_BITS)
     return residual, float(gained.mean())
+
+
+def _bits_of_choice(case: Case) -> float:
+    """The evidence of integers or booleans that are all reproduced.
+
+    Chance would have to choose which of them are wrong, and one of the other values for each.
+    """
+    count, bad = case.wrong.numel(), int(case.wrong.sum())
+    values = len(torch.unique(torch.stack([case.given, case.right])))
+    places = math.lgamma(count + 1) - math.lgamma(bad + 1) - math.lgamma(count - bad + 1)
+    return places / math.log(2) + bad * math.log2(max(1, values - 1))
 
 
 def _bits_elsewhere(case: Case, left: Tensor, unit: Tensor) -> float:

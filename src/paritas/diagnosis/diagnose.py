@@ -11,6 +11,7 @@ from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.approximations import propose_approximations, propose_curves
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
+from paritas.diagnosis.patterns.dropping import propose_dropped
 from paritas.diagnosis.patterns.effective import propose_effective
 from paritas.diagnosis.patterns.limits import (
     propose_clipping,
@@ -71,6 +72,7 @@ PROPOSERS: Proposers = (
     (propose_reductions, PatternKind.OFF_BY_ONE),
     (propose_norms, PatternKind.OFF_BY_ONE),
     (propose_masks, PatternKind.MASK),
+    (propose_dropped, PatternKind.MASK),
     *ACROSS_RANKS,
     (propose_constants, PatternKind.ZEROS),
     (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
@@ -111,6 +112,45 @@ def derivative_variations(step: Step) -> Iterator[Variation]:
     said = f"the derivative is taken at the negative of {at}"
     negated = lambda step: step.run(**{at: -step.values[at]})  # noqa: E731
     yield Variation(PatternKind.SIGN, said, negated)
+    if at == "self" and (right in UNARY or right in _FORWARD):
+        said = f"the derivative is taken at the result of {right}, not at its input"
+        yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_at_result, name=right))
+
+
+# Functions whose backward kernels have another name, or that take further arguments.
+_FORWARD: Derivatives = {"threshold": torch.relu}
+
+
+def _at_result(step: Step, name: str) -> Any:
+    values = step.values
+    if name == "gelu":
+        result = torch.nn.functional.gelu(values["self"], approximate=values["approximate"])
+    else:
+        result = (_FORWARD.get(name) or UNARY[name])(values["self"])
+    return step.run(self=result)
+
+
+def leak_of(step: Step) -> Callable[[float], Variation] | None:
+    """The gradient times a number where it should be 0; None if it is 0 nowhere."""
+    gradient, value = step.values.get("grad_output"), step.values.get("self")
+    if not step.name.endswith("_backward") or not isinstance(value, torch.Tensor):
+        return None
+    if not isinstance(gradient, torch.Tensor) or gradient.shape != value.shape:
+        return None
+    right = step.run()
+    if not isinstance(right, torch.Tensor) or right.shape != gradient.shape:
+        return None
+    is_stopped = (right == 0) & (gradient != 0)
+    return _leaking if bool(is_stopped.any()) and not bool(is_stopped.all()) else None
+
+
+def _leaking(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        right = step.run()
+        return torch.where(right == 0, number * step.values["grad_output"], right)
+
+    said = f"where the derivative should be 0 it is {number:.7g}"
+    return Variation(PatternKind.OTHER_FUNCTION, said, run)
 
 
 def _instead(

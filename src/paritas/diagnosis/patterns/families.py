@@ -57,6 +57,9 @@ def family_variations(step: Step) -> Iterator[Variation]:
         yield from _norm_gradient_variations()
     if name in ("softmax_backward_data", "threshold_backward"):
         yield from _gradient_variations(name)
+    if name in ("slice_backward", "select_backward"):
+        said = f"the gradient is given to every place along axis {step.values['dim']}"
+        yield Variation(PatternKind.COPY, said, _given_to_all)
     if name in ("rsqrt", "sqrt", "reciprocal"):
         yield from _root_variations()
     yield from function_variations(step)
@@ -139,6 +142,12 @@ def _gradient_without_factor(step: Step) -> Tensor:
 def _passed(step: Step, compute: Callable[..., Tensor]) -> Tensor:
     passes = compute(step.values["self"], step.values["threshold"])
     return torch.where(passes, step.values["grad_output"], 0.0)
+
+
+def _given_to_all(step: Step) -> Tensor:
+    value = step.run()
+    total: Tensor = value.sum(step.values["dim"], keepdim=True)
+    return total.expand(value.shape)
 
 
 def _root_variations() -> Iterator[Variation]:

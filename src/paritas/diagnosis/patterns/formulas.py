@@ -127,18 +127,41 @@ def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
 
 
 def _write_weight_gradient(step: Step, at: Writer) -> Tensor:
-    """The gradient of the weight of a norm of rows."""
-    x, grad, mean = step.values["input"], step.values["grad_out"], step.values.get("mean")
+    """The gradient of the weight of a norm."""
+    x, grad, mean = step.values["input"], step.values["grad_out"], _statistic(step, "mean")
     apart = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
-    normal = at("the normalised values", aten.mul.Tensor, apart, step.values["rstd"])
+    root = _statistic(step, "rstd")
+    normal = at("the normalised values", aten.mul.Tensor, apart, root)
     products = at("the products with the gradient", aten.mul.Tensor, grad, normal)
-    products = products.reshape(-1, *step.values["normalized_shape"])
-    return at("the sum", aten.sum.dim_IntList, products, [0], False)
+    return _summed(step, at, products)
 
 
 def _write_bias_gradient(step: Step, at: Writer) -> Tensor:
-    grad = step.values["grad_out"].reshape(-1, *step.values["normalized_shape"])
-    return at("the sum", aten.sum.dim_IntList, grad, [0], False)
+    return _summed(step, at, step.values["grad_out"])
+
+
+def _statistic(step: Step, name: str) -> Tensor | None:
+    """A saved statistic, in a shape that goes with the input."""
+    saved = {"mean": "save_mean", "rstd": "save_invstd"}[name]
+    value, x = step.values.get(name, step.values.get(saved)), step.values["input"]
+    if value is None or "normalized_shape" in step.values:
+        return value
+    if "group" not in step.values:
+        return _by_channel(value, x)
+    return _by_channel(value.repeat_interleave(x.shape[1] // step.values["group"], 1), x)
+
+
+def _by_channel(value: Tensor, x: Tensor) -> Tensor:
+    return value.reshape(-1, x.shape[1], *(1,) * (x.dim() - 2))
+
+
+def _summed(step: Step, at: Writer, terms: Tensor) -> Tensor:
+    """The sum over all that share a weight."""
+    if "normalized_shape" in step.values:
+        terms = terms.reshape(-1, *step.values["normalized_shape"])
+        return at("the sum", aten.sum.dim_IntList, terms, [0], False)
+    dims = [0, *range(2, terms.dim())]
+    return at("the sum", aten.sum.dim_IntList, terms, dims, False)
 
 
 _NORM_GRADIENT = Formula(
@@ -205,6 +228,32 @@ def _write_squared_loss(step: Step, at: Writer) -> Tensor:
     return _reduce(at, squares, step.values["reduction"])
 
 
+def _write_squared_gradient(step: Step, at: Writer) -> Tensor:
+    values = step.values
+    apart = at("the difference", aten.sub.Tensor, values["self"], values["target"])
+    each = at("the factor 2", aten.mul.Tensor, apart, apart.new_tensor(2.0))
+    if values["reduction"] == _MEAN:
+        each = at("the divisor", aten.div.Tensor, each, each.new_tensor(float(each.numel())))
+    return at("the gradient that comes in", aten.mul.Tensor, each, values["grad_output"])
+
+
+def _write_class_gradient(step: Step, at: Writer) -> Tensor:
+    """The negative gradient at the index of the class."""
+    values = step.values
+    x, target, weight = values["self"], values["target"], values["weight"]
+    if x.dim() != 2:  # noqa: PLR2004
+        raise ValueError("it has more axes")
+    counts = target != values["ignore_index"]
+    index = torch.where(counts, target, 0).unsqueeze(1)
+    each = counts.to(x.dtype) if weight is None else counts * weight[index.squeeze(1)]
+    grad = values["grad_output"].expand(len(x))
+    if values["reduction"] == _MEAN:
+        grad = at("the divisor", aten.div.Tensor, grad, values["total_weight"])
+    terms = at("the terms that count", aten.mul.Tensor, each, grad)
+    terms = at("the sign", aten.neg.default, terms)
+    return torch.zeros_like(x).scatter(1, index, terms.unsqueeze(1))
+
+
 def _write_logistic_loss(step: Step, at: Writer) -> Tensor:
     """-log sigmoid(x) where the target is 1, and -log sigmoid(-x) where it is 0."""
     values = step.values
@@ -248,15 +297,18 @@ _CLASS_LOSS = Formula(_write_class_loss, joint=(("the sum", "the count"),))
 
 _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     **dict.fromkeys(NORMS, (_NORM,)),
-    **dict.fromkeys(
-        ("native_batch_norm_backward", "native_group_norm_backward"),
-        (_NORM_GRADIENT,),
-    ),
     "fused_rms_norm_backward": (_NORM_GRADIENT, Formula(_write_weight_gradient, output=1)),
-    "native_layer_norm_backward": (
-        _NORM_GRADIENT,
-        Formula(_write_weight_gradient, output=1),
-        Formula(_write_bias_gradient, output=2),
+    **dict.fromkeys(
+        (
+            "native_layer_norm_backward",
+            "native_batch_norm_backward",
+            "native_group_norm_backward",
+        ),
+        (
+            _NORM_GRADIENT,
+            Formula(_write_weight_gradient, output=1),
+            Formula(_write_bias_gradient, output=2),
+        ),
     ),
     **dict.fromkeys(
         ("softmax", "log_softmax"),
@@ -265,6 +317,8 @@ _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     "softmax_backward_data": (Formula(_write_softmax_gradient),),
     "log_softmax_backward_data": (Formula(_write_log_softmax_gradient),),
     "mse_loss": (Formula(_write_squared_loss),),
+    "mse_loss_backward": (Formula(_write_squared_gradient),),
+    "nll_loss_backward": (Formula(_write_class_gradient),),
     "binary_cross_entropy_with_logits": (Formula(_write_logistic_loss),),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (_CLASS_LOSS,)),
 }

@@ -20,7 +20,7 @@ from paritas.diagnosis.patterns.variations import LARGEST_EPS, Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -106,6 +106,54 @@ def _done_twice(step: Step) -> Any:
     return step.run(self=step.run())
 
 
+_BENT: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
+    "the absolute value of {} is used": (PatternKind.OTHER_FUNCTION, torch.abs),
+    "negative values of {} become 0": (PatternKind.CLIPPED, torch.relu),
+    "positive values of {} become 0": (PatternKind.CLIPPED, partial(torch.clamp, max=0.0)),
+    "the square of {} is used": (PatternKind.OTHER_FUNCTION, torch.square),
+    "the sign of {} is used": (PatternKind.OTHER_FUNCTION, torch.sign),
+}
+_CENTRED: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
+    "the mean of {} is subtracted": (PatternKind.STATISTICS, lambda value: value - value.mean()),
+    "the mean of each row of {} is subtracted": (
+        PatternKind.STATISTICS,
+        lambda value: value - value.mean(-1, keepdim=True),
+    ),
+}
+
+
+def alteration_variations(step: Step) -> Iterator[Variation]:
+    """The result of one of several operators is left out, or altered before it is used."""
+    said = "it is left out: 0 is used"
+    yield Variation(PatternKind.MISSING_OPERAND, said, partial(_altered, alter=torch.zeros_like))
+    yield Variation(PatternKind.SIGN, "it is negated", partial(_altered, alter=torch.neg))
+    for said, (kind, alter) in {**_BENT, **_CENTRED}.items():
+        change = partial(_altered, alter=partial(_unless_constant, alter=alter))
+        yield Variation(kind, said.format("it"), change)
+
+
+def _altered(step: Step, alter: Callable[[Tensor], Tensor]) -> Tensor:
+    return alter(step.run())
+
+
+def operand_variations(step: Step) -> Iterator[Variation]:
+    """One operand, altered before it is used."""
+    for name, value in step.values.items():
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        for said, (kind, alter) in _BENT.items():
+            change = partial(_unless_constant, alter=alter)
+            altered = partial(_with_operand, name=name, change=change)
+            yield Variation(kind, said.format(name), altered)
+
+
+def _unless_constant(value: Tensor, alter: Callable[[Tensor], Tensor]) -> Tensor:
+    result = alter(value)
+    if bool((result == result.reshape(-1)[0]).all()):
+        raise ValueError("one value everywhere has many reasons")
+    return result
+
+
 # --- Which elements a reduction has ---------------------------------------------------------------
 
 # So many lengths and tiles are tried, beside those that are likely.
@@ -118,6 +166,9 @@ def reduction_variations(step: Step) -> Iterator[Variation]:
     if not _is_reduction(step):
         return
     x, dims = step.values["self"], reduced_dims(step)
+    if step.name in ("argmax", "argmin") and step.values.get("dim") is not None:
+        said = "the position is that in the whole memory, not along the axis"
+        yield Variation(PatternKind.WRONG_INDEX, said, partial(_in_memory, dim=dims[0]))
     yield from _other_axes(step, x, dims)
     yield from _other_rows(step, x, dims)
 
@@ -196,6 +247,14 @@ def _other_axes(step: Step, x: Tensor, dims: tuple[int, ...]) -> Iterator[Variat
             given = other[0] if isinstance(dim, int) else list(other)
             change = partial(_along, dim=given)
             yield Variation(PatternKind.WRONG_AXIS, said, change)
+
+
+def _in_memory(step: Step, dim: int) -> Tensor:
+    x = step.values["self"]
+    places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    position = step.run(keepdim=True)
+    result: Tensor = places.gather(dim, position).reshape(step.run().shape)
+    return result
 
 
 def _along(step: Step, dim: Any) -> Any:

@@ -42,16 +42,174 @@ def loss_variations(step: Step) -> Iterator[Variation]:
         yield from _input_variations()
     if name == "kl_div":
         yield from _divergence_variations(step)
-    is_loss = name.endswith(("loss", "with_logits")) or name.startswith("nll_loss")
+    if name in _GRADIENTS:
+        yield from _gradient_variations(step)
+    is_loss = name.endswith(("loss", "with_logits", "entropy")) or name.startswith("nll_loss")
     if not is_loss or "backward" in name:
         return
     yield from _divisor_variations(step)
     yield from _target_variations(step)
+    yield from _weight_variations(step)
     yield from _input_variations()
     for other, compute in _DISTANCES.items() if name in _DISTANCES else ():
         if other != name:
             change = partial(_other_distance, compute=compute)
             yield Variation(PatternKind.OTHER_FUNCTION, f"{other} instead of {name}", change)
+
+
+# --- Gradients of distances -----------------------------------------------------------------------
+
+# Of the difference and of the number that says where it changes its form.
+_GRADIENTS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "mse_loss_backward": lambda apart, _: 2 * apart,
+    "l1_loss_backward": lambda apart, _: apart.sign(),
+    "smooth_l1_loss_backward": lambda apart, beta: (apart / beta).clamp(-1, 1),
+    "huber_loss_backward": lambda apart, delta: apart.clamp(-delta, delta),
+}
+
+
+def _gradient_variations(step: Step) -> Iterator[Variation]:
+    for other, derive in _GRADIENTS.items():
+        if other != step.name:
+            said = f"the gradient of {other.removesuffix('_backward')} is taken instead"
+            change = partial(_other_gradient, derive=derive)
+            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _other_gradient(step: Step, derive: Callable[[Tensor, float], Tensor]) -> Tensor:
+    values = step.values
+    apart = values["self"] - values["target"]
+    each = derive(apart, values.get("beta", values.get("delta", 1.0)))
+    each = each / apart.numel() if values["reduction"] == _MEAN else each
+    result: Tensor = each * values["grad_output"]
+    return result
+
+
+# --- Weights of the terms -------------------------------------------------------------------------
+
+_NO_REDUCTION = {int: 0, str: "none"}
+
+
+def _weight_variations(step: Step) -> Iterator[Variation]:
+    """A sum or mean of the terms in which some count more, less or not at all."""
+    reduction = step.values.get("reduction")
+    if reduction not in (1, 2, "mean", "sum"):
+        return
+    for said, (kind, weigh) in _WEIGHTS.items():
+        for is_mean in (True, False) if reduction in (1, "mean") else (False,):
+            words = (
+                said if is_mean or reduction in (2, "sum") else f"{said}, but not in the divisor"
+            )
+            change = partial(_weighted, weigh=weigh, is_mean=is_mean)
+            yield Variation(kind, words, change)
+    for said, (kind, choose) in _CHOICES.items():
+        yield Variation(kind, said, partial(_chosen, choose=choose))
+
+
+def _ranks(terms: Tensor, _: Tensor) -> Tensor:
+    return torch.arange(1, len(terms) + 1, dtype=terms.dtype, device=terms.device)
+
+
+def _raised(target: Tensor, factor: float) -> Tensor:
+    """A factor on the terms of positive labels."""
+    if not target.is_floating_point() or bool(((target < 0) | (target > 1)).any()):
+        raise ValueError("the targets are no labels of two classes")
+    return 1 + (factor - 1) * target
+
+
+_WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
+    "the term number i has the weight i": (PatternKind.FACTOR, _ranks),
+    "the term number i has the weight i, counted from the end": (
+        PatternKind.FACTOR,
+        lambda terms, target: _ranks(terms, target).flip(0),
+    ),
+    "the term number i has the weight 1 / i": (
+        PatternKind.FACTOR,
+        lambda terms, target: 1 / _ranks(terms, target),
+    ),
+    "the terms have focal weights, (1 - exp(-term)) ** 2": (
+        PatternKind.FACTOR,
+        lambda terms, _: (1 - (-terms).exp()).square(),
+    ),
+    "the terms have focal weights, 1 - exp(-term)": (
+        PatternKind.FACTOR,
+        lambda terms, _: 1 - (-terms).exp(),
+    ),
+    **{
+        f"terms of positive labels count {factor:g} times": (
+            PatternKind.FACTOR,
+            lambda _, target, factor=factor: _raised(target, factor),
+        )
+        for factor in (2.0, 0.5, 3.0, 4.0, 5.0, 10.0)
+    },
+    "terms of positive labels count as often as there are more negative ones": (
+        PatternKind.FACTOR,
+        lambda _, target: _raised(target, float((1 - target).sum() / target.sum())),
+    ),
+}
+_CHOICES: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
+    "the largest term instead of the reduction": (PatternKind.WRONG_REDUCTION, torch.max),
+    "the smallest term instead of the reduction": (PatternKind.WRONG_REDUCTION, torch.min),
+    "the median of the terms": (PatternKind.WRONG_REDUCTION, torch.median),
+    "the root of the mean of the squared terms": (
+        PatternKind.WRONG_REDUCTION,
+        lambda terms: terms.square().mean().sqrt(),
+    ),
+    "the mean of the larger half of the terms": (
+        PatternKind.PARTIAL_SUM,
+        lambda terms: terms.topk(max(1, len(terms) // 2)).values.mean(),
+    ),
+    "the mean of the smaller half of the terms": (
+        PatternKind.PARTIAL_SUM,
+        lambda terms: terms.topk(max(1, len(terms) // 2), largest=False).values.mean(),
+    ),
+    "the first term only": (PatternKind.PARTIAL_SUM, lambda terms: terms[0]),
+    "the last term only": (PatternKind.PARTIAL_SUM, lambda terms: terms[-1]),
+}
+
+
+def _terms(step: Step) -> tuple[Tensor, Tensor]:
+    """The terms that count, and their targets."""
+    values = step.values
+    reduction = _NO_REDUCTION[type(values["reduction"])]
+    terms = step.run(reduction=reduction)
+    terms = terms if isinstance(terms, torch.Tensor) else terms[0]
+    target, ignored = values["target"].reshape(-1), _ignored(step)
+    terms = terms.reshape(-1)
+    if ignored is not None and target.numel() == terms.numel():
+        counts = ~ignored.reshape(-1)
+        terms, target = terms[counts], target[counts]
+    if len(terms) < _FEWEST_TERMS:
+        raise ValueError("too few terms to weigh")
+    return terms, target
+
+
+# Of fewer terms, weights and choices may be told as anything.
+_FEWEST_TERMS = 3
+
+
+def _weighted(step: Step, weigh: Callable[[Tensor, Tensor], Tensor], *, is_mean: bool) -> Any:
+    terms, target = _terms(step)
+    weights = weigh(terms, target)
+    total = (terms * weights).sum()
+    if is_mean:
+        total = total / weights.sum()
+    elif step.values["reduction"] in (1, "mean"):
+        total = total / len(terms)
+    return _as_result(step, total)
+
+
+def _chosen(step: Step, choose: Callable[[Tensor], Tensor]) -> Any:
+    terms, _ = _terms(step)
+    return _as_result(step, choose(terms))
+
+
+def _as_result(step: Step, value: Tensor) -> Any:
+    right = step.run()
+    return value if isinstance(right, torch.Tensor) else (value, *right[1:])
+
+
+# --- Inputs and targets ---------------------------------------------------------------------------
 
 
 def _input_variations() -> Iterator[Variation]:
@@ -63,7 +221,7 @@ def _input_variations() -> Iterator[Variation]:
 
 def _divergence_variations(step: Step) -> Iterator[Variation]:
     """The divergence of the input from the target: `input` is a logarithm."""
-    first = "input" if "input" in step.values else "self"
+    first = _input_of(step)
     said = "the divergence is that of the target from the input, the other way round"
     yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_other_way, name=first))
 
@@ -103,6 +261,47 @@ def _target_variations(step: Step) -> Iterator[Variation]:
     if ignored is not None:
         said = "the targets to ignore count as class 0"
         yield Variation(PatternKind.MASK, said, _with_class_zero)
+    target = step.values.get("target")
+    if not isinstance(target, torch.Tensor) or not target.dim():
+        return
+    if step.values[_input_of(step)].shape[0] == len(target) > _FEWEST_TERMS:
+        for by, where in ((1, "after"), (-1, "before")):
+            said = f"each target is the one {where} the right one, and one row is left out"
+            yield Variation(PatternKind.WRONG_INDEX, said, partial(_with_next_target, by=by))
+    if target.is_floating_point():
+        for number in SMOOTHING:
+            said = f"the targets are smoothed by {number:g}"
+            change = partial(_with_smoothed_target, number=number)
+            yield Variation(PatternKind.ARGUMENT, said, change)
+    else:
+        for words, choose in (("largest", torch.argmax), ("smallest", torch.argmin)):
+            said = f"the class with the {words} score is the target"
+            change = partial(_with_own_target, choose=choose)
+            yield Variation(PatternKind.WRONG_INDEX, said, change)
+
+
+# Labels are often smoothed by one of these.
+SMOOTHING = (0.1, 0.05, 0.2, 0.01)
+
+
+def _with_smoothed_target(step: Step, number: float) -> Any:
+    target = step.values["target"]
+    _raised(target, 1.0)  # raises if these are no labels
+    return step.run(target=(1 - number) * target + number / 2)
+
+
+def _with_next_target(step: Step, by: int) -> Any:
+    name = _input_of(step)
+    x, target, rows = step.values[name], step.values["target"], step.values[name].shape[0] - 1
+    first, second = (0, 1) if by > 0 else (1, 0)
+    return step.run(**{name: x.narrow(0, first, rows), "target": target.narrow(0, second, rows)})
+
+
+def _with_own_target(step: Step, choose: Callable[..., Tensor]) -> Any:
+    target, ignored = step.values["target"], _ignored(step)
+    scores = step.values[_input_of(step)]
+    own = choose(scores, min(1, scores.dim() - 1)).to(target.dtype)
+    return step.run(target=own if ignored is None else torch.where(ignored, target, own))
 
 
 def _ignored(step: Step) -> Tensor | None:
@@ -122,12 +321,19 @@ def _with_class_zero(step: Step) -> Any:
 
 
 def _with_input(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(self=alter(step.values["self"]))
+    name = _input_of(step)
+    return step.run(**{name: alter(step.values[name])})
+
+
+def _input_of(step: Step) -> str:
+    """Functions of Python have another name for it than operators."""
+    return "self" if "self" in step.values else "input"
 
 
 def _other_distance(step: Step, compute: Callable[..., Tensor]) -> Tensor:
     values = step.values
-    return compute(values["self"], values["target"], reduction=_REDUCTIONS[values["reduction"]])
+    reduction = _REDUCTIONS.get(values["reduction"], values["reduction"])
+    return compute(values[_input_of(step)], values["target"], reduction=reduction)
 
 
 def _divided_sum(step: Step, count: int) -> Any:

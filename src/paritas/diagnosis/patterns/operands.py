@@ -18,6 +18,7 @@ import torch
 
 from paritas.diagnosis.case import unravel
 from paritas.diagnosis.patterns.attention import is_attention, weights_and_values
+from paritas.diagnosis.patterns.dropping import dropped_elements
 from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.places import describe_places
 from paritas.diagnosis.patterns.sums import PRODUCTS, orders_of_terms
@@ -201,7 +202,14 @@ class Reading:
         if _is_near(self.value, self.operand):
             return  # it is something else that is wrong
         foreign = partial(self._foreign, around)
-        for variations in (self._moved, self._replaced, foreign, self._scaled, self._bent):
+        for variations in (
+            self._moved,
+            self._replaced,
+            foreign,
+            self._scaled,
+            self._bent,
+            self._dropped,
+        ):
             found = list(variations())
             yield from found
             if found:
@@ -275,6 +283,13 @@ class Reading:
                 said = f"{name} of {self.name} is used instead of {self.name}"
                 yield self._variation(PatternKind.OTHER_FUNCTION, said, function)
                 return
+
+    def _dropped(self) -> Iterator[Variation]:
+        dropped = dropped_elements(self.value, self.operand)
+        if dropped is not None:
+            left = dropped.kept * dropped.factor
+            said = f"{self.name}: {dropped.sentence}"
+            yield self._variation(PatternKind.MASK, said, lambda one: one * left.to(one))
 
     def _variation(
         self, kind: PatternKind, said: str, alter: Callable[[Tensor], Tensor]

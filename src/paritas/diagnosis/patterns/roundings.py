@@ -9,11 +9,14 @@ import torch
 
 from paritas.diagnosis.case import roundoff
 from paritas.diagnosis.formats import FORMATS
+from paritas.diagnosis.patterns.quantising import quantisations
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
 
     from paritas.diagnosis.calls import Step
     from paritas.diagnosis.formats import NarrowFormat
@@ -46,6 +49,31 @@ def _rounded(step: Step, form: NarrowFormat) -> Any:
         raise ValueError("too few values are rounded")
     value = torch.where(value.abs() > form.largest, torch.copysign(value + torch.inf, value), value)
     return value if first is result else (value, *result[1:])
+
+
+def saved_variations(step: Step) -> Iterator[Variation]:
+    """A tensor that a backward kernel got from the forward pass, kept with fewer bits."""
+    if "backward" not in step.name:
+        return
+    for name, value in step.values.items():
+        is_saved = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not is_saved or value.numel() < _FEWEST:
+            continue
+        for form in _formats(step):
+            said = f"{name} is rounded to {form.name}"
+            change = partial(_with_rounded, name=name, rounded=form.rounded)
+            yield Variation(PatternKind.PRECISION, said, change)
+        for words, rounded in quantisations([value]):
+            change = partial(_with_rounded, name=name, rounded=rounded)
+            yield Variation(PatternKind.PRECISION, f"{name} is rounded to {words}", change)
+
+
+def _with_rounded(step: Step, name: str, rounded: Callable[[Tensor], Tensor]) -> Any:
+    value = step.values[name]
+    narrow = rounded(value)
+    if len(value[narrow != value].unique()) < _FEWEST:
+        raise ValueError("too few values are rounded")
+    return step.run(**{name: narrow})
 
 
 def reciprocal_variations(step: Step) -> Iterator[Variation]:

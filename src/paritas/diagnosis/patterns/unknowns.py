@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.patterns.attention import capped_scores, is_attention, limited_scores
+from paritas.diagnosis.patterns.derivatives import leak_of
 from paritas.diagnosis.patterns.sums import PRODUCTS
 from paritas.diagnosis.patterns.variations import (
     AFFINE,
@@ -172,6 +173,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(capped_scores, (3.0, 30.0), logarithmic=True)
         yield Unknown(limited_scores, (0.5, 2.0), logarithmic=True)
     yield from _clipped_factors(step)
+    yield from _leaks(step)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
         yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
@@ -181,6 +183,12 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0))
     if step.name in _MOVED:
         yield Unknown(_with_offset, (0.1, -0.1))
+
+
+def _leaks(step: Step) -> Iterator[Unknown]:
+    leak = leak_of(step)
+    if leak is not None:
+        yield Unknown(leak, (0.1,))
 
 
 def _clipped_factors(step: Step) -> Iterator[Unknown]:

@@ -459,9 +459,25 @@ _ALONG = frozenset(
 def _read_elsewhere(name: str, called: str, axis: int, by: int) -> Iterator[Variation]:
     where = "after" if by < 0 else "before"
     said = f"{called} is read one place {where} the right one along axis {axis}"
-    for shift in (_roll, _shift_in_zeros, _repeat_edge):
-        moved = with_altered(name, partial(shift, axis=axis, by=by))
+    yield Variation(PatternKind.SHIFT, said, with_altered(name, partial(_roll, axis=axis, by=by)))
+    for shift in (_shift_in_zeros, _repeat_edge):
+        moved = partial(_with_shifted, name, partial(shift, axis=axis, by=by), axis=axis)
         yield Variation(PatternKind.SHIFT, said, moved)
+
+
+def _with_shifted(name: str, shift: Callable[[Tensor], Tensor], step: Step, axis: int) -> Any:
+    """Of several results, those that are sums along the axis stay as they are.
+
+    Such a sum only has one term less, or one twice.
+    """
+    shifted = step.run(**{name: shift(step.values[name])})
+    if isinstance(shifted, torch.Tensor):
+        return shifted
+    right, turned = step.run(), step.run(**{name: step.values[name].roll(1, axis)})
+    return tuple(
+        one if isinstance(same, torch.Tensor) and not torch.allclose(same, other) else same
+        for one, same, other in zip(shifted, right, turned, strict=True)
+    )
 
 
 # --- masks --------------------------------------------------------------------------------------
@@ -600,6 +616,20 @@ def _index_variations(
         where = f" along axis {axis}" if index.dim() > 1 else ""
         said = f"{name} is read in the reverse order{where}"
         yield Variation(kind, said, changed(partial(_flip, axis=axis)))
+    for said, alter in (
+        ("in increasing order", partial(_sorted, descending=False)),
+        ("in decreasing order", partial(_sorted, descending=True)),
+        ("column by column instead of row by row", _by_columns),
+    ):
+        yield Variation(kind, f"{name} is read {said}", changed(alter))
+
+
+def _sorted(index: Tensor, *, descending: bool) -> Tensor:
+    return index.flatten().sort(descending=descending).values.reshape(index.shape)
+
+
+def _by_columns(index: Tensor) -> Tensor:
+    return index.T.reshape(index.shape) if index.dim() == 2 else index  # noqa: PLR2004
 
 
 def _clamped(by: int, size: int, index: Tensor) -> Tensor:

@@ -19,17 +19,21 @@ from paritas.diagnosis.calls import Step
 from paritas.diagnosis.patterns.formulas import divisor_of, formulas_of
 from paritas.diagnosis.patterns.functions import function_variations
 from paritas.diagnosis.patterns.inner import (
+    alteration_variations,
     moved_eps,
     neighbour_variations,
+    operand_variations,
     reduction_variations,
     running_variations,
     selection_variations,
     step_variations,
 )
-from paritas.diagnosis.patterns.roundings import rounding_variations
+from paritas.diagnosis.patterns.losses import SMOOTHING
+from paritas.diagnosis.patterns.roundings import rounding_variations, saved_variations
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.unknowns import Unknown, unknown_numbers
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.diagnosis.patterns.wiring import wiring_variations, with_output
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -164,16 +168,7 @@ def _is_same(mine: Tensor, right: Tensor) -> bool:
 def _changed(
     step: Step, formula: Formula, roles: tuple[str, ...], change: Callable[[Step], Any]
 ) -> Any:
-    value = formula.compute(step, _Change(roles, change))
-    if formula.output == 0:
-        return step.with_first(value)
-    results = list(step.run())
-    results[formula.output] = value
-    return tuple(results)
-
-
-# Labels are often smoothed by one of these.
-_SMOOTHING = (0.1, 0.05, 0.2, 0.01)
+    return with_output(step, formula.output, formula.compute(step, _Change(roles, change)))
 
 
 def _variations_of(step: Step) -> Iterator[Variation]:
@@ -182,6 +177,7 @@ def _variations_of(step: Step) -> Iterator[Variation]:
     yield from sum_variations(step)
     yield from function_variations(step)
     yield from argument_variations(step)
+    yield from alteration_variations(step)
 
 
 # --- Numbers --------------------------------------------------------------------------------------
@@ -270,6 +266,7 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
     for place, step in steps:
         for written in Written.all_of(step):
             yield from ((place, one) for one in written.variations())
+            yield from ((place, one) for one in wiring_variations(step, written.formula))
     several = len(steps) > 1
     for number, (place, step) in enumerate(steps):
         if several:
@@ -281,9 +278,11 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
         yield from ((place, one) for one in reduction_variations(step))
         yield from ((place, one) for one in running_variations(step))
         if step.name.startswith("nll_loss") and step.values.get("weight") is None:
-            yield from ((place, _smoothed(one)) for one in _SMOOTHING)
+            yield from ((place, _smoothed(one)) for one in SMOOTHING)
     for place, step in steps:
         yield from ((place, one) for one in selection_variations(step))
+        yield from ((place, one) for one in operand_variations(step))
+        yield from ((place, one) for one in saved_variations(step))
 
 
 def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:

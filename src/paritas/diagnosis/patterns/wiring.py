@@ -1,0 +1,122 @@
+"""The values of a formula in each other's places: a gradient for a saved value, an early end.
+
+A kernel that is written out computes a handful of values from its operands. Any of them may be read
+where another one belongs, or be returned before the formula has come to its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.diagnosis.patterns.variations import Variation
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import Step
+    from paritas.diagnosis.patterns.formulas import Formula
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wire:
+    """One operand of one of the simple operators, and the value that it gets instead.
+
+    Attributes:
+        role: the simple operator.
+        operand: the number of its argument.
+        source: the role or the name of the value.
+    """
+
+    role: str
+    operand: int
+    source: str
+
+
+class _Wiring:
+    """Writes out a formula with one wire in another place, and notes all values."""
+
+    def __init__(self, step: Step, wire: _Wire | None = None) -> None:
+        self.values: dict[str, Tensor] = operands_of(step)
+        self.arguments: dict[str, tuple[Any, ...]] = {}
+        self.wire = wire
+
+    def __call__(self, role: str, operator: Any, *args: Any) -> Tensor:
+        wire = self.wire
+        if wire is not None and role == wire.role:
+            other = self.values[wire.source].reshape(args[wire.operand].shape)
+            args = (*args[: wire.operand], other, *args[wire.operand + 1 :])
+        self.arguments[role] = args
+        value: Tensor = operator(*args)
+        self.values[role] = value
+        return value
+
+
+def operands_of(step: Step) -> dict[str, Tensor]:
+    """The floating-point tensors among the arguments, by name."""
+    return {
+        name: value
+        for name, value in step.values.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+    }
+
+
+def wiring_variations(step: Step, formula: Formula) -> Iterator[Variation]:
+    """The operator with one value of its formula in the place of another one."""
+    record = _Wiring(step)
+    result = formula.compute(step, record)
+    for source, value in record.values.items():
+        if value.numel() == result.numel() and not torch.equal(value.reshape(result.shape), result):
+            said = f"{source} is the result: nothing else is done"
+            change = partial(_ended, formula=formula, source=source)
+            yield Variation(PatternKind.MISSING_OPERAND, said, change)
+    for wire in _wires(record.arguments, record.values):
+        right = _called_argument(record.arguments[wire.role][wire.operand], record.values)
+        said = f"{wire.role}: {wire.source} is used in the place of {right}"
+        change = partial(_rewired, formula=formula, wire=wire)
+        yield Variation(PatternKind.MISSING_OPERAND, said, change)
+
+
+def _wires(
+    arguments: Mapping[str, tuple[Any, ...]], values: Mapping[str, Tensor]
+) -> Iterator[_Wire]:
+    roles = list(arguments)
+    for number, (role, args) in enumerate(arguments.items()):
+        for operand, value in enumerate(args):
+            if not isinstance(value, torch.Tensor) or not value.dim():
+                continue
+            for source, other in values.items():
+                is_later = source in roles and roles.index(source) >= number
+                is_alike = not is_later and other.numel() == value.numel()
+                if is_alike and not torch.equal(other.reshape(value.shape), value):
+                    yield _Wire(role, operand, source)
+
+
+def _called_argument(value: Tensor, values: Mapping[str, Tensor]) -> str:
+    names = (name for name, one in values.items() if one is value)
+    return next(names, "the right value")
+
+
+def _ended(step: Step, formula: Formula, source: str) -> Any:
+    record = _Wiring(step)
+    result = formula.compute(step, record)
+    return with_output(step, formula.output, record.values[source].reshape(result.shape))
+
+
+def _rewired(step: Step, formula: Formula, wire: _Wire) -> Any:
+    return with_output(step, formula.output, formula.compute(step, _Wiring(step, wire)))
+
+
+def with_output(step: Step, output: int, value: Tensor) -> Any:
+    """All results of the operator, with this value as one of them."""
+    if output == 0:
+        return step.with_first(value)
+    results = list(step.run())
+    results[output] = value
+    return tuple(results)
