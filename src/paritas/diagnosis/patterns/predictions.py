@@ -339,14 +339,17 @@ class _Predictor:
     @functools.cached_property
     def _block(self) -> Tensor | None:
         """The block that is wrong; None if it is the whole, or has one value or few only."""
-        block = wrong_block(self.case)
-        given = block.case.given
-        if block.is_whole or bool((given == given.reshape(-1)[0]).all()):
+        inside = self._inside
+        given = self.case.given[inside]
+        if bool(inside.all()) or bool((given == given[0]).all()):
             return None
-        if int(torch.isfinite(given).sum()) < _FEWEST_IN_PART:
-            return None
+        return inside if int(torch.isfinite(given).sum()) >= _FEWEST_IN_PART else None
+
+    @functools.cached_property
+    def _inside(self) -> Tensor:
+        """The smallest block that has all wrong elements, as a mask."""
         inside = torch.ones((), dtype=torch.bool)
-        for axis, kept in enumerate(block.indices):
+        for axis, kept in enumerate(wrong_block(self.case).indices):
             hit = torch.zeros(self.case.shape[axis], dtype=torch.bool)
             hit[kept] = True
             inside = inside.unsqueeze(-1) & hit
@@ -360,16 +363,13 @@ class _Predictor:
 
     def _deductions(self, place: int, step: Step, until: float) -> list[Reproduction | None]:
         """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
-        part = torch.ones(self.case.shape, dtype=torch.bool)
-        part = self._limited(part, torch.zeros_like(part))
-
         def predict(variation: Variation) -> Tensor | None:
             is_late = _now() > until
             return None if is_late else self._prediction(place, variation)
 
         found = []
         for variation in deduced_variations(
-            step, predict, self.case.given, part, self.call.floating
+            step, predict, self.case.given, self._inside, self.call.floating
         ):
             prediction = predict(variation)
             if prediction is not None:
@@ -465,17 +465,32 @@ def _vary(tensor: Tensor) -> Tensor:
 
 
 def _mix_ordered(tensors: list[Tensor]) -> list[Tensor]:
-    """Exchange half of the elements of two tensors of which one is larger everywhere."""
+    """Of two tensors of which one is larger everywhere, make neither the larger one."""
     for first, second in itertools.combinations(range(len(tensors)), 2):
         one, other = tensors[first], tensors[second]
-        if one.shape != other.shape or not one.numel():
+        if not _is_ordered(one, other):
             continue
-        if bool((one >= other).all()) or bool((one <= other).all()):
+        if one.shape == other.shape:
             places = torch.arange(one.numel(), device=one.device).reshape(one.shape)
             is_even = places % 2 == 0
             tensors[first] = torch.where(is_even, one, other)
             tensors[second] = torch.where(is_even, other, one)
+        else:
+            wide, narrow = (first, second) if one.numel() > other.numel() else (second, first)
+            tensors[narrow] = tensors[narrow] + (tensors[wide].median() - tensors[narrow].median())
     return tensors
+
+
+def _is_ordered(one: Tensor, other: Tensor) -> bool:
+    """Whether one of two tensors is larger everywhere, as a number or in size."""
+    sizes = zip(reversed(one.shape), reversed(other.shape), strict=False)
+    is_comparable = all(size == length or 1 in (size, length) for size, length in sizes)
+    if not is_comparable or not one.numel() or not other.numel():
+        return False
+    return any(
+        bool((left >= right).all()) or bool((left <= right).all())
+        for left, right in ((one, other), (one.abs(), other.abs()))
+    )
 
 
 def _preference(one: Reproduction) -> tuple[bool, int]:

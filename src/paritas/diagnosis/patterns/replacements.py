@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.diagnosis.case import holds_in_block, weigh
+from paritas.diagnosis.patterns.functions import UNARY
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
 
@@ -63,9 +64,19 @@ def _one_value(case: Case) -> list[Pattern]:
     above = bool((wrong >= value).all()) and bool((clear <= value + room).all())
     below = bool((wrong <= value).all()) and bool((clear >= value - room).all())
     one_sided = clear.numel() > 0 and (above or below)
-    sentence = f"{value:.7g} in every wrong element"
+    kind, sentence = PatternKind.CONSTANT, f"{value:.7g} in every wrong element"
+    if _gives_for_zeros(case.context) == value:
+        kind, sentence = PatternKind.ZEROS, f"{sentence}, which is the result for an argument of 0"
     trust = 0.7 if one_sided else 1.0
-    return [weight.pattern(PatternKind.CONSTANT, sentence, {"value": value}, trust=trust)]
+    return [weight.pattern(kind, sentence, {"value": value}, trust=trust)]
+
+
+def _gives_for_zeros(context: Context) -> float | None:
+    """What a function of one tensor gives for 0; None if the operator is not known as one."""
+    function = UNARY.get(context.operator_name)
+    if function is None or len(context.inputs) != 1:
+        return None
+    return float(function(torch.zeros((), dtype=torch.float64)))
 
 
 def _zeros(case: Case) -> list[Pattern]:
