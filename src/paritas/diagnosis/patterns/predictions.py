@@ -23,6 +23,7 @@ from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import (
     Extent,
     Weight,
+    near,
     same,
     supported_pattern,
     weigh,
@@ -140,7 +141,7 @@ def propose_predictions(case: Case) -> list[Pattern]:
     evidence: dict[str, float | str] = {"operator": case.context.operator, "tried": float(tried)}
     equal = prediction.share_equal(chosen)
     if equal is not None:
-        evidence["bit for bit"] = round(equal, 4)
+        weight = dataclasses.replace(weight, exact=equal)
     sentence = chosen.variation.sentence
     steps = prediction.steps
     if len(steps) > 1:
@@ -396,8 +397,20 @@ class _Predictor:
             if prediction is not None:
                 found = self._reproduction(place, variation, prediction, parameters=1)
                 if found is not None:
-                    return found
+                    return None if self._may_be_larger(place, unknown, short) else found
         return None
+
+    def _may_be_larger(self, place: int, unknown: Unknown, number: float) -> bool:
+        """Whether a large number twice as large would give the same: then it is not that number."""
+        if abs(number) <= 1:
+            return False
+        values = [
+            self._prediction(place, unknown.variation(one)) for one in (number, 2 * number)
+        ]
+        first, second = values
+        if first is None or second is None:
+            return False
+        return bool(near(first, second, self.case.unit).all())
 
     def _variations(self) -> Iterator[tuple[int, Variation]]:
         for place, step in self.steps:
