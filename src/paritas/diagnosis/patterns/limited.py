@@ -63,7 +63,7 @@ def limits_of(value: Tensor, operand: Tensor, near: float) -> Limits | None:
         bounds.append(float(value[cut].median()) if bool(cut.any()) else None)
     limits = Limits(*bounds)
     inside = ~changed & (limits.apply(operand) == operand)
-    if bounds == [None, None] or not bool(inside.any()):
+    if bounds == [None, None] or int(inside.sum()) < _FEWEST:
         return None  # nothing that went through: a constant, rather
     # A bound that rounding made long is shortened.
     short = Limits(*(None if one is None else float(f"{one:.6g}") for one in bounds))
@@ -97,6 +97,11 @@ def limited_arguments(step: Step, given: Tensor) -> Iterator[Variation]:
             return
         bounds.append(bound)
     limits = Limits(*bounds)
+    at_bounds = torch.tensor([one for one in bounds if one is not None], dtype=torch.float64)
+    values = UNARY[step.name](at_bounds).reshape(-1, *[1] * right.dim())
+    went_through = ~wrong & ((right - values).abs() > _SAME).all(0)
+    if int(went_through.sum()) < _FEWEST:
+        return  # a constant, rather
     said = f"the argument of {step.name} is limited to {limits.words}"
     yield Variation(PatternKind.CLIPPED, said, partial(_limited, limits=limits))
 

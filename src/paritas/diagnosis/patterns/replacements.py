@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import holds_in_block, weigh
+from paritas.diagnosis.case import holds_in_block, weigh, wrong_block
 from paritas.diagnosis.patterns.functions import UNARY
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
@@ -65,7 +65,8 @@ def _one_value(case: Case) -> list[Pattern]:
     below = bool((wrong <= value).all()) and bool((clear >= value - room).all())
     one_sided = clear.numel() > 0 and (above or below)
     kind, sentence = PatternKind.CONSTANT, f"{value:.7g} in every wrong element"
-    if _gives_for_zeros(case.context) == value:
+    # What is one value everywhere has many reasons.
+    if _gives_for_zeros(case.context) == value and not wrong_block(case).is_whole:
         kind, sentence = PatternKind.ZEROS, f"{sentence}, which is the result for an argument of 0"
     trust = 0.7 if one_sided else 1.0
     return [weight.pattern(kind, sentence, {"value": value}, trust=trust)]
