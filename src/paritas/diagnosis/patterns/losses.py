@@ -118,8 +118,9 @@ def _ignored(step: Step) -> Tensor | None:
 
 
 def _with_best_class(step: Step) -> Any:
-    scores = step.values["self"]
-    return step.run(target=scores.argmax(min(1, scores.dim() - 1)))
+    scores, target, ignored = step.values["self"], step.values["target"], _ignored(step)
+    best = scores.argmax(min(1, scores.dim() - 1))
+    return step.run(target=best if ignored is None else torch.where(ignored, target, best))
 
 
 def _with_class_zero(step: Step) -> Any:

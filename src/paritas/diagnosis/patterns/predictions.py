@@ -62,6 +62,8 @@ _LESS_LIKELY = 8.0
 _LEAST_SCATTER = 1e-3
 # How close a prediction must be to be tried in the program's own dtype, as a share of the values.
 _CLOSE = 1e-5
+# Predictions that agree in this share of the elements are the same.
+_SAME_NUMBERS = 0.98
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
@@ -410,7 +412,7 @@ class _Predictor:
         first, second = values
         if first is None or second is None:
             return False
-        return bool(near(first, second, self.case.unit).all())
+        return float(near(first, second, self.case.unit).double().mean()) >= _SAME_NUMBERS
 
     def _variations(self) -> Iterator[tuple[int, Variation]]:
         for place, step in self.steps:

@@ -73,9 +73,10 @@ def _one_value(case: Case) -> list[Pattern]:
 
 
 def _gives_for_zeros(context: Context) -> float | None:
-    """What a function of one tensor gives for 0; None if the operator is not known as one."""
-    function = UNARY.get(context.operator_name)
-    if function is None or len(context.inputs) != 1:
+    """What a function of one tensor gives for 0; None if the call is not known as one."""
+    steps = () if context.call is None else context.call.steps
+    function = UNARY.get(steps[0][1].name) if len(steps) == 1 else None
+    if function is None:
         return None
     return float(function(torch.zeros((), dtype=torch.float64)))
 
