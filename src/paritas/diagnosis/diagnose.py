@@ -130,7 +130,11 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     found = propose_all(case, enough=True, proposers=proposers)
     explained = {pattern.kind for pattern in found if _reproduces_all(pattern)}
     if explained:
-        found = [pattern for pattern in found if pattern.kind not in _SEEN_IN_VALUES]
+        found = [
+            pattern
+            for pattern in found
+            if pattern.kind not in _SEEN_IN_VALUES or _reproduces_all(pattern)
+        ]
     if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
         found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
     for pattern in sorted(found, key=_rank_key):

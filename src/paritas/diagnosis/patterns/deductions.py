@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.patterns.attention import deduced_attention, is_attention
+from paritas.diagnosis.patterns.limited import limited_arguments
 from paritas.diagnosis.patterns.operands import solved_operands
 from paritas.diagnosis.patterns.row_statistics import solved_statistics
 from paritas.diagnosis.patterns.scattered import scattered_rows
@@ -57,6 +58,7 @@ def deduced_variations(
         change = partial(_rows_indexed, given=given)
         yield Variation(PatternKind.WRONG_INDEX, said, change)
     yield from _chosen_elements(step, given, part)
+    yield from limited_arguments(step, given)
     if is_attention(step):
         yield from deduced_attention(step, predict, given)
     yield from solved_terms(step, predict, given, part)
@@ -269,8 +271,7 @@ def _chosen_elements(step: Step, given: Tensor, part: Tensor) -> Iterator[Variat
 def _chosen(step: Step, given: Tensor) -> Any:
     values = step.values
     if step.name == "softmax":
-        x = values["self"]
-        return step.run(self=x.masked_fill(given.to(x).reshape(x.shape) == 0, -math.inf))
+        return _masked_softmax(step, given)
     if step.name == "where":
         kept, other = values["self"], values["other"]
     elif step.name == "masked_fill":
@@ -282,6 +283,21 @@ def _chosen(step: Step, given: Tensor) -> Any:
     given = given.to(result).reshape(result.shape)
     apart = [(given - one).abs().nan_to_num(0.0, math.inf, 0.0) for one in (kept, other)]
     return torch.where(apart[0] <= apart[1], kept, other)
+
+
+def _masked_softmax(step: Step, given: Tensor) -> Any:
+    """Softmax of what is not zero in the result.
+
+    A row with one such element is 1 there, whatever was masked: only the others show a mask.
+    """
+    x, right = step.values["self"], step.run()
+    given = given.to(x).reshape(x.shape)
+    is_masked = given == 0
+    newly = (is_masked & (right != 0)).any(step.values["dim"], keepdim=True)
+    several = (~is_masked).sum(step.values["dim"], keepdim=True) > 1
+    if int((newly & several).sum()) <= int((newly & ~several).sum()):
+        raise ValueError("the largest of each row only: that is no mask")
+    return step.run(self=x.masked_fill(is_masked, -math.inf))
 
 
 def _additive_mask(step: Step) -> str | None:

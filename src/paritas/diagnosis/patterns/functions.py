@@ -106,6 +106,7 @@ _LOGICAL: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "bitwise_xor": ("xor", torch.logical_xor),
     "logical_xor": ("xor", torch.logical_xor),
 }
+_BY_SIZE = {"maximum": "larger", "minimum": "smaller"}
 # Operators of the same arguments.
 _SIBLINGS = {
     "upsample_nearest1d": "_upsample_nearest_exact1d",
@@ -165,6 +166,13 @@ def function_variations(step: Step) -> Iterator[Variation]:
                     _negated_term if is_sign else partial(_binary, compute=compute),
                 )
         yield from _operand_changes(step)
+    if name in _BY_SIZE:
+        said = f"the operand of the {_BY_SIZE[name]} size, whatever its sign"
+        yield Variation(kind, said, _chosen_by_size)
+    if name == "where":
+        for word in ("maximum", "minimum"):
+            said = f"the {word} of the two branches, whatever the condition"
+            yield Variation(kind, said, partial(_of_branches, compute=_BINARY[word]))
     if name == "to_copy":
         yield from _cast_variations(step)
     if name in _SIBLINGS:
@@ -215,6 +223,16 @@ def _operand_changes(step: Step) -> Iterator[Variation]:
 def _one_operand(step: Step, name: str) -> Tensor:
     value: Tensor = step.values[name].expand_as(step.run())
     return value
+
+
+def _chosen_by_size(step: Step) -> Tensor:
+    left, right = list(step.values.values())[:2]
+    is_left = left.abs() > right.abs()
+    return torch.where(is_left if step.name == "maximum" else ~is_left, left, right)
+
+
+def _of_branches(step: Step, compute: Callable[..., Tensor]) -> Tensor:
+    return compute(torch.as_tensor(step.values["self"]), torch.as_tensor(step.values["other"]))
 
 
 def _cast_variations(step: Step) -> Iterator[Variation]:

@@ -407,10 +407,11 @@ def propose_clipping(case: Case) -> list[Pattern]:
     prediction = case.right.clamp(
         min=-math.inf if low is None else low, max=math.inf if high is None else high
     )
-    inside = (prediction == case.right) & ~case.wrong
-    if not bool(inside.any()):
-        return []  # nothing that went through: a constant, rather
     bounds = [bound for bound in (low, high) if bound is not None]
+    # What lies at a bound by itself did not go through.
+    at_bound = torch.stack([case.right == bound for bound in bounds]).any(0)
+    if not bool(((prediction == case.right) & ~case.wrong & ~at_bound).any()):
+        return []  # nothing that went through: a constant, rather
     known = all(bound in LIMITS or bound in {0.0, 1.0, -1.0} for bound in bounds)
     weight = weigh(case, prediction, parameters=0.0 if known else len(bounds), cost=2.0)
     if weight is None or not weight.whole:
@@ -517,7 +518,24 @@ def propose_wrapped(case: Case) -> list[Pattern]:
             sentence = f"wrapped around: the right value modulo 2^{bits}, as in {name}"
             known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
             return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
-    return []
+    return _begun_again(case)
+
+
+def _begun_again(case: Case) -> list[Pattern]:
+    """`wrapped`: whole numbers that begin again at 0 after any number, which is solved for."""
+    if not case.is_exact or not bool((case.given >= 0).all()):
+        return []
+    errors = (case.right - case.given)[case.wrong].to(torch.int64)
+    modulus = math.gcd(*errors.unique().tolist())
+    # Numbers that are all beyond it, or all below, show no beginning.
+    below = case.right < modulus
+    if modulus <= 1 or not bool(below.any()) or bool(case.wrong[below].any()):
+        return []
+    weight = weigh(case, case.right % modulus, parameters=1.0, extent=Extent.ALL)
+    if weight is None:
+        return []
+    sentence = f"begins again at 0 after {modulus - 1}: the right value modulo {modulus}"
+    return [weight.pattern(PatternKind.WRAPPED, sentence, {"modulus": float(modulus)})]
 
 
 # How many times the range a value may be beyond it.

@@ -20,6 +20,7 @@ from paritas.diagnosis.case import unravel
 from paritas.diagnosis.patterns.attention import is_attention, weights_and_values
 from paritas.diagnosis.patterns.dropping import dropped_elements
 from paritas.diagnosis.patterns.functions import UNARY
+from paritas.diagnosis.patterns.limited import Limits, limits_of
 from paritas.diagnosis.patterns.places import describe_places
 from paritas.diagnosis.patterns.sums import PRODUCTS, orders_of_terms
 from paritas.diagnosis.patterns.variations import Variation
@@ -202,18 +203,28 @@ class Reading:
         if _is_near(self.value, self.operand):
             return  # it is something else that is wrong
         foreign = partial(self._foreign, around)
-        for variations in (
+        # A bound is one number, and a place for each element that was moved is many.
+        ways = (
+            self._limited,
             self._moved,
             self._replaced,
             foreign,
             self._scaled,
             self._bent,
             self._dropped,
-        ):
+        )
+        for variations in ways:
             found = list(variations())
             yield from found
             if found:
                 return
+
+    def _limited(self) -> Iterator[Variation]:
+        near = _NEAR * float(self.operand.square().mean().sqrt())
+        limits = limits_of(self.value, self.operand, near)
+        if limits is not None and limits != Limits(0.0, None):  # that is a relu
+            said = f"{self.name} is limited to {limits.words}"
+            yield self._variation(PatternKind.CLIPPED, said, limits.apply)
 
     def _moved(self) -> Iterator[Variation]:
         for axis, source in _slices_of(self.value, self.operand):

@@ -67,6 +67,8 @@ _LEAST_SCATTER = 1e-3
 _CLOSE = 1e-5
 # Mistakes whose freedom differs by no more than this are equally simple.
 _FEW_CHOICES = 4
+# Predictions that agree in this share of the elements are the same.
+_SAME_NUMBERS = 0.98
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
@@ -153,7 +155,7 @@ def propose_predictions(case: Case) -> list[Pattern]:
     evidence: dict[str, float | str] = {"operator": case.context.operator, "tried": float(tried)}
     equal = prediction.share_equal(chosen)
     if equal is not None:
-        evidence["bit for bit"] = round(equal, 4)
+        weight = dataclasses.replace(weight, exact=equal)
     sentence = chosen.variation.sentence
     steps = prediction.steps
     if len(steps) > 1 and not chosen.of_call:
@@ -422,14 +424,17 @@ class Predictor:
     @functools.cached_property
     def _block(self) -> Tensor | None:
         """The block that is wrong; None if it is the whole, or has one value or few only."""
-        block = wrong_block(self.case)
-        given = block.case.given
-        if block.is_whole or bool((given == given.reshape(-1)[0]).all()):
+        inside = self._inside
+        given = self.case.given[inside]
+        if bool(inside.all()) or bool((given == given[0]).all()):
             return None
-        if int(torch.isfinite(given).sum()) < _FEWEST_IN_PART:
-            return None
+        return inside if int(torch.isfinite(given).sum()) >= _FEWEST_IN_PART else None
+
+    @functools.cached_property
+    def _inside(self) -> Tensor:
+        """The smallest block that has all wrong elements, as a mask."""
         inside = torch.ones((), dtype=torch.bool)
-        for axis, kept in enumerate(block.indices):
+        for axis, kept in enumerate(wrong_block(self.case).indices):
             hit = torch.zeros(self.case.shape[axis], dtype=torch.bool)
             hit[kept] = True
             inside = inside.unsqueeze(-1) & hit
@@ -443,16 +448,13 @@ class Predictor:
 
     def _deductions(self, place: int, step: Step, until: float) -> list[Reproduction | None]:
         """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
-        part = torch.ones(self.case.shape, dtype=torch.bool)
-        part = self._limited(part, torch.zeros_like(part))
-
         def predict(variation: Variation) -> Tensor | None:
             is_late = _now() > until
             return None if is_late else self._prediction(place, variation)
 
         found = []
         for variation in deduced_variations(
-            step, predict, self.case.given, part, self.call.floating
+            step, predict, self.case.given, self._inside, self.call.floating
         ):
             prediction = predict(variation)
             if prediction is not None:
@@ -480,8 +482,20 @@ class Predictor:
             if prediction is not None:
                 found = self._reproduction(place, variation, prediction, parameters=1)
                 if found is not None:
-                    return found
+                    return None if self._may_be_larger(place, unknown, short) else found
         return None
+
+    def _may_be_larger(self, place: int, unknown: Unknown, number: float) -> bool:
+        """Whether a large number twice as large would give the same: then it is not that number."""
+        if abs(number) <= 1:
+            return False
+        values = [
+            self._prediction(place, unknown.variation(one)) for one in (number, 2 * number)
+        ]
+        first, second = values
+        if first is None or second is None:
+            return False
+        return float(near(first, second, self.case.unit).double().mean()) >= _SAME_NUMBERS
 
     def _variations(self) -> Iterator[tuple[int, Variation]]:
         for place, step in self.steps:
@@ -552,17 +566,32 @@ def _vary(tensor: Tensor) -> Tensor:
 
 
 def _mix_ordered(tensors: list[Tensor]) -> list[Tensor]:
-    """Exchange half of the elements of two tensors of which one is larger everywhere."""
+    """Of two tensors of which one is larger everywhere, make neither the larger one."""
     for first, second in itertools.combinations(range(len(tensors)), 2):
         one, other = tensors[first], tensors[second]
-        if one.shape != other.shape or not one.numel():
+        if not _is_ordered(one, other):
             continue
-        if bool((one >= other).all()) or bool((one <= other).all()):
+        if one.shape == other.shape:
             places = torch.arange(one.numel(), device=one.device).reshape(one.shape)
             is_even = places % 2 == 0
             tensors[first] = torch.where(is_even, one, other)
             tensors[second] = torch.where(is_even, other, one)
+        else:
+            wide, narrow = (first, second) if one.numel() > other.numel() else (second, first)
+            tensors[narrow] = tensors[narrow] + (tensors[wide].median() - tensors[narrow].median())
     return tensors
+
+
+def _is_ordered(one: Tensor, other: Tensor) -> bool:
+    """Whether one of two tensors is larger everywhere, as a number or in size."""
+    sizes = zip(reversed(one.shape), reversed(other.shape), strict=False)
+    is_comparable = all(size == length or 1 in (size, length) for size, length in sizes)
+    if not is_comparable or not one.numel() or not other.numel():
+        return False
+    return any(
+        bool((left >= right).all()) or bool((left <= right).all())
+        for left, right in ((one, other), (one.abs(), other.abs()))
+    )
 
 
 def _preference(one: Reproduction) -> tuple[bool, int]:

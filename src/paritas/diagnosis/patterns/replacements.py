@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import holds_in_block, weigh
+from paritas.diagnosis.case import holds_in_block, weigh, wrong_block
+from paritas.diagnosis.patterns.functions import UNARY
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
 
@@ -63,9 +64,21 @@ def _one_value(case: Case) -> list[Pattern]:
     above = bool((wrong >= value).all()) and bool((clear <= value + room).all())
     below = bool((wrong <= value).all()) and bool((clear >= value - room).all())
     one_sided = clear.numel() > 0 and (above or below)
-    sentence = f"{value:.7g} in every wrong element"
+    kind, sentence = PatternKind.CONSTANT, f"{value:.7g} in every wrong element"
+    # What is one value everywhere has many reasons.
+    if _gives_for_zeros(case.context) == value and not wrong_block(case).is_whole:
+        kind, sentence = PatternKind.ZEROS, f"{sentence}, which is the result for an argument of 0"
     trust = 0.7 if one_sided else 1.0
-    return [weight.pattern(PatternKind.CONSTANT, sentence, {"value": value}, trust=trust)]
+    return [weight.pattern(kind, sentence, {"value": value}, trust=trust)]
+
+
+def _gives_for_zeros(context: Context) -> float | None:
+    """What a function of one tensor gives for 0; None if the call is not known as one."""
+    steps = () if context.call is None else context.call.steps
+    function = UNARY.get(steps[0][1].name) if len(steps) == 1 else None
+    if function is None:
+        return None
+    return float(function(torch.zeros((), dtype=torch.float64)))
 
 
 def _zeros(case: Case) -> list[Pattern]:
