@@ -315,9 +315,7 @@ class NodeCall:
 
     def copied(self, copier: Copier) -> dict[str, Any]:
         """Copies of what it reads, by node."""
-        return {
-            name: _map_tensors(value, copier.copy_tensor) for name, value in self.reads.items()
-        }
+        return {name: _map_tensors(value, copier.copy_tensor) for name, value in self.reads.items()}
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:

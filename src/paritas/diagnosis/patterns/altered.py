@@ -175,7 +175,9 @@ def _rounded(name: str, value: Tensor) -> Iterator[Variation]:
     size = float(widen(value).abs().max())
     for step, (words, way) in itertools.product(_STEPS, _WAYS.items()):
         if math.isfinite(size) and size / step >= _FEWEST_STEPS:
-            said = f"one value for each {step:.6g} of {name}: it is rounded to {words} of such steps"
+            said = (
+                f"one value for each {step:.6g} of {name}: it is rounded to {words} of such steps"
+            )
             change = with_altered(name, _Stepped(way, step))
             yield Variation(PatternKind.APPROXIMATION, said, change)
 

@@ -119,7 +119,9 @@ class Operands:
         if not 1 <= len(values) <= _MOST_OPERANDS:
             return None
         try:
-            sampled = [one.expand(case.shape).flatten()[at].detach().cpu() for one in values.values()]
+            sampled = [
+                one.expand(case.shape).flatten()[at].detach().cpu() for one in values.values()
+            ]
             found = cls(step, tuple(values), tuple(sampled))
             alone = found.own(*(widen(one) if one.is_floating_point() else one for one in sampled))
         except (RuntimeError, ValueError, TypeError, LookupError):

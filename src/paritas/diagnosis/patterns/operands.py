@@ -100,7 +100,7 @@ def solved_readings(
     """
     if not _is_solvable(step) or given.numel() > _MOST_ELEMENTS:
         return []
-    result = _result_of(predict, given)
+    result = result_of(predict, given)
     return [] if result is None else list(_readings(result))
 
 

@@ -201,11 +201,11 @@ _SPREADS: dict[str, Any] = {
     "the square of the mean magnitude": lambda x, dims: x.abs().mean(dims, keepdim=True).square(),
     "the square of the largest magnitude": lambda x, dims: x.abs().amax(dims, keepdim=True) ** 2,
     "the square of the range": lambda x, dims: (
-        (x.amax(dims, keepdim=True) - x.amin(dims, keepdim=True)).square()
-    ),
-    "the square of the median distance from the median": lambda x, dims: (
-        _median((x - _median(x, dims)).abs(), dims).square()
-    ),
+        x.amax(dims, keepdim=True) - x.amin(dims, keepdim=True)
+    ).square(),
+    "the square of the median distance from the median": lambda x, dims: _median(
+        (x - _median(x, dims)).abs(), dims
+    ).square(),
     "the variance of all rows": lambda x, _: x.var(correction=0),
     "the mean square of all rows": lambda x, _: x.square().mean(),
 }
@@ -396,9 +396,7 @@ def _mixed(
     return value
 
 
-def _fit(
-    columns: list[Tensor], wanted: Tensor, numbers: list[float | None]
-) -> list[float] | None:
+def _fit(columns: list[Tensor], wanted: Tensor, numbers: list[float | None]) -> list[float] | None:
     """The numbers by least squares of relative errors, with few digits if that is as near."""
     size = wanted.abs() + 1e-3 * float(wanted.abs().max())
     target = wanted
