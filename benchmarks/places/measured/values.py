@@ -416,11 +416,15 @@ def sum_for_the_product_of_two(call: Call) -> Any:
     return call.instead(left + right - 1)
 
 
-@FAULTS.fault("mul div", kinds=["wrong argument", "wrong factor", "zeros", "scale", "constant"],
-              loose=["missing operand", "copy", "overflow", "nonfinite"], backward=False)  # fmt: skip
+@FAULTS.fault(
+    "mul div",
+    kinds=["wrong argument", "wrong factor", "zeros", "scale", "constant"],
+    loose=["missing operand", "copy", "overflow", "nonfinite"],
+    backward=False,
+)
 def number_taken_as_an_integer(call: Call) -> Any:
     """The number is cut to a whole one."""
-    value, number = _number(call)
+    _, number = _number(call)
     fits(int(number) != number and (call.name == "mul" or int(number)))
     return call.put(1, int(number)).run()
 
@@ -447,8 +451,12 @@ def larger_of_two_summands(call: Call) -> Any:
     return call.instead(torch.maximum(*_pair(call)))
 
 
-@FAULTS.fault("add", kinds=["other function", "clipped"], loose=["mask", "missing operand", "residual"],
-              backward=False)  # fmt: skip
+@FAULTS.fault(
+    "add",
+    kinds=["other function", "clipped"],
+    loose=["mask", "missing operand", "residual"],
+    backward=False,
+)
 def negative_part_of_the_second_summand_lost(call: Call) -> Any:
     """A + relu(b)."""
     left, right = _pair(call)
@@ -505,8 +513,12 @@ def divisor_with_one_added(call: Call) -> Any:
     return call.instead(left / (right + 1))
 
 
-@FAULTS.fault("div", kinds=["precision", "approximation", "wrong factor", "wrong argument", "scale"],
-              loose=["axis scale"], backward=False)  # fmt: skip
+@FAULTS.fault(
+    "div",
+    kinds=["precision", "approximation", "wrong factor", "wrong argument", "scale"],
+    loose=["axis scale"],
+    backward=False,
+)
 def divided_by_a_power_of_two(call: Call) -> Any:
     """The divisor is rounded to a power of two, and the bits are shifted."""
     left, right = call.args[:2]
