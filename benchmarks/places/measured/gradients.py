@@ -221,14 +221,6 @@ def gradient_of_the_norms_bias_negated(call: Call) -> Any:
     return _at(call, 2, lambda value: -value)
 
 
-@_back(_NORM, ["other function", "wrong factor", "axis scale"], ["wrong argument", "scale"])
-def gradient_divided_by_the_weight(call: Call) -> Any:
-    """The weight of the norm divides on the way back."""
-    weight = call.tensor(5)
-    fits(bool((weight != 1).any()))
-    return call.put(5, 1 / weight).run()
-
-
 @_back(_NORM, ["copy", "wrong index", "stale", "wrong statistics"], ["axis scale"])
 def deviation_of_the_first_row_on_the_way_back(call: Call) -> Any:
     """The saved statistics are not moved on."""

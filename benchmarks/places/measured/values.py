@@ -313,14 +313,6 @@ def limits_without_a_sign(call: Call) -> Any:
     return call.put(1, 0.0, "min").run()
 
 
-@FAULTS.fault("clamp clip", kinds=["scale", "wrong factor"], loose=["clipped", "wrong argument"])
-def upper_limit_reached_by_scaling(call: Call) -> Any:
-    """All values are scaled until the largest fits."""
-    value, high = call.tensor(0, "input"), call.get(2, "max")
-    fits(isinstance(high, int | float) and float(value.max()) > high > 0)
-    return call.instead(value * (high / float(value.detach().max())))
-
-
 @FAULTS.fault("maximum", kinds=["other function", "approximation"], loose=["offset"])
 def smooth_larger_of_two(call: Call) -> Any:
     """log(exp(a) + exp(b))."""
@@ -547,13 +539,6 @@ def value_of_one(call: Call) -> Any:
     """The number is not handed on."""
     fits("value" in call.kwargs)
     return call.function(*call.args)
-
-
-@FAULTS.fault("addcdiv", kinds=["swapped operands", "other function"])
-def divisor_and_dividend_exchanged(call: Call) -> Any:
-    """C / b."""
-    first, left, right = call.args[:3]
-    return Call(call.name, call.function, (first, right, left), call.kwargs).run()
 
 
 @FAULTS.fault("atan2", kinds=["swapped operands", "other function"])
